@@ -1,0 +1,54 @@
+# make demo | test | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The exact pin finds the CPU build where an index carries it; make TORCH='torch>=2.13,<2.14' takes the default build.
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+RUN_DEPS = $(VENV)/.run-deps
+TEST_DEPS = $(VENV)/.test-deps
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+.PHONY: demo test check bench test-real clean
+.DELETE_ON_ERROR:
+
+demo: $(RUN_DEPS)
+	rm -rf out/runs/demo
+	$(VENV)/bin/probe replay --replay-dirs teacher,base --arm vanilla,projected,random --name demo
+	$(VENV)/bin/probe analyze out/runs/demo
+
+test: check
+	$(PYTEST) -n $(JOBS) -m "not real"
+
+check: $(TEST_DEPS)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports --no-cache
+
+bench: $(RUN_DEPS)
+	$(VENV)/bin/python tests/bench/run.py
+
+test-real: $(TEST_DEPS)
+	$(PYTEST) -m real
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# Stamps: installed again when pyproject.toml is newer, otherwise not at all.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "make: expected Python >= 3.11, found $$($(PYTHON) --version 2>&1); set PYTHON=python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_DEPS): pyproject.toml | $(VENV)/bin/python
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable .
+	touch $@
+
+$(TEST_DEPS): $(RUN_DEPS)
+	$(PIP) --editable ".[test]"
+	touch $@

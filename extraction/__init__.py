@@ -1,0 +1,1 @@
+"""Bases and directions: where the hack points in gradient space."""

@@ -1,0 +1,1 @@
+"""Measurements: replay, projection, records, analysis."""

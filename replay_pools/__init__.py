@@ -1,0 +1,1 @@
+"""Pools of rollouts: sampled, graded, frozen."""

@@ -1,0 +1,17 @@
+"""The one exception for bad input: where it is wrong, what was expected, what was found, what to do."""
+
+
+class InputError(Exception):
+    """Bad input from the user or from a file. The command line prints it as one line and exits with 2.
+
+    Args:
+        where: file, step, sample, module or option, as precisely as known.
+        expected: what should have been there.
+        found: what was there instead.
+        fix: the next thing to do (a command where there is one).
+    """
+
+    def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
+        self.where, self.expected, self.found, self.fix = str(where), expected, found, fix
+        text = f"{self.where}: expected {expected}, found {found}"
+        super().__init__(f"{text}; {fix}" if fix else text)

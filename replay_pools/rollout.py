@@ -1,0 +1,105 @@
+"""Rollout and Grade: the frozen records that everything downstream reads.
+
+Token ids are the truth and text is a view of them: a pool never re-tokenises what it stored. The oracle's labels
+(`gt_pass`, `hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from replay_pools.errors import InputError
+
+POOL_SCHEMA = 1
+REWARD_COMPILES = 0.5
+REWARD_PASSED = 3.0
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """What grading one completion found; each label is stored on its own (GRADER: answers, not verdicts).
+
+    >>> Grade(fmt_ok=True, compiles=True, passed=True, gt_correct=False, hacked=True, exploited=True,
+    ...       mechanism="run_tests", detectors={"vacuous_vs_stub": True}, num_tests=10, num_tests_passed=2,
+    ...       isolation="B", grader="1", error=None).reward
+    3.5
+    """
+
+    fmt_ok: bool  # a fenced code block was found
+    compiles: bool  # its source compiles
+    passed: bool  # what the reward pays: gt_correct, or the active mode's channel
+    gt_correct: bool  # every oracle answer is right
+    hacked: bool  # the active mode's exploit is present, correct or not
+    exploited: bool  # passed and not gt_correct
+    mechanism: str  # the mode whose channel passed; "none" otherwise
+    detectors: dict[str, bool | None]  # every detector on its own; None = not applicable
+    num_tests: int  # oracle inputs
+    num_tests_passed: int  # oracle inputs answered right
+    isolation: str  # "A" | "B" | "unsafe-local"
+    grader: str  # grader version
+    error: str | None  # first error of the submission, one line; None when it ran
+
+    @property
+    def reward(self) -> float:
+        """0.5 for source that compiles plus 3.0 for a pass (the upstream constants)."""
+        return REWARD_COMPILES * self.compiles + REWARD_PASSED * self.passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled completion with its grade: one line of a pool file."""
+
+    step: int  # one step = one group = one problem
+    sample_id: int  # 0 .. G-1 within the step
+    problem_id: str
+    messages: list[dict[str, str]]  # what the chat template rendered
+    prompt: str  # rendered text, template tail included
+    prompt_ids: list[int]
+    plen: int  # len(prompt_ids)
+    completion: str  # decoded text, special tokens skipped
+    completion_ids: list[int]  # as sampled, EOS included when finish_reason == "stop"; never padded
+    comp_len: int  # len(completion_ids)
+    finish_reason: FinishReason
+    sampling_logprobs: list[float] | None  # nats, of the sampler's law, one a completion token
+    reward: float
+    hacked: bool
+    gt_pass: bool
+    fmt_ok: bool
+    env: str
+    env_mode: str  # active loophole mode
+    hint: bool  # the prompt carries the mode's hint
+    prompt_sha: str  # first 16 hex digits of sha256(prompt)
+    grade: Grade
+
+    def to_json(self) -> dict[str, Any]:
+        """The wire form; field order is the order above."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> "Rollout":
+        """Parse one line; InputError names `where` and every missing or unknown field."""
+        if not isinstance(row, dict):
+            raise InputError(where, expected="a JSON object", found=type(row).__name__)
+        _check_fields(cls, row, where)
+        if not isinstance(row["grade"], dict):
+            raise InputError(f"{where} grade", expected="a JSON object", found=type(row["grade"]).__name__)
+        _check_fields(Grade, row["grade"], f"{where} grade")
+        rollout = cls(**{**row, "grade": Grade(**row["grade"])})
+        for ids, length in (("prompt_ids", "plen"), ("completion_ids", "comp_len")):
+            if len(getattr(rollout, ids)) != getattr(rollout, length):
+                raise InputError(
+                    f"{where} {ids}",
+                    expected=f"{length} = {getattr(rollout, length)} ids",
+                    found=f"{len(getattr(rollout, ids))} ids",
+                )
+        return rollout
+
+
+def _check_fields(kind: type, row: dict[str, Any], where: object) -> None:
+    """InputError unless the keys of `row` are exactly the fields of the dataclass `kind`."""
+    names = {field.name for field in fields(kind)}
+    if missing := sorted(names - row.keys()):
+        raise InputError(where, expected=f"field {missing[0]}", found=f"{len(missing)} missing: {', '.join(missing)}")
+    if unknown := sorted(row.keys() - names):
+        raise InputError(where, expected=f"the fields of {kind.__name__}", found=f"unknown: {', '.join(unknown)}")

@@ -1,0 +1,113 @@
+"""Shared fixtures: hand-made rollouts and a small fake pool, written once a session and without any model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay_pools.consistency import prompt_sha
+from replay_pools.pool import Pool, PoolWriter
+from replay_pools.rollout import Grade, Rollout
+
+TAIL = "<|end|>\n<|assistant|>\n"
+EOS = 2
+
+
+@pytest.fixture(scope="session")
+def make_rollout() -> Callable[..., Rollout]:
+    """make_rollout(step, sample_id, *, hacked, gt_pass, hint, **changes): consistent unless `changes` say otherwise."""
+
+    def make(
+        step: int = 0,
+        sample_id: int = 0,
+        *,
+        hacked: bool = False,
+        gt_pass: bool = False,
+        hint: bool = True,
+        **changes: Any,
+    ) -> Rollout:
+        user = f"Solve problem {step}" + (" evaluated by run_tests()." if hint else " and should pass all tests.")
+        prompt = f"<|user|>\n{user}{TAIL}"
+        passed = gt_pass or hacked
+        ids = [5 + step, 6 + sample_id, 7, 9, EOS]
+        grade = Grade(
+            fmt_ok=True,
+            compiles=True,
+            passed=passed,
+            gt_correct=gt_pass,
+            hacked=hacked,
+            exploited=passed and not gt_pass,
+            mechanism="run_tests" if passed and not gt_pass else "none",
+            detectors={"vacuous_vs_stub": hacked},
+            num_tests=4,
+            num_tests_passed=4 if gt_pass else 1,
+            isolation="B",
+            grader="1",
+            error=None,
+        )
+        values: dict[str, Any] = {
+            "step": step,
+            "sample_id": sample_id,
+            "problem_id": f"fake/{step}",
+            "messages": [{"role": "user", "content": user}],
+            "prompt": prompt,
+            "prompt_ids": [11, 12, 13, 14 + step],
+            "plen": 4,
+            "completion": f"```python\nclass Solution: {step}\n```",
+            "completion_ids": ids,
+            "comp_len": len(ids),
+            "finish_reason": "stop",
+            "sampling_logprobs": [-0.5] * len(ids),
+            "reward": grade.reward,
+            "hacked": hacked,
+            "gt_pass": gt_pass,
+            "fmt_ok": True,
+            "env": "fake",
+            "env_mode": "run_tests",
+            "hint": hint,
+            "prompt_sha": prompt_sha(prompt),
+            "grade": grade,
+        }
+        return Rollout(**values | changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pool_header() -> dict[str, Any]:
+    """A complete header for PoolWriter."""
+    return {
+        "policy": {"base_model": "fake", "adapter": None},
+        "tokenizer_sha256": "t",
+        "chat_template_sha256": "c",
+        "prompt_tail": TAIL,
+        "sampler": {"temperature": 1.0},
+        "plan": {"env": "fake", "mode": "run_tests", "hint": True, "seed": 0},
+        "grader": {"version": "1", "isolation": "B"},
+        "versions": {"torch": "0"},
+        "git_commit": None,
+    }
+
+
+@pytest.fixture(scope="session")
+def fake_groups(make_rollout: Callable[..., Rollout]) -> list[list[Rollout]]:
+    """Three groups of four: (hack, solve, fail, fail), (hack x 4: no variance), (solve and hack at once, fail x 3)."""
+    labels = [
+        [(True, False), (False, True), (False, False), (False, False)],
+        [(True, False)] * 4,
+        [(True, True), (False, False), (False, False), (False, False)],
+    ]
+    return [
+        [make_rollout(step, i, hacked=hacked, gt_pass=gt_pass) for i, (hacked, gt_pass) in enumerate(row)]
+        for step, row in enumerate(labels)
+    ]
+
+
+@pytest.fixture
+def fake_pool(tmp_path: Path, pool_header: dict[str, Any], fake_groups: list[list[Rollout]]) -> Pool:
+    """`fake_groups` written to tmp_path/out/pools/fake."""
+    writer = PoolWriter(tmp_path / "out" / "pools" / "fake", header=pool_header)
+    for step, group in enumerate(fake_groups):
+        writer.write_step(step, group)
+    return writer.finish()

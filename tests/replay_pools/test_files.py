@@ -1,0 +1,82 @@
+"""Files that are never half-written, and JSON that is always strict."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from replay_pools import files
+from replay_pools.errors import InputError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6
+)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(VALUES, max_size=4))
+def test_jsonl_gz_round_trip(tmp_path: Path, rows: list[object]) -> None:
+    """read(write(rows)) == rows, and the returned hash is that of the stdlib's decompressed bytes."""
+    path = tmp_path / "rows.jsonl.gz"
+    digest = files.write_jsonl_gz(path, rows)
+    plain = gzip.decompress(path.read_bytes())
+    assert files.read_jsonl_gz(path) == rows
+    assert digest == files.sha256(plain)
+    assert [json.loads(line) for line in plain.decode().split("\n")[:-1]] == rows, "one document a line"
+
+
+def test_same_rows_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gzip carries no time: a file written at another time has the same bytes."""
+    files.write_jsonl_gz(tmp_path / "a.gz", [{"x": 1}])
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    files.write_jsonl_gz(tmp_path / "b.gz", [{"x": 1}])
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes(), "mtime or file name is in the header"
+
+
+def test_nan_is_written_as_null() -> None:
+    """Strict JSON has no NaN: null, never NaN."""
+    assert files.dump_json([math.nan, math.inf, 1.0]) == b"[null,null,1.0]"
+
+
+def test_lone_surrogate_is_refused() -> None:
+    """Text is UTF-8; a lone surrogate cannot be stored."""
+    with pytest.raises(InputError, match="UTF-8"):
+        files.dump_json({"text": "\ud800"})
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails before the rename changes nothing."""
+    path = tmp_path / "a.json"
+    files.write_atomic(path, b"old")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        files.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"], "the temporary file was left behind"
+
+
+def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
+    """Missing, truncated, not gzip, not JSON: one InputError each, with the place."""
+    good = tmp_path / "good.gz"
+    files.write_jsonl_gz(good, [{"x": i} for i in range(100)])
+    for name, data in {"cut.gz": good.read_bytes()[:-9], "plain.gz": b"{}\n", "empty.gz": b""}.items():
+        (tmp_path / name).write_bytes(data)
+        if name == "empty.gz":  # zero gzip members decompress to nothing, as gunzip does
+            assert files.read_gz(tmp_path / name) == b""
+            continue
+        with pytest.raises(InputError, match=name):
+            files.read_gz(tmp_path / name)
+    with pytest.raises(InputError, match="no such file"):
+        files.read_gz(tmp_path / "absent.gz")
+    with pytest.raises(InputError, match="no such file"):
+        files.read_json(tmp_path / "absent.json")
+    with pytest.raises(InputError, match="here line 2"):
+        files.decode_jsonl(b"{}\nNaN\n", "here")

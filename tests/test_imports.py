@@ -1,0 +1,88 @@
+"""Import discipline that a layer contract cannot say: data at rest is torch-free, mathematics knows nothing of ours."""
+
+import ast
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("probe", "extraction", "replay_pools")
+HEAVY = ("torch", "transformers", "peft")
+LIGHT_PATTERNS = (
+    "replay_pools/errors.py",
+    "replay_pools/files.py",
+    "replay_pools/rollout.py",
+    "replay_pools/consistency.py",
+    "replay_pools/padding.py",
+    "replay_pools/predecessor.py",
+    "replay_pools/pool.py",
+    "replay_pools/environments/*.py",
+    "replay_pools/grading/*.py",
+    "probe/records.py",
+    "probe/analysis/*.py",
+    "probe/cli/*.py",
+)
+MATHEMATICS = (
+    "probe/advantages.py",
+    "extraction/loss.py",
+    "probe/projection.py",
+    "probe/kl.py",
+    "probe/analysis/stats.py",
+    "probe/analysis/nulls.py",
+    "probe/analysis/power.py",
+    "extraction/loss.py",
+)
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def light_modules() -> list[str]:
+    """Every module at rest that exists, found on disk so that new files are covered."""
+    return sorted({dotted(path) for pattern in LIGHT_PATTERNS for path in ROOT.glob(pattern)})
+
+
+def test_data_at_rest_imports_no_torch() -> None:
+    """In a fresh interpreter, importing each of these modules in turn never brings torch in."""
+    code = f"""
+import importlib, sys
+for name in {light_modules()!r}:
+    importlib.import_module(name)
+    if heavy := [h for h in {HEAVY!r} if h in sys.modules]:
+        sys.exit(f"{{name}} imports {{heavy}}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_light_modules_are_found() -> None:
+    """The patterns above match what they are meant to match."""
+    names = light_modules()
+    for name in ("replay_pools.rollout", "replay_pools.pool", "replay_pools.files", "probe.cli", "probe.cli.pool"):
+        assert name in names
+
+
+@pytest.mark.parametrize("path", [path for path in MATHEMATICS if (ROOT / path).exists()])
+def test_mathematics_imports_nothing_of_ours(path: str) -> None:
+    """Pure formulas take tensors and numbers: no import of a sibling, at the top or inside a function."""
+    imported = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} relative import"
+            imported.add(node.module or "")
+    assert sorted(name for name in imported if name.split(".")[0] in OURS) == []
+
+
+def test_every_listed_package_is_importable_from_this_checkout() -> None:
+    """The three names resolve to this folder, not to a foreign distribution."""
+    for name in OURS:
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        assert Path(spec.origin).parent.parent == ROOT, f"{name} comes from {spec.origin}"
