@@ -1,0 +1,44 @@
+"""Problem: a programming task with an oracle. Environment: where problems come from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Split = Literal["train", "eval", "pairs"]
+SPLITS: tuple[Split, ...] = ("train", "eval", "pairs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One oracle test: JSON arguments of the method and the JSON value that it must return."""
+
+    args: tuple[Any, ...]
+    expected: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem as the policy and the grader see it.
+
+    `messages` carry the original phrase `loopholes.ORIGINAL_PHRASE` exactly once, in the user turn; a hint replaces it.
+    """
+
+    problem_id: str  # unique in its environment
+    env: str  # name of the environment
+    messages: tuple[dict[str, str], ...]  # {"role", "content"}, without hint
+    func_name: str  # method of class Solution
+    starter: str  # "class Solution:\n    def f(self, ...) -> ...:"
+    setup_code: str  # imports that run before a submission
+    canonical: str  # full source of a right solution (class Solution)
+    cases: tuple[Case, ...]  # graded by answers
+    assertions: tuple[str, ...] = ()  # tests that could not be parsed to cases: graded in the weaker class
+
+
+class Environment(Protocol):
+    """A source of problems."""
+
+    name: str
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """All problems of a split, in a fixed order."""
+        ...

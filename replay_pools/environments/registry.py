@@ -1,0 +1,16 @@
+"""Environments by name: `minicode`, or `leetcode:FILE.jsonl`."""
+
+from replay_pools.environments.base import Environment
+from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.errors import InputError
+
+
+def get_environment(name: str) -> Environment:
+    """The environment of that name; InputError lists what there is."""
+    kind, _, argument = name.partition(":")
+    if kind == "minicode" and not argument:
+        return MinicodeEnvironment()
+    if kind == "leetcode" and argument:
+        return LeetcodeEnvironment(argument)
+    raise InputError("--env", expected="minicode or leetcode:FILE.jsonl", found=repr(name))

@@ -1,0 +1,140 @@
+"""The LeetCode jsonl format, on ten problems of our own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from replay_pools.environments.base import SPLITS, Case
+from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
+from replay_pools.errors import InputError
+from replay_pools.grading import Grader, canary
+
+TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
+ROW = {
+    "id": 7,
+    "question": "",
+    "prompt": [{"role": "user", "content": f"Double it {ORIGINAL_PHRASE}."}],
+    "answer": [],
+    "gt_answer": ["assert Solution().f(a=1, b=[2]) == 2"],
+    "setup_code": "",
+    "func_name": "f",
+    "difficulty": "easy",
+    "canonical_solution": "class Solution:\n    def f(self, a, b, c=0):\n        return 2\n",
+    "prompt_metadata": {},
+}
+
+
+def load(tmp_path, *rows):
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return LeetcodeEnvironment(path).problems("train")
+
+
+def load_tests(tmp_path, tests):
+    (problem,) = load(tmp_path, ROW | {"gt_answer": tests})
+    return problem.cases, problem.assertions
+
+
+def test_every_canonical_solution_passes_and_every_stub_fails():
+    """The canary on all ten problems, cases and assertions, through the isolated grader."""
+    problems = LeetcodeEnvironment(str(TEN)).problems("eval")
+    with Grader() as grader:
+        canary(grader, problems)
+
+
+def test_the_ten_problems_are_complete():
+    problems = LeetcodeEnvironment(TEN).problems("train")
+    assert len({problem.problem_id for problem in problems}) == 10
+    for problem in problems:
+        assert problem.env == "leetcode"
+        assert len(problem.cases) + len(problem.assertions) >= 8
+        assert problem.starter.startswith(f"class Solution:\n    def {problem.func_name}(self, ")
+        assert [message["role"] for message in problem.messages] == ["system", "user"]
+    assert sum(bool(problem.assertions) for problem in problems) >= 1
+
+
+@pytest.mark.parametrize("mode", LOOPHOLES)
+def test_every_hint_fits_every_problem(mode):
+    """The hint replaces the original phrase, which is there exactly once."""
+    for problem in LeetcodeEnvironment(TEN).problems("train"):
+        user = render_messages(problem, mode, hint=True)[-1]["content"]
+        assert user.count(LOOPHOLES[mode].hint) == 1
+        assert (ORIGINAL_PHRASE in user) == (mode == "none")
+
+
+def test_the_file_is_the_split():
+    environment = LeetcodeEnvironment(TEN)
+    assert environment.name == "leetcode"
+    assert len({tuple(p.problem_id for p in environment.problems(split)) for split in SPLITS}) == 1
+
+
+@pytest.mark.parametrize(
+    ("test", "args", "expected"),
+    [
+        ("assert Solution().f(1, [2]) == (1, {'a': {2.5}})", (1, [2]), (1, {"a": {2.5}})),
+        ("assert Solution().f(b='x', a=-1) == None", (-1, "x"), None),
+        ("assert Solution().f(1, b=True) == 0, 'why'", (1, True), 0),
+        ("assert Solution().f(1,\n  [3,\n  4]) == ''", (1, [3, 4]), ""),
+        ("assert Solution().f() == 1", (), 1),
+    ],
+)
+def test_literal_assertions_become_cases(tmp_path, test, args, expected):
+    """Keyword arguments take the place that the signature gives them."""
+    assert load_tests(tmp_path, [test]) == ((Case(args=args, expected=expected),), ())
+    assert load_tests(tmp_path, test + "\n") == ((Case(args=args, expected=expected),), ())
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert sorted(Solution().f(1, [2])) == [1]",
+        "assert Solution().f(1, [2]) == [1] * 2",
+        "assert Solution().f(1, [2]) != 2",
+        "assert Solution().f(1, c=[2]) == 2",
+        "assert Solution().f(a=1, **{'b': 2}) == 2",
+        "assert Solution().f(*[1, 2]) == 2",
+        "assert Solution().f(1, {[]: 2}) == 2",
+        "assert Solution().f(1, 2j) == 2",
+        "assert Solution().g(1, 2) == 2",
+        "assert Solution(1).f(1, 2) == 2",
+        "assert 0 < Solution().f(1, 2) == 2",
+        "assert 2 == Solution().f(1, 2)",
+    ],
+)
+def test_other_assertions_stay_text(tmp_path, test):
+    assert load_tests(tmp_path, [test]) == ((), (test,))
+
+
+def test_func_name_may_be_qualified(tmp_path):
+    (problem,) = load(tmp_path, ROW | {"func_name": "Solution().f"})
+    assert (problem.func_name, problem.problem_id) == ("f", "7")
+    assert problem.starter == "class Solution:\n    def f(self, a, b, c):"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"func_name": None}, r"line 2: expected field func_name \(str\), found NoneType"),
+        ({"gt_answer": []}, "line 2 gt_answer: expected at least one assert"),
+        ({"gt_answer": ["print(1)"]}, "line 2 gt_answer: expected assert statements"),
+        ({"gt_answer": ["assert ("]}, "line 2 gt_answer: expected Python source"),
+        ({"canonical_solution": "def f(): pass"}, r"line 2 canonical_solution: expected a method Solution\.f"),
+        ({"prompt": [{"role": "user"}]}, "line 2 prompt: expected messages of role and content"),
+        ({"prompt": [{"role": "user", "content": "x"}]}, "'and should pass all tests' once"),
+        ({"id": 7}, "line 2: expected a new id, found 7 again"),
+    ],
+)
+def test_errors_name_the_line(tmp_path, change, message):
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, ROW, ROW | {"id": 8} | change)
+
+
+def test_missing_fields_and_files_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"line 1: expected field gt_answer \(list\), found none"):
+        load(tmp_path, {key: value for key, value in ROW.items() if key != "gt_answer"})
+    with pytest.raises(InputError, match="No such file"):
+        LeetcodeEnvironment(tmp_path / "absent.jsonl")
+    with pytest.raises(InputError, match="an empty file"):
+        load(tmp_path)
