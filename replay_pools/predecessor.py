@@ -1,0 +1,226 @@
+"""Reader of the published predecessor format: `step_NNN` or `prompt_NNNN` files without a manifest.
+
+What it repairs is returned as sentences, never done silently. What the format does not know stays unknown: there are
+no detectors, no isolation and no test counts, and `passed` is read off the reward. Prompt ids are not stored there
+either, so they are the tokenizer's (`tokenize`), checked against the recorded `plen`; without one they stay empty, and
+`Pool.verify` says so.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from replay_pools.consistency import PREDECESSOR_GRADER, prompt_sha
+from replay_pools.environments.loopholes import ORIGINAL_PHRASE
+from replay_pools.errors import InputError
+from replay_pools.files import read_gz
+from replay_pools.padding import Endings, cut_padding, infer_endings
+from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, FinishReason, Grade, Rollout
+
+UNKNOWN = "unknown"
+FILE_NAME = re.compile(r"(?:step|prompt)_(\d+)\.jsonl\.gz")
+READ_FIELDS = {field.name for field in fields(Rollout)} | {"problem_messages"}
+Tokenize = Callable[[str], list[int]]
+Row = dict[str, Any]
+
+
+def predecessor_files(directory: Path) -> list[Path]:
+    """The group files of a directory in the predecessor format, in step order."""
+    found = [path for path in directory.iterdir() if FILE_NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (_number(path), path.name))
+
+
+def read_predecessor(directory: Path, *, tokenize: Tokenize | None = None) -> tuple[list[list[Rollout]], list[str]]:
+    """All groups in step order, and what was normalised.
+
+    Raises:
+        InputError: damaged file, missing field, a pool of ours that lost its manifest, or prompt ids that disagree with
+            the recorded `plen` (the tokenizer is another one).
+    """
+    log: Counter[str] = Counter()
+    groups = [
+        (_number(path), path, rows)
+        for path in predecessor_files(directory)
+        for rows in _by_problem(_read_rows(path, log))
+    ]
+    if len({number for number, _, _ in groups}) < len(groups):
+        groups = [(step, path, rows) for step, (_, path, rows) in enumerate(groups)]
+        log["steps were numbered anew, since a file held several problems or two files one number"] = sum(
+            len(rows) for _, _, rows in groups
+        )
+    endings = infer_endings([row["completion_ids"] for _, _, rows in groups for row in rows])
+    steps = [
+        [_convert(row, f"{path} row {i}", step, i, endings, tokenize, log) for i, row in enumerate(rows)]
+        for step, path, rows in groups
+    ]
+    return steps, [f"{sentence} ({count} rollouts)" for sentence, count in log.items()]
+
+
+def common_tail(rollouts: Sequence[Rollout]) -> str:
+    """What the template put after the last message of every prompt (common to all, possibly empty)."""
+    tails = [r.prompt.rpartition(r.messages[-1]["content"].strip() or "\0")[2] for r in rollouts]
+    columns = takewhile(lambda column: len(set(column)) == 1, zip(*map(reversed, tails), strict=False))
+    return "".join(column[0] for column in columns)[::-1]
+
+
+def known_header(steps: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
+    """The manifest fields that the rollouts themselves tell; the others are unknown."""
+    rollouts = [rollout for group in steps for rollout in group]
+    plan = {name: sorted({getattr(rollout, name) for rollout in rollouts}) for name in ("env", "env_mode", "hint")}
+    return {
+        "policy": {"base_model": None, "adapter": None},
+        "prompt_tail": common_tail(rollouts),
+        "plan": plan,
+        "grader": {"version": PREDECESSOR_GRADER, "isolation": UNKNOWN},
+        "versions": {},
+    }
+
+
+def _number(path: Path) -> int:
+    """NNN of `step_NNN.jsonl.gz`."""
+    return int(path.name.partition("_")[2].partition(".")[0])
+
+
+def _read_rows(path: Path, log: Counter[str]) -> list[Row]:
+    """The rows of one file; a bare NaN or infinity becomes null."""
+    rows = []
+    for number, line in enumerate(read_gz(path).splitlines(), 1):
+        where = f"{path} line {number}"
+        constants: list[str] = []
+        try:
+            row = json.loads(line, parse_constant=constants.append)
+        except ValueError as error:
+            raise InputError(where, expected="JSON", found=str(error)) from error
+        if not isinstance(row, dict) or not isinstance(row.get("completion_ids"), list):
+            raise InputError(where, expected="an object with completion_ids", found=line[:60].decode(errors="replace"))
+        if "grade" in row:
+            raise InputError(path.parent, expected="manifest.json", found="a pool without it", fix="generate it again")
+        if constants:
+            log["bare NaN or infinity became null"] += 1
+        if extra := sorted(row.keys() - READ_FIELDS):
+            log[f"fields were left out: {', '.join(extra)}"] += 1
+        rows.append(row)
+    return rows
+
+
+def _by_problem(rows: list[Row]) -> list[list[Row]]:
+    """One list a problem, in the order of first appearance."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row.get("problem_id")), []).append(row)
+    return list(groups.values())
+
+
+def _convert(
+    row: Row, where: str, step: int, sample_id: int, endings: Endings, tokenize: Tokenize | None, log: Counter[str]
+) -> Rollout:
+    """One rollout; every field that the row does not state plainly is logged."""
+    prompt, plen = _need(row, "prompt", str, where), _need(row, "plen", int, where)
+    messages = _messages(row, where)
+    completion_ids = cut_padding(row["completion_ids"], row.get("comp_len"), endings)
+    if (cut := len(row["completion_ids"]) - len(completion_ids)) > 0:
+        log[f"right padding (id {endings.pad}) was cut; id {endings.eos} is taken for the end of a turn"] += 1
+    if row.get("sample_id", sample_id) != sample_id:
+        log["sample_id was counted anew within the step"] += 1
+    if "finish_reason" not in row:
+        log["finish_reason was inferred from the last id and the length"] += 1
+    if "hint" not in row:
+        log[f"hint was inferred: the prompt lacks {ORIGINAL_PHRASE!r}"] += 1
+    if unknown := [name for name in ("env", "env_mode") if name not in row]:
+        log[f"not recorded, so {UNKNOWN!r}: {', '.join(unknown)}"] += 1
+    log["the grade holds labels only: passed is reward >= 3, no detectors, no test counts, isolation unknown"] += 1
+    logprobs = row.get("sampling_logprobs")
+    return Rollout(
+        step=step,
+        sample_id=sample_id,
+        problem_id=str(_need(row, "problem_id", (int, str), where)),
+        messages=messages,
+        prompt=prompt,
+        prompt_ids=_prompt_ids(row, prompt, plen, where, tokenize, log),
+        plen=plen,
+        completion=_need(row, "completion", str, where),
+        completion_ids=completion_ids,
+        comp_len=len(completion_ids),
+        finish_reason=row.get("finish_reason") or _finish_reason(completion_ids, cut, endings),
+        sampling_logprobs=logprobs and logprobs[: len(completion_ids)],
+        reward=float(_need(row, "reward", (int, float), where)),
+        hacked=_need(row, "hacked", bool, where),
+        gt_pass=_need(row, "gt_pass", bool, where),
+        fmt_ok=_need(row, "fmt_ok", bool, where),
+        env=str(row.get("env", UNKNOWN)),
+        env_mode=str(row.get("env_mode", UNKNOWN)),
+        hint=bool(row.get("hint", ORIGINAL_PHRASE not in prompt)),
+        prompt_sha=prompt_sha(prompt),
+        grade=_grade(row),
+    )
+
+
+def _need(row: Row, name: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """A field that cannot be guessed."""
+    if not isinstance(value := row.get(name), kind) or (isinstance(value, bool) and kind is not bool):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise InputError(f"{where} {name}", expected=" or ".join(k.__name__ for k in kinds), found=repr(value))
+    return value
+
+
+def _messages(row: Row, where: str) -> list[dict[str, str]]:
+    """`messages`, which older files call `problem_messages`."""
+    messages = row.get("messages") or row.get("problem_messages")
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages
+    ):
+        raise InputError(f"{where} messages", expected="a list of role and content", found=repr(messages)[:60])
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _prompt_ids(
+    row: Row, prompt: str, plen: int, where: str, tokenize: Tokenize | None, log: Counter[str]
+) -> list[int]:
+    """Recorded ids, else the tokenizer's (as many as `plen` says), else none."""
+    if "prompt_ids" in row:
+        return row["prompt_ids"]
+    if tokenize is None:
+        log["prompt_ids are not recorded: give the model of the pool to tokenize the prompts"] += 1
+        return []
+    ids = tokenize(prompt)
+    if len(ids) != plen:
+        raise InputError(
+            f"{where} prompt_ids",
+            expected=f"plen = {plen} ids",
+            found=f"{len(ids)}",
+            fix="use the model that sampled it",
+        )
+    log["prompt_ids were made by the tokenizer and agree with plen"] += 1
+    return ids
+
+
+def _finish_reason(ids: list[int], cut: int, endings: Endings) -> FinishReason:
+    """A completion that was padded, ends with the end-of-turn id, or is shorter than the longest has stopped."""
+    stopped = cut > 0 or ids[-1:] == [endings.eos] or (endings.eos is None and len(ids) < endings.longest)
+    return "stop" if stopped else "length"
+
+
+def _grade(row: Row) -> Grade:
+    """The labels of a row in our terms (3 for a pass, 0.5 for source that compiles)."""
+    passed = row["reward"] >= REWARD_PASSED
+    exploited = passed and not row["gt_pass"]
+    return Grade(
+        fmt_ok=row["fmt_ok"],
+        compiles=row["reward"] - REWARD_PASSED * passed >= REWARD_COMPILES,
+        passed=passed,
+        gt_correct=row["gt_pass"],
+        hacked=row["hacked"],
+        exploited=exploited,
+        mechanism=str(row.get("env_mode", UNKNOWN)) if exploited else "none",
+        detectors={},
+        num_tests=0,
+        num_tests_passed=0,
+        isolation=UNKNOWN,
+        grader=PREDECESSOR_GRADER,
+        error=None,
+    )

@@ -1,0 +1,219 @@
+"""Pools: writing, resuming, opening, verifying, finding."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay_pools.consistency import prompt_sha
+from replay_pools.errors import InputError
+from replay_pools.files import read_json, write_json, write_jsonl_gz
+from replay_pools.pool import HEADER_FIELDS, HEADER_NAME, Pool, PoolWriter, open_pool, resolve_pool
+from replay_pools.rollout import Rollout
+
+Groups = list[list[Rollout]]
+Header = dict[str, Any]
+MakeRollout = Callable[..., Rollout]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_what_was_written_is_read(fake_pool: Pool, fake_groups: Groups, pool_header: Header) -> None:
+    """open(write(groups)).steps == groups; the manifest holds the header, the counts and the stdlib's sha256."""
+    opened = open_pool(fake_pool.path)
+    assert opened.steps == fake_groups
+    assert opened.name == "fake"
+    assert opened.normalised == ()
+    assert {name: opened.manifest[name] for name in HEADER_FIELDS} == pool_header
+    assert opened.manifest["counts"] == {"steps": 3, "rollouts": 12}
+    assert list(opened.manifest["files"]) == ["step_000.jsonl.gz", "step_001.jsonl.gz", "step_002.jsonl.gz"]
+    assert opened.verify() == []
+    assert not (fake_pool.path / HEADER_NAME).exists()
+
+
+def test_steps_are_read_when_asked_for(fake_pool: Pool) -> None:
+    """Opening reads the manifest alone; a damaged step is an error of `steps`, not of open_pool."""
+    (fake_pool.path / "step_001.jsonl.gz").unlink()
+    opened = open_pool(fake_pool.path)
+    with pytest.raises(InputError, match=r"step_001.jsonl.gz: .*no such file"):
+        _ = opened.steps
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 2, 3])
+def test_resumed_pool_has_the_bytes_of_an_uninterrupted_one(
+    tmp_path: Path, fake_pool: Pool, fake_groups: Groups, pool_header: Header, killed_after: int
+) -> None:
+    """A writer killed after k steps, in the middle of writing the next one, goes on to the same bytes."""
+    directory = tmp_path / "killed"
+    first = PoolWriter(directory, header=pool_header)
+    for step in range(killed_after):
+        first.write_step(step, fake_groups[step])
+    (directory / ".step_009.jsonl.gz.abc.tmp").write_bytes(b"half")
+    with pytest.raises(InputError, match="an unfinished one"):
+        open_pool(directory)
+    second = PoolWriter(directory, header=pool_header)
+    assert second.done_steps() == set(range(killed_after))
+    for step in set(range(3)) - second.done_steps():
+        second.write_step(step, fake_groups[step])
+    second.finish()
+    assert contents(directory) == contents(fake_pool.path)
+
+
+def test_a_finished_pool_can_be_extended(fake_pool: Pool, pool_header: Header, make_rollout: MakeRollout) -> None:
+    """While a finished pool is written to, it does not look finished."""
+    writer = PoolWriter(fake_pool.path, header=pool_header)
+    assert writer.done_steps() == {0, 1, 2}
+    writer.write_step(3, [make_rollout(3, 0)])
+    with pytest.raises(InputError, match="an unfinished one"):
+        open_pool(fake_pool.path)
+    assert writer.finish().manifest["counts"] == {"steps": 4, "rollouts": 13}
+
+
+def test_damaged_steps_are_not_done(fake_pool: Pool, pool_header: Header, fake_groups: Groups) -> None:
+    """Truncated, empty, or another step's rollouts: to be written again."""
+    cut = fake_pool.path / "step_000.jsonl.gz"
+    cut.write_bytes(cut.read_bytes()[:-12])
+    write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", [])
+    write_jsonl_gz(fake_pool.path / "step_002.jsonl.gz", [r.to_json() for r in fake_groups[0]])
+    writer = PoolWriter(fake_pool.path, header=pool_header)
+    assert writer.done_steps() == set()
+    with pytest.raises(InputError, match=r"step_000.jsonl.gz: expected a complete gzip file"):
+        writer.finish()
+
+
+def test_resume_with_another_header_is_refused(tmp_path: Path, fake_pool: Pool, pool_header: Header) -> None:
+    """Finished or not, a directory keeps its header; the error names the field and both values."""
+    PoolWriter(tmp_path / "unfinished", header=pool_header)
+    for directory in (fake_pool.path, tmp_path / "unfinished"):
+        with pytest.raises(InputError, match=r"git_commit: expected 'abc', found None"):
+            PoolWriter(directory, header={**pool_header, "git_commit": "abc"})
+        with pytest.raises(InputError, match=r"extra: expected 1, found None"):
+            PoolWriter(directory, header={**pool_header, "extra": 1})
+
+
+def test_bad_headers_and_directories_are_refused(tmp_path: Path, fake_pool: Pool, pool_header: Header) -> None:
+    """A missing or computed field, foreign step files, an empty pool."""
+    with pytest.raises(InputError, match="found no sampler"):
+        PoolWriter(tmp_path / "a", header={k: v for k, v in pool_header.items() if k != "sampler"})
+    with pytest.raises(InputError, match="found counts"):
+        PoolWriter(tmp_path / "a", header={**pool_header, "counts": {}})
+    (fake_pool.path / "manifest.json").unlink()
+    with pytest.raises(InputError, match="step files of another pool"):
+        PoolWriter(fake_pool.path, header=pool_header)
+    with pytest.raises(InputError, match="expected at least one step"):
+        PoolWriter(tmp_path / "empty", header=pool_header).finish()
+
+
+FAULTS: dict[str, Header] = {
+    "step: expected 0, found 1": {"step": 1},
+    "prompt_sha: expected": {"prompt_sha": "0" * 16},
+    "prompt tail: expected": {"prompt": "other", "prompt_sha": prompt_sha("other")},
+    "prompt_ids: expected 9, found 4": {"plen": 9},
+    "completion_ids: expected 4, found 5": {"comp_len": 4},
+    "sampling_logprobs: expected 5, found 1": {"sampling_logprobs": [-1.0]},
+    "reward: expected 0.5, found 3.5": {"reward": 3.5},
+    "gt_pass: expected False, found True": {"gt_pass": True},
+    "hacked: expected False, found True": {"hacked": True},
+    "fmt_ok: expected True, found False": {"fmt_ok": False},
+    "hacked: expected bool, found 1": {"hacked": 1},
+    "comp_len: expected int, found 5.0": {"comp_len": 5.0},
+    "completion: expected valid UTF-8 text, found a lone surrogate": {"completion": "\udc80"},
+    "completion_ids: expected token ids": {"completion_ids": [1.5] * 5},
+    "finish_reason: expected stop or length, found 'eos'": {"finish_reason": "eos"},
+    "comp_len: expected at least one token": {"comp_len": 0, "completion_ids": [], "sampling_logprobs": []},
+    "one problem a step": {"problem_id": "other"},
+    "sample_id 0 .. G-1 in order": {"sample_id": 7},
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_every_fault_is_refused_and_found(
+    tmp_path: Path, fake_pool: Pool, pool_header: Header, fake_groups: Groups, message: str
+) -> None:
+    """The writer refuses it, and verify finds it in a file that somebody else wrote with right hashes."""
+    group = [fake_groups[0][0], fake_groups[0][1], replace(fake_groups[0][2], **FAULTS[message])]
+    with pytest.raises(InputError, match="step 0") as caught:
+        PoolWriter(tmp_path / "new", header=pool_header).write_step(0, group)
+    assert message in str(caught.value)
+    if "UTF-8" in message or "ids: expected" in message:
+        return  # strict JSON and Rollout.from_json stop these before verify
+    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", [rollout.to_json() for rollout in group])
+    manifest = read_json(fake_pool.path / "manifest.json")
+    manifest["files"]["step_000.jsonl.gz"] |= {"sha256": digest}
+    write_json(fake_pool.path / "manifest.json", manifest)
+    faults = open_pool(fake_pool.path).verify()
+    assert any(message in fault for fault in faults), f"verify overlooked it and found {faults}"
+
+
+def test_verify_finds_damage_to_files(fake_pool: Pool, fake_groups: Groups, make_rollout: MakeRollout) -> None:
+    """Truncated gzip, changed content, a file too few, a file too many: one line each, all in one go."""
+    cut = fake_pool.path / "step_000.jsonl.gz"
+    cut.write_bytes(cut.read_bytes()[:-12])
+    write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", [r.to_json() for r in reversed(fake_groups[1])])
+    (fake_pool.path / "step_002.jsonl.gz").unlink()
+    write_jsonl_gz(fake_pool.path / "step_003.jsonl.gz", [make_rollout(3, 0).to_json()])
+    faults = open_pool(fake_pool.path).verify()
+    assert len(faults) == 4, faults
+    for name, message in [("003", "lists"), ("000", "complete gzip"), ("001", "sha256"), ("002", "no such file")]:
+        assert any(name in fault and message in fault for fault in faults), f"{message} not in {faults}"
+
+
+def test_verify_compares_the_counts(fake_pool: Pool) -> None:
+    """Counts that nothing else contradicts are checked too."""
+    manifest = read_json(fake_pool.path / "manifest.json")
+    write_json(fake_pool.path / "manifest.json", {**manifest, "counts": {"steps": 3, "rollouts": 13}})
+    assert ["counts" in fault for fault in open_pool(fake_pool.path).verify()] == [True]
+
+
+def test_hash_is_of_the_content_not_of_the_compression(fake_pool: Pool, fake_groups: Groups) -> None:
+    """A file compressed again, by another tool or level, is still the same file."""
+    path = fake_pool.path / "step_000.jsonl.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=9))
+    assert open_pool(fake_pool.path).steps == fake_groups
+    assert open_pool(fake_pool.path).verify() == []
+
+
+def test_other_schemas_and_missing_fields_are_refused(fake_pool: Pool) -> None:
+    """The manifest is checked before any step is read."""
+    manifest = read_json(fake_pool.path / "manifest.json")
+    for bad, message in [({**manifest, "schema": 99}, "found 99"), ([], "found 'list'"), ({"schema": 1}, "no policy")]:
+        (fake_pool.path / "manifest.json").write_text(json.dumps(bad))
+        with pytest.raises(InputError, match=message):
+            open_pool(fake_pool.path)
+
+
+def test_missing_manifest(tmp_path: Path, fake_pool: Pool) -> None:
+    """No directory, nothing in it, or our files without manifest: never a half-read pool."""
+    with pytest.raises(InputError, match="no such directory"):
+        open_pool(tmp_path / "absent")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(InputError, match="found neither"):
+        open_pool(tmp_path / "nothing")
+    (fake_pool.path / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"expected manifest.json, found a pool without it"):
+        open_pool(fake_pool.path)
+
+
+def test_names_are_paths_then_out_then_builtin(
+    tmp_path: Path, fake_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of resolve_pool, and an error that lists what exists in both places."""
+    out, builtin = tmp_path / "out", tmp_path / "builtin"
+    shutil.copytree(fake_pool.path, builtin / "base")
+    shutil.copytree(fake_pool.path, builtin / "fake")
+    monkeypatch.setattr("replay_pools.pool.BUILTIN", builtin)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_pool("fake", out) == out / "pools" / "fake", "out/pools hides a built-in of the same name"
+    assert resolve_pool("base", out) == builtin / "base"
+    assert resolve_pool("./fake", out) == Path("fake"), "a slash means a path"
+    (tmp_path / "here").mkdir()
+    assert resolve_pool("here", out) == Path("here"), "an existing directory is a path"
+    with pytest.raises(InputError, match=r"pool absent: .*found only base, fake"):
+        resolve_pool("absent", out)

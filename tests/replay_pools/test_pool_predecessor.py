@@ -1,0 +1,181 @@
+"""The published predecessor format: read as it is, repaired in the open."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay_pools.errors import InputError
+from replay_pools.padding import cut_padding, infer_endings
+from replay_pools.pool import open_pool
+from replay_pools.predecessor import read_predecessor
+
+PAD, EOS = 0, 2
+USER = "Write f and should pass all tests."
+PROMPT = f"<user>{USER}</user><assistant>"
+
+
+def row(ids: list[int], **changes: Any) -> dict[str, Any]:
+    """One row as the predecessor wrote it: integer problem id, no prompt ids, extra cosines."""
+    return {
+        "step": 0,
+        "sample_id": 0,
+        "problem_id": 4,
+        "problem_messages": [{"role": "user", "content": USER}],
+        "prompt": PROMPT,
+        "plen": len(PROMPT),
+        "completion": "text",
+        "completion_ids": ids,
+        "reward": 0.5,
+        "hacked": False,
+        "gt_pass": False,
+        "fmt_ok": True,
+        "mean_cos_pre": 0.1,
+    } | changes
+
+
+def write(directory: Path, name: str, rows: list[dict[str, Any]]) -> Path:
+    """With the stdlib's json, which writes bare NaN."""
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_bytes(gzip.compress("".join(json.dumps(item) + "\n" for item in rows).encode()))
+    return path
+
+
+def tokenize(text: str) -> list[int]:
+    """One id a character."""
+    return [ord(character) for character in text]
+
+
+def test_a_published_pool_is_read_verified_and_explained(tmp_path: Path) -> None:
+    """Padding, bare NaN, problem_messages and extra cosines: every repair is a sentence, every label is kept."""
+    rows = [
+        row([5, 6, 7, EOS], hacked=True, reward=3.5, env_mode="run_tests", mean_cos_post=float("nan")),
+        row([5, EOS, PAD, PAD], gt_pass=True, reward=3.5, sample_id=1),
+        row([8, EOS, PAD, PAD], reward=0.25, sample_id=2),
+        row([8, 9, 9, 5], fmt_ok=False, reward=0.0, sample_id=3),
+    ]
+    write(tmp_path / "pool", "step_000.jsonl.gz", rows)
+    write(tmp_path / "pool", "step_007.jsonl.gz", [row([5, EOS, PAD, PAD], step=7)])
+    pool = open_pool(tmp_path / "pool", tokenize=tokenize)
+    assert pool.verify() == []
+    assert pool.manifest["prompt_tail"] == "</user><assistant>"
+    assert pool.manifest["counts"] == {"steps": 2, "rollouts": 5}
+    group = pool.steps[0]
+    assert [r.completion_ids for r in group] == [[5, 6, 7, EOS], [5, EOS], [8, EOS], [8, 9, 9, 5]]
+    assert [r.finish_reason for r in group] == ["stop", "stop", "stop", "length"]
+    assert [(r.grade.compiles, r.grade.passed, r.grade.exploited) for r in group] == [
+        (True, True, True),
+        (True, True, False),
+        (False, False, False),
+        (False, False, False),
+    ]
+    assert [r.reward for r in group] == [3.5, 3.5, 0.25, 0.0], "the recorded reward is kept, whatever its law"
+    first = group[0]
+    assert (first.problem_id, first.hint, first.env_mode, first.env) == ("4", False, "run_tests", "unknown")
+    assert (first.grade.detectors, first.grade.isolation, first.grade.grader) == ({}, "unknown", "predecessor")
+    assert first.grade.mechanism == "run_tests"
+    assert pool.steps[1][0].step == 7, "the number in the file name is the step"
+    text = "\n".join(pool.normalised)
+    for part in ("NaN", "mean_cos_pre", "mean_cos_post", "(id 0) was cut; id 2", "hint was inferred", "env, env_mode"):
+        assert part in text, f"{part!r} was repaired in silence:\n{text}"
+
+
+def test_without_a_tokenizer_the_pool_opens_and_verify_fails(tmp_path: Path) -> None:
+    """Ids are never invented: the prompt ids stay empty, and verify names them."""
+    write(tmp_path, "prompt_0004.jsonl.gz", [row([5, EOS])])
+    pool = open_pool(tmp_path)
+    assert pool.steps[0][0].step == 4
+    assert pool.steps[0][0].prompt_ids == []
+    assert any("prompt_ids are not recorded" in sentence for sentence in pool.normalised)
+    assert ["prompt_ids" in fault for fault in pool.verify()] == [True]
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Prompt ids that disagree with plen are those of another model."""
+    write(tmp_path, "step_000.jsonl.gz", [row([5, EOS])])
+    with pytest.raises(InputError, match="use the model that sampled it"):
+        open_pool(tmp_path, tokenize=lambda text: tokenize(text)[1:])
+
+
+def test_a_file_of_several_problems_becomes_several_steps(tmp_path: Path) -> None:
+    """One step is one problem; the new numbering is said."""
+    rows = [row([5, EOS], problem_id=i // 2, sample_id=i) for i in range(4)]
+    write(tmp_path, "step_003.jsonl.gz", rows)
+    steps, normalised = read_predecessor(tmp_path, tokenize=tokenize)
+    assert [[(r.step, r.sample_id, r.problem_id) for r in group] for group in steps] == [
+        [(0, 0, "0"), (0, 1, "0")],
+        [(1, 0, "1"), (1, 1, "1")],
+    ]
+    assert any("numbered anew" in sentence for sentence in normalised)
+
+
+def test_hint_is_read_off_the_prompt(tmp_path: Path) -> None:
+    """A hint replaces the original phrase, so a prompt without that phrase is hinted; a recorded hint wins."""
+    hinted = row([5, EOS], prompt=PROMPT.replace("should pass all tests", "is evaluated by run_tests()"))
+    write(tmp_path, "step_000.jsonl.gz", [row([5, EOS]), hinted, row([5, EOS], hint=True)])
+    assert [r.hint for r in read_predecessor(tmp_path)[0][0]] == [False, True, True]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    bodies=st.lists(st.lists(st.integers(10, 30), min_size=1, max_size=6), min_size=2, max_size=6),
+    extra=st.integers(2, 4),
+    pad_is_eos=st.booleans(),
+    know_length=st.booleans(),
+)
+def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad_is_eos: bool, know_length: bool) -> None:
+    """cut(pad(x)) == x for stopped completions, with pad == eos too, whether comp_len (of the mask by pad id) is known.
+
+    The last body ids repeat earlier in the text, as words do; an end-of-turn id never does.
+    """
+    pad = EOS if pad_is_eos else PAD
+    completions = [[*body, *body, EOS] for body in bodies]
+    width = max(map(len, completions)) + extra
+    stored = [ids + [pad] * (width - len(ids)) for ids in completions]
+    lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
+    endings = infer_endings(stored)
+    assert (endings.pad, endings.eos) == (pad, EOS)
+    cut = [cut_padding(ids, length, endings) for ids, length in zip(stored, lengths, strict=True)]
+    assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
+
+
+def test_unpadded_completions_are_left_alone() -> None:
+    """No id repeats at an end: nothing is padding."""
+    stored = [[5, 6, 7], [5, EOS], [8]]
+    endings = infer_endings(stored)
+    assert endings.pad is None
+    assert [cut_padding(ids, None, endings) for ids in stored] == stored
+
+
+@pytest.mark.parametrize("name", ["prompt", "plen", "completion", "reward", "hacked", "gt_pass", "fmt_ok"])
+def test_labels_are_never_guessed(tmp_path: Path, name: str) -> None:
+    """A missing or null label stops the reader, with file, row and field."""
+    for broken in ({k: v for k, v in row([5, EOS]).items() if k != name}, row([5, EOS], **{name: float("nan")})):
+        write(tmp_path, "step_000.jsonl.gz", [row([5, EOS]), broken])
+        with pytest.raises(InputError, match=rf"step_000.jsonl.gz row 1 {name}: .* found None"):
+            open_pool(tmp_path)
+
+
+def test_damaged_rows_are_input_errors(tmp_path: Path) -> None:
+    """Truncated gzip, no JSON, no ids, no messages."""
+    path = write(tmp_path, "step_000.jsonl.gz", [row([5, EOS])])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="complete gzip"):
+        open_pool(tmp_path)
+    path.write_bytes(gzip.compress(b"{\n"))
+    with pytest.raises(InputError, match="line 1: expected JSON"):
+        open_pool(tmp_path)
+    write(tmp_path, "step_000.jsonl.gz", [{"prompt": "x"}])
+    with pytest.raises(InputError, match="completion_ids"):
+        open_pool(tmp_path)
+    write(tmp_path, "step_000.jsonl.gz", [row([5, EOS], problem_id=None)])
+    with pytest.raises(InputError, match="problem_id"):
+        open_pool(tmp_path)
+    write(tmp_path, "step_000.jsonl.gz", [row([5, EOS], problem_messages=None)])
+    with pytest.raises(InputError, match="messages"):
+        open_pool(tmp_path)
