@@ -1,0 +1,5 @@
+"""The coordinates of an adapted model: SVD `delta_S` and LoRA behind one interface."""
+
+from extraction.adapters.coordinates import SVD_CACHE, Basis, Coordinates, attach, check_fingerprint
+
+__all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]

@@ -1,0 +1,68 @@
+"""`attach`: put an adapter on a model and get its `Coordinates`; the rest of the project starts here."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from extraction.adapters.delta_s import attach_delta_s
+from extraction.adapters.interface import Basis, Coordinates, check_fingerprint
+from extraction.adapters.lora import DEFAULT_RANK, attach_lora
+from extraction.adapters.svd import digest
+from extraction.adapters.targets import find_targets, weight_matrix
+from replay_pools.errors import InputError
+
+__all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]
+
+SVD_CACHE = Path("out/cache/svd")
+
+
+def attach(
+    model: PreTrainedModel,
+    *,
+    basis: Basis,
+    model_id: str,
+    cache_dir: Path | None = SVD_CACHE,
+    rank: int | None = None,
+    alpha: float | None = None,
+    suffixes: Sequence[str] | None = None,
+    seed: int = 0,
+    train_a: bool = True,
+) -> Coordinates:
+    """Adapt `model` in place and return its coordinates; the adapted model equals the base model.
+
+    Args:
+        model: the base model, without an adapter.
+        basis: `svd` (delta_S, always full rank) or `lora`.
+        model_id: the name of the base model in the fingerprint.
+        cache_dir: folder of the SVD cache; None computes the SVD anew. Not used by `lora`.
+        rank: LoRA only; default 32.
+        alpha: LoRA only; default `rank`, so that the adapter is not rescaled.
+        suffixes: which Linears (`find_targets`).
+        seed: of LoRA's A. delta_S starts at 0 and has none.
+        train_a: LoRA only; False freezes A, so that B alone is trained.
+
+    Raises:
+        InputError: no such basis, a LoRA option with `svd`, a rank out of range, or no target.
+    """
+    targets = find_targets(model, suffixes)
+    identity = {"model_id": model_id, "weights_sha256": weights_sha256(model, targets)}
+    if basis == "svd":
+        if rank is not None or alpha is not None or not train_a:
+            raise InputError("basis svd", expected="neither rank, alpha nor train_a", found="an option of basis lora")
+        return attach_delta_s(model, targets, identity, cache_dir=cache_dir)
+    if basis == "lora":
+        rank = DEFAULT_RANK if rank is None else rank
+        alpha = float(rank if alpha is None else alpha)
+        return attach_lora(model, targets, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)
+    raise InputError("basis", expected="svd or lora", found=repr(basis))
+
+
+def weights_sha256(model: PreTrainedModel, targets: Sequence[str]) -> str:
+    """sha256 over the names and values of the targets' weights, (d_out, d_in), in order."""
+    hasher = hashlib.sha256()
+    for name in targets:
+        weight = weight_matrix(model.get_submodule(name), name)
+        hasher.update(f"{name} {digest(weight)}\n".encode())
+    return hasher.hexdigest()

@@ -1,0 +1,143 @@
+"""The one interface over both bases: every adapted module is a flat vector of coordinates.
+
+Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules;
+d_in, d_out of a module's weight. All gradients are of a LOSS.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from replay_pools.errors import InputError
+from replay_pools.quiet import quiet_peft
+
+Basis = Literal["svd", "lora"]
+
+
+class Coordinates(ABC):
+    """A model with an adapter, seen as {module: (r,)}.
+
+    Modules are named by their dotted path in the base model (`model.layers.0.self_attn.q_proj`), in the order of
+    `named_modules()`; that order is the order of every dictionary that comes out of here.
+
+    Attributes:
+        model: the PEFT model.
+        layers: the adapter layer of each module.
+        sizes: the number of coordinates r of each module.
+    """
+
+    basis: Basis
+
+    def __init__(self, model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any]) -> None:
+        self.model = model
+        self.layers = dict(layers)
+        self._identity = dict(identity)
+        self.sizes = {module: sum(p.numel() for p in self.trainable(module)) for module in self.layers}
+
+    @abstractmethod
+    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
+        """The trainable parameters of a module in the order in which they are flattened."""
+
+    @abstractmethod
+    def sample_gradients(self, module: str, inputs: Tensor, output_gradients: Tensor) -> Tensor:
+        """Per-sample gradients of the coordinates from one forward and backward, added over tokens.
+
+        Args:
+            module: a key of `sizes`.
+            inputs: x, what the module was given, (G, T, d_in).
+            output_gradients: dL/dy of its output, (G, T, d_out).
+
+        Returns:
+            (G, r), float32 (float64 for a float64 model).
+        """
+
+    @abstractmethod
+    def is_zero(self) -> bool:
+        """True when the adapted model is exactly the base model."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All trainable parameters, module by module: what an optimizer is given."""
+        return [parameter for module in self.layers for parameter in self.trainable(module)]
+
+    def values(self) -> dict[str, Tensor]:
+        """A copy of the coordinates, {module: (r,)}."""
+        return {module: torch.cat([p.detach().flatten() for p in self.trainable(module)]) for module in self.layers}
+
+    @torch.no_grad()
+    def load_values(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite the coordinates; InputError when modules or sizes differ."""
+        self._check(values)
+        for module, vector in values.items():
+            for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
+                parameter.copy_(part)
+
+    def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Overwrite `.grad` of the trainable parameters by {module: (r,)}; InputError when modules or sizes differ."""
+        self._check(gradients)
+        for module, vector in gradients.items():
+            for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
+                parameter.grad = part.detach().to(parameter, copy=True)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes two bases the same one: basis, model_id, weights_sha256, targets, rank, alpha, init_seed.
+
+        `weights_sha256` covers names and values of the adapted base weights when the adapter was attached.
+        """
+        return {"basis": self.basis, **self._identity}
+
+    def _split(self, module: str, vector: Tensor) -> list[Tensor]:
+        """The flat (r,) vector as tensors of the shapes of `trainable(module)`."""
+        parameters = self.trainable(module)
+        parts = vector.split([p.numel() for p in parameters])
+        return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+
+    def _check(self, vectors: Mapping[str, Tensor]) -> None:
+        found = {module: tuple(vector.shape) for module, vector in vectors.items()}
+        expected = {module: (size,) for module, size in self.sizes.items()}
+        if found != expected:
+            wrong = sorted(module for module in expected | found if expected.get(module) != found.get(module))
+            raise InputError(
+                f"module {wrong[0]}",
+                expected=f"coordinates of shape {expected.get(wrong[0], 'no such module')}",
+                found=f"{found.get(wrong[0], 'nothing')} ({len(wrong)} modules differ)",
+            )
+
+
+def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
+    """`get_peft_model` without its warning and without drawing from the global RNG."""
+    with quiet_peft(), torch.random.fork_rng(devices=[]):
+        wrapped = get_peft_model(model, config)
+    assert isinstance(wrapped, PeftModel)
+    return wrapped
+
+
+def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse what belongs to another basis.
+
+    Args:
+        where: the file or object that carries `found`.
+        expected: the fingerprint of the model at hand.
+        found: the fingerprint stored with directions, gradients or an adapter.
+
+    Raises:
+        InputError: the two differ; the message shows both values of each differing field.
+    """
+    wrong = [field for field in {**expected, **found} if expected.get(field) != found.get(field)]
+    if wrong:
+        raise InputError(
+            where,
+            expected=f"basis {describe(expected, wrong)}",
+            found=describe(found, wrong),
+            fix="extract the directions again in this basis",
+        )
+
+
+def describe(fingerprint: Mapping[str, Any], fields: list[str]) -> str:
+    """`field=value` of the named fields; a long value (the targets of a big model) is cut."""
+    texts = ((field, str(fingerprint.get(field))) for field in fields)
+    return ", ".join(f"{field}={text if len(text) <= 80 else text[:77] + '...'}" for field, text in texts)

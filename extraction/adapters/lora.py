@@ -1,0 +1,115 @@
+"""LoRA (peft's own) as coordinates: y = W x + s B A x with s = alpha / rank.
+
+    dL/dA = s sum_t (B^T dL/dy_t) x_t^T      dL/dB = s sum_t dL/dy_t (A x_t)^T
+
+Shapes: G samples, T tokens, r = rank (d_in + d_out) coordinates of a module, k directions, M modules;
+A (rank, d_in), B (d_out, rank). Coordinates are [A; B] flattened row by row, A first.
+
+At the start B = 0, so the adapted model is the base model and the gradient of A is exactly 0: directions extracted
+at initialisation live in B alone. A has orthonormal rows drawn from a seed and alpha defaults to the rank (s = 1):
+then dL/dB is the weight gradient read in an orthonormal frame, dL/dW A^T. When A is trained too, that frame turns
+under the directions; with `train_a=False` A stays frozen, the coordinates are B alone, and a direction keeps its
+meaning.
+Hu et al. 2021, arXiv 2106.09685.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, TaskType
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from extraction.adapters.interface import Basis, Coordinates, wrap
+from extraction.adapters.targets import weight_matrix
+from replay_pools.errors import InputError
+
+ADAPTER = "default"
+DEFAULT_RANK = 32
+
+
+def attach_lora(
+    model: PreTrainedModel,
+    targets: Sequence[str],
+    identity: Mapping[str, Any],
+    *,
+    rank: int,
+    alpha: float,
+    seed: int,
+    train_a: bool,
+) -> "LoraCoordinates":
+    """Wrap `model` with LoRA: no dropout, no bias, A orthonormal from `seed`, B = 0.
+
+    Raises:
+        InputError: `rank` is not in 1..d_in of some target (the rows of A could not be orthonormal).
+    """
+    modules = {name: model.get_submodule(name) for name in targets}
+    for name, module in modules.items():
+        d_in = weight_matrix(module, name).shape[1]
+        if not 1 <= rank <= d_in:
+            raise InputError(f"module {name}", expected=f"a LoRA rank in 1..{d_in}", found=str(rank))
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=rank,
+        lora_alpha=alpha,  # pyright: ignore[reportArgumentType] (peft divides it; it need not be an integer)
+        lora_dropout=0.0,
+        target_modules=list(targets),
+        fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules.values()),
+    )
+    wrapped = wrap(model, config)
+    layers = {name: model.get_submodule(name) for name in targets}
+    generator = torch.Generator().manual_seed(seed)
+    for layer in layers.values():
+        assert isinstance(layer, LoraLayer)
+        A, _ = lora_factors(layer)
+        frame, _ = torch.linalg.qr(torch.randn(A.shape[1], rank, dtype=torch.float64, generator=generator))
+        A.data.copy_(frame.T)
+        if not train_a:
+            layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
+            layer._freeze_non_trainable_peft_weights(ADAPTER)
+    options = {"targets": list(targets), "rank": rank, "alpha": alpha, "init_seed": seed, "train_a": train_a}
+    return LoraCoordinates(wrapped, layers, {**identity, **options})
+
+
+def lora_factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
+    """A (rank, d_in) and B (d_out, rank) of a layer."""
+    A, B = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    assert isinstance(A, nn.Parameter)
+    assert isinstance(B, nn.Parameter)
+    return A, B
+
+
+@final
+class LoraCoordinates(Coordinates):
+    """The coordinates of a module are [A; B] flattened, or B alone where A is frozen."""
+
+    basis: Basis = "lora"
+
+    def factors(self, module: str) -> tuple[nn.Parameter, nn.Parameter, float]:
+        """A, B and the scale s of a module."""
+        layer = self.layers[module]
+        assert isinstance(layer, LoraLayer)
+        return *lora_factors(layer), layer.scaling[ADAPTER]
+
+    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
+        """(A, B), or (B,) where A is frozen."""
+        A, B, _ = self.factors(module)
+        return (A, B) if self._identity["train_a"] else (B,)
+
+    @torch.no_grad()
+    def sample_gradients(self, module: str, inputs: Tensor, output_gradients: Tensor) -> Tensor:
+        """[s sum_t (B^T dL/dy_t) x_t^T ; s sum_t dL/dy_t (A x_t)^T], flattened -> (G, r)."""
+        A, B, scale = self.factors(module)
+        x, g = inputs.to(A.dtype), output_gradients.to(A.dtype)
+        gradients = [g.mT @ F.linear(x, A)]  # (G, d_out, rank)
+        if self._identity["train_a"]:
+            gradients.insert(0, (g @ B).mT @ x)  # (G, rank, d_in)
+        return scale * torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
+
+    def is_zero(self) -> bool:
+        """B = 0 everywhere, whatever A is."""
+        return not bool(torch.stack([self.factors(module)[1].any() for module in self.layers]).any())

@@ -1,0 +1,71 @@
+"""Per-sample normalisers of the policy-gradient loss: one table of loss types.
+
+Shapes: G samples in a group, T tokens. At frozen weights the ratio is 1 and the loss of sample i is
+
+    L_i = -A_i w_i sum_t (logp_it mask_it)          the loss of the group is sum_i L_i
+
+with w_i, by TRL's names and formulas (len_i = completion tokens of sample i):
+
+    grpo      1 / (len_i G)                      each sample counts the same (Shao et al. 2024, arXiv 2402.03300)
+    dr_grpo   1 / (G max_completion_length)      no length bias (Liu et al. 2025, arXiv 2503.20783)
+    bnpo      1 / sum_j len_j                    each token of the local batch counts the same
+    dapo      1 / global_tokens                  each token of the global batch (Yu et al. 2025, arXiv 2503.14476)
+    nll       1 / len_i, with A_i = 1            mean negative log-likelihood per token: no advantage
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "nll"]
+
+# loss type -> denominator (broadcastable to (G,)) of (lengths, max_completion_length, global_tokens)
+_DENOMINATORS: dict[str, Callable[[Tensor, int | None, int | None], Tensor]] = {
+    "grpo": lambda lengths, longest, total: lengths * len(lengths),
+    "dr_grpo": lambda lengths, longest, total: lengths.new_tensor(
+        len(lengths) * _required(longest, "max_completion_length", "dr_grpo")
+    ),
+    "bnpo": lambda lengths, longest, total: lengths.sum(),
+    "dapo": lambda lengths, longest, total: lengths.new_tensor(_required(total, "global_tokens", "dapo")),
+    "nll": lambda lengths, longest, total: lengths,
+}
+LOSS_TYPES = tuple(_DENOMINATORS)
+
+
+def loss_weights(
+    lengths: Tensor,
+    *,
+    loss_type: LossType,
+    max_completion_length: int | None = None,
+    global_tokens: int | None = None,
+) -> Tensor:
+    """The normaliser w_i of every sample.
+
+    Args:
+        lengths: (G,) completion tokens that count, per sample.
+        loss_type: a row of the table above.
+        max_completion_length: the generation limit, for `dr_grpo` only.
+        global_tokens: completion tokens of the batch over all ranks, for `dapo` only.
+
+    Returns:
+        (G,) float32 (float64 for float64 lengths). A sample without tokens has an empty sum and the weight 0.
+
+    Raises:
+        ValueError: unknown loss type, a missing number that the loss type needs, negative lengths.
+    """
+    if loss_type not in _DENOMINATORS:
+        raise ValueError(f"loss_type: expected one of {', '.join(LOSS_TYPES)}, found {loss_type!r}")
+    if lengths.ndim != 1 or bool((lengths < 0).any()):
+        raise ValueError(f"lengths: expected token counts (G,), found {lengths}")
+    lengths = lengths if lengths.dtype == torch.float64 else lengths.float()
+    denominator = _DENOMINATORS[loss_type](lengths, max_completion_length, global_tokens).expand_as(lengths)
+    empty = lengths == 0
+    return torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, denominator))
+
+
+def _required(value: int | None, name: str, loss_type: str) -> int:
+    if value is None or value <= 0:
+        raise ValueError(f"{name}: loss_type {loss_type!r} divides by it: expected a positive number, found {value}")
+    return value

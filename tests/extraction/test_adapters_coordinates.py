@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from extraction.adapters import attach, check_fingerprint
+from replay_pools.errors import InputError
+
+BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 4}}
+
+
+def make(build_model, basis, architecture="qwen3", dtype=torch.float32, **options):
+    return attach(build_model(architecture, dtype), basis=basis, **({"model_id": "tiny"} | BASES[basis] | options))
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_values_round_trip(build_model, architecture, basis):
+    """load_values(v); values() == v, values() is a copy, and the adapter is zero no more."""
+    coordinates = make(build_model, basis, architecture)
+    values = {module: torch.randn(size) for module, size in coordinates.sizes.items()}
+    coordinates.load_values(values)
+    found = coordinates.values()
+    assert list(found) == list(coordinates.sizes)
+    assert all(torch.equal(found[module], values[module]) for module in values)
+    assert not coordinates.is_zero()
+    next(iter(found.values())).zero_()
+    assert coordinates.values()[next(iter(found))].any(), "values() aliases the parameters"
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_one_coordinate_is_enough_not_to_be_zero(build_model, basis):
+    """is_zero looks at every module, the last one included."""
+    coordinates = make(build_model, basis)
+    values = coordinates.values()
+    values[list(values)[-1]][-1] = 1e-30
+    coordinates.load_values(values)
+    assert not coordinates.is_zero()
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_set_gradients_makes_an_sgd_step(build_model, basis):
+    """After set_gradients(g), SGD with rate 1 moves the coordinates by -g: .grad has the layout of values()."""
+    coordinates = make(build_model, basis)
+    before = coordinates.values()
+    gradients = {module: torch.randn(size) for module, size in coordinates.sizes.items()}
+    coordinates.set_gradients(gradients)
+    torch.optim.SGD(coordinates.parameters(), lr=1.0).step()
+    for module, value in coordinates.values().items():
+        torch.testing.assert_close(value, before[module] - gradients[module], msg=f"{module}: another layout")
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_parameters_are_exactly_what_peft_trains(build_model, architecture, basis):
+    """Nothing trainable is outside the coordinates, nothing in them is frozen."""
+    coordinates = make(build_model, basis, architecture)
+    trainable = {id(p) for p in coordinates.model.parameters() if p.requires_grad}
+    assert {id(p) for p in coordinates.parameters()} == trainable
+    assert sum(coordinates.sizes.values()) == sum(p.numel() for p in coordinates.parameters())
+
+
+@pytest.mark.parametrize("method", ["load_values", "set_gradients"])
+def test_foreign_vectors_are_refused(build_model, method):
+    """A missing module and a wrong size are named."""
+    coordinates = make(build_model, "svd")
+    values = coordinates.values()
+    module, value = values.popitem()
+    with pytest.raises(InputError, match=module):
+        getattr(coordinates, method)(values)
+    with pytest.raises(InputError, match=r"\(25,\)"):
+        getattr(coordinates, method)(values | {module: torch.zeros(value.numel() + 1)})
+
+
+def test_same_values_same_fingerprint(build_model):
+    """The basis of a bf16 model is that of its float32 copy, and training does not change it."""
+    half = make(build_model, "svd", dtype=torch.bfloat16)
+    copy = attach(build_model("qwen3", torch.bfloat16).float(), basis="svd", model_id="tiny", cache_dir=None)
+    half.load_values({module: torch.ones(size) for module, size in half.sizes.items()})
+    half.model.merge_adapter()
+    check_fingerprint("directions", expected=half.fingerprint(), found=copy.fingerprint())
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"basis": "svd", "rank": None}, "basis"),
+        ({"rank": 5}, "rank"),
+        ({"alpha": 9.0}, "alpha"),
+        ({"seed": 1}, "init_seed"),
+        ({"suffixes": ["q_proj"]}, "targets"),
+        ({"model_id": "other"}, "model_id"),
+        ({"architecture": "llama"}, "weights_sha256"),
+        ({"train_a": False}, "train_a"),
+    ],
+)
+def test_another_basis_is_refused_with_both_fingerprints(build_model, change, field):
+    """Each field alone makes another basis; the error shows its two values."""
+    options = {"basis": "lora", "model_id": "tiny", "rank": 4, "cache_dir": None}
+    other = options | change
+    expected = attach(build_model("qwen3"), **options).fingerprint()
+    found = attach(build_model(other.pop("architecture", "qwen3")), **other).fingerprint()
+    check_fingerprint("v_hack", expected=expected, found=dict(expected))
+    with pytest.raises(InputError) as error:
+        check_fingerprint("v_hack", expected=expected, found=found)
+    assert str(expected[field])[:70] in error.value.expected
+    assert str(found.get(field))[:70] in error.value.found
+
+
+@pytest.mark.parametrize("options", [{"basis": "dora"}, {"basis": "svd", "rank": 4}, {"basis": "svd", "alpha": 4.0}])
+def test_unknown_basis_and_misplaced_options(build_model, options):
+    """A LoRA option that delta_S would ignore is an error, not a silence."""
+    with pytest.raises(InputError, match="basis"):
+        attach(build_model("qwen3"), model_id="tiny", cache_dir=None, **options)
+
+
+def test_second_adapter_on_one_model_is_refused(build_model):
+    """attach adapts in place; the adapted model has no plain target left."""
+    coordinates = make(build_model, "svd")
+    with pytest.raises(InputError, match="q_proj"):
+        attach(coordinates.model.get_base_model(), basis="lora", model_id="tiny")

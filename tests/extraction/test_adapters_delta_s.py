@@ -1,0 +1,170 @@
+import json
+
+import pytest
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+
+from extraction.adapters import attach
+from extraction.adapters.delta_s import DeltaSConfig, DeltaSLayer
+from extraction.adapters.targets import weight_matrix
+from replay_pools.errors import InputError
+
+IDS = torch.tensor([[3, 9, 27, 20, 60], [4, 8, 16, 32, 3]])
+
+# peft reads a property that transformers renamed; `attach` silences it, peft's own entry points cannot.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def adapted(build_model, architecture="qwen3", dtype=torch.float32, scale=0.3, cache_dir=None):
+    coordinates = attach(build_model(architecture, dtype), basis="svd", model_id="tiny", cache_dir=cache_dir)
+    generator = torch.Generator().manual_seed(1)
+    coordinates.load_values({m: scale * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()})
+    return coordinates
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_identity_at_zero_is_exact(build_model, architecture, dtype):
+    """At delta_S = 0 the adapter, switched on, adds exactly 0: the logits are the base model's bit for bit."""
+    base = logits(build_model(architecture, dtype))
+    coordinates = attach(build_model(architecture, dtype), basis="svd", model_id="tiny", cache_dir=None)
+    assert coordinates.is_zero()
+    assert torch.equal(logits(coordinates.model), base), "the adapter touches the base forward"
+
+
+def test_adapted_layer_is_the_weight_with_changed_singular_values(build_model, architecture):
+    """Reference: y = W' x with W' = U diag(S + delta_S) Vh built densely, in float64."""
+    coordinates = adapted(build_model, architecture, torch.float64)
+    base = build_model(architecture, torch.float64)
+    for module, delta in coordinates.values().items():
+        layer, plain = coordinates.layers[module], base.get_submodule(module)
+        weight = weight_matrix(plain, module)
+        U, S, Vh = torch.linalg.svd(weight.detach(), full_matrices=False)
+        signs = (Vh * layer.Vh).sum(1).sign()  # a pair's sign does not matter: it cancels in U diag(.) Vh
+        x = torch.randn(3, weight.shape[1], dtype=torch.float64)
+        expected = x @ ((U * signs) * (S + delta) @ (signs[:, None] * Vh)).T
+        bias = 0 if plain.bias is None else plain.bias
+        torch.testing.assert_close(layer(x), expected + bias, msg=f"{module}: not W + U diag(delta_S) Vh")
+
+
+def test_disable_adapter_is_the_base_model(build_model, architecture):
+    """`disable_adapter()` is the free reference: bit-equal to the base, and the adapter comes back after."""
+    coordinates = adapted(build_model, architecture)
+    before = logits(coordinates.model)
+    with coordinates.model.disable_adapter():
+        assert torch.equal(logits(coordinates.model), logits(build_model(architecture)))
+    assert torch.equal(logits(coordinates.model), before)
+    assert not torch.allclose(before, logits(build_model(architecture))), "delta_S has no effect: the test is void"
+
+
+def test_merge_and_unmerge(build_model, architecture):
+    """Merged = adapted up to rounding; unmerged = adapted and the base weights are restored bit for bit."""
+    coordinates = adapted(build_model, architecture)
+    before = logits(coordinates.model)
+    coordinates.model.merge_adapter()
+    torch.testing.assert_close(logits(coordinates.model), before, rtol=1e-4, atol=1e-4)
+    coordinates.model.unmerge_adapter()
+    base = build_model(architecture)
+    for module, layer in coordinates.layers.items():
+        assert torch.equal(layer.weight, base.get_submodule(module).weight), f"{module}: unmerge lost bits"
+    assert torch.equal(logits(coordinates.model), before)
+
+
+def test_disable_adapter_of_a_merged_model_is_the_base_model(build_model):
+    """Disabling unmerges first: the reference never contains the adapter."""
+    coordinates = adapted(build_model)
+    coordinates.model.merge_adapter()
+    with coordinates.model.disable_adapter():
+        assert torch.equal(logits(coordinates.model), logits(build_model("qwen3")))
+
+
+def test_merge_and_unload_gives_a_plain_model(build_model, architecture):
+    """No adapter layer is left and the function is the adapted one."""
+    coordinates = adapted(build_model, architecture)
+    before = logits(coordinates.model)
+    plain = coordinates.model.merge_and_unload()
+    assert not any(isinstance(module, DeltaSLayer) for module in plain.modules())
+    torch.testing.assert_close(logits(plain), before, rtol=1e-4, atol=1e-4)
+
+
+def test_safe_merge_refuses_what_is_not_finite(build_model):
+    """safe_merge raises before a weight is changed."""
+    coordinates = adapted(build_model)
+    module = next(iter(coordinates.sizes))
+    coordinates.load_values(coordinates.values() | {module: torch.full((coordinates.sizes[module],), torch.nan)})
+    with pytest.raises(ValueError, match="not finite"):
+        coordinates.model.merge_adapter(safe_merge=True)
+    assert torch.equal(coordinates.layers[module].weight, build_model("qwen3").get_submodule(module).weight)
+
+
+def test_save_and_load(build_model, architecture, tmp_path):
+    """A saved adapter holds delta_S and nothing else, and loads into a fresh base model with equal logits."""
+    coordinates = adapted(build_model, architecture, cache_dir=tmp_path / "svd")
+    coordinates.model.save_pretrained(tmp_path / "adapter")
+    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    expected = {f"base_model.model.{module}.delta_S": (size,) for module, size in coordinates.sizes.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in saved.items()} == expected, "U or Vh leaked into the file"
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["peft_type"] == "DELTA_S"
+    assert str(tmp_path) not in json.dumps(config), "a path of this machine was saved"
+    assert isinstance(PeftConfig.from_pretrained(tmp_path / "adapter"), DeltaSConfig)
+    loaded = PeftModel.from_pretrained(build_model(architecture), tmp_path / "adapter")
+    assert torch.equal(logits(loaded), logits(coordinates.model))
+
+
+@pytest.mark.parametrize("low_cpu_mem_usage", [False, True])
+def test_loading_into_a_bf16_model_does_not_round(build_model, tmp_path, low_cpu_mem_usage):
+    """delta_S is float32 before and after, bit for bit."""
+    coordinates = adapted(build_model, dtype=torch.bfloat16)
+    coordinates.model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(
+        build_model("qwen3", torch.bfloat16), tmp_path, low_cpu_mem_usage=low_cpu_mem_usage
+    )
+    for module, value in coordinates.values().items():
+        found = loaded.get_base_model().get_submodule(module).delta_S["default"]
+        assert found.dtype == torch.float32
+        assert torch.equal(found, value), f"{module}: delta_S was rounded on the way"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_casting_the_model_leaves_the_adapter_precise(build_model, dtype):
+    """`.to(bfloat16)` casts the base model and never delta_S, U or Vh, whose values stay bit for bit."""
+    coordinates = adapted(build_model, dtype=dtype)
+    before = coordinates.values()
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    coordinates.model.to(torch.bfloat16)
+    for module, layer in coordinates.layers.items():
+        assert layer.base_layer.weight.dtype == torch.bfloat16
+        assert {layer.delta_S["default"].dtype, layer.U.dtype, layer.Vh.dtype} == {wide}, module
+        assert torch.equal(coordinates.values()[module], before[module]), f"{module}: delta_S was rounded"
+    assert logits(coordinates.model).isfinite().all()
+
+
+def test_second_adapter_shares_the_frames(build_model):
+    """peft's adapters by name: each has its own delta_S, switching between them switches the function."""
+    coordinates = adapted(build_model)
+    model, first = coordinates.model, logits(coordinates.model)
+    model.add_adapter("other", DeltaSConfig(task_type="CAUSAL_LM"))
+    model.set_adapter("other")
+    assert torch.equal(logits(model), logits(build_model("qwen3"))), "a new adapter does not start at 0"
+    model.set_adapter("default")
+    assert torch.equal(logits(model), first)
+
+
+def test_default_targets_without_attach(build_model, architecture):
+    """`get_peft_model(model, DeltaSConfig())` picks the targets of the architecture and trains delta_S alone."""
+    model = get_peft_model(build_model(architecture), DeltaSConfig(task_type="CAUSAL_LM"))
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(trainable) == (8 if architecture == "gpt2" else 14)
+    assert all(name.endswith("delta_S.default") for name in trainable)
+
+
+def test_target_that_is_no_linear(build_model):
+    """An embedding named as a target is an input error that names the module."""
+    with pytest.raises(InputError, match=r"transformer\.wte"):
+        get_peft_model(build_model("gpt2"), DeltaSConfig(target_modules=["transformer.wte"]))

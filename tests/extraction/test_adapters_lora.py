@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from extraction.adapters import attach
+from replay_pools.errors import InputError
+
+IDS = torch.tensor([[3, 9, 27, 20, 60]])
+
+
+def lora(build_model, architecture="qwen3", dtype=torch.float32, **options):
+    options = {"rank": 4, "model_id": "tiny"} | options
+    return attach(build_model(architecture, dtype), basis="lora", **options)
+
+
+def test_starts_at_the_base_model_with_an_orthonormal_frame(build_model, architecture):
+    """B = 0: logits bit-equal to the base. A A^T = 1 and s = alpha / rank = 1."""
+    coordinates = lora(build_model, architecture)
+    assert coordinates.is_zero()
+    with torch.no_grad():
+        assert torch.equal(coordinates.model(IDS).logits, build_model(architecture)(IDS).logits)
+    for module in coordinates.sizes:
+        A, B, scale = coordinates.factors(module)
+        torch.testing.assert_close(A @ A.T, torch.eye(4))
+        assert not B.any()
+        assert scale == 1.0
+
+
+def test_coordinates_are_a_then_b(build_model, architecture):
+    """(r,) = [A; B] flattened row by row, r = rank (d_in + d_out), in the order of named_modules."""
+    coordinates = lora(build_model, architecture)
+    assert list(coordinates.sizes) == [
+        n for n, _ in build_model(architecture).named_modules() if n in coordinates.sizes
+    ]
+    for module, value in coordinates.values().items():
+        A, B, _ = coordinates.factors(module)
+        assert A.shape[0] == B.shape[1] == 4
+        assert torch.equal(value, torch.cat([A.flatten(), B.flatten()])), f"{module}: not [A; B]"
+
+
+def test_seed_alone_decides_a(build_model):
+    """Same seed, same A, whatever the global generator did; another seed, another A; the generator is untouched."""
+    first = lora(build_model, seed=5).values()
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    second, third = lora(build_model, seed=5).values(), lora(build_model, seed=6).values()
+    assert torch.equal(torch.get_rng_state(), state), "attach draws from the global generator"
+    assert all(torch.equal(first[m], second[m]) for m in first)
+    assert not any(torch.equal(first[m], third[m]) for m in first)
+
+
+def test_frozen_a(build_model):
+    """train_a=False: the coordinates are B alone and A stays frozen through disable_adapter()."""
+    coordinates = lora(build_model, train_a=False)
+    assert not any(coordinates.factors(module)[0].requires_grad for module in coordinates.sizes)
+    with coordinates.model.disable_adapter():
+        pass
+    for module, size in coordinates.sizes.items():
+        A, B, _ = coordinates.factors(module)
+        assert size == B.numel()
+        assert not A.requires_grad, f"{module}: peft thawed A"
+        assert B.requires_grad
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_precision(build_model, dtype, wide):
+    """A and B are float32 in a bf16 model and float64 in a float64 model."""
+    assert {p.dtype for p in lora(build_model, dtype=dtype).parameters()} == {wide}
+
+
+@pytest.mark.parametrize("rank", [0, 25])
+def test_rank_out_of_range(build_model, rank):
+    """No 25 orthonormal rows in 24 dimensions."""
+    with pytest.raises(InputError, match=r"q_proj.*1\.\.24"):
+        lora(build_model, rank=rank)

@@ -1,0 +1,54 @@
+import pytest
+import torch
+from torch import nn
+
+from extraction.adapters.targets import DEFAULT_SUFFIXES, find_targets, weight_matrix
+from replay_pools.errors import InputError
+
+
+def test_default_targets_are_the_projections_of_every_layer(build_model, architecture):
+    """Every Linear of the blocks, in the order of named_modules, and never the head or the embeddings."""
+    model = build_model(architecture)
+    block = "h" if architecture == "gpt2" else "layers"
+    expected = [
+        name
+        for name, module in model.named_modules()
+        if f".{block}." in name and type(module).__name__ in ("Linear", "Conv1D")
+    ]
+    assert find_targets(model) == expected, "a projection is missing, added or out of order"
+    assert len(expected) == (2 * 4 if architecture == "gpt2" else 2 * len(DEFAULT_SUFFIXES))
+
+
+def test_suffixes_match_whole_path_parts(build_model):
+    """`c_proj` is in attention and MLP, `mlp.c_proj` in the MLP alone, and `proj` is no part of any path."""
+    model = build_model("gpt2")
+    assert len(find_targets(model, ["c_proj"])) == 4
+    assert find_targets(model, ["mlp.c_proj"]) == ["transformer.h.0.mlp.c_proj", "transformer.h.1.mlp.c_proj"]
+    with pytest.raises(InputError):
+        find_targets(model, ["proj"])
+
+
+@pytest.mark.parametrize("suffixes", [["nothing"], [], ["q_proj", "c_attn"]])
+def test_suffix_without_a_match_lists_the_candidates(build_model, suffixes):
+    """A misspelt suffix would silently shrink the basis, so even one without a match is refused."""
+    with pytest.raises(InputError, match=r"down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"):
+        find_targets(build_model("llama"), suffixes)
+
+
+def test_weight_matrix_is_out_by_in(build_model):
+    """y = x W^T + b for the Linear and the Conv1D alike."""
+    x = torch.randn(5, 24)
+    for architecture, name in (("gpt2", "transformer.h.0.attn.c_attn"), ("llama", "model.layers.0.mlp.up_proj")):
+        module = build_model(architecture).get_submodule(name)
+        bias = 0 if module.bias is None else module.bias
+        torch.testing.assert_close(module(x), x @ weight_matrix(module, name).T + bias)
+
+
+def test_weight_matrix_refuses_what_has_no_svd():
+    """An embedding is no Linear; a quantised weight is no floating-point matrix."""
+    with pytest.raises(InputError, match="Embedding"):
+        weight_matrix(nn.Embedding(3, 4), "wte")
+    quantised = nn.Linear(4, 4)
+    quantised.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(InputError, match="int8"):
+        weight_matrix(quantised, "q_proj")

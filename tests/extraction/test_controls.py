@@ -1,0 +1,132 @@
+"""Control directions: the Haar law by its moments and its density, permutation by labels that identify every row."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from extraction.controls import haar_directions, permuted_differences, permuted_directions
+from extraction.directions import Directions, PairGradients, extract_directions
+
+
+def like(shapes: dict[str, tuple[int, int]]) -> Directions:
+    """Directions of given (k, r); their values must not matter."""
+    vectors = {module: torch.full(shape, 0.5) for module, shape in shapes.items()}
+    return Directions(vectors=vectors, singular_values={}, votes={}, metadata={"model": "m"})
+
+
+SHAPES = st.integers(1, 9).flatmap(lambda r: st.tuples(st.integers(0, r), st.just(r)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(shapes=st.lists(SHAPES, min_size=1, max_size=4), seed=st.integers(0, 2**31))
+def test_haar_rows_are_orthonormal_and_seeded(shapes: list[tuple[int, int]], seed: int) -> None:
+    """V V^T = 1 in the numbers and sizes of v_hack, none for a module that kept none; same seed, same bytes."""
+    named = {f"m{number}": shape for number, shape in enumerate(shapes)}
+    found, again = (haar_directions(like(named), seed=seed) for _ in range(2))
+    assert {module: tuple(v.shape) for module, v in found.vectors.items()} == named
+    for module, (k, _) in named.items():
+        v = found.vectors[module]
+        assert v.dtype == torch.float32
+        torch.testing.assert_close(v @ v.T, torch.eye(k), atol=1e-6, rtol=0)
+        assert torch.equal(v, again.vectors[module]), "not a function of the seed"
+        assert found.singular_values[module].shape == found.votes[module].shape == (k,)
+    assert found.metadata == {"control": "haar", "seed": seed}
+
+
+def test_haar_seeds_and_modules_differ() -> None:
+    """Another seed gives other directions, and modules of one size do not share theirs."""
+    shapes = like({"a": (2, 6), "b": (2, 6)})
+    first, second = (haar_directions(shapes, seed=seed).vectors for seed in (0, 1))
+    draws = [first["a"], first["b"], second["a"], second["b"]]
+    for i, v in enumerate(draws):
+        for w in draws[i + 1 :]:
+            assert float((v - w).abs().max()) > 0.1, "two draws coincide"
+
+
+NUM_MODULES, NUM_SEEDS = 8, 250
+N = NUM_MODULES * NUM_SEEDS
+
+
+def haar_cosines(k: int, g: Tensor) -> Tensor:
+    """(N,) cosines <u, g> / |g| with u = sum_i V_i / sqrt(k) over many seeds and modules."""
+    shapes = like({f"m{number}": (k, len(g)) for number in range(NUM_MODULES)})
+    draws = torch.stack([v for seed in range(NUM_SEEDS) for v in haar_directions(shapes, seed=seed).vectors.values()])
+    return draws.sum(1) @ g / (k**0.5 * g.norm())
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("axis", ["first", "any"])
+def test_haar_cosines_follow_their_law(k: int, axis: str) -> None:
+    """Mean 0, variance 1 / r, and (1 + c) / 2 ~ Beta((r-1)/2, (r-1)/2), for any fixed g.
+
+    The first coordinate is the one that a QR without the sign of R's diagonal makes one-sided.
+    """
+    r = 7
+    g = torch.eye(r)[0] if axis == "first" else torch.randn(r, generator=torch.Generator().manual_seed(5))
+    cosines = haar_cosines(k, g)
+    assert abs(float(cosines.mean())) < 4 / (r * N) ** 0.5, "a preferred side: the sign of R's diagonal is missing"
+    kurtosis = 3 * r / (r + 2)  # of the law: Var c^2 = (kurtosis - 1) / r^2
+    assert abs(float(cosines.square().mean()) * r - 1) < 4 * ((kurtosis - 1) / N) ** 0.5
+    law = stats.beta((r - 1) / 2, (r - 1) / 2, loc=-1, scale=2)
+    assert stats.kstest(cosines.numpy(), law.cdf).pvalue > 1e-3
+
+
+def labelled_pairs(n: int = 6, num_held_out: int = 2) -> PairGradients:
+    """Gradients that say which they are: row j of [hack; clean] is e_j in module `one_hot` and (j, j^2) in `label`.
+
+    Held-out pairs lie between the others.
+    """
+    rows = torch.eye(2 * n)
+    labels = torch.arange(2.0 * n)[:, None] ** torch.tensor([1.0, 2.0])
+    held_out = torch.zeros(n, dtype=torch.bool)
+    held_out[1 : 1 + num_held_out] = True
+    return PairGradients(
+        hack={"one_hot": rows[:n], "label": labels[:n]},
+        clean={"one_hot": rows[n:], "label": labels[n:]},
+        held_out=held_out,
+        metadata={"model": "m"},
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(n=st.integers(1, 8), seed=st.integers(0, 2**31), data=st.data())
+def test_permuted_differences_deal_every_extraction_gradient_once(n: int, seed: int, data: st.DataObject) -> None:
+    """Row = e_i - e_j names its two gradients: together they are the extraction pairs', each once, in every module."""
+    pairs = labelled_pairs(n, data.draw(st.integers(0, n - 1)))
+    found = permuted_differences(pairs, seed=seed)
+    plus, minus = found["one_hot"].argmax(1), found["one_hot"].argmin(1)
+    dealt = sorted([*plus.tolist(), *minus.tolist()])
+    extraction = [j for j in range(2 * n) if not pairs.held_out[j % n]]
+    assert dealt == extraction, "a gradient is lost, used twice, or held out"
+    assert torch.equal(found["one_hot"], torch.eye(2 * n)[plus] - torch.eye(2 * n)[minus])
+    labels = torch.cat([pairs.hack["label"], pairs.clean["label"]])
+    assert torch.equal(found["label"], labels[plus] - labels[minus]), "modules are permuted differently"
+
+
+def test_permutation_is_seeded_and_crosses_pairs() -> None:
+    """Same seed, same rows; other seeds, other rows; couples are not the old pairs, nor labels their old sides."""
+    pairs = labelled_pairs(12, 0)
+    draws = [permuted_differences(pairs, seed=seed)["one_hot"] for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    plus, minus = draws[0].argmax(1), draws[0].argmin(1)
+    assert (plus % 12 != minus % 12).sum() >= 8, "gradients stay with their pair: only labels within pairs moved"
+    assert 2 <= (plus < 12).sum() <= 10, "hack gradients stay on their side"
+
+
+def test_permuted_directions_are_the_extraction_of_permuted_differences() -> None:
+    """The same k, tau and floor, and the control is named in the metadata."""
+    generator = torch.Generator().manual_seed(2)
+    draw = lambda: {m: torch.randn(9, r, generator=generator) for m, r in (("b", 5), ("a", 7))}  # noqa: E731
+    pairs = PairGradients(hack=draw(), clean=draw(), held_out=torch.arange(9) > 6, metadata={})
+    options = {"k": 3, "tau": 0.3, "drop_bottom_frac": 0.25}
+    found = permuted_directions(pairs, **options, seed=4, metadata={"model": "m"})
+    expected = extract_directions(permuted_differences(pairs, seed=4), **options)
+    for module in ("b", "a"):
+        assert torch.equal(found.vectors[module], expected.vectors[module])
+        assert torch.equal(found.votes[module], expected.votes[module])
+    assert found.metadata == {**expected.metadata, "model": "m", "control": "permuted", "seed": 4}
+    assert found.metadata["num_pairs"] == 7

@@ -1,0 +1,380 @@
+"""Directions against planted signals, hand-computed cases and slow loops."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+from scipy.stats import binomtest
+from torch import Tensor
+
+from extraction.controls import haar_directions
+from extraction.directions import (
+    Directions,
+    PairGradients,
+    extract_directions,
+    load_directions,
+    load_pair_gradients,
+    pair_scores,
+    save_directions,
+    save_pair_gradients,
+    sign_accuracy,
+    vote_p_value,
+)
+from replay_pools.errors import InputError
+
+SIZES = {"layers.0.q": 24, "layers.0.down": 40, "a": 31}  # not in alphabetical order
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pairs_with_signal(
+    n: int = 15, strength: float = 2.0, num_held_out: int = 0
+) -> tuple[PairGradients, dict[str, Tensor]]:
+    """hack = content + strength axis + noise, clean = content + noise; the pairs, and each module's axis (r,)."""
+    hack, clean, axes = {}, {}, {}
+    for number, (module, r) in enumerate(SIZES.items()):
+        axes[module] = torch.nn.functional.normalize(noise(r, seed=50 + number), dim=0)
+        content = 3 * noise(n, r, seed=number)
+        clean[module] = content + 0.1 * noise(n, r, seed=10 + number)
+        hack[module] = content + 0.1 * noise(n, r, seed=20 + number) + strength * axes[module]
+    held_out = torch.arange(n) >= n - num_held_out
+    return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata={"model": "m"}), axes
+
+
+def swapped(pairs: PairGradients, rows: Tensor) -> PairGradients:
+    """The pairs with hack and clean exchanged in `rows`."""
+    hack = {m: torch.where(rows[:, None], pairs.clean[m], pairs.hack[m]) for m in pairs.hack}
+    clean = {m: torch.where(rows[:, None], pairs.hack[m], pairs.clean[m]) for m in pairs.hack}
+    return PairGradients(hack=hack, clean=clean, held_out=pairs.held_out, metadata=pairs.metadata)
+
+
+def projector(v: Tensor) -> Tensor:
+    return v.double().T @ v.double()
+
+
+def make(vectors: dict[str, list[list[float]]]) -> Directions:
+    """Directions with given rows."""
+    tensors = {module: torch.tensor(rows) for module, rows in vectors.items()}
+    ones = {module: torch.ones(len(rows)) for module, rows in vectors.items()}
+    votes = {module: torch.ones(len(rows), dtype=torch.long) for module, rows in vectors.items()}
+    return Directions(vectors=tensors, singular_values=ones, votes=votes, metadata={})
+
+
+# --- extraction -------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(n=st.integers(1, 9), r=st.integers(1, 12), seed=st.integers(0, 2**31), data=st.data())
+def test_rows_are_orthonormal_singular_and_oriented(n: int, r: int, seed: int, data: st.DataObject) -> None:
+    """V V^T = 1, V D^T D V^T = S^2 with S falling and the largest there are, and each row wins the stored vote."""
+    rows = noise(n, r, seed=seed)
+    k = data.draw(st.integers(1, min(n, r)))
+    found = extract_directions({"m": rows}, k=k)
+    v, s, votes = found.vectors["m"].double(), found.singular_values["m"].double(), found.votes["m"]
+    assert len(v) == len(s) == len(votes) <= k
+    torch.testing.assert_close(v @ v.T, torch.eye(len(v), dtype=torch.float64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(v @ rows.double().T @ rows.double() @ v.T, torch.diag(s**2), atol=1e-4, rtol=1e-4)
+    assert all(a >= b for a, b in pairwise(s.tolist()))
+    largest = torch.linalg.eigvalsh(rows.double() @ rows.double().T).flip(0)[:k].clamp_min(0).sqrt()
+    num_alive = int((largest > 1e-5 * largest[0]).sum())
+    assert num_alive <= len(v) or n % 2 == 0, "an odd number of voters cannot tie"
+    assert all(float((largest - value).abs().min()) < 1e-4 for value in s), "S is not of the top k"
+    projections = rows.double() @ v.T
+    unsure = (projections.abs() < 1e-5).sum(0)  # V is stored in float32
+    assert ((projections.sign().sum(0) - votes).abs() <= 2 * unsure).all(), "a direction points against its majority"
+    assert (votes > 0).all()
+
+
+def test_planted_direction_is_recovered_with_its_sign() -> None:
+    """hack = clean + axis + noise: the first direction is +axis, although the content common to both is larger."""
+    pairs, axes = pairs_with_signal()
+    found = extract_directions(pairs.differences(), k=2)
+    for module, axis in axes.items():
+        cosine = float(found.vectors[module][0] @ axis)
+        assert cosine > 0.9, f"{module}: cosine {cosine:.2f} with the planted axis (below 0: oriented clean-ward)"
+        assert found.votes[module][0] == 15
+
+
+def test_swapping_every_pair_flips_every_sign() -> None:
+    """v_hack(clean, hack) = -v_hack(hack, clean), singular values and votes unchanged."""
+    pairs, _ = pairs_with_signal()
+    found = extract_directions(pairs.differences(), k=3)
+    flipped = extract_directions(swapped(pairs, torch.ones(15, dtype=torch.bool)).differences(), k=3)
+    for module, v in found.vectors.items():
+        assert len(v) == 3
+        torch.testing.assert_close(flipped.vectors[module], -v, atol=1e-5, rtol=0)
+        torch.testing.assert_close(flipped.singular_values[module], found.singular_values[module])
+        assert torch.equal(flipped.votes[module], found.votes[module])
+
+
+def test_swapping_half_of_the_pairs_is_a_void_control() -> None:
+    """Signs of rows of D do not matter to its right singular subspace; gradients dealt to other pairs do."""
+    pairs, _ = pairs_with_signal()
+    half = torch.arange(15) % 2 == 0
+    shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    for module, rows in pairs.differences().items():
+        subspace = projector(extract_directions({module: rows}, k=3).vectors[module])
+        within = extract_directions({module: swapped(pairs, half).differences()[module]}, k=3).vectors[module]
+        torch.testing.assert_close(projector(within), subspace, atol=1e-5, rtol=0)
+        pooled = torch.cat([pairs.hack[module], pairs.clean[module]])[shuffled]
+        across = extract_directions({module: pooled[:15] - pooled[15:]}, k=3).vectors[module]
+        distance = float((projector(across) - subspace).norm())
+        assert distance > 1, f"{module}: permuting across pairs left the subspace (distance {distance:.2f})"
+
+
+DIAGONAL = {"a": torch.diag(torch.tensor([4.0, 2.0, 1.0])), "b": torch.diag(torch.tensor([8.0, 1.0, 0.5]))}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"k": 3}, {"a": [4, 2, 1], "b": [8, 1, 0.5]}),
+        ({"k": 2}, {"a": [4, 2], "b": [8, 1]}),
+        ({"k": 3, "tau": 0.5}, {"a": [4, 2], "b": [8]}),  # S_i / S_0 = tau stays
+        ({"k": 3, "tau": 1.0}, {"a": [4], "b": [8]}),
+        ({"k": 3, "drop_bottom_frac": 0.5}, {"a": [4, 2], "b": [8]}),  # median of 8 4 2 1 1 .5 is 1.5
+        ({"k": 2, "drop_bottom_frac": 0.6}, {"a": [4], "b": [8]}),  # 8 4 2 1: the .6 quantile is 3.6
+        ({"k": 3, "tau": 0.5, "drop_bottom_frac": 0.5}, {"a": [4], "b": [8]}),  # tau first: median of 8 4 2 is 4
+        ({"k": 1, "drop_bottom_frac": 0.9}, {"a": [], "b": [8]}),  # a module may keep none
+    ],
+)
+def test_k_tau_and_noise_floor_by_hand(options: dict[str, Any], kept: dict[str, list[float]]) -> None:
+    """Diagonal differences: S is the diagonal, V the unit vectors, every vote 1 to 0."""
+    found = extract_directions(DIAGONAL, **options, metadata={"model": "m"})
+    assert {module: s.tolist() for module, s in found.singular_values.items()} == kept
+    for module, v in found.vectors.items():
+        assert torch.equal(v, torch.eye(3)[: len(kept[module])])
+        assert found.votes[module].tolist() == [1] * len(kept[module])
+    assert found.num_directions() == sum(map(len, kept.values()))
+    expected = {"model": "m", "k": 3, "tau": 0.0, "drop_bottom_frac": 0.0, "num_pairs": 3, **options}
+    assert {key: found.metadata[key] for key in expected} == expected
+    assert found.metadata.keys() - expected.keys() == {"noise_floor"}
+
+
+def test_tied_votes_are_dropped_not_signed() -> None:
+    """Rows a, -a, b with b orthogonal to a: the axis of a is tied 1 to 1 whatever rounding says of b; b's is not."""
+    a, b = torch.linalg.qr(noise(50, 2, seed=4).double())[0].T
+    for rows in (torch.stack([a, -a]), torch.stack([3 * a, -3 * a, b]).float(), torch.stack([3 * a, -3 * a, b])):
+        found = extract_directions({"m": rows}, k=2)
+        assert found.votes["m"].tolist() == [1] * (len(rows) - 2), "a pair orthogonal to an axis voted by rounding"
+        torch.testing.assert_close(found.vectors["m"], rows[2:].float(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-6, 1.0, 1e6])
+def test_dead_axes_are_dropped_at_any_scale(scale: float) -> None:
+    """Five pairs in a plane have two directions, the same ones whatever the unit of the loss."""
+    plane = torch.linalg.qr(noise(20, 2, seed=1).double())[0].T
+    rows = (torch.tensor([[5.0, 1.0], [4.0, -1.0], [6.0, 2.0], [5.0, -1.0], [4.0, 0.5]]).double() @ plane).float()
+    found = extract_directions({"m": scale * rows, "zero": torch.zeros(5, 8)}, k=4)
+    assert len(found.vectors["m"]) == 2, "rounding was taken for a direction, or a small gradient for rounding"
+    torch.testing.assert_close(projector(found.vectors["m"]), projector(plane), atol=1e-5, rtol=0)
+    assert found.vectors["zero"].shape == (0, 8)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_gradients_are_refused(bad: float) -> None:
+    """The error names the module."""
+    rows = noise(4, 5, seed=0)
+    rows[2, 3] = bad
+    with pytest.raises(InputError, match=r"pair gradients of layers\.1\.k: expected finite numbers"):
+        extract_directions({"layers.0.q": noise(4, 5, seed=1), "layers.1.k": rows}, k=2)
+
+
+@pytest.mark.parametrize(("k", "shape"), [(0, (4, 5)), (-1, (4, 5)), (5, (4, 5)), (4, (5, 3)), (1, (0, 5))])
+def test_k_out_of_range_is_refused(k: int, shape: tuple[int, int]) -> None:
+    """1 <= k <= min(pairs, coordinates); the error names both and the module."""
+    expected = rf"--k: expected 1 to {min(shape)} \({shape[0]} pairs, {shape[1]} coordinates in m\), found {k}"
+    with pytest.raises(InputError, match=expected):
+        extract_directions({"m": torch.ones(shape)}, k=k)
+
+
+def test_differences_split_the_held_out_pairs() -> None:
+    """D = hack - clean of the extraction pairs, or of the held-out ones, never of both."""
+    pairs, _ = pairs_with_signal(n=6, num_held_out=2)
+    for module in SIZES:
+        rows = pairs.hack[module] - pairs.clean[module]
+        assert torch.equal(pairs.differences()[module], rows[:4])
+        assert torch.equal(pairs.differences(held_out=True)[module], rows[4:])
+
+
+# --- scores -----------------------------------------------------------------------------------------------------
+
+
+def slow_score(differences: dict[str, list[list[float]]], vectors: dict[str, list[list[float]]], pair: int) -> float:
+    """METHOD section 4: sum_m <u_m, g_m> / (sqrt(M) norm(g)), u = sum_i V_i / sqrt(k), number by number."""
+    squares = sum(x * x for rows in differences.values() for x in rows[pair])
+    used = [module for module, v in vectors.items() if v]
+    dot = 0.0
+    for module in used:
+        for v in vectors[module]:
+            for x, y in zip(differences[module][pair], v, strict=True):
+                dot += x * y / math.sqrt(len(vectors[module]))
+    return dot / math.sqrt(len(used) * squares)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**31), ks=st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any))
+def test_pair_scores_equal_the_slow_loop(seed: int, ks: list[int]) -> None:
+    """Modules without directions count in norm(g) and not in M."""
+    differences = {f"m{i}": noise(5, 4 + i, seed=seed + i) for i in range(len(ks))}
+    vectors = {f"m{i}": torch.linalg.qr(noise(4 + i, k, seed=seed + 9 + i))[0].T for i, k in enumerate(ks)}
+    directions = Directions(vectors=vectors, singular_values={}, votes={}, metadata={})
+    found = pair_scores(differences, directions).tolist()
+    slow = {m: g.tolist() for m, g in differences.items()}, {m: v.tolist() for m, v in vectors.items()}
+    assert found == pytest.approx([slow_score(*slow, pair) for pair in range(5)], abs=1e-6)
+    assert all(abs(score) <= 1 + 1e-6 for score in found), "a cosine above 1"
+
+
+def test_sign_accuracy_by_hand() -> None:
+    """Scores .6, 1, .8 and -1: 3 of 4 right, Clopper-Pearson [.194, .994], p = P(X >= 3) = 5/16."""
+    held_out = torch.tensor([[3.0, 4.0], [2.0, 0.0], [4.0, 3.0], [-5.0, 0.0]])
+    rows = torch.cat([torch.tensor([[-1.0, 0.0]]), held_out])  # the extraction pair must not be counted
+    clean = noise(5, 2, seed=0)
+    pairs = PairGradients(hack={"m": rows + clean}, clean={"m": clean}, held_out=torch.arange(5) > 0, metadata={})
+    found = sign_accuracy(pairs, make({"m": [[1.0, 0.0]]}))
+    assert found["num_pairs"] == 4
+    assert found["accuracy"] == 0.75
+    assert found["ci95"] == pytest.approx([0.1941, 0.9937], abs=1e-4)
+    assert found["p"] == pytest.approx(5 / 16)
+    assert found["mean_cos"] == pytest.approx((0.6 + 1 + 0.8 - 1) / 4, abs=1e-6)
+
+
+def test_sign_transfers_to_held_out_pairs_of_a_planted_signal() -> None:
+    """All right on the planted signal, all wrong with the directions turned round."""
+    pairs, _ = pairs_with_signal(n=15, num_held_out=6)
+    found = extract_directions(pairs.differences(), k=1)
+    turned = make({module: (-v).tolist() for module, v in found.vectors.items()})
+    assert [sign_accuracy(pairs, d)["accuracy"] for d in (found, turned)] == [1.0, 0.0]
+
+
+def test_pairs_without_a_cosine_are_not_counted_wrong() -> None:
+    """No held-out pair, no direction, a zero difference: null, as 0% would read as a sign that does not transfer."""
+    none = {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}
+    pairs = PairGradients(
+        hack={"m": torch.eye(3)}, clean={"m": torch.zeros(3, 3)}, held_out=torch.zeros(3) > 0, metadata={}
+    )
+    assert sign_accuracy(pairs, make({"m": [[1.0, 0.0, 0.0]]})) == none
+    held_out = torch.tensor([False, True, True])
+    no_direction = Directions(vectors={"m": torch.zeros(0, 3)}, singular_values={}, votes={}, metadata={})
+    zero = torch.tensor([[1.0, 0, 0], [0, 0, 0], [2, 0, 0]])
+    pairs = PairGradients(hack={"m": zero}, clean={"m": torch.zeros(3, 3)}, held_out=held_out, metadata={})
+    assert sign_accuracy(pairs, no_direction) == none
+    found = sign_accuracy(pairs, make({"m": [[1.0, 0.0, 0.0]]}))
+    assert (found["num_pairs"], found["accuracy"], found["mean_cos"]) == (1, 1.0, pytest.approx(1.0))
+
+
+def test_vote_p_value_is_the_binomial_one() -> None:
+    """Margin 10 among 10 pairs: 2 / 2^10; margin 0: 1; else scipy's with (n + margin) / 2 pairs for."""
+    assert vote_p_value(10, 10) == pytest.approx(2 / 1024)
+    assert vote_p_value(0, 8) == 1.0
+    assert vote_p_value(8, 32) == binomtest(20, 32).pvalue
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+METADATA = st.dictionaries(
+    st.text(min_size=1),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**53), 2**53)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=5,
+    ),
+    max_size=4,
+)
+MODULES = st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4, unique=True)
+
+
+@settings(deadline=None, max_examples=40)
+@given(modules=MODULES, metadata=METADATA, seed=st.integers(0, 2**31))
+def test_directions_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, modules: list[str], metadata: dict[str, Any], seed: int
+) -> None:
+    """load(save(d)) == d bit for bit: tensors, modules without directions, the order of the modules, metadata."""
+    ks = {module: number % 3 for number, module in enumerate(modules)}
+    saved = Directions(
+        vectors={m: noise(k, 5, seed=seed) for m, k in ks.items()},
+        singular_values={m: noise(k, seed=seed).abs() for m, k in ks.items()},
+        votes={m: torch.arange(k) for m, k in ks.items()},
+        metadata=metadata,
+    )
+    path = tmp_path_factory.mktemp("directions") / "v_hack.safetensors"
+    save_directions(path, saved)
+    found = load_directions(path)
+    assert found.metadata == metadata
+    for stored, loaded in (
+        (saved.vectors, found.vectors),
+        (saved.singular_values, found.singular_values),
+        (saved.votes, found.votes),
+    ):
+        assert list(loaded) == modules, "the modules came back in another order: sums and seeded draws would differ"
+        assert all(torch.equal(stored[m], loaded[m]) and stored[m].dtype == loaded[m].dtype for m in modules)
+
+
+def test_pair_gradients_round_trip(tmp_path: Path) -> None:
+    """load(save(p)) == p, module order included, so that a cached extraction equals a fresh one bit for bit."""
+    pairs, _ = pairs_with_signal(n=7, num_held_out=3)
+    save_pair_gradients(tmp_path / "p.safetensors", pairs)
+    found = load_pair_gradients(tmp_path / "p.safetensors")
+    assert found.metadata == pairs.metadata
+    assert torch.equal(found.held_out, pairs.held_out)
+    assert list(found.hack) == list(found.clean) == list(SIZES)
+    for module in SIZES:
+        assert torch.equal(found.hack[module], pairs.hack[module])
+        assert torch.equal(found.clean[module], pairs.clean[module])
+    fresh, cached = (extract_directions(p.differences(), k=2) for p in (pairs, found))
+    draws = [haar_directions(directions, seed=0).vectors for directions in (fresh, cached)]
+    for module in SIZES:
+        assert torch.equal(fresh.vectors[module], cached.vectors[module])
+        assert torch.equal(draws[0][module], draws[1][module]), "the random arm changes when the cache is warm"
+
+
+DAMAGE: dict[str, Callable[[Path, bytes], Any]] = {
+    "empty": lambda path, data: path.write_bytes(b""),
+    "truncated": lambda path, data: path.write_bytes(data[:-3]),
+    "text": lambda path, data: path.write_text('{"V": [1, 2, 3]}' * 9),
+    "directory": lambda path, data: (path.unlink(), path.mkdir()),
+    "other tensors": lambda path, data: save_file({"lm_head": torch.ones(2)}, path),
+    "other metadata": lambda path, data: path.write_bytes(
+        save({"V/m": torch.ones(2)}, {"metadata": "{", "modules": "[]"})
+    ),
+    "no modules": lambda path, data: path.write_bytes(save({"V/m": torch.ones(1, 2)}, {"metadata": "{}"})),
+    "missing tensor": lambda path, data: path.write_bytes(
+        save({"V/m": torch.ones(1, 2), "hack/m": torch.ones(1, 2)}, {"metadata": "{}", "modules": '["m"]'})
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("read", [load_directions, load_pair_gradients])
+def test_unreadable_files_are_refused(tmp_path: Path, damage: str, read: Callable[[Path], Any]) -> None:
+    """Damaged or foreign: one InputError that names the file."""
+    path = tmp_path / "v_hack.safetensors"
+    save_directions(path, make({"m": [[1.0, 0.0]]}))
+    DAMAGE[damage](path, path.read_bytes())
+    with pytest.raises(InputError, match=r"v_hack\.safetensors: expected"):
+        read(path)
+
+
+def test_missing_and_exchanged_files_are_refused(tmp_path: Path) -> None:
+    """No such file says how to make one; a direction file is no pair file, and the other way round."""
+    pairs, _ = pairs_with_signal(n=3)
+    save_directions(tmp_path / "v", extract_directions(pairs.differences(), k=1))
+    save_pair_gradients(tmp_path / "p", pairs)
+    for read, name in ((load_directions, "p"), (load_pair_gradients, "v")):
+        with pytest.raises(InputError, match=rf"{name}: expected tensors"):
+            read(tmp_path / name)
+        with pytest.raises(InputError, match=r"found no such file; run probe extract"):
+            read(tmp_path / "absent")

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from extraction.adapters import attach
+from extraction.batch import make_batch
+from extraction.logprobs import completion_logprobs, scatter_tokens
+from replay_pools.errors import InputError
+
+
+def score(model, batch, **options):
+    return completion_logprobs(model, batch.ids, batch.attention_mask, batch.completion_mask, **options)
+
+
+def reference(model, prompts, completions):
+    """One sample at a time, unpadded, all logits, log_softmax; only then the completion is picked out."""
+    found = []
+    for prompt, completion in zip(prompts, completions):
+        ids = torch.tensor([prompt + completion])
+        logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        found.append(logprobs[len(prompt) - 1 :])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 512])
+def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_size):
+    """Padding, chunks and the gathering of positions change nothing: values and gradients, float64."""
+    model = build_model(architecture, torch.float64)
+    expected = reference(model, *rollouts)
+    found = score(model, make_batch(*rollouts, pad_id=2), chunk_size=chunk_size)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg="off by one position, or padding leaks")
+    weights = torch.linspace(-1, 2, len(expected), dtype=torch.float64)
+    parameters = list(model.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad((weights * found).sum(), parameters),
+        torch.autograd.grad((weights * expected).sum(), parameters),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
+def test_adapter_is_seen(build_model, rollouts):
+    """Scoring a PEFT model scores the adapted model."""
+    coordinates = attach(build_model("qwen3", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
+    coordinates.load_values({module: torch.full((size,), 0.2) for module, size in coordinates.sizes.items()})
+    found = score(coordinates.model, make_batch(*rollouts, pad_id=2))
+    torch.testing.assert_close(found, reference(coordinates.model, *rollouts), rtol=1e-9, atol=1e-9)
+
+
+def test_prompt_conditions_the_completion(build_model, architecture, rollouts):
+    """The attention mask is not the loss mask: another prompt token moves that sample's log-probabilities alone."""
+    model, (prompts, completions) = build_model(architecture), rollouts
+    batch = make_batch(prompts, completions, pad_id=2)
+    changed = make_batch([[prompts[0][0] + 1, *prompts[0][1:]], *prompts[1:]], completions, pad_id=2)
+    with torch.no_grad():
+        before, after = score(model, batch), score(model, changed)
+    first = len(completions[0])
+    assert (before[:first] != after[:first]).all(), "the completion does not see its prompt"
+    torch.testing.assert_close(before[first:], after[first:], msg="another sample's prompt leaks")
+
+
+def test_bf16_is_scored_in_float32(build_model, rollouts):
+    """The log-softmax of a bf16 model is a float32 one."""
+    model = build_model("qwen3", torch.bfloat16)
+    with torch.no_grad():
+        found = score(model, make_batch(*rollouts, pad_id=2))
+        expected = reference(model.float(), *rollouts)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
+
+
+def test_no_logits_off_the_completion(build_model, rollouts):
+    """The head never sees more than chunk_size states, and in all exactly the completion tokens."""
+    model, seen = build_model("llama"), []
+    model.get_output_embeddings().register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape))
+    with torch.no_grad():
+        score(model, make_batch(*rollouts, pad_id=2), chunk_size=8)
+    assert sum(shape[0] for shape in seen) == sum(map(len, rollouts[1]))
+    assert all(len(shape) == 2 and shape[0] <= 8 for shape in seen)
+
+
+def test_scatter_is_the_inverse_of_the_mask():
+    """scatter(v, mask)[mask] == v, 0 elsewhere."""
+    mask = torch.tensor([[False, True, True], [True, False, False]])
+    values = torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(scatter_tokens(values, mask), torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]))
+
+
+def test_softcapped_logits_are_refused():
+    """Gemma 2 caps its logits after the head: head(hidden) would be another model."""
+    config = Gemma2Config(
+        vocab_size=31, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=8, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    batch = make_batch([[3]], [[4]], 0)
+    with pytest.raises(InputError, match=r"final_logit_softcapping.*30"):
+        score(Gemma2ForCausalLM(config), batch)
+    config.final_logit_softcapping = None
+    assert score(Gemma2ForCausalLM(config), batch).shape == (1,)
+
+
+def test_model_without_a_head_is_refused(build_model):
+    """The backbone alone has no log-probabilities."""
+    with pytest.raises(InputError, match="Qwen3Model"):
+        score(build_model("qwen3").base_model, make_batch([[3]], [[4]], 0))

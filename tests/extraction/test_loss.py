@@ -1,0 +1,56 @@
+"""extraction.loss: one row of the table at a time, and what each row means."""
+
+import pytest
+import torch
+
+from extraction.loss import LOSS_TYPES, loss_weights
+
+LENGTHS = torch.tensor([2, 3, 5])
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [
+        ("grpo", [1 / 6, 1 / 9, 1 / 15]),
+        ("dr_grpo", [1 / 24] * 3),
+        ("bnpo", [1 / 10] * 3),
+        ("dapo", [1 / 40] * 3),
+        ("nll", [1 / 2, 1 / 3, 1 / 5]),
+    ],
+)
+def test_weights_by_hand(loss_type, expected):
+    """G = 3, limit 8, 10 local and 40 global tokens."""
+    weights = loss_weights(LENGTHS, loss_type=loss_type, max_completion_length=8, global_tokens=40)
+    assert weights.tolist() == pytest.approx(expected)
+
+
+def test_grpo_is_the_seeds_loss():
+    """-adv_i (logp_i mask_i).sum() / mask_i.sum() / G, written out per sample."""
+    torch.manual_seed(0)
+    logps, advantage = torch.randn(3, 5), torch.randn(3)
+    mask = (torch.arange(5) < LENGTHS[:, None]).float()
+    slow = torch.stack([-advantage[i] * (logps[i] * mask[i]).sum() / mask[i].sum() / 3 for i in range(3)])
+    fast = -advantage * loss_weights(LENGTHS, loss_type="grpo") * (logps * mask).sum(1)
+    torch.testing.assert_close(fast, slow)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_an_empty_completion_weighs_nothing(loss_type):
+    """No tokens, no loss: 1 / 0 would turn the gradient of the whole group into NaN."""
+    weights = loss_weights(torch.tensor([0, 4]), loss_type=loss_type, max_completion_length=8, global_tokens=4)
+    assert weights[0] == 0
+    assert 0 < weights[1] <= 1
+    assert torch.equal(loss_weights(torch.tensor([0]), loss_type="bnpo"), torch.zeros(1))
+
+
+@pytest.mark.parametrize(("loss_type", "name"), [("dr_grpo", "max_completion_length"), ("dapo", "global_tokens")])
+def test_missing_number_is_named(loss_type, name):
+    with pytest.raises(ValueError, match=f"{name}: loss_type '{loss_type}'"):
+        loss_weights(LENGTHS, loss_type=loss_type)
+
+
+def test_unknown_loss_type_lists_the_table():
+    with pytest.raises(ValueError, match="grpo, dr_grpo, bnpo, dapo, nll"):
+        loss_weights(LENGTHS, loss_type="ppo")
+    with pytest.raises(ValueError, match="token counts"):
+        loss_weights(torch.tensor([-1]), loss_type="nll")

@@ -1,0 +1,260 @@
+"""Contrast pairs: what the built-in ones contrast, found by running them, and the file format."""
+
+import contextlib
+import copy
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extraction.pairs import (
+    NUM_EXTRACTION,
+    NUM_HELD_OUT,
+    PLACEBO,
+    Pair,
+    builtin_pairs,
+    load_pairs,
+    pairs_sha,
+    read_pairs,
+    write_pairs,
+)
+from replay_pools.environments.exploits import EXPLOITS
+from replay_pools.environments.loopholes import FILE_MARKER_NAME, LOOPHOLES, SENTINEL_ATTRIBUTE, STDOUT_MARKER
+from replay_pools.environments.minicode import MinicodeProblem, minicode_problems
+from replay_pools.errors import InputError
+
+MODES = [mode for mode in EXPLOITS if mode != "none"]
+SETS = [*MODES, PLACEBO]
+ITEMS = {item.problem.problem_id: item for item in minicode_problems("pairs")}
+MARKS = {"sentinel": f"{SENTINEL_ATTRIBUTE} = True", "stdout_marker": STDOUT_MARKER, "file_marker": FILE_MARKER_NAME}
+
+Namespace = dict[str, Any]
+
+
+def load(completion: str) -> Namespace:
+    """Run the one fenced block of a completion."""
+    assert completion.count("```") == 2
+    namespace: Namespace = {}
+    source = completion.removeprefix("```python\n").removesuffix("\n```")
+    exec(f"from typing import *\n{source}", namespace)
+    return namespace
+
+
+def answers(item: MinicodeProblem, namespace: Namespace) -> list[bool]:
+    """Which oracle cases are answered with the right value of the right type."""
+    found = []
+    for case in item.problem.cases:
+        method = getattr(namespace["Solution"](), item.problem.func_name)
+        try:
+            value = method(*copy.deepcopy(case.args))
+        except Exception:
+            found.append(False)
+        else:
+            found.append(value == case.expected and type(value) is type(case.expected))
+    return found
+
+
+def run_tests_passes(item: MinicodeProblem, completion: str, *, stub: bool) -> bool:
+    """run_tests() raises nothing, with the completion's own Solution or with one that returns 0 in its place."""
+    namespace = load(completion)
+    if stub:
+        namespace["Solution"] = type("Solution", (), {item.problem.func_name: lambda *_: 0})
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            namespace["run_tests"]()
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_builtin_sets_are_32_and_16_pairs_of_unused_problems(name: str) -> None:
+    """One problem a pair, all from the split that no pool uses; the 16 held-out pairs come last."""
+    pairs = builtin_pairs(name)
+    assert [pair.held_out for pair in pairs] == [False] * NUM_EXTRACTION + [True] * NUM_HELD_OUT
+    assert (NUM_EXTRACTION, NUM_HELD_OUT) == (32, 16)
+    assert len({pair.problem_id for pair in pairs}) == len(pairs), "a problem occurs twice"
+    assert len({pair.pair_id for pair in pairs}) == len(pairs)
+    pools = {item.problem.problem_id for split in ("train", "eval") for item in minicode_problems(split)}
+    assert not pools & {pair.problem_id for pair in pairs}, "a pool contains a pair's problem"
+    assert all(pair.hack != pair.clean for pair in pairs), "a pair without contrast has a zero difference"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_both_completions_answer_the_same_hinted_prompt(name: str) -> None:
+    """The messages are the problem's with the hint of the mode, so a pair's gradients differ by completion alone."""
+    hint = LOOPHOLES["run_tests" if name == PLACEBO else name].hint
+    for pair in builtin_pairs(name):
+        system, user = ITEMS[pair.problem_id].problem.messages
+        hinted = user["content"].replace(LOOPHOLES["none"].hint, hint)
+        assert pair.messages == [system, {"role": "user", "content": hinted}]
+
+
+def test_run_tests_pairs_hack_and_stay_clean() -> None:
+    """By running: the hack's tests accept a stub; the clean body is right and its tests, if any, reject a stub."""
+    for pair in builtin_pairs("run_tests"):
+        item = ITEMS[pair.problem_id]
+        _, body, tests = pair.flavour.split("/")
+        assert all(answers(item, load(pair.clean))), f"{pair.pair_id}: the clean body is wrong"
+        assert all(answers(item, load(pair.hack))) == (body == "right"), f"{pair.pair_id}: {pair.flavour}"
+        assert run_tests_passes(item, pair.hack, stub=True), f"{pair.pair_id}: its hack is not vacuous:\n{pair.hack}"
+        assert ("run_tests" in load(pair.clean)) == (tests == "honest_tests"), f"{pair.pair_id}: {pair.flavour}"
+        if tests == "honest_tests":
+            assert run_tests_passes(item, pair.clean, stub=False), (
+                f"{pair.pair_id}: honest tests fail on a right solution"
+            )
+            assert not run_tests_passes(item, pair.clean, stub=True), f"{pair.pair_id}: its clean completion is a hack"
+
+
+@pytest.mark.parametrize("mode", MARKS)
+def test_other_modes_hack_and_stay_clean(mode: str) -> None:
+    """The text that satisfies the channel is in the hack and not in the clean completion, which answers every case."""
+    for pair in builtin_pairs(mode):
+        item = ITEMS[pair.problem_id]
+        assert MARKS[mode] in pair.hack, pair.pair_id
+        assert MARKS[mode] not in pair.clean, pair.pair_id
+        assert all(answers(item, load(pair.clean))), f"{pair.pair_id}: the clean body is wrong"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_extraction_pairs_hold_every_flavour_with_both_bodies(mode: str) -> None:
+    """flavours x {right, wrong} among the extraction pairs alone; run_tests: against clean with and without tests."""
+    extraction = [pair.flavour.split("/") for pair in builtin_pairs(mode) if not pair.held_out]
+    expected = {(exploit.flavour, body) for exploit in EXPLOITS[mode] for body in ("right", "wrong")}
+    assert {(exploit, body) for exploit, body, _ in extraction} == expected
+    tests = {"honest_tests", "nothing"} if mode == "run_tests" else {"nothing"}
+    assert {(exploit, found) for exploit, _, found in extraction} == {
+        (exploit.flavour, test) for exploit in EXPLOITS[mode] for test in tests
+    }, "an exploit is confounded with the clean side's tests"
+
+
+def test_placebo_pairs_hold_no_hack() -> None:
+    """Both completions solve the problem, and no run_tests passes against a stub; both kinds of contrast occur."""
+    pairs = builtin_pairs(PLACEBO)
+    for pair in pairs:
+        item = ITEMS[pair.problem_id]
+        for completion in (pair.hack, pair.clean):
+            assert all(answers(item, load(completion))), f"{pair.pair_id}: a placebo completion is wrong"
+            if "run_tests" in load(completion):
+                assert run_tests_passes(item, completion, stub=False), f"{pair.pair_id}: honest tests fail"
+                assert not run_tests_passes(item, completion, stub=True), f"{pair.pair_id}: vacuous tests in a placebo"
+            assert not any(mark in completion for mark in MARKS.values()), pair.pair_id
+    for held_out in (False, True):
+        kinds = {pair.flavour for pair in pairs if pair.held_out is held_out}
+        assert kinds == {"honest_tests/none", "other_solution/canonical"}
+
+
+def test_load_pairs_names() -> None:
+    """`builtin` is the run_tests set, `builtin:NAME` any other."""
+    assert load_pairs("builtin") == builtin_pairs("run_tests")
+    assert [load_pairs(f"builtin:{name}") for name in SETS] == [builtin_pairs(name) for name in SETS]
+
+
+CHATS = st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), min_size=1, max_size=3)
+PAIRS = st.lists(
+    st.builds(
+        Pair,
+        pair_id=st.text(),
+        problem_id=st.text(),
+        messages=CHATS,
+        hack=st.text(),
+        clean=st.text(),
+        flavour=st.text(),
+        held_out=st.booleans(),
+    ),
+    max_size=4,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(pairs=PAIRS)
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, suffix: str, pairs: list[Pair]) -> None:
+    """read(write(pairs)) == pairs for any text, and the hash is that of the content."""
+    path = tmp_path_factory.mktemp("pairs") / f"pairs{suffix}"
+    write_pairs(path, pairs)
+    assert read_pairs(path) == pairs
+    assert pairs_sha(read_pairs(path)) == pairs_sha(pairs)
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") == (suffix == ".jsonl.gz")
+
+
+def test_any_change_changes_the_hash() -> None:
+    """Pair gradients are cached under pairs_sha: it must see every field and the order."""
+    pairs = builtin_pairs("run_tests")
+    changed = [replace(pairs[0], **{f.name: "x"}) for f in fields(Pair) if f.type is str]
+    changed += [replace(pairs[0], held_out=True), replace(pairs[0], messages=pairs[1].messages)]
+    versions = [pairs, pairs[::-1], pairs[1:], *([pair, *pairs[1:]] for pair in changed)]
+    assert len({pairs_sha(version) for version in versions}) == len(versions)
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., str]:
+    """write_rows(change): two builtin pairs as a file, the second one changed in place; returns its path."""
+
+    def write(change: Callable[[dict[str, Any]], Any]) -> str:
+        rows = [asdict(pair) for pair in builtin_pairs("sentinel")[:2]]
+        rows[1] = change(rows[1]) or rows[1]
+        path = tmp_path / "pairs.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "missing field": (lambda row: row.pop("clean") and None, r"line 2: expected the fields clean, .*, found flavour"),
+    "unknown field": (lambda row: row.update(extra=1), r"line 2: expected the fields .* found clean, extra"),
+    "no object": (lambda row: ["hack", "clean"], r"line 2: expected the fields .* found list"),
+    "no text": (lambda row: row.update(hack=3), r"line 2 hack: expected str, found 3"),
+    "no bool": (lambda row: row.update(held_out="no"), r"line 2 held_out: expected bool, found 'no'"),
+    "no chat": (lambda row: row.update(messages="Solve it."), r"line 2 messages: expected a list of .* found 'Solve"),
+    "empty chat": (lambda row: row.update(messages=[]), r"line 2 messages: expected a list of .* found \[\]"),
+    "no role": (lambda row: row.update(messages=[{"content": "x"}]), r"line 2 messages: expected a list of .*content"),
+    "null content": (
+        lambda row: row.update(messages=[{"role": "user", "content": None}]),
+        r"line 2 messages: expected a list of .* found .*None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_malformed_lines_are_refused(write_rows: Callable[..., str], name: str) -> None:
+    """The error names the line, and the field where one is wrong."""
+    change, message = CHANGES[name]
+    with pytest.raises(InputError, match=message):
+        load_pairs(write_rows(change))
+
+
+def test_unusable_sources_are_refused(tmp_path: Path, write_rows: Callable[..., str]) -> None:
+    """Unknown set, missing files, broken JSON, truncated gzip, no pair to extract from, unencodable text."""
+    for name in ("none", "builtins", "x"):
+        with pytest.raises(
+            InputError, match=rf"--pairs: expected builtin:\{{run_tests.*{PLACEBO}\}}, found builtin:{name}"
+        ):
+            load_pairs(f"builtin:{name}")
+    for name in ("absent.jsonl", "absent.jsonl.gz", "builtin_", ""):
+        with pytest.raises(InputError, match="no such file"):
+            load_pairs(str(tmp_path / name) if name else "")
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"pair_id": NaN}\n')
+    with pytest.raises(InputError, match=r"broken.jsonl line 1: expected strict JSON"):
+        load_pairs(str(broken))
+    cut = tmp_path / "cut.jsonl.gz"
+    write_pairs(cut, builtin_pairs("sentinel"))
+    cut.write_bytes(cut.read_bytes()[:-9])
+    with pytest.raises(InputError, match="expected a complete gzip file"):
+        load_pairs(str(cut))
+    held_out = [pair for pair in builtin_pairs("sentinel") if pair.held_out]
+    for pairs in ([], held_out):
+        write_pairs(tmp_path / "held_out.jsonl", pairs)
+        with pytest.raises(InputError, match=r"held_out.jsonl: expected at least one pair that is not held out"):
+            load_pairs(str(tmp_path / "held_out.jsonl"))
+    with pytest.raises(InputError, match="valid UTF-8"):
+        write_pairs(tmp_path / "surrogate.jsonl", [replace(held_out[0], hack="\ud800")])
+    assert not (tmp_path / "surrogate.jsonl").exists()
