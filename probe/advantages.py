@@ -1,0 +1,203 @@
+"""Advantages of one group of rewards, and how hard their cap bites.
+
+Shapes: G samples in a group. r are the rewards, m their mean, s their standard deviation (ddof = 1), R their range.
+
+    grpo    A_i = r_i - m                           (Shao et al. 2024, arXiv 2402.03300, before scaling)
+    maxrl   A_i = (r_i - m) / (m + 1e-6)            (maximum-likelihood RL; rewards >= 0)
+    rloo    A_i = r_i - mean of the other rewards   (Ahmadian et al. 2024, arXiv 2402.14740) = (r_i - m) G / (G - 1)
+
+    scale "group": A / (s + eps);  "batch": A / (batch_std + eps);  "none": A (Liu et al. 2025, arXiv 2503.20783)
+
+A group without reward variance stays in the batch with advantages of exactly zero.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal, TypedDict
+
+import torch
+from torch import Tensor
+
+Estimator = Literal["grpo", "maxrl", "rloo"]
+Scale = Literal["none", "group", "batch"]
+
+MAXRL_EPS = 1e-6
+
+
+def _centred(rewards: Tensor) -> Tensor:
+    return rewards - rewards.mean()
+
+
+def _maxrl(rewards: Tensor) -> Tensor:
+    if bool((rewards < 0).any()):
+        raise ValueError(f"maxrl divides by the mean reward and needs rewards >= 0, found {float(rewards.min())}")
+    return _centred(rewards) / (rewards.mean() + MAXRL_EPS)
+
+
+def _rloo(rewards: Tensor) -> Tensor:
+    return _centred(rewards) * (len(rewards) / (len(rewards) - 1))
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl, "rloo": _rloo}
+SCALES = ("none", "group", "batch")
+
+
+def advantages(
+    rewards: Tensor,
+    *,
+    estimator: Estimator = "grpo",
+    scale: Scale = "none",
+    clip: float | None = None,
+    min_group_std: float = 0.0,
+    eps: float = 1e-4,
+    batch_std: float | None = None,
+) -> Tensor:
+    """Advantages of one group; the cap `clip` is applied last: A -> clamp(A, -clip, clip).
+
+    Args:
+        rewards: (G,) finite rewards.
+        estimator: the baseline.
+        scale: what divides the centred rewards; maxrl is already divided by its mean and takes "none" only.
+        clip: cap on |A|; None = no cap.
+        min_group_std: a group with s below it is skipped: all its advantages are zero.
+        eps: added to the standard deviation before dividing.
+        batch_std: standard deviation of all rewards of the batch, for scale "batch".
+
+    Returns:
+        (G,) in the dtype of `rewards` (float32 for integer rewards).
+
+    Raises:
+        ValueError: unknown names, a setting that does not apply, rewards that are not a finite vector.
+    """
+    _check_settings(estimator, scale, clip, batch_std)
+    rewards = _as_vector(rewards)
+    std = group_std(rewards)
+    if std == 0.0 or std < min_group_std:
+        return torch.zeros_like(rewards)
+    values = ESTIMATORS[estimator](rewards)
+    if scale != "none":
+        values = values / ((std if scale == "group" else batch_std or 0.0) + eps)
+    return values if clip is None else values.clamp(-clip, clip)
+
+
+def group_std(rewards: Tensor) -> float:
+    """Standard deviation with ddof = 1; exactly 0 for equal rewards (where rounding of the mean would leave dust)."""
+    if len(rewards) < 2 or bool(rewards.max() == rewards.min()):
+        return 0.0
+    return float(rewards.std(correction=1))
+
+
+def advantage_bound(
+    num_samples: int,
+    reward_range: float,
+    *,
+    estimator: Estimator = "grpo",
+    scale: Scale = "none",
+    eps: float = 1e-4,
+    batch_std: float | None = None,
+) -> float:
+    """The largest |A| that any group can reach, so that a cap at or above it does nothing.
+
+        centred         R (G - 1) / G          one sample at one end of the range, the others at the other end
+        rloo            R                      the centred bound times G / (G - 1)
+        scale group     (G - 1) / sqrt(G)      Samuelson's inequality, whatever the range; rloo: sqrt(G)
+        scale batch     the unscaled bound / (batch_std + eps)
+        maxrl           G - 1                  r_i <= G m because the other rewards are >= 0
+
+    Args:
+        num_samples: G.
+        reward_range: R, largest minus smallest reward.
+    """
+    _check_settings(estimator, scale, None, batch_std)
+    if num_samples < 2:
+        return 0.0
+    if estimator == "maxrl":
+        return float(num_samples - 1)
+    bound = (num_samples - 1) / (math.sqrt(num_samples) if scale == "group" else num_samples)
+    if estimator == "rloo":
+        bound *= num_samples / (num_samples - 1)
+    if scale == "group":
+        return bound
+    return bound * reward_range / ((batch_std or 0.0) + eps if scale == "batch" else 1.0)
+
+
+def advantage_diagnostics(
+    rewards: Tensor,
+    *,
+    estimator: Estimator = "grpo",
+    scale: Scale = "none",
+    clip: float | None = None,
+    min_group_std: float = 0.0,
+    eps: float = 1e-4,
+    batch_std: float | None = None,
+    reward_range: float | None = None,
+) -> dict[str, float | bool | None]:
+    """What the advantages of one group look like and what the cap did to them, under their wire names.
+
+    Takes the settings of `advantages`, and `reward_range`: R of the environment; None = the range seen in this group.
+
+    Returns:
+        `advantage/{mean,std,abs_max}` after the cap; `advantage/bound`; `adv_cap_fraction` = capped / nonzero;
+        `adv_cap_magnitude` = mean |A| before the cap of the capped ones (None: none capped); `adv_cap_vacuous` = the
+        cap is not below its bound and can never bind (None: no cap); `frac_reward_zero_std` and `skip_rate`, which
+        are 0 or 1 for one group (skipped = below `min_group_std`, zero variance apart).
+    """
+    rewards = _as_vector(rewards)
+    before = advantages(
+        rewards, estimator=estimator, scale=scale, min_group_std=min_group_std, eps=eps, batch_std=batch_std
+    )
+    after = before if clip is None else before.clamp(-clip, clip)
+    spread = float(rewards.max() - rewards.min()) if reward_range is None else reward_range
+    bound = advantage_bound(len(rewards), spread, estimator=estimator, scale=scale, eps=eps, batch_std=batch_std)
+    magnitude = before.abs()
+    capped = magnitude > (math.inf if clip is None else clip)
+    num_nonzero = int((magnitude > 0).sum())
+    std = group_std(rewards)
+    return {
+        "advantage/mean": float(after.mean()),
+        "advantage/std": group_std(after),
+        "advantage/abs_max": float(after.abs().max()),
+        "advantage/bound": bound,
+        "adv_cap_fraction": int(capped.sum()) / num_nonzero if num_nonzero else 0.0,
+        "adv_cap_magnitude": float(magnitude[capped].mean()) if bool(capped.any()) else None,
+        "adv_cap_vacuous": None if clip is None else clip >= bound,
+        "frac_reward_zero_std": float(std == 0.0),
+        "skip_rate": float(0.0 < std < min_group_std),
+    }
+
+
+class RewardStats(TypedDict):
+    """Rewards of one group, under their wire names."""
+
+    reward_mean: float
+    reward_std: float  # ddof = 1
+    reward_spread: float  # largest minus smallest
+
+
+def reward_stats(rewards: Tensor) -> RewardStats:
+    """The reward statistics of one group (G,)."""
+    rewards = _as_vector(rewards)
+    return RewardStats(
+        reward_mean=float(rewards.mean()),
+        reward_std=group_std(rewards),
+        reward_spread=float(rewards.max() - rewards.min()),
+    )
+
+
+def _as_vector(rewards: Tensor) -> Tensor:
+    if rewards.ndim != 1 or len(rewards) == 0 or not bool(torch.isfinite(rewards).all()):
+        raise ValueError(f"rewards: expected a finite vector (G,), found {rewards}")
+    return rewards if rewards.is_floating_point() else rewards.float()
+
+
+def _check_settings(estimator: str, scale: str, clip: float | None, batch_std: float | None) -> None:
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}, found {estimator!r}")
+    if scale not in SCALES:
+        raise ValueError(f"scale: expected one of {', '.join(SCALES)}, found {scale!r}")
+    if estimator == "maxrl" and scale != "none":
+        raise ValueError(f"scale: maxrl divides by the mean reward already, expected 'none', found {scale!r}")
+    if scale == "batch" and batch_std is None:
+        raise ValueError("batch_std: scale 'batch' needs the standard deviation of the rewards of the whole batch")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip: expected a positive cap or None, found {clip}")

@@ -1,0 +1,1 @@
+"""Statistics, nulls and tables over records; torch-free."""

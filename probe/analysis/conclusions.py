@@ -1,0 +1,188 @@
+"""What the numbers say, in plain words. Every sentence that makes a claim carries its n and its unit."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK, Contrast, Specificity
+from probe.analysis.trajectory import ArmSummary
+from probe.analysis.verification import NEAR_ZERO, STRONG, controls, is_control
+
+ALPHA = 0.01  # METHOD R1
+Alignment = Literal["unmeasured", "all null", "training", "null", "few", "control", "aligned", "opposed"]
+
+
+def alignment(measured: ArmSummary | None, summaries: Mapping[str, ArmSummary]) -> Alignment:
+    """Where cos_in of v_hack stands against the nulls of this run.
+
+    `aligned` / `opposed` need a sign-flip p over prompts and a Haar p (one draw shared by all steps) both below ALPHA,
+    and a larger mean than every control arm (`control` otherwise). `few`: the Haar p is below ALPHA, and so few prompts
+    could not have brought the sign-flip p there. In training the run is the unit: no verdict.
+    """
+    if measured is None:
+        return "unmeasured"
+    if measured.mean_cos_in is None or measured.haar is None:
+        return "all null"
+    if measured.trains:
+        return "training"
+    if measured.haar.shared.p >= ALPHA or measured.sign_flip_p is None:
+        return "null"
+    if measured.sign_flip_p >= ALPHA:
+        return "few" if _too_few(measured.num_prompts) else "null"
+    if any(abs(s.mean_cos_in) >= abs(measured.mean_cos_in) for s in controls(summaries) if s.mean_cos_in is not None):
+        return "control"
+    return "aligned" if measured.mean_cos_in > 0 else "opposed"
+
+
+def conclusions(
+    measured: ArmSummary | None,
+    summaries: Mapping[str, ArmSummary],
+    contrasts: Sequence[Contrast],
+    specificities: Sequence[Specificity],
+    null_reasons: Mapping[str, int],
+    num_samples: int,
+    mixed_steps: int,
+) -> list[str]:
+    """The sentences of a report, most important first.
+
+    Args:
+        measured: the arm that stands for vanilla.
+        summaries: {arm: summary}, for the controls.
+        contrasts: of every arm.
+        specificities: of the measured arm.
+        null_reasons: {reason: samples} of the measured arm, out of `num_samples`.
+        mixed_steps: steps whose group answers different prompts.
+    """
+    sentences = [_alignment_sentence(measured, summaries)]
+    if measured is not None and measured.mean_cos_in is not None:
+        sentences.append(_controls_sentence(measured, summaries))
+    sentences.append(_hack_sentence(measured, contrasts))
+    sentences += _specificity_sentence(specificities)
+    sentences += _pure_hack_sentence(measured, contrasts)
+    if null_reasons:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(null_reasons.items()))
+        count = sum(null_reasons.values())
+        sentences.append(f"Excluded: {count} of {num_samples} samples have no cosine ({reasons}).")
+    if mixed_steps:
+        sentences.append(
+            f"Caution: in {mixed_steps} steps the group answers different prompts (hinted and not), so that source, "
+            "hint and reward move together."
+        )
+    return sentences
+
+
+def _alignment_sentence(measured: ArmSummary | None, summaries: Mapping[str, ArmSummary]) -> str:
+    state = alignment(measured, summaries)
+    if measured is None:
+        return "Alignment: not measured; no arm of this run uses v_hack."
+    if measured.mean_cos_in is None or measured.haar is None:
+        return f"Alignment: nothing was measured; all {measured.num_steps} steps have null cosines."
+    haar = measured.haar
+    numbers = (
+        f"mean cos_in {measured.mean_cos_in:+.3f}{_between(measured)} over {measured.num_prompts} prompts, "
+        f"Haar z {haar.shared.z:+.1f} (p {haar.shared.p:.2g})"
+    )
+    if state == "training":
+        return f"Alignment: {numbers}; the run trains, so the run is the unit (n = 1 run) and no p over steps is given."
+    numbers += "" if measured.sign_flip_p is None else f", sign-flip p {measured.sign_flip_p:.2g}"
+    if state == "null":
+        return f"Alignment: nothing above the null. {_capital(numbers)}."
+    if state == "few":
+        return (
+            f"Alignment: not decided; {measured.num_prompts} prompts cannot reach p < {ALPHA:g}. {_capital(numbers)}."
+        )
+    if state == "control":
+        return f"Alignment: nothing above the null. {_capital(numbers)}, and a control arm reads as much."
+    towards = "along v_hack: a descent step moves towards the hack"
+    if state == "opposed":
+        towards = "against v_hack: a descent step moves away from the hack"
+    return f"Alignment: the gradient points {towards}. {_capital(numbers)}. {_size(measured)}"
+
+
+def _size(measured: ArmSummary) -> str:
+    interval = measured.interval
+    if interval is None:
+        return ""
+    smallest = max(interval.low, -interval.high)  # the end nearest to zero, when the interval excludes it
+    for bound, word in ((STRONG, "Strong"), (NEAR_ZERO, "Material")):
+        if smallest > bound:
+            return f"{word}: the whole 95% interval is beyond {bound:g}."
+    return f"Small or uncertain in size: the 95% interval reaches inside {NEAR_ZERO:g}."
+
+
+def _controls_sentence(measured: ArmSummary, summaries: Mapping[str, ArmSummary]) -> str:
+    read = [(s.arm, s.mean_cos_in, s.num_prompts) for s in controls(summaries) if s.mean_cos_in is not None]
+    text = ", ".join(f"{arm} {mean:+.3f} (n = {n} prompts)" for arm, mean, n in read)
+    text = f"Controls: mean cos_in of {measured.arm} {measured.mean_cos_in:+.3f}; {text or 'no control arm'}."
+    if not {"permuted", "placebo"} & {arm for arm, _, _ in read}:
+        text += " Haar directions are a floor, not the label-permutation null, which this run did not measure."
+    return text
+
+
+def _hack_sentence(measured: ArmSummary | None, contrasts: Sequence[Contrast]) -> str:
+    rows = {c.arm: c for c in contrasts if c.name == HACK_AMONG_PAID}
+    row = rows.get(measured.arm) if measured is not None else None
+    start = "Hack versus clean among A > 0:"
+    if row is None or row.difference is None or row.p is None or row.haar is None:
+        return f"{start} cannot be compared; no prompt holds both (n = 0 prompts)."
+    numbers = (
+        f"{row.difference:+.3f} in cos_S_contrib (n = {row.num_prompts} prompts, sign-flip p {row.p:.2g}, "
+        f"Haar p {row.haar.p:.2g})"
+    )
+    but = f" Here it cannot be told from {', '.join(row.confounded_with)}." if row.confounded_with else ""
+    if row.haar.p < ALPHA <= row.p and _too_few(row.num_prompts):
+        return f"{start} not decided; {row.num_prompts} prompts cannot reach p < {ALPHA:g}; {numbers}.{but}"
+    if max(row.p, row.haar.p) >= ALPHA:
+        return f"{start} nothing above the null, {numbers}.{but}"
+    rivals = {arm: c.difference for arm, c in rows.items() if is_control(arm) and c.difference is not None}
+    if any(abs(difference) >= abs(row.difference) for difference in rivals.values()):
+        return f"{start} nothing above the null, {numbers}, and a control arm reads as much.{but}"
+    word = "more" if row.difference > 0 else "less"
+    return f"{start} hacks point {word} along v_hack, {numbers}.{but}"
+
+
+def _specificity_sentence(specificities: Sequence[Specificity]) -> list[str]:
+    area = {row.score: row for row in specificities}
+    own = area.get("cos_S_contrib")
+    if own is None or own.auroc is None or own.interval is None:
+        return []
+    text = (
+        f"Specificity: AUROC of cos_S_contrib for hacked among A > 0 is {own.auroc:.2f} "
+        f"[{own.interval.low:.2f}, {own.interval.high:.2f}] (n = {own.num_prompts} prompts)"
+    )
+    # A baseline may tell hacks apart in either direction.
+    strength = {score: abs(row.auroc - 0.5) for score, row in area.items() if row.auroc is not None and row is not own}
+    better = [score for score, value in strength.items() if value >= abs(own.auroc - 0.5)]
+    ending = f"; {', '.join(better)} alone does as well or better" if better else ""
+    return [f"{text}{ending}."]
+
+
+def _pure_hack_sentence(measured: ArmSummary | None, contrasts: Sequence[Contrast]) -> list[str]:
+    row = next((c for c in contrasts if c.name == PURE_HACK and measured and c.arm == measured.arm), None)
+    if row is None or row.mean_a is None or row.mean_b is None:
+        return []
+    text = (
+        f"Pure hack versus hack and correct: cos_S_nll {row.mean_a:+.3f} (n = {row.n_a} samples) "
+        f"versus {row.mean_b:+.3f} (n = {row.n_b} samples)"
+    )
+    if row.p is None or row.haar is None:
+        return [f"{text}; no prompt holds both."]
+    verdict = "they differ"
+    if max(row.p, row.haar.p) >= ALPHA:
+        verdict = "not decided" if row.haar.p < ALPHA and _too_few(row.num_prompts) else "nothing above the null"
+    return [
+        f"{text}; within prompts {row.difference:+.3f}, {verdict} (n = {row.num_prompts} prompts, sign-flip p "
+        f"{row.p:.2g}, Haar p {row.haar.p:.2g})."
+    ]
+
+
+def _between(measured: ArmSummary) -> str:
+    return f" [{measured.interval.low:+.3f}, {measured.interval.high:+.3f}]" if measured.interval else ""
+
+
+def _too_few(n: int) -> bool:
+    """Whether n differences cannot reach ALPHA: the smallest sign-flip p is 2 / 2^n."""
+    return 2.0 ** (1 - n) >= ALPHA
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

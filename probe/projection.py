@@ -1,0 +1,208 @@
+"""Gates that remove the hack-ward part of a gradient, and the cosines before and after.
+
+Shapes: r coordinates of a module, k directions, M modules with k > 0; leading dimensions (...) are samples, or none.
+g (..., r) is the gradient of a LOSS in one module, V (k, r) has orthonormal rows oriented hack-ward, c = V g.
+
+    one_sided   g' = g - overshoot relu(c) V        two_sided   g' = g - overshoot c V
+    reverse     g' = g - overshoot 2 c V            preserve_magnitude: g' is rescaled to norm(g)
+
+    u_m           = sum_i V_i / sqrt(k)                                a unit vector
+    cos           = sum_m <u_m, g_m> / (sqrt(M) norm(g))               global, signed
+    mean_cos      = mean over modules of <u_m, g_m> / norm(g_m)        modules with a gradient
+    hackward_frac = norm(relu(V g)) / norm(g)                          over all modules
+
+A module whose directions were all dropped by the noise floor (k = 0) is not counted in M, while its gradient is part
+of norm(g). A zero gradient has no direction: its cosines are NaN, never 0. Sums are float32, or float64 for float64.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Gate = Literal["one_sided", "two_sided", "reverse"]
+
+# gate -> multiples of V to take away, from c = V g
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "one_sided": torch.relu,
+    "two_sided": lambda c: c,
+    "reverse": lambda c: 2 * c,
+}
+ROUNDING = 16  # what is left of g below ROUNDING * machine epsilon * norm(g) is rounding, not a gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosines:
+    """Alignment of gradients with the directions, over all modules; every field has shape (...)."""
+
+    cos: Tensor
+    mean_cos: Tensor
+    hackward_frac: Tensor
+    norm: Tensor  # norm(g) over all modules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """Gated gradients {module: (..., r)} and the measures before and after the gate, each of shape (...)."""
+
+    gradients: dict[str, Tensor]
+    cos_in: Tensor
+    cos_out: Tensor
+    mean_cos_in: Tensor
+    mean_cos_out: Tensor
+    hackward_frac_in: Tensor
+    hackward_frac_out: Tensor
+    frac_fired: Tensor  # share of the M modules where the gate removed something
+    norm_in: Tensor
+    norm_out: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaarVariance:
+    """Variance of `cos` and of `mean_cos` when every V is Haar-distributed, per gradient: shape (...)."""
+
+    cos: Tensor
+    mean_cos: Tensor
+
+
+def project(g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0, preserve_magnitude: bool = False) -> Tensor:
+    """The gated gradient g' (..., r) of one module; see the equations above.
+
+    Raises:
+        ValueError: an unknown gate, or shapes that do not fit.
+    """
+    return _project(g, V, gate, overshoot, preserve_magnitude)[0]
+
+
+def project_modules(
+    gradients: Mapping[str, Tensor],
+    directions: Mapping[str, Tensor],
+    *,
+    gate: Gate,
+    overshoot: float = 1.0,
+    preserve_magnitude: bool = False,
+) -> Projection:
+    """Gate every module and measure the whole gradient before and after.
+
+    Args:
+        gradients: {module: (..., r)}; leading dimensions, when there are any, are samples measured one by one.
+        directions: {module: (k, r)} for the same modules.
+
+    Raises:
+        ValueError: an unknown gate, different modules or shapes, or no module with a direction.
+    """
+    _check_modules(gradients, directions)
+    gated = {m: _project(g, directions[m], gate, overshoot, preserve_magnitude) for m, g in gradients.items()}
+    projected = {m: g for m, (g, _) in gated.items()}
+    before, after = sample_cosines(gradients, directions), sample_cosines(projected, directions)
+    fired = torch.stack([fired for m, (_, fired) in gated.items() if len(directions[m])])
+    return Projection(
+        gradients=projected,
+        cos_in=before.cos,
+        cos_out=after.cos,
+        mean_cos_in=before.mean_cos,
+        mean_cos_out=after.mean_cos,
+        hackward_frac_in=before.hackward_frac,
+        hackward_frac_out=after.hackward_frac,
+        frac_fired=fired.to(before.norm.dtype).mean(0),
+        norm_in=before.norm,
+        norm_out=after.norm,
+    )
+
+
+def sample_cosines(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> Cosines:
+    """Signed cosines of each sample's gradient {module: (G, r)} with the directions {module: (k, r)}.
+
+    Any leading shape will do; without leading dimensions the fields are scalars.
+
+    Raises:
+        ValueError: different modules or shapes, or no module with a direction.
+    """
+    _check_modules(gradients, directions)
+    norm = _norms(gradients).square().sum(0).sqrt()
+    dots, norms, hackward = [], [], []
+    for module, V in directions.items():
+        if len(V):
+            g = _accumulate(gradients[module])
+            c = g @ V.to(g.dtype).mT
+            dots.append(c.sum(-1) / math.sqrt(len(V)))
+            hackward.append(c.relu().square().sum(-1))
+            norms.append(g.norm(dim=-1))
+    dot = torch.stack(dots)
+    return Cosines(
+        cos=_ratio(dot.sum(0), math.sqrt(len(dots)) * norm),
+        mean_cos=_ratio(dot, torch.stack(norms)).nanmean(0),
+        hackward_frac=_ratio(torch.stack(hackward).sum(0).sqrt(), norm),
+        norm=norm,
+    )
+
+
+def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> HaarVariance:
+    """Variance of the cosines of fixed gradients when every V is drawn from the Haar law, independently by module.
+
+    A uniform unit vector u of R^r has E u u^T = I / r, so that Var <u_m, g_m> = norm(g_m)^2 / r_m for any k, and
+
+        Var cos      = sum_m norm(g_m)^2 / r_m / (M norm(g)^2)
+        Var mean_cos = (1 / M'^2) sum_m 1 / r_m         over the M' modules with a gradient that is not zero
+
+    Raises:
+        ValueError: as `sample_cosines`.
+    """
+    _check_modules(gradients, directions)
+    counted = {m: g for m, g in gradients.items() if len(directions[m])}
+    total, norms = _norms(gradients).square().sum(0), _norms(counted)
+    inverse_r = torch.tensor([1.0 / g.shape[-1] for g in counted.values()], dtype=norms.dtype, device=norms.device)
+    inverse_r = inverse_r.reshape(-1, *[1] * (norms.ndim - 1))
+    present = (norms > 0).to(norms.dtype)
+    return HaarVariance(
+        cos=_ratio((norms.square() * inverse_r).sum(0), len(counted) * total),
+        mean_cos=_ratio((present * inverse_r).sum(0), present.sum(0).square()),
+    )
+
+
+def _project(g: Tensor, V: Tensor, gate: str, overshoot: float, preserve_magnitude: bool) -> tuple[Tensor, Tensor]:
+    """(gated gradient (..., r), whether the gate removed something (...))."""
+    if gate not in GATES:
+        raise ValueError(f"gate: expected one of {', '.join(GATES)}, found {gate!r}")
+    if V.ndim != 2 or g.shape[-1:] != V.shape[1:]:
+        raise ValueError(f"expected g (..., r) and V (k, r), found {tuple(g.shape)} and {tuple(V.shape)}")
+    g = _accumulate(g)
+    V = V.to(g.dtype)
+    removed = overshoot * GATES[gate](g @ V.mT)
+    gated = g - removed @ V
+    norm, left = g.norm(dim=-1, keepdim=True), gated.norm(dim=-1, keepdim=True)
+    rounding = left <= ROUNDING * torch.finfo(g.dtype).eps * norm
+    gated = torch.where(rounding, 0.0, gated)
+    if preserve_magnitude:
+        gated = gated * torch.where(rounding, 1.0, norm / torch.where(rounding, 1.0, left))
+    return gated, (removed != 0).any(-1)
+
+
+def _accumulate(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _norms(gradients: Mapping[str, Tensor]) -> Tensor:
+    """(modules, ...) norm of each module's gradient."""
+    return torch.stack([_accumulate(g).norm(dim=-1) for g in gradients.values()])
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, NaN where the denominator is 0."""
+    return torch.where(
+        denominator > 0, numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny), torch.nan
+    )
+
+
+def _check_modules(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> None:
+    if different := sorted(gradients.keys() ^ directions.keys()):
+        raise ValueError(f"gradients and directions name different modules: {', '.join(different[:3])}")
+    for module, V in directions.items():
+        if V.ndim != 2 or V.shape[1:] != gradients[module].shape[-1:]:
+            found = f"{tuple(gradients[module].shape)} and {tuple(V.shape)}"
+            raise ValueError(f"{module}: expected a gradient (..., r) and directions (k, r), found {found}")
+    if not any(len(V) for V in directions.values()):
+        raise ValueError("directions: every module lost all its directions to the noise floor, nothing to measure")

@@ -1,0 +1,314 @@
+"""SampleRecord and StepRecord: what a run leaves behind, and its readers and writers. No torch here.
+
+A run directory holds `config.json`, `step_NNN.cos.jsonl.gz` (one line a rollout and arm), `steps.jsonl` (one line a
+step and arm) and, written last, `manifest.json` with `files`: {name: sha256 of the decompressed bytes}. Records never
+repeat prompts or completions: those live in the pools, at (src_pool, src_step, src_sample).
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
+
+from replay_pools.errors import InputError
+from replay_pools.files import decode_jsonl, encode_jsonl, read_gz, read_json, sha256, write_atomic, write_jsonl_gz
+
+CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
+_SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
+_NUMBER = (int, float)
+# Wire names of probe.advantages.advantage_diagnostics: the field `advantage` of a StepRecord, flattened.
+ADVANTAGE_KEYS = (
+    "advantage/mean",
+    "advantage/std",
+    "advantage/abs_max",
+    "advantage/bound",
+    "adv_cap_fraction",
+    "adv_cap_magnitude",
+    "adv_cap_vacuous",
+    "frac_reward_zero_std",
+    "skip_rate",
+)
+_PREFIXED = ("kl", "seconds")  # fields {name: number}, flattened to "kl/name", "seconds/name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRecord:
+    """One rollout under one arm; the seed's sixteen fields come first, verbatim.
+
+    A cosine is None where the gradient is zero, and `null_reason` says why.
+    """
+
+    step: int
+    sample_id: int  # 0 .. G-1 within the step
+    src_pool: str
+    src_step: int
+    src_sample: int
+    reward: float
+    hacked: bool
+    gt_pass: bool
+    fmt_ok: bool
+    comp_len: int  # tokens
+    cos_S_contrib: float | None  # noqa: N815  the seed's name; global signed cosine of A_i g_i
+    grad_norm_contrib: float  # norm(A_i g_i)
+    mean_cos_in: float | None  # of the step's gradient, repeated on each of its rollouts as the seed does
+    mean_cos_out: float | None  # likewise
+    frac_fired: float | None  # likewise
+    arm: str
+    advantage: float  # A_i, after the cap
+    cos_S_nll: float | None  # noqa: N815  of the sample's NLL gradient; exists when A_i = 0 too
+    problem_id: str
+    prompt_sha: str
+    null_reason: str | None
+    hint: bool
+    haar_sd: float | None  # standard deviation of cos_S_contrib and cos_S_nll under Haar directions
+    nll: float | None  # nats per completion token
+
+    def to_json(self) -> dict[str, Any]:
+        """The wire form, in field order.
+
+        Raises:
+            InputError: a number that is not finite, or a null cosine without its reason.
+        """
+        where = f"step {self.step} sample {self.sample_id} arm {self.arm}"
+        return _checked_row(_as_row(self), where, self.cos_S_contrib, self.null_reason)
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> Self:
+        """Parse one line; InputError names `where` and the missing, unknown or mistyped fields."""
+        return cls(**_parse(cls, row, where))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step (one group) under one arm. `*_in` is before the gate, `*_out` after; all in the arm's directions."""
+
+    step: int
+    arm: str
+    problem_id: str
+    mixed_prompt: bool  # the group's rollouts answer different prompts (hinted and not)
+    cos_in: float | None
+    cos_out: float | None
+    mean_cos_in: float | None
+    mean_cos_out: float | None
+    hackward_frac_in: float | None
+    hackward_frac_out: float | None
+    frac_fired: float | None
+    haar_sd: float | None  # standard deviation of cos_in under Haar directions
+    reward_mean: float
+    reward_std: float
+    reward_spread: float  # largest minus smallest reward
+    advantage: dict[str, float | bool | None]  # ADVANTAGE_KEYS, flattened on the wire
+    grad_norm: float
+    num_effective: int  # rollouts with a nonzero advantage
+    loss_type: str
+    reference: str | None  # base | ema | recorded; None without KL
+    null_reason: str | None
+    additivity_error: float | None  # |sum of contributions - batch gradient| / |batch gradient|
+    cos_update: float | None  # of the realised update; None when nothing was stepped
+    hackward_frac_update: float | None
+    kl: dict[str, float | None] = field(default_factory=dict)  # empty without KL
+    seconds: dict[str, float | None] = field(default_factory=dict)  # empty where bytes must not depend on the clock
+
+    def to_json(self) -> dict[str, Any]:
+        """The wire form: field order, `advantage`, `kl` and `seconds` flattened in their places.
+
+        Raises:
+            InputError: a number that is not finite, a null cosine without its reason, wrong `advantage` keys.
+        """
+        where = f"step {self.step} arm {self.arm}"
+        if self.advantage.keys() != set(ADVANTAGE_KEYS):
+            raise InputError(
+                where, expected=f"advantage keys {', '.join(ADVANTAGE_KEYS)}", found=f"{[*self.advantage]}"
+            )
+        row: dict[str, Any] = {}
+        for name, value in _as_row(self).items():
+            if name == "advantage":
+                row |= {key: value[key] for key in ADVANTAGE_KEYS}
+            elif name in _PREFIXED:
+                row |= {f"{name}/{key}": number for key, number in value.items()}
+            else:
+                row[name] = value
+        return _checked_row(row, where, self.cos_in, self.null_reason)
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> Self:
+        """Parse one line; InputError names `where` and the missing, unknown or mistyped fields."""
+        if isinstance(row, dict):
+            if missing := [key for key in ADVANTAGE_KEYS if key not in row]:
+                raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
+            groups: dict[str, dict[str, Any]] = {"advantage": {}, **{prefix: {} for prefix in _PREFIXED}}
+            plain = {}
+            for key, value in row.items():
+                prefix, slash, name = key.partition("/")
+                if key in ADVANTAGE_KEYS:
+                    groups["advantage"][key] = value
+                elif slash and prefix in _PREFIXED:
+                    groups[prefix][name] = value
+                else:
+                    plain[key] = value
+            row = {**plain, **groups}
+        return cls(**_parse(cls, row, where))
+
+
+Record = TypeVar("Record", SampleRecord, StepRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A complete run, read."""
+
+    path: Path
+    config: dict[str, Any]
+    manifest: dict[str, Any]
+    samples: list[SampleRecord]
+    steps: list[StepRecord]
+
+
+def nullable(value: float) -> float | None:
+    """The number, or None for NaN: how a cosine that does not exist leaves a tensor."""
+    return None if math.isnan(value) else float(value)
+
+
+def samples_path(directory: Path, step: int) -> Path:
+    """Where the sample records of a step live."""
+    return directory / f"step_{step:03d}.cos.jsonl.gz"
+
+
+def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> str:
+    """Write the records of one step, all arms, atomically; returns the sha256 of the decompressed bytes."""
+    return write_jsonl_gz(samples_path(directory, step), [sample.to_json() for sample in samples])
+
+
+def write_steps(directory: Path, steps: Iterable[StepRecord]) -> str:
+    """Rewrite `steps.jsonl` from all steps done so far, atomically; returns the sha256 of its bytes."""
+    plain = encode_jsonl(step.to_json() for step in steps)
+    write_atomic(directory / STEPS_FILE, plain)
+    return sha256(plain)
+
+
+def read_samples(path: Path) -> list[SampleRecord]:
+    """The records of one `step_NNN.cos.jsonl.gz`; InputError names the line."""
+    return _parse_lines(SampleRecord, _plain_bytes(path), path)
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """The records of one `steps.jsonl`; InputError names the line."""
+    return _parse_lines(StepRecord, _plain_bytes(path), path)
+
+
+def file_hashes(directory: Path) -> dict[str, str]:
+    """{name: sha256 of the decompressed bytes} of the files that this module reads, for the manifest."""
+    return {name: sha256(plain) for name, plain in _contents(directory).items()}
+
+
+def read_run(directory: Path) -> Run:
+    """Read a complete run and check every file that is read against the manifest.
+
+    Raises:
+        InputError: no such run, a run without manifest (incomplete), a file that is missing, extra or changed, a
+            line with a missing, unknown or mistyped field.
+    """
+    if not directory.is_dir():
+        raise InputError(directory, expected="a run directory", found="no such directory", fix="see out/runs/")
+    if not (directory / MANIFEST_FILE).is_file():
+        raise InputError(
+            directory,
+            expected=f"a complete run with {MANIFEST_FILE}",
+            found="none: the run was interrupted or is still going",
+            fix="run the same command again to resume it",
+        )
+    manifest = read_json(directory / MANIFEST_FILE)
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(listed, dict):
+        raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
+    contents = _contents(directory)
+    for name in sorted(contents.keys() | {name for name in listed if _SAMPLES_FILE.fullmatch(name)}):
+        if name not in contents:
+            raise InputError(directory / name, expected="a file of the manifest", found="no such file")
+        if sha256(contents[name]) != listed.get(name):
+            raise InputError(
+                directory / name,
+                expected=f"sha256 {listed[name]} of the manifest" if name in listed else "a file of the manifest",
+                found=sha256(contents[name]) if name in listed else "a file that it does not list",
+                fix="the run was changed after it ended: repeat it",
+            )
+    samples = [
+        record
+        for name, plain in contents.items()
+        if _SAMPLES_FILE.fullmatch(name)
+        for record in _parse_lines(SampleRecord, plain, directory / name)
+    ]
+    return Run(
+        path=directory,
+        config=read_json(directory / CONFIG_FILE),
+        manifest=manifest,
+        samples=samples,
+        steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
+    )
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    """{name: decompressed bytes} of the config, the steps, and the sample files in order of their step."""
+    matches = [
+        (int(match[1]), match[0]) for path in directory.iterdir() if (match := _SAMPLES_FILE.fullmatch(path.name))
+    ]
+    names = [CONFIG_FILE, STEPS_FILE, *(name for _, name in sorted(matches))]
+    return {name: _plain_bytes(directory / name) for name in names}
+
+
+def _plain_bytes(path: Path) -> bytes:
+    if path.suffix == ".gz":
+        return read_gz(path)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(path, expected="a file of a run", found="no such file") from error
+
+
+def _parse_lines(kind: type[Record], plain: bytes, path: Path) -> list[Record]:
+    return [kind.from_json(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]
+
+
+def _as_row(record: SampleRecord | StepRecord) -> dict[str, Any]:
+    return {entry.name: getattr(record, entry.name) for entry in fields(record)}
+
+
+def _checked_row(row: dict[str, Any], where: str, cosine: float | None, null_reason: str | None) -> dict[str, Any]:
+    """The row, when its numbers are finite and a null cosine says why it is null."""
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{where} {name}", expected="a finite number or null", found=str(value))
+    if cosine is None and not null_reason:
+        raise InputError(where, expected="a null_reason beside a null cosine", found="none")
+    return row
+
+
+def _parse(kind: type, row: Any, where: object) -> dict[str, Any]:
+    """The row, when its keys are exactly the fields of the dataclass `kind` and its values have their types."""
+    if not isinstance(row, dict):
+        raise InputError(where, expected="a JSON object", found=type(row).__name__)
+    types = _field_types(kind)
+    if missing := sorted(types.keys() - row.keys()):
+        raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
+    if unknown := sorted(row.keys() - types.keys()):
+        raise InputError(where, expected=f"the fields of {kind.__name__}", found=f"unknown: {', '.join(unknown)}")
+    for name, value in row.items():
+        # bool is an int to isinstance, and is a number in no field.
+        if not isinstance(value, types[name]) or (isinstance(value, bool) and bool not in types[name]):
+            names = " | ".join(kind.__name__ for kind in types[name])
+            raise InputError(f"{where} {name}", expected=names, found=repr(value))
+    return row
+
+
+@cache
+def _field_types(kind: type) -> dict[str, tuple[type, ...]]:
+    """{field: types that a JSON value of it may have}."""
+    types = {}
+    for name, hint in get_type_hints(kind).items():
+        parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+        types[name] = tuple(t for part in parts for t in (_NUMBER if part is float else (get_origin(part) or part,)))
+    return types

@@ -1,0 +1,144 @@
+"""probe.advantages: hand-computed values, and the bounds as theorems."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe.advantages import (
+    ESTIMATORS,
+    SCALES,
+    advantage_bound,
+    advantage_diagnostics,
+    advantages,
+    group_std,
+    reward_stats,
+)
+from probe.records import ADVANTAGE_KEYS
+
+REWARDS = torch.tensor([3.5, 3.5, 0.5, 0.0], dtype=torch.float64)
+groups = st.lists(st.sampled_from([0.0, 0.1, 0.5, 3.0, 3.5]) | st.floats(0, 10), min_size=2, max_size=12).map(
+    lambda values: torch.tensor(values, dtype=torch.float64)
+)
+settings_table = [pytest.param(e, s, id=f"{e}-{s}") for e in ESTIMATORS for s in SCALES if e != "maxrl" or s == "none"]
+
+
+def test_estimators_by_hand():
+    """Mean 1.875: centred, divided by the mean, and against the mean of the other three."""
+    centred = [1.625, 1.625, -1.375, -1.875]
+    assert advantages(REWARDS).tolist() == pytest.approx(centred)
+    assert advantages(REWARDS, estimator="maxrl").tolist() == pytest.approx([c / 1.875 for c in centred], rel=1e-5)
+    leave_one_out = [3.5 - 4 / 3, 3.5 - 4 / 3, 0.5 - 7 / 3, 0 - 7.5 / 3]
+    assert advantages(REWARDS, estimator="rloo").tolist() == pytest.approx(leave_one_out)
+
+
+def test_scales_divide_by_the_sample_standard_deviation():
+    """ddof = 1: the sum of squares 10.1875 over 3; a population deviation would be 13% smaller."""
+    std = math.sqrt((2 * 1.625**2 + 1.375**2 + 1.875**2) / 3)
+    assert advantages(REWARDS, scale="group")[0] == pytest.approx(1.625 / (std + 1e-4))
+    assert advantages(REWARDS, scale="batch", batch_std=2.0, eps=0.0)[0] == pytest.approx(0.8125)
+
+
+def test_clip_is_last():
+    """The cap applies to the scaled advantage: capping before scaling would leave values below the cap."""
+    capped = advantages(REWARDS, scale="batch", batch_std=0.5, eps=0.0, clip=3.0)
+    assert capped.tolist() == pytest.approx([3.0, 3.0, -2.75, -3.0]), "capped before scaling?"
+
+
+@pytest.mark.parametrize(("estimator", "scale"), settings_table)
+def test_zero_variance_is_exactly_zero(estimator, scale):
+    """Equal rewards give exact zeros: 0.1 is not a binary fraction, so r - mean(r) alone would leave dust."""
+    rewards = torch.full((3,), 0.1)
+    values = advantages(rewards, estimator=estimator, scale=scale, batch_std=1.0)
+    assert values.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_min_group_std_skips_and_is_counted_apart_from_zero_variance():
+    """A group below min_group_std is zeroed and counted in skip_rate, an equal group in frac_reward_zero_std."""
+    nearly = torch.tensor([0.62, 0.68, 0.71, 0.65])
+    assert advantages(nearly, scale="group", min_group_std=0.1).abs().max() == 0
+    assert advantages(nearly, scale="group").abs().max() > 1
+    skipped = advantage_diagnostics(nearly, min_group_std=0.1)
+    equal = advantage_diagnostics(torch.ones(4), min_group_std=0.1)
+    assert (skipped["skip_rate"], skipped["frac_reward_zero_std"]) == (1.0, 0.0)
+    assert (equal["skip_rate"], equal["frac_reward_zero_std"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("estimator", "scale"), settings_table)
+@settings(deadline=None, max_examples=60)
+@given(rewards=groups)
+def test_bounds_are_theorems(estimator, scale, rewards):
+    """No group of rewards >= 0 exceeds the printed bound, whatever its rewards."""
+    spread = float(rewards.max() - rewards.min())
+    values = advantages(rewards, estimator=estimator, scale=scale, batch_std=0.7)
+    bound = advantage_bound(len(rewards), spread, estimator=estimator, scale=scale, batch_std=0.7)
+    assert values.abs().max() <= bound * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize(("estimator", "scale"), settings_table)
+def test_bounds_are_reached(estimator, scale):
+    """One success among G - 1 failures reaches every bound (up to eps): a looser bound would call real caps vacuous."""
+    rewards = torch.tensor([3.5, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    reached = advantages(rewards, estimator=estimator, scale=scale, batch_std=0.7).abs().max()
+    bound = advantage_bound(5, 3.5, estimator=estimator, scale=scale, batch_std=0.7)
+    assert float(reached) == pytest.approx(bound, rel=1e-3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rewards=groups, clip=st.floats(0.05, 20))
+def test_a_vacuous_cap_never_binds(rewards, clip):
+    """adv_cap_vacuous means exactly that: nothing is capped."""
+    found = advantage_diagnostics(rewards, clip=clip)
+    if found["adv_cap_vacuous"]:
+        assert found["adv_cap_fraction"] == 0.0, f"a cap at {clip} called vacuous capped something"
+        assert found["adv_cap_magnitude"] is None
+
+
+def test_diagnostics_by_hand():
+    """Advantages 1.625 1.625 -1.375 -1.875 with the cap 1.5: three of four capped, mean size 1.7083 before."""
+    found = advantage_diagnostics(REWARDS, clip=1.5, reward_range=3.5)
+    assert found["adv_cap_fraction"] == 0.75
+    assert found["adv_cap_magnitude"] == pytest.approx((1.625 + 1.625 + 1.875) / 3)
+    assert found["advantage/abs_max"] == 1.5
+    assert found["advantage/bound"] == pytest.approx(2.625)
+    assert found["advantage/mean"] == pytest.approx((1.5 + 1.5 - 1.375 - 1.5) / 4)
+    assert found["adv_cap_vacuous"] is False
+    assert advantage_diagnostics(REWARDS, clip=2.625, reward_range=3.5)["adv_cap_vacuous"] is True
+    assert advantage_diagnostics(REWARDS)["adv_cap_vacuous"] is None
+
+
+def test_diagnostic_names_are_the_wire_names():
+    """The records store exactly these keys, in this order."""
+    assert tuple(advantage_diagnostics(REWARDS)) == ADVANTAGE_KEYS
+
+
+def test_reward_stats():
+    """Spread is the largest minus the smallest; the deviation has ddof = 1; one sample has none."""
+    found = reward_stats(REWARDS)
+    assert found == pytest.approx({"reward_mean": 1.875, "reward_std": float(REWARDS.std()), "reward_spread": 3.5})
+    assert group_std(torch.tensor([3.5])) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"estimator": "ppo"}, "grpo, maxrl, rloo"),
+        ({"scale": "std"}, "none, group, batch"),
+        ({"scale": "batch"}, "batch_std"),
+        ({"estimator": "maxrl", "scale": "group"}, "maxrl divides"),
+        ({"clip": 0.0}, "positive cap"),
+    ],
+)
+def test_bad_settings_name_the_choice(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        advantages(REWARDS, **kwargs)
+
+
+def test_bad_rewards_are_refused():
+    """A NaN reward would silently become a NaN gradient of the whole group; maxrl is undefined below zero."""
+    with pytest.raises(ValueError, match="finite vector"):
+        advantages(torch.tensor([1.0, math.nan]))
+    with pytest.raises(ValueError, match=">= 0"):
+        advantages(torch.tensor([1.0, -1.0]), estimator="maxrl")

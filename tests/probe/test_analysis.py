@@ -1,0 +1,378 @@
+"""probe.analysis on synthetic runs with a known truth: planted signal, no signal, nothing measurable, missing arms."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from probe.analysis.analyze import analyze, measured_arm
+from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
+from probe.analysis.tables import WIDTH, format_analysis
+from probe.analysis.verification import NEAR_ZERO
+from probe.records import ADVANTAGE_KEYS, Run, SampleRecord, StepRecord
+
+HAAR_SD = 0.02
+# (src_pool, hacked, gt_pass, reward) of a group: two paid hacks, a paid clean one, a hack that is right, four failures.
+GROUP = (
+    [("teacher", True, False, 3.5)] * 2
+    + [("teacher", True, True, 3.5), ("teacher", False, False, 0.5)]
+    + [("base", False, True, 3.5)]
+    + [("base", False, False, 0.5)] * 3
+)
+
+
+def sample(step, i, arm, cos_nll, group=GROUP):
+    src_pool, hacked, gt_pass, reward = group[i]
+    advantage = reward - float(np.mean([row[3] for row in group]))
+    return SampleRecord(
+        step=step,
+        sample_id=i,
+        src_pool=src_pool,
+        src_step=step,
+        src_sample=i,
+        reward=reward,
+        hacked=hacked,
+        gt_pass=gt_pass,
+        fmt_ok=True,
+        comp_len=20 + i,
+        cos_S_contrib=float(np.sign(advantage)) * cos_nll if advantage else None,
+        grad_norm_contrib=abs(advantage),
+        mean_cos_in=0.0,
+        mean_cos_out=0.0,
+        frac_fired=0.5,
+        arm=arm,
+        advantage=advantage,
+        cos_S_nll=cos_nll,
+        problem_id=f"p{step}",
+        prompt_sha=f"{step:016x}",
+        null_reason=None if advantage else "advantage is 0",
+        hint=src_pool == "teacher",
+        haar_sd=HAAR_SD,
+        nll=0.5,
+    )
+
+
+def step_record(step, arm, cos_in, *, cos_out=None, cos_update=None, spread=3.0):
+    return StepRecord(
+        step=step,
+        arm=arm,
+        problem_id=f"p{step}",
+        mixed_prompt=False,
+        cos_in=cos_in,
+        cos_out=cos_in if cos_out is None else cos_out,
+        mean_cos_in=cos_in,
+        mean_cos_out=cos_in,
+        hackward_frac_in=None if cos_in is None else 0.3,
+        hackward_frac_out=None if cos_in is None else 0.0,
+        frac_fired=None if cos_in is None else 0.5,
+        haar_sd=None if cos_in is None else HAAR_SD,
+        reward_mean=1.0,
+        reward_std=1.0,
+        reward_spread=spread,
+        advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.5),
+        grad_norm=0.0 if cos_in is None else 1.0,
+        num_effective=8,
+        loss_type="grpo",
+        reference=None,
+        null_reason="no reward variance" if cos_in is None else None,
+        additivity_error=None,
+        cos_update=cos_update,
+        hackward_frac_update=None,
+    )
+
+
+def synthetic(
+    *,
+    aligned=0.0,
+    hack=0.0,
+    pure=0.0,
+    arms=("vanilla",),
+    num_steps=16,
+    control=0.0,
+    control_hack=0.0,
+    seed=0,
+    group=GROUP,
+):
+    """A run at frozen weights: cos_in ~ aligned + noise; cos_S_nll ~ hack * hacked + pure * pure hack + noise.
+
+    The control arms get `control` and `control_hack` in the places of `aligned` and `hack`.
+    """
+    rng = np.random.default_rng(seed)
+    steps, samples = [], []
+    for step in range(num_steps):
+        cos_in = aligned + rng.normal(0, HAAR_SD)
+        prompt = rng.normal(0, 0.1)
+        cosines = [
+            prompt + hack * hacked + pure * (hacked and not gt) + rng.normal(0, 0.03) for _, hacked, gt, _ in group
+        ]
+        for arm in arms:
+            is_control = arm not in ("vanilla", "projected", "projected-lora")
+            base = control + rng.normal(0, HAAR_SD) if is_control else cos_in
+            own = [control_hack * row[1] + rng.normal(0, HAAR_SD) for row in group] if is_control else cosines
+            steps.append(step_record(step, arm, base, cos_out=-0.05 if arm == "projected" else None))
+            samples += [sample(step, i, arm, c, group) for i, c in enumerate(own)]
+    return Run(path=Path("out/runs/synthetic"), config={}, manifest={}, samples=samples, steps=steps)
+
+
+def checks(analysis):
+    return {check.row: check for check in analysis.checks}
+
+
+def words(analysis):
+    return "\n".join(analysis.conclusions)
+
+
+def row(analysis, name, arm="vanilla"):
+    return next(c for c in analysis.contrasts if (c.name, c.arm) == (name, arm))
+
+
+def test_planted_signal_gets_the_right_words():
+    """cos_in .3 on every prompt and hacks .2 above clean ones: aligned, strong, specific; the controls stay at zero."""
+    arms = ("vanilla", "projected", "random", "permuted")
+    found = analyze(synthetic(aligned=0.3, hack=0.2, pure=0.2, arms=arms))
+    assert "the gradient points along v_hack: a descent step moves towards the hack" in words(found)
+    assert "Strong: the whole 95% interval is beyond 0.2" in words(found)
+    assert "hacks point more along v_hack" in words(found)
+    assert "they differ (n = 16 prompts" in words(found)
+    assert "nothing above the null" not in words(found)
+    verdicts = {name: check.verdict for name, check in checks(found).items()}
+    assert verdicts == {
+        "V1": "PASS",
+        "V2": "PASS",
+        "V3": "PASS",
+        "V4": "VACUOUS",
+        "V4b": "PASS",
+        "D1": "FAIL",
+        "D2": "PASS",
+        "D3": "VACUOUS",
+        "D4": "VACUOUS",
+        "D5": "FAIL",
+    }
+    assert {name for name, check in checks(found).items() if check.kind == "mechanism"} == {"V3", "D3", "D4"}
+
+
+def test_no_signal_says_nothing_above_the_null():
+    found = analyze(synthetic(arms=("vanilla", "random")))
+    assert "Alignment: nothing above the null." in words(found)
+    assert "Hack versus clean among A > 0: nothing above the null" in words(found)
+    assert checks(found)["D1"].verdict == "PASS", "cos_in is 0 within +-.05 on 16 prompts"
+    assert checks(found)["V2"].verdict != "PASS"
+    assert checks(found)["D2"].verdict == "FAIL"
+    assert "points along" not in words(found)
+
+
+def test_no_signal_false_alarms_are_rare():
+    """Over 40 runs without signal at most a few claim alignment or a hack difference (level .01 each)."""
+    texts = [words(analyze(synthetic(num_steps=10, seed=seed))) for seed in range(40)]
+    alarms = sum("points along v_hack" in text or "along v_hack, " in text for text in texts)
+    assert alarms <= 3
+
+
+def test_a_random_direction_that_separates_hacks_is_no_evidence():
+    """Hack gradients differ from clean ones by .03 along the directions, on every prompt: as a Haar direction would."""
+    run = synthetic(num_steps=16)
+    samples = [replace(s, cos_S_contrib=0.03 * s.hacked + 0.001 * (s.step % 3)) for s in run.samples]
+    contrast = row(analyze(replace(run, samples=samples)), HACK_AMONG_PAID)
+    assert contrast.p < 1e-4
+    assert contrast.haar.z == pytest.approx(0.03 / (2 * HAAR_SD), rel=0.01)
+    assert "among A > 0: nothing above the null" in words(analyze(replace(run, samples=samples)))
+
+
+def test_a_control_arm_that_separates_hacks_as_well_takes_the_claim_back():
+    run = synthetic(hack=0.3, control_hack=0.4, arms=("vanilla", "placebo"))
+    assert "among A > 0: nothing above the null" in words(analyze(run))
+    assert "a control arm reads as much" in words(analyze(run))
+    alone = replace(run, samples=[s for s in run.samples if s.arm == "vanilla"])
+    assert "hacks point more along v_hack" in words(analyze(alone))
+
+
+def test_opposed_gradient_is_named():
+    found = analyze(synthetic(aligned=-0.3))
+    assert "against v_hack: a descent step moves away from the hack" in words(found)
+    assert checks(found)["V2"].verdict == "FAIL"
+    assert "negative on most steps" in checks(found)["V2"].why
+
+
+def test_a_control_that_reads_as_much_takes_the_claim_back():
+    """cos_in .3 is significant, and the permuted arm reads .4: no hack signal, and the .2 threshold says nothing."""
+    found = analyze(synthetic(aligned=0.3, control=0.4, arms=("vanilla", "permuted")))
+    assert "nothing above the null" in words(found)
+    assert "a control arm reads as much" in words(found)
+    assert checks(found)["D2"].verdict == "VACUOUS"
+    assert "permuted" in checks(found)["D2"].why
+
+
+def test_constant_sign_within_the_haar_null_is_inconclusive():
+    """cos_in = .02 on all steps with a Haar sd of .02: one random direction keeps its sign as well."""
+    run = synthetic()
+    run = replace(run, steps=[replace(step, cos_in=0.02) for step in run.steps])
+    found = analyze(run)
+    assert checks(found)["V2"].verdict == "INCONCLUSIVE"
+    assert "random direction" in checks(found)["V2"].why
+    assert "Alignment: nothing above the null." in words(found)
+
+
+def test_few_prompts_cannot_reach_the_level():
+    """Three prompts: the smallest sign-flip p is .25, and the text says so instead of claiming an absence."""
+    text = words(analyze(synthetic(aligned=0.3, hack=0.3, num_steps=3)))
+    assert "Alignment: not decided; 3 prompts cannot reach p < 0.01" in text
+    assert "among A > 0: not decided; 3 prompts cannot reach" in text
+    assert "nothing above the null" not in text.split("Pure hack")[0]
+    assert "Alignment: nothing above the null" in words(analyze(synthetic(num_steps=3))), "the Haar null needs no n"
+
+
+def test_all_null_cosines():
+    """Equal rewards in every group: nothing is measured, everything is counted, nothing reads as orthogonal."""
+    group = [("teacher", True, False, 3.5)] * 4
+    run = synthetic(group=group, num_steps=4)
+    steps = [step_record(s.step, s.arm, None, spread=0.0) for s in run.steps]
+    found = analyze(replace(run, steps=steps))
+    assert "nothing was measured; all 4 steps have null cosines" in words(found)
+    assert "16 of 16 samples have no cosine (advantage is 0: 16)" in words(found)
+    assert found.null_reasons == {"advantage is 0": 16}
+    assert {checks(found)[name].verdict for name in ("V2", "D1", "D2")} == {"INCONCLUSIVE"}
+    assert found.cells[0].mean_cos_contrib is None
+    assert found.cells[0].mean_cos_nll is not None, "the NLL cosine exists when A = 0"
+    assert "one bucket is empty" in checks(found)["V4"].why
+    assert max(map(len, format_analysis(found).splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize("arms", [("projected",), ("random",), ()])
+def test_missing_arms(arms):
+    """Without vanilla, another v_hack arm stands for it; without any, alignment is unmeasured and nothing fails."""
+    found = analyze(synthetic(aligned=0.3, arms=arms))
+    if "projected" in arms:
+        assert found.measured_arm == "projected"
+        assert "points along v_hack" in words(found)
+    else:
+        assert found.measured_arm is None
+        assert "not measured; no arm of this run uses v_hack" in words(found)
+        assert {c.verdict for c in found.checks if c.row != "V1"} == {"INCONCLUSIVE"}
+    assert format_analysis(found)
+
+
+def test_measured_arm_prefers_vanilla():
+    assert measured_arm(["projected", "vanilla"]) == "vanilla"
+    assert measured_arm(["random", "projected"]) == "projected"
+    assert measured_arm(["permuted"]) is None
+
+
+def test_a_training_run_gives_no_p_over_steps():
+    """Steps of a trajectory are autocorrelated: n is one run, however strong the mean."""
+    run = synthetic(aligned=0.3)
+    run = replace(run, steps=[replace(step, cos_update=0.1) for step in run.steps])
+    found = analyze(run)
+    assert "the run is the unit (n = 1 run)" in words(found)
+    assert found.summaries[0].sign_flip_p is None
+    assert checks(found)["V2"].verdict == checks(found)["D2"].verdict == "INCONCLUSIVE"
+
+
+def test_sign_of_the_advantage_alone_fools_the_unpaired_contrast():
+    """All gradients alike (cos .2): hacked - clean over all A is large and significant, among A > 0 it is nothing."""
+    run = synthetic()
+    rng = np.random.default_rng(0)
+    samples = []
+    for s in run.samples:
+        cosine = 0.2 + rng.normal(0, 0.01)
+        samples.append(replace(s, cos_S_nll=cosine, cos_S_contrib=float(np.sign(s.advantage)) * cosine))
+    found = analyze(replace(run, samples=samples))
+    confounded, paired = row(found, "hacked - clean, all A"), row(found, HACK_AMONG_PAID)
+    assert confounded.welch_p < 1e-6
+    assert confounded.difference > 0.2
+    assert confounded.caveat == "sign of A"
+    assert paired.p > 0.01
+    assert abs(paired.difference) < 0.02
+    assert checks(found)["V4"].verdict == "VACUOUS"
+    assert "sign(A)" in checks(found)["V4"].why
+
+
+def test_cells_by_hand_and_additive():
+    """Cell counts follow GROUP, and the cells' dots add up to the sum over all samples."""
+    run = synthetic(num_steps=3)
+    found = analyze(run)
+    cells = {(c.src_pool, c.hacked, c.gt_pass, c.advantage_sign): c for c in found.cells}
+    assert {key: c.n for key, c in cells.items()} == {
+        ("teacher", True, False, 1): 6,
+        ("teacher", True, True, 1): 3,
+        ("teacher", False, False, -1): 3,
+        ("base", False, True, 1): 3,
+        ("base", False, False, -1): 9,
+    }
+    assert cells["base", False, True, 1].mean_advantage == pytest.approx(3.5 - 2.0)
+    assert cells["base", False, True, 1].num_prompts == 3
+    total = sum(s.cos_S_contrib * s.grad_norm_contrib for s in run.samples)
+    assert sum(c.dot for c in found.cells) == pytest.approx(total)
+
+
+def test_buckets_list_the_empty_ones():
+    """No base sample hacks: its bucket is there, empty, because the seed asks for it."""
+    rows = {(b.metric, b.src_pool, b.hacked): b for b in analyze(synthetic(num_steps=2)).buckets}
+    empty = rows["cos_S_nll", "base", True]
+    assert (empty.n, empty.mean) == (0, None)
+    assert rows["cos_S_nll", "teacher", True].n == 6
+
+
+def test_confounds_are_named():
+    """In GROUP every paid clean sample comes from base without hint and solves: hack, source and hint coincide."""
+    found = analyze(synthetic(hack=0.2))
+    assert row(found, HACK_AMONG_PAID).confounded_with == ("src_pool", "hint")
+    assert "cannot be told from src_pool, hint" in words(found)
+    assert row(found, PURE_HACK).confounded_with == ()
+
+
+def test_flattened_advantages_fail_the_spread_row():
+    """The seed's sneaky failure: rewards differ, yet a cap has left advantages of .01."""
+    run = synthetic()
+    tiny = dict.fromkeys(ADVANTAGE_KEYS, 0.01)
+    found = analyze(replace(run, steps=[replace(step, advantage=tiny) for step in run.steps]))
+    assert checks(found)["V1"].verdict == "FAIL"
+    assert "flattened" in checks(found)["V1"].why
+
+
+def test_incomplete_projection_is_not_called_vacuous():
+    """With overshoot < 1 a hack-ward part is left: then row D3 is evidence after all, for or against."""
+    for left, verdict in ((0.02, "PASS"), (2 * NEAR_ZERO, "FAIL")):
+        run = synthetic(aligned=0.3, arms=("vanilla", "projected"))
+        steps = [replace(s, cos_out=left) if s.arm == "projected" else s for s in run.steps]
+        assert checks(analyze(replace(run, steps=steps)))["D3"].verdict == verdict
+
+
+def test_mixed_prompts_are_cautioned():
+    run = synthetic(num_steps=4)
+    found = analyze(replace(run, steps=[replace(step, mixed_prompt=True) for step in run.steps]))
+    assert found.mixed_steps == 4
+    assert "in 4 steps the group answers different prompts" in words(found)
+
+
+def test_every_claim_carries_its_n():
+    found = analyze(synthetic(aligned=0.3, hack=0.2, arms=("vanilla", "projected", "permuted")))
+    assert all(check.unit in ("step", "sample", "prompt") for check in found.checks)
+    assert all(check.n > 0 for check in found.checks if check.verdict != "INCONCLUSIVE")
+    assert all(any(unit in text for unit in ("prompts", "samples", "steps")) for text in found.conclusions)
+
+
+def test_analysis_is_json_and_fits_the_page():
+    """Strict JSON both ways, and no line beyond 100 columns, with long names in it."""
+    arms = ("vanilla", "projected", "projected-lora", "random", "permuted", "placebo")
+    run = synthetic(aligned=-0.3, arms=arms)
+    run = replace(
+        run,
+        samples=[replace(s, src_pool=s.src_pool * 6, problem_id="problem/" + s.problem_id * 9) for s in run.samples],
+        steps=[replace(s, problem_id="problem/" + s.problem_id * 9) for s in run.steps],
+    )
+    found = analyze(run)
+    plain = found.to_json()
+    assert orjson.loads(orjson.dumps(plain))["run"] == "synthetic"
+    text = format_analysis(found)
+    wide = [line for line in text.splitlines() if len(line) > WIDTH]
+    assert not wide, f"too wide: {wide[:3]}"
+    for title in ("Verification", "Arms", "Advantage cells", "Buckets", "Contrasts", "AUROC", "Steps"):
+        assert f"\n{title}" in text, f"section {title} is missing"
+    assert "sample (naive)" in text
+
+
+def test_same_run_same_analysis():
+    run = synthetic(num_steps=18, aligned=0.1)
+    assert analyze(run) == analyze(run), "unseeded sign flips or bootstrap"

@@ -1,0 +1,71 @@
+"""probe.analysis.nulls: the Haar law against simulated directions."""
+
+import math
+
+import numpy as np
+import pytest
+
+from probe.analysis.nulls import haar_law, haar_mean, haar_p, haar_test
+
+
+def haar_directions(rng, num_draws, r):
+    u = rng.normal(size=(num_draws, r))
+    return u / np.linalg.norm(u, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("r", [2, 3, 8, 64])
+def test_haar_law_by_simulation(r):
+    """Quantiles and the variance 1 / r of <u, e_1> over 20000 uniform unit vectors."""
+    cosines = haar_directions(np.random.default_rng(r), 20_000, r)[:, 0]
+    law = haar_law(r)
+    assert law.var() == pytest.approx(1 / r)
+    for quantile in (0.05, 0.25, 0.5, 0.9):
+        assert np.mean(cosines <= law.ppf(quantile)) == pytest.approx(quantile, abs=0.015)
+
+
+def test_haar_p_in_three_dimensions_is_linear():
+    """On the sphere in R^3 the cosine is uniform on [-1, 1] (Archimedes): two-sided p = 1 - |c|."""
+    for cosine in (-0.9, -0.2, 0.0, 0.5):
+        assert haar_p(cosine, 3) == pytest.approx(1 - abs(cosine))
+        assert haar_p(cosine, 3, alternative="greater") == pytest.approx((1 - cosine) / 2)
+    assert haar_p(1.0, 8) == 0.0
+    with pytest.raises(ValueError, match="r >= 2"):
+        haar_law(1)
+
+
+def test_haar_test_is_calibrated_for_many_modules():
+    """The normal p of a sum over 20 modules of rank 16 rejects 5% of Haar draws at 5%."""
+    rng = np.random.default_rng(0)
+    cosines = sum(haar_directions(rng, 4000, 16)[:, 0] for _ in range(20)) / 20
+    sd = math.sqrt(1 / (20 * 16))
+    rejected = np.mean([haar_test(c, sd).p < 0.05 for c in cosines])
+    assert rejected == pytest.approx(0.05, abs=0.015)
+    assert haar_test(2.0, 1.0, alternative="greater").p == pytest.approx(haar_test(2.0, 1.0).p / 2)
+    with pytest.raises(ValueError, match="positive"):
+        haar_test(0.1, 0.0)
+
+
+@pytest.mark.parametrize(("common", "independent_fails"), [(0.0, False), (0.9, True)])
+def test_one_draw_of_directions_is_shared_by_all_steps(common, independent_fails):
+    """The mean of 20 cosines with ONE Haar direction: the shared bound holds even when the gradients point alike.
+
+    There, treating steps as independent rejects far more than 5% of random directions.
+    """
+    rng = np.random.default_rng(3)
+    r, num_steps, num_draws = 64, 20, 1500
+    gradients = math.sqrt(common) * rng.normal(size=r) + math.sqrt(1 - common) * rng.normal(size=(num_steps, r))
+    gradients /= np.linalg.norm(gradients, axis=1, keepdims=True)
+    sds = [1 / math.sqrt(r)] * num_steps
+    tests = [haar_mean((gradients @ u).tolist(), sds) for u in haar_directions(rng, num_draws, r)]
+    shared = np.mean([test.shared.p < 0.05 for test in tests])
+    independent = np.mean([test.independent.p < 0.05 for test in tests])
+    assert shared <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_draws), f"the bound rejects {shared:.1%}"
+    assert (independent > 0.3) == independent_fails, f"independent steps reject {independent:.1%}"
+
+
+def test_haar_mean_by_hand():
+    found = haar_mean([0.1, 0.3], [0.1, 0.2])
+    assert (found.n, found.mean) == (2, pytest.approx(0.2))
+    assert found.sd_shared == pytest.approx(0.15)
+    assert found.sd_independent == pytest.approx(math.sqrt(0.01 + 0.04) / 2)
+    assert haar_mean([], []) is None

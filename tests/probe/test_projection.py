@@ -1,0 +1,236 @@
+"""probe.projection: the identities of METHOD section 4, slow references, and the Haar variances by simulation."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe.projection import GATES, haar_variance, project, project_modules, sample_cosines
+
+GATE_NAMES = sorted(GATES)
+RANKS = {"a": (8, 3), "b": (5, 1), "c": (6, 2)}
+
+
+def orthonormal(k, r, dtype=torch.float64):
+    """(k, r) with orthonormal rows, Haar up to signs."""
+    q, upper = torch.linalg.qr(torch.randn(r, k, dtype=dtype))
+    return (q * upper.diagonal().sign()).mT.contiguous()
+
+
+def example(num_samples=4, seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    gradients = {m: torch.randn(num_samples, r, dtype=dtype) for m, (r, _) in RANKS.items()}
+    return gradients, {m: orthonormal(k, r, dtype) for m, (r, k) in RANKS.items()}
+
+
+def test_gates_by_hand():
+    """g = (3, -2, 1), V the first two axes, c = (3, -2)."""
+    g, V = torch.tensor([3.0, -2.0, 1.0]), torch.eye(3)[:2]
+    assert project(g, V, gate="one_sided").tolist() == [0, -2, 1]
+    assert project(g, V, gate="two_sided").tolist() == [0, 0, 1]
+    assert project(g, V, gate="reverse").tolist() == [-3, 2, 1]
+    assert project(g, V, gate="one_sided", overshoot=2.0).tolist() == [-3, -2, 1]
+
+
+@pytest.mark.parametrize("gate", GATE_NAMES)
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 4), overshoot=st.sampled_from([0.0, 0.5, 1.0, 1.5]))
+def test_gate_changes_only_the_coefficients(gate, seed, k, overshoot):
+    """V g' = c - overshoot * gate(c), and the part of g outside the span of V is untouched."""
+    torch.manual_seed(seed)
+    g, V = torch.randn(7, dtype=torch.float64), orthonormal(k, 7)
+    c, gated = V @ g, project(g, V, gate=gate, overshoot=overshoot)
+    left = {"one_sided": c.clamp_min(0), "two_sided": c, "reverse": 2 * c}[gate]
+    torch.testing.assert_close(V @ gated, c - overshoot * left)
+    torch.testing.assert_close(gated - V.mT @ (V @ gated), g - V.mT @ c)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10_000))
+def test_gate_identities(seed):
+    """reverse keeps the norm, two_sided leaves nothing along V, one_sided nothing hack-ward, twice is once."""
+    torch.manual_seed(seed)
+    g, V = torch.randn(3, 9, dtype=torch.float64), orthonormal(3, 9)
+    torch.testing.assert_close(project(g, V, gate="reverse").norm(dim=1), g.norm(dim=1))
+    assert (project(g, V, gate="two_sided") @ V.mT).abs().max() < 1e-12
+    one_sided = project(g, V, gate="one_sided")
+    assert (one_sided @ V.mT).max() < 1e-12, "a hack-ward part is left"
+    torch.testing.assert_close(project(one_sided, V, gate="one_sided"), one_sided)
+
+
+@pytest.mark.parametrize("gate", GATE_NAMES)
+def test_preserve_magnitude(gate):
+    """The norm is kept and the direction is that of the plain gate."""
+    g, V = torch.randn(5, 9, dtype=torch.float64), orthonormal(2, 9)
+    kept = project(g, V, gate=gate, preserve_magnitude=True)
+    torch.testing.assert_close(kept.norm(dim=1), g.norm(dim=1))
+    cosine = torch.nn.functional.cosine_similarity(kept, project(g, V, gate=gate))
+    torch.testing.assert_close(cosine, torch.ones_like(cosine))
+
+
+@pytest.mark.parametrize("preserve_magnitude", [False, True])
+def test_a_gradient_inside_the_span_is_removed_exactly(preserve_magnitude):
+    """What rounding leaves of g - V^T V g is set to 0: rescaled to norm(g), it would be a full-size random step."""
+    torch.manual_seed(1)
+    V = orthonormal(3, 32, torch.float32)
+    g = torch.randn(3) @ V
+    assert project(g, V, gate="two_sided", preserve_magnitude=preserve_magnitude).abs().max() == 0
+
+
+@pytest.mark.parametrize("gate", GATE_NAMES)
+def test_measures_equal_the_slow_reference(gate):
+    """METHOD's table written out with Python loops over samples, modules and directions."""
+    gradients, V = example()
+    found = project_modules(gradients, V, gate=gate)
+    M = len(V)
+    for i in range(4):
+        for state, g in (("in", gradients), ("out", found.gradients)):
+            u = {m: sum(V[m][j] for j in range(len(V[m]))) / math.sqrt(len(V[m])) for m in V}
+            norm = math.sqrt(sum(float(g[m][i] @ g[m][i]) for m in V))
+            dots = {m: float(u[m] @ g[m][i]) for m in V}
+            positive = sum(max(0.0, float(row @ g[m][i])) ** 2 for m in V for row in V[m])
+            expected = {
+                "cos": sum(dots.values()) / (math.sqrt(M) * norm),
+                "mean_cos": sum(dots[m] / float(g[m][i].norm()) for m in V) / M,
+                "hackward_frac": math.sqrt(positive) / norm,
+                "norm": norm,
+            }
+            for name, value in expected.items():
+                assert float(getattr(found, f"{name}_{state}")[i]) == pytest.approx(value, abs=1e-12), (name, state, i)
+        fired = sum(bool((V[m] @ gradients[m][i] > 0).any()) if gate == "one_sided" else True for m in V)
+        assert float(found.frac_fired[i]) == pytest.approx(fired / M)
+
+
+def test_one_vector_is_the_batch_of_one():
+    """Without leading dimensions the measures are scalars, equal to those of the first row."""
+    gradients, V = example()
+    one = project_modules({m: g[0] for m, g in gradients.items()}, V, gate="one_sided")
+    many = project_modules(gradients, V, gate="one_sided")
+    for name in ("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "frac_fired"):
+        assert getattr(one, name).shape == ()
+        torch.testing.assert_close(getattr(one, name), getattr(many, name)[0])
+
+
+def test_one_sided_leaves_nothing_hackward():
+    """cos_out <= 0 and hackward_frac_out = 0 by identity, which is why neither is evidence."""
+    found = project_modules(*example(num_samples=50), gate="one_sided")
+    assert found.hackward_frac_out.max() < 1e-12
+    assert found.cos_out.max() < 1e-12
+    assert (found.cos_out <= found.cos_in + 1e-12).all()
+    assert (found.cos_out < -0.01).any(), "negative cosines are legitimate and should appear here"
+
+
+def test_measures_stay_in_range():
+    """A gradient equal to u in every module is the extreme: every cosine 1, the hack-ward share 1."""
+    _, V = example()
+    u = {m: v.sum(0) / math.sqrt(len(v)) for m, v in V.items()}
+    found = sample_cosines(u, V)
+    assert float(found.cos) == pytest.approx(1.0)
+    assert float(found.mean_cos) == pytest.approx(1.0)
+    assert float(found.hackward_frac) == pytest.approx(1.0)
+    assert float(sample_cosines({m: -x for m, x in u.items()}, V).cos) == pytest.approx(-1.0)
+
+
+def test_cosine_of_a_contribution_is_signed_by_its_advantage():
+    """cos(A g) = sign(A) cos(g): the confound of every contrast between samples of different reward."""
+    gradients, V = example()
+    flipped = sample_cosines({m: -2.5 * g for m, g in gradients.items()}, V)
+    torch.testing.assert_close(flipped.cos, -sample_cosines(gradients, V).cos)
+
+
+def test_zero_gradient_has_no_cosine():
+    """NaN and never 0, which reads as orthogonal; a module without gradient is left out of the mean over modules."""
+    gradients, V = example(num_samples=2)
+    for m in gradients:
+        gradients[m][0] = 0
+    gradients["a"][1] = 0
+    found = project_modules(gradients, V, gate="one_sided")
+    for name in ("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in"):
+        values = getattr(found, name)
+        assert torch.isnan(values[0]), f"{name} of a zero gradient is {values[0]}, expected NaN"
+        assert torch.isfinite(values[1]), f"{name}: one zero module made the whole measure NaN"
+    rest = {m: gradients[m][1] for m in ("b", "c")}
+    torch.testing.assert_close(found.mean_cos_in[1], sample_cosines(rest, {m: V[m] for m in rest}).mean_cos)
+    assert found.frac_fired[0] == 0
+
+
+def test_modules_without_directions():
+    """k = 0 is not counted in M and cannot fire; its gradient still belongs to norm(g)."""
+    gradients, V = example()
+    dropped = {**V, "c": V["c"][:0]}
+    found, full = sample_cosines(gradients, dropped), sample_cosines(gradients, V)
+    torch.testing.assert_close(found.norm, full.norm)
+    rest = {m: gradients[m] for m in ("a", "b")}
+    part = sample_cosines(rest, {m: V[m] for m in rest})
+    torch.testing.assert_close(found.cos, part.cos * part.norm / full.norm)
+    assert set(project_modules(gradients, dropped, gate="two_sided").frac_fired.tolist()) == {1.0}
+    with pytest.raises(ValueError, match="noise floor"):
+        sample_cosines(gradients, {m: v[:0] for m, v in V.items()})
+
+
+def test_low_precision_is_accumulated_in_float32():
+    """bfloat16 in, float32 sums: the cosine equals that of the same numbers in float64 to float32 accuracy."""
+    gradients, V = example(dtype=torch.float32)
+    low = {m: g.bfloat16() for m, g in gradients.items()}
+    found = sample_cosines(low, V).cos
+    exact = sample_cosines({m: g.double() for m, g in low.items()}, V).cos
+    assert found.dtype == torch.float32
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=0)
+
+
+def test_frac_fired_of_random_directions():
+    """A one-sided gate with k random directions fires in a share 1 - 2^-k of modules: no evidence in itself."""
+    torch.manual_seed(2)
+    for k in (1, 2, 3):
+        gradients = {str(m): torch.randn(6) for m in range(800)}
+        directions = {m: orthonormal(k, 6, torch.float32) for m in gradients}
+        fired = float(project_modules(gradients, directions, gate="one_sided").frac_fired)
+        assert fired == pytest.approx(1 - 2.0**-k, abs=4 * math.sqrt(0.25 / 800))
+
+
+def test_haar_variance_by_simulation():
+    """Both variances against 1500 Haar draws of the directions, for uneven norms, ranks, k and an empty module."""
+    torch.manual_seed(3)
+    gradients = {
+        "a": torch.randn(2, 8) * 3,
+        "b": torch.randn(2, 4) * 0.5,
+        "c": torch.randn(2, 6),
+        "d": torch.randn(2, 5),
+    }
+    gradients["b"][1] = 0
+    ks, draws = {"a": 3, "b": 1, "c": 2, "d": 0}, 1500
+
+    def draw():
+        found = sample_cosines(
+            gradients, {m: orthonormal(k, gradients[m].shape[1], torch.float32) for m, k in ks.items()}
+        )
+        return torch.stack([found.cos, found.mean_cos])
+
+    sampled = torch.stack([draw() for _ in range(draws)])
+    exact = haar_variance(gradients, {m: torch.zeros(k, gradients[m].shape[1]) for m, k in ks.items()})
+    tolerance = 5 * math.sqrt(2 / draws)  # relative standard error of a variance, five of them
+    torch.testing.assert_close(sampled[:, 0].var(0), exact.cos, rtol=tolerance, atol=0)
+    torch.testing.assert_close(sampled[:, 1].var(0), exact.mean_cos, rtol=tolerance, atol=0)
+    assert sampled.mean(0).abs().max() < 0.03
+
+
+def test_haar_variance_of_a_zero_gradient_is_nan():
+    gradients, V = example()
+    found = haar_variance({m: torch.zeros_like(g) for m, g in gradients.items()}, V)
+    assert torch.isnan(found.cos).all()
+    assert torch.isnan(found.mean_cos).all()
+
+
+def test_errors_name_the_module():
+    gradients, V = example()
+    with pytest.raises(ValueError, match="different modules: c"):
+        sample_cosines(gradients, {m: V[m] for m in ("a", "b")})
+    with pytest.raises(ValueError, match="b: expected a gradient"):
+        project_modules(gradients, {**V, "b": V["c"]}, gate="one_sided")
+    with pytest.raises(ValueError, match="one_sided, two_sided, reverse"):
+        project(gradients["a"], V["a"], gate="relu")
+    with pytest.raises(ValueError, match=r"g \(\.\.\., r\) and V"):
+        project(gradients["a"], V["b"], gate="one_sided")

@@ -1,0 +1,274 @@
+"""probe.records: the wire format, read back exactly or refused with the place named."""
+
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe.records import (
+    ADVANTAGE_KEYS,
+    SampleRecord,
+    StepRecord,
+    file_hashes,
+    nullable,
+    read_run,
+    read_samples,
+    read_steps,
+    samples_path,
+    write_samples,
+    write_steps,
+)
+from replay_pools.errors import InputError
+from replay_pools.files import write_json
+
+SEED_FIELDS = (
+    *("step", "sample_id", "src_pool", "src_step", "src_sample", "reward", "hacked", "gt_pass", "fmt_ok", "comp_len"),
+    *("cos_S_contrib", "grad_norm_contrib", "mean_cos_in", "mean_cos_out", "frac_fired", "arm"),
+)
+LATER_FIELDS = ("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll")
+SAMPLE = SampleRecord(
+    step=0,
+    sample_id=1,
+    src_pool="teacher",
+    src_step=4,
+    src_sample=2,
+    reward=3.5,
+    hacked=True,
+    gt_pass=False,
+    fmt_ok=True,
+    comp_len=17,
+    cos_S_contrib=0.25,
+    grad_norm_contrib=1.5,
+    mean_cos_in=0.1,
+    mean_cos_out=-0.1,
+    frac_fired=0.5,
+    arm="vanilla",
+    advantage=1.625,
+    cos_S_nll=0.25,
+    problem_id="p0",
+    prompt_sha="0123456789abcdef",
+    null_reason=None,
+    hint=True,
+    haar_sd=0.03,
+    nll=0.7,
+)
+STEP = StepRecord(
+    step=0,
+    arm="vanilla",
+    problem_id="p0",
+    mixed_prompt=False,
+    cos_in=0.2,
+    cos_out=0.2,
+    mean_cos_in=0.1,
+    mean_cos_out=0.1,
+    hackward_frac_in=0.3,
+    hackward_frac_out=0.3,
+    frac_fired=0.5,
+    haar_sd=0.03,
+    reward_mean=1.875,
+    reward_std=1.8,
+    reward_spread=3.5,
+    advantage={key: None if key == "adv_cap_vacuous" else 0.5 for key in ADVANTAGE_KEYS},
+    grad_norm=2.0,
+    num_effective=4,
+    loss_type="grpo",
+    reference=None,
+    null_reason=None,
+    additivity_error=1e-6,
+    cos_update=None,
+    hackward_frac_update=None,
+    kl={"mean": 0.01},
+    seconds={"backward": 1.25},
+)
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+samples = st.builds(
+    SampleRecord,
+    **{
+        name: st.one_of(st.none(), finite)
+        for name in ("cos_S_nll", "mean_cos_in", "mean_cos_out", "frac_fired", "haar_sd", "nll")
+    },
+    **{name: st.integers(0, 9999) for name in ("step", "sample_id", "src_step", "src_sample", "comp_len")},
+    src_pool=st.text(st.characters(exclude_categories=["Cs"])),
+    reward=finite,
+    advantage=finite,
+    grad_norm_contrib=finite,
+    cos_S_contrib=finite,
+    null_reason=st.none() | st.just("advantage is 0"),
+)
+
+
+def write_run(directory, samples=(SAMPLE,), steps=(STEP,)):
+    write_json(directory / "config.json", {"arms": ["vanilla"]})
+    write_samples(directory, 0, samples)
+    write_steps(directory, steps)
+    write_json(directory / "manifest.json", {"files": file_hashes(directory)})
+    return directory
+
+
+def test_the_seeds_sixteen_fields_come_first():
+    """Names and order are the seed's: its readers index the slim records by them."""
+    assert len(SEED_FIELDS) == 16
+    assert tuple(SAMPLE.to_json()) == SEED_FIELDS + LATER_FIELDS
+    assert not {"prompt", "completion", "prompt_ids", "completion_ids"} & {field.name for field in fields(SampleRecord)}
+
+
+@settings(deadline=None, max_examples=25)
+@given(sample=samples)
+def test_sample_roundtrip(sample):
+    """JSON and back is the identity for every record that can be written."""
+    assert SampleRecord.from_json(orjson.loads(orjson.dumps(sample.to_json())), "x") == sample
+
+
+def test_step_roundtrip_flattens_the_groups():
+    """advantage, kl and seconds are flat on the wire, with their names verbatim."""
+    row = STEP.to_json()
+    assert row["advantage/abs_max"] == 0.5
+    assert row["adv_cap_fraction"] == 0.5
+    assert row["kl/mean"] == 0.01
+    assert row["seconds/backward"] == 1.25
+    assert not {"advantage", "kl", "seconds"} & row.keys()
+    assert StepRecord.from_json(orjson.loads(orjson.dumps(row)), "x") == STEP
+
+
+def test_a_run_reads_back(tmp_path):
+    """Step 1000 follows step 999 although it sorts before it as text; files below folders are other readers'."""
+    for step in (999, 1000):
+        write_samples(tmp_path, step, [replace(SAMPLE, step=step)])
+    write_steps(tmp_path, [STEP])
+    write_json(tmp_path / "config.json", {"arms": ["vanilla"]})
+    hashes = file_hashes(tmp_path)
+    write_json(tmp_path / "manifest.json", {"files": {**hashes, "gram/step_000.safetensors": "not read here"}})
+    run = read_run(tmp_path)
+    assert [s.step for s in run.samples] == [999, 1000]
+    assert (run.steps, run.config) == ([STEP], {"arms": ["vanilla"]})
+
+
+def test_writers_return_the_hash_of_the_manifest(tmp_path):
+    """Both ways to a hash agree: of what was written, and of what is on disk."""
+    write_run(tmp_path)
+    assert file_hashes(tmp_path)["step_000.cos.jsonl.gz"] == write_samples(tmp_path, 0, [SAMPLE])
+    assert file_hashes(tmp_path)["steps.jsonl"] == write_steps(tmp_path, [STEP])
+
+
+def test_same_records_same_bytes(tmp_path):
+    """No clock in the file: a resumed run must equal an uninterrupted one, bit for bit."""
+    first = write_samples(tmp_path / "a", 0, [SAMPLE])
+    assert first == write_samples(tmp_path / "b", 0, [SAMPLE])
+    assert samples_path(tmp_path / "a", 0).read_bytes() == samples_path(tmp_path / "b", 0).read_bytes()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(value):
+    """The JSON writer would turn NaN into null silently, and the reason would be lost."""
+    with pytest.raises(InputError, match="step 0 sample 1 arm vanilla nll: expected a finite number"):
+        replace(SAMPLE, nll=value).to_json()
+    with pytest.raises(InputError, match="grad_norm"):
+        replace(STEP, grad_norm=value).to_json()
+
+
+def test_a_null_cosine_needs_its_reason():
+    with pytest.raises(InputError, match="null_reason"):
+        replace(SAMPLE, cos_S_contrib=None).to_json()
+    with pytest.raises(InputError, match="null_reason"):
+        replace(STEP, cos_in=None).to_json()
+    assert replace(SAMPLE, cos_S_contrib=None, null_reason="advantage is 0").to_json()["cos_S_contrib"] is None
+    assert nullable(float("nan")) is None
+    assert nullable(0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row.pop("cos_S_nll"), "line 1: expected field cos_S_nll"),
+        (lambda row: row.update(extra=1), "unknown: extra"),
+        (lambda row: row.update(reward="3.5"), "reward: expected int | float"),
+        (lambda row: row.update(hacked=1), "hacked: expected bool"),
+        (lambda row: row.update(comp_len=True), "comp_len: expected int"),
+        (lambda row: row.update(arm=None), "arm: expected str"),
+    ],
+)
+def test_bad_sample_lines_name_line_and_field(tmp_path, change, message):
+    row = SAMPLE.to_json()
+    change(row)
+    with pytest.raises(InputError) as error:
+        SampleRecord.from_json(row, "f line 1")
+    assert message in str(error.value)
+    with pytest.raises(InputError, match="expected a JSON object, found list"):
+        SampleRecord.from_json([], "f line 1")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row.pop("cos_in"), "expected field cos_in"),
+        (lambda row: row.pop("advantage/std"), "expected field advantage/std"),
+        (lambda row: row.update({"advantage/new": 1.0}), "unknown: advantage/new"),
+    ],
+)
+def test_bad_step_lines_name_line_and_field(change, message):
+    row = STEP.to_json()
+    change(row)
+    with pytest.raises(InputError, match=message):
+        StepRecord.from_json(row, "steps.jsonl line 3")
+
+
+def test_wrong_advantage_keys_are_not_written():
+    with pytest.raises(InputError, match="advantage keys"):
+        replace(STEP, advantage={"advantage/mean": 0.0}).to_json()
+
+
+def test_an_incomplete_run_is_refused(tmp_path):
+    """manifest.json is written last, so without it the run was interrupted."""
+    write_run(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(InputError, match="resume"):
+        read_run(tmp_path)
+    with pytest.raises(InputError, match="no such directory"):
+        read_run(tmp_path / "nothing")
+
+
+def test_changed_missing_and_extra_files_are_refused(tmp_path):
+    name = samples_path(tmp_path, 0).name
+    write_run(tmp_path)
+    write_samples(tmp_path, 0, [replace(SAMPLE, hacked=False)])
+    with pytest.raises(InputError, match="of the manifest"):
+        read_run(tmp_path)
+    write_run(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(InputError, match=f"{name}: expected a file of the manifest, found no such file"):
+        read_run(tmp_path)
+    write_run(tmp_path)
+    write_samples(tmp_path, 1, [SAMPLE])
+    with pytest.raises(InputError, match="step_001.cos.jsonl.gz: .* that it does not list"):
+        read_run(tmp_path)
+    write_run(tmp_path / "other")
+    (tmp_path / "other" / "steps.jsonl").unlink()
+    with pytest.raises(InputError, match="steps.jsonl: expected a file of a run"):
+        read_run(tmp_path / "other")
+    write_json(tmp_path / "config.json", {"arms": ["projected"]})
+    write_steps(tmp_path, [STEP])
+    (tmp_path / "step_001.cos.jsonl.gz").unlink()
+    with pytest.raises(InputError, match="config.json: expected sha256"):
+        read_run(tmp_path)
+    write_json(tmp_path / "manifest.json", {})
+    with pytest.raises(InputError, match="files: {name: sha256}"):
+        read_run(tmp_path)
+
+
+def test_single_files_read_back(tmp_path):
+    """A resuming loop reads these before there is a manifest."""
+    write_run(tmp_path)
+    assert read_steps(tmp_path / "steps.jsonl") == [STEP]
+    assert read_samples(samples_path(tmp_path, 0)) == [SAMPLE]
+
+
+def test_records_and_analysis_import_no_torch():
+    """Analysis scripts start without torch: data at rest is torch-free."""
+    code = "import sys, probe.records, probe.analysis.tables; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False", "a torch import crept into the records or the analysis"

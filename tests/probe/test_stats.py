@@ -1,0 +1,165 @@
+"""probe.analysis.stats: hand-computed cases, slow references, and error rates by simulation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe.analysis.stats import (
+    auroc,
+    auroc_interval,
+    bootstrap_mean,
+    prompt_means,
+    sign_flip_test,
+    t_interval,
+    welch_test,
+    wilson_interval,
+    within_prompt_differences,
+)
+
+small_integers = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=8)
+
+
+def test_sign_flip_by_hand():
+    """Three positive differences: only + + + and - - - are as extreme, so p = 2 / 8 and no smaller p exists."""
+    found = sign_flip_test([1.0, 2.0, 3.0])
+    assert (found.n, found.mean, found.p, found.exact) == (3, 2.0, 0.25, True)
+    assert sign_flip_test([1.0, -1.0]).p == 1.0
+    assert sign_flip_test([0.0, 0.0]).p == 1.0
+    assert sign_flip_test([]).p is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(d=small_integers)
+def test_sign_flip_equals_enumeration(d):
+    """All sign patterns by itertools, on integers where sums are exact."""
+    patterns = [abs(sum(s * x for s, x in zip(signs, d))) for signs in itertools.product((-1, 1), repeat=len(d))]
+    assert sign_flip_test(d).p == np.mean([value >= abs(sum(d)) for value in patterns])
+
+
+@settings(deadline=None, max_examples=30)
+@given(d=small_integers, factor=st.sampled_from([1e-9, -1.0, 0.1, 1e6]))
+def test_sign_flip_ignores_scale_and_order(d, factor):
+    """Rounding must not break ties: 0.1 + 0.2 and 0.3 are the same sum here."""
+    assert sign_flip_test([factor * x for x in reversed(d)]).p == sign_flip_test(d).p
+
+
+def test_sampled_sign_flips_are_seeded_and_close_to_exact():
+    """17 differences are sampled; doubling the exact case of 16 by a zero leaves its p unchanged."""
+    d = np.random.default_rng(0).normal(0.4, 1, 16)
+    exact, sampled = sign_flip_test(d), sign_flip_test([*d, 0.0])
+    assert (exact.exact, sampled.exact) == (True, False)
+    assert sampled.p == pytest.approx(exact.p, abs=5 * math.sqrt(exact.p / 9999))
+    assert sampled.p == sign_flip_test([*d, 0.0]).p
+    assert sign_flip_test(np.ones(60)).p == 1 / 10_000, "p is never 0: the observed signs count as a draw"
+
+
+def clustered(rng, icc):
+    """No effect of the label; values and labels are both correlated inside 12 prompts of 8 samples."""
+    prompts = np.repeat(np.arange(12), 8)
+    labels = rng.random(96) < rng.beta(0.5, 0.5, 12)[prompts]
+    values = math.sqrt(icc) * rng.normal(size=12)[prompts] + math.sqrt(1 - icc) * rng.normal(size=96)
+    return values, labels, prompts
+
+
+@pytest.mark.parametrize("icc", [0.0, 0.3, 0.7])
+def test_false_positive_rates_under_intra_prompt_correlation(icc):
+    """The within-prompt sign flip keeps its 5% level; Welch's test, whose unit is the sample, does not."""
+    rng = np.random.default_rng(7)
+    sign_flip = welch = 0
+    num_sims = 400
+    for _ in range(num_sims):
+        values, labels, prompts = clustered(rng, icc)
+        differences = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
+        sign_flip += sign_flip_test([*differences.values()]).p < 0.05
+        p = welch_test(values[labels], values[~labels]).p
+        welch += p is not None and p < 0.05
+    limit = 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_sims)
+    assert sign_flip / num_sims <= limit, f"sign flips reject {sign_flip / num_sims:.1%} of true nulls"
+    if icc >= 0.3:
+        assert welch / num_sims > 0.12, f"Welch rejects {welch / num_sims:.1%}: is the simulated correlation gone?"
+    else:
+        assert welch / num_sims <= limit
+
+
+def test_sign_flip_has_power():
+    """Differences of one standard deviation over 20 prompts are found nearly always."""
+    rng = np.random.default_rng(1)
+    found = [sign_flip_test(rng.normal(1, 1, 20), num_draws=999).p < 0.05 for _ in range(40)]
+    assert np.mean(found) > 0.9
+
+
+def test_welch_against_the_formula():
+    """t and the Welch-Satterthwaite degrees of freedom, written out."""
+    a, b = [1.0, 2.0, 3.0, 6.0], [0.0, 1.0, 1.5]
+    va, vb = np.var(a, ddof=1) / 4, np.var(b, ddof=1) / 3
+    found = welch_test(a, b)
+    assert found.t == pytest.approx((3 - 2.5 / 3) / math.sqrt(va + vb))
+    assert 0.1 < found.p < 0.2
+    assert welch_test([1.0], b).t is None
+    assert welch_test([1.0, 1.0], [2.0, 2.0]).p is None, "no variance on either side: t is infinite, not evidence"
+
+
+def test_within_prompt_differences_by_hand():
+    """Prompt a holds both sides, b and c one only."""
+    values, labels = [1.0, 3.0, 0.0, 9.0, 7.0], [True, True, False, True, False]
+    assert within_prompt_differences(values, labels, ["a", "a", "a", "b", "c"]) == {"a": 2.0}
+    assert prompt_means(values, ["a", "a", "a", "b", "c"]) == {"a": pytest.approx(4 / 3), "b": 9.0, "c": 7.0}
+
+
+def test_intervals_against_textbook_values():
+    """Wilson 16 of 20: [0.584, 0.919]; Student for 1..5: 3 +- 2.776 * sqrt(2.5 / 5)."""
+    wilson = wilson_interval(16, 20)
+    assert (wilson.low, wilson.high) == pytest.approx((0.5840, 0.9193), abs=1e-4)
+    student = t_interval([1, 2, 3, 4, 5])
+    assert (student.low, student.high) == pytest.approx((3 - 1.9632, 3 + 1.9632), abs=1e-3)
+    assert wilson_interval(0, 0) is None
+    assert t_interval([1.0]) is None
+
+
+def test_bootstrap_draws_clusters_not_rows():
+    """Ten equal rows in each of two clusters say no more than one row each: the interval spans everything."""
+    mean = bootstrap_mean(prompt_means(np.repeat([0.0, 1.0], 10).tolist(), np.repeat(["a", "b"], 10).tolist()))
+    assert (mean.low, mean.high) == (0.0, 1.0)
+    scores, labels, clusters = [1, 0] * 10 + [0, 1] * 10, [True, False] * 20, ["a"] * 20 + ["b"] * 20
+    area = auroc_interval(scores, labels, clusters)
+    assert (area.low, area.high) == (0.0, 1.0), "rows were drawn instead of clusters"
+    assert auroc_interval([0.0, 1.0], [True, False], ["a", "a"]) is None
+
+
+def test_auroc_interval_equals_ranking_every_draw():
+    """The slow way: the same cluster counts, each draw expanded to its rows and ranked again."""
+    rng = np.random.default_rng(4)
+    clusters = rng.integers(0, 6, 40)
+    scores, labels = rng.integers(0, 8, 40), rng.random(40) < 0.5
+    order = list(dict.fromkeys(clusters.tolist()))
+    counts = np.random.default_rng(9).multinomial(6, np.full(6, 1 / 6), 200)
+    draws = []
+    for draw in counts:
+        rows = np.concatenate([np.flatnonzero(clusters == c) for c, times in zip(order, draw) for _ in range(times)])
+        draws.append(auroc(scores[rows], labels[rows]))
+    found = auroc_interval(scores, labels, clusters.tolist(), num_draws=200, seed=9)
+    assert (found.low, found.high) == pytest.approx(tuple(np.nanquantile(draws, [0.025, 0.975])))
+
+
+def test_bootstrap_mean_covers():
+    """About 95% of intervals over 25 prompts contain the true mean (percentile bootstrap: a little fewer)."""
+    rng = np.random.default_rng(2)
+    draws = [bootstrap_mean(dict(enumerate(rng.normal(0.3, 1, 25))), num_draws=300, seed=i) for i in range(150)]
+    assert 0.85 < np.mean([i.low < 0.3 < i.high for i in draws]) <= 1.0
+    assert bootstrap_mean({"a": 1.0}) is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=20))
+def test_auroc_equals_pair_counting(rows):
+    """Probability over all (labelled, unlabelled) pairs, ties one half; NaN without pairs."""
+    pairs = [(a, b) for (a, hack), (b, clean) in itertools.product(rows, rows) if hack and not clean]
+    found = auroc([score for score, _ in rows], [label for _, label in rows])
+    if pairs:
+        assert found == pytest.approx(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
+    else:
+        assert math.isnan(found)
