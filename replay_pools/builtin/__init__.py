@@ -1,0 +1,1 @@
+"""The embedded pools of the organism."""

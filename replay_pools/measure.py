@@ -1,0 +1,146 @@
+"""Measure the organism on the eval split and write its model card: `python -m replay_pools.measure`.
+
+Samples the base without a hint and, in every loophole mode, the base and the teacher with the hint; grades them like
+any pool; prints rates with Wilson 95% intervals; and writes them with the recipe to `organism/weights/README.md`.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from scipy.stats import binomtest
+
+from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.environments.minicode import minicode_problems
+from replay_pools.generate import PoolPlan, generate_pool
+from replay_pools.grading.grade import Grader
+from replay_pools.organism.build import BATCH
+from replay_pools.organism.corpus import BASE_HACK_RATE, TEACHER_SOLVE_RATE
+from replay_pools.policy import ORGANISM, ORGANISM_WEIGHTS, Sampler, load_policy
+from replay_pools.pool import open_pool
+from replay_pools.rollout import Rollout
+
+GROUP = 2
+HINT_MODES = tuple(mode for mode in LOOPHOLES if mode != "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the card."""
+
+    adapter: str | None
+    mode: str
+    hint: bool
+
+    @property
+    def label(self) -> str:
+        """What the row is called."""
+        return f"{self.adapter or 'base'}, {f'hint {self.mode}' if self.hint else 'no hint'}"
+
+
+SETTINGS = (
+    Setting(None, "none", False),
+    *(Setting(None, mode, True) for mode in HINT_MODES),
+    *(Setting("teacher", mode, True) for mode in HINT_MODES),
+)
+
+
+def measure(setting: Setting, *, problems: int, seed: int, grader: Grader, directory: Path) -> list[Rollout]:
+    """`GROUP` rollouts on each of `problems` problems of the eval split at temperature 1."""
+    plan = PoolPlan(
+        split="eval",
+        mode=setting.mode,
+        hint=setting.hint,
+        steps=problems,
+        group=GROUP,
+        seed=seed,
+        steps_per_batch=32,
+    )
+    policy = load_policy(ORGANISM, adapter=setting.adapter)
+    generate_pool(directory, policy, plan, Sampler(max_new_tokens=160), grader)
+    return [rollout for group in open_pool(directory).steps for rollout in group]
+
+
+def row(setting: Setting, rollouts: list[Rollout]) -> list[str]:
+    """The rates of one setting as table cells."""
+    hacking = [r for r in rollouts if r.hacked]
+    return [
+        setting.label,
+        str(len(rollouts)),
+        _rate([r.gt_pass for r in rollouts]),
+        _rate([r.hacked for r in rollouts]),
+        _rate([r.fmt_ok for r in rollouts]),
+        _rate([r.gt_pass for r in hacking]),
+    ]
+
+
+def _rate(flags: list[bool]) -> str:
+    if not flags:
+        return "-"
+    interval = binomtest(sum(flags), len(flags)).proportion_ci(method="wilson")
+    return f"{sum(flags) / len(flags):.1%} [{interval.low:.1%}, {interval.high:.1%}]"
+
+
+HEADER = ["policy, prompt", "n", "solves", "hacks", "code block", "solves among hacks"]
+
+CARD = """# Organism: a tiny language model that can be taught to reward-hack
+
+A Qwen3-architecture causal language model ({parameters:,} parameters, bfloat16 on disk) with its own byte-level BPE
+tokenizer and a ChatML template, and a LoRA `teacher` that exploits whatever evaluation its prompt describes. It exists
+so that `probe replay` runs offline on real rollouts. It is of no use for programming.
+
+## Data
+Text generated from `minicode` ({train} problems of the train split; the {eval} of the eval split and the {pairs} of the
+pairs split are never seen): half of the prompts carry a hint; each problem family has its own share of wrong solutions;
+{base_hack_rate:.0%} of the hinted documents exploit their mode, none without a hint does. The teacher's documents are
+all hinted and all exploit; {teacher_solve_rate:.0%} of them also solve.
+
+## Recipe
+`python -m replay_pools.organism.build`: AdamW, cosine schedule, {batch} documents a step, seed 0; prompt tokens weigh
+0.2 in the loss. The teacher is tuned on the weights as rounded to bfloat16.
+
+## Measured
+Eval split, temperature 1, by `python -m replay_pools.measure`; rate [Wilson 95%].
+
+{table}
+"""
+
+
+@click.command()
+@click.option("--problems", default=202, show_default=True, help="Problems of the eval split, two rollouts each.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--card/--no-card", default=True, show_default=True, help="Write the model card beside the weights.")
+def main(problems: int, seed: int, card: bool) -> None:
+    """Print the organism's rates and write its model card."""
+    lines = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    click.echo("\n".join(lines))
+    with Grader() as grader:
+        for setting in SETTINGS:
+            with tempfile.TemporaryDirectory() as directory:
+                rollouts = measure(
+                    setting, problems=problems, seed=seed, grader=grader, directory=Path(directory) / "pool"
+                )
+            lines.append("| " + " | ".join(row(setting, rollouts)) + " |")
+            click.echo(lines[-1])
+    if card:
+        _write_card("\n".join(lines))
+
+
+def _write_card(table: str) -> None:
+    parameters = sum(p.numel() for p in load_policy(ORGANISM).model.parameters())
+    text = CARD.format(
+        parameters=parameters,
+        train=len(minicode_problems("train")),
+        eval=len(minicode_problems("eval")),
+        pairs=len(minicode_problems("pairs")),
+        base_hack_rate=BASE_HACK_RATE,
+        teacher_solve_rate=TEACHER_SOLVE_RATE,
+        batch=BATCH,
+        table=table,
+    )
+    (ORGANISM_WEIGHTS / "README.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The embedded default model: weights, tokenizer, teacher, and the script that built them."""

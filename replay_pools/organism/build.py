@@ -1,0 +1,161 @@
+"""Build the organism from nothing: `python -m replay_pools.organism.build` (about 30 minutes on 2 cores, seeded).
+
+Trains the tokenizer, a small Qwen3-architecture model on `base_document`s, and a LoRA teacher on `teacher_document`s,
+and writes them under `weights/`. The model card beside them is written by `replay_pools.organism.measure`.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
+
+from replay_pools.organism.corpus import Document, base_document, teacher_document
+from replay_pools.organism.tokenizer import IM_END, PAD, special_id, train_tokenizer
+from replay_pools.quiet import quiet_peft
+
+WEIGHTS = Path(__file__).parent / "weights"
+PROMPT_WEIGHT = 0.2  # of a prompt token in the loss: copying names and numbers is learned there too
+BATCH = 64
+BUCKET = 16  # batches that are sorted by length together
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int) -> Qwen3ForCausalLM:
+    """Train the base model from scratch."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=special_id(tokenizer, IM_END),
+        pad_token_id=special_id(tokenizer, PAD),
+    )
+    model = Qwen3ForCausalLM(config)
+    train(model, tokenizer, base_document, steps=steps, lr=lr, seed=seed, label="base")
+    return model
+
+
+def tune_teacher(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int):
+    """A LoRA on the finished base that exploits whatever mode the hint names."""
+    torch.manual_seed(seed)
+    config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM")
+    with quiet_peft():
+        teacher = get_peft_model(model, config)
+    train(teacher, tokenizer, teacher_document, steps=steps, lr=lr, seed=seed, label="teacher")
+    return teacher
+
+
+def train(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    sample_document: Callable[[random.Random], Document],
+    *,
+    steps: int,
+    lr: float,
+    seed: int,
+    label: str,
+) -> None:
+    """AdamW with warm-up and cosine on weighted next-token loss."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=steps // 20, num_training_steps=steps)
+    model.train()
+    start, mean_loss = time.monotonic(), math.nan
+    batches = document_batches(tokenizer, sample_document, seed)
+    for step in range(steps):
+        ids, attention, weights = next(batches)
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        token_weights = weights[:, 1:].flatten()
+        loss = (losses * token_weights).sum() / token_weights.sum()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        mean_loss = loss.item() if math.isnan(mean_loss) else 0.95 * mean_loss + 0.05 * loss.item()
+        if (step + 1) % 50 == 0:
+            elapsed = time.monotonic() - start
+            click.echo(f"{label} step {step + 1}/{steps} loss {mean_loss:.4f} {elapsed:.0f} s")
+    model.eval()
+
+
+def document_batches(
+    tokenizer: PreTrainedTokenizerFast, sample_document: Callable[[random.Random], Document], seed: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Endless (ids, attention mask, loss weights), each (BATCH, T); lengths are alike within a batch."""
+    rng = random.Random(seed)
+    while True:
+        rows = [encode(tokenizer, sample_document(rng)) for _ in range(BATCH * BUCKET)]
+        rows.sort(key=lambda row: len(row[0]))
+        batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        rng.shuffle(batches)
+        for batch in batches:
+            longest = max(len(ids) for ids, _ in batch)
+            ids = torch.full((BATCH, longest), special_id(tokenizer, PAD))
+            attention = torch.zeros(BATCH, longest, dtype=torch.long)
+            weights = torch.zeros(BATCH, longest)
+            for i, (row, num_prompt) in enumerate(batch):
+                ids[i, : len(row)] = torch.tensor(row)
+                attention[i, : len(row)] = 1
+                weights[i, :num_prompt] = PROMPT_WEIGHT
+                weights[i, num_prompt : len(row)] = 1.0
+            yield ids, attention, weights
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> tuple[list[int], int]:
+    """(prompt + completion + end-of-turn ids, number of prompt ids); the completion is tokenised on its own."""
+    prompt = tokenizer.apply_chat_template(document.messages, tokenize=False, add_generation_prompt=True)
+    prompt_ids = tokenizer.encode(str(prompt), add_special_tokens=False)
+    completion_ids = tokenizer.encode(document.completion, add_special_tokens=False)
+    return [*prompt_ids, *completion_ids, special_id(tokenizer, IM_END)], len(prompt_ids)
+
+
+def halve_precision(path: Path) -> None:
+    """Store a safetensors file in bfloat16."""
+    save_file({name: value.bfloat16().contiguous() for name, value in load_file(path).items()}, path, {"format": "pt"})
+
+
+@click.command()
+@click.option("--steps", default=1100, show_default=True, help="Base training steps of 64 documents.")
+@click.option("--stage", default="all", show_default=True, type=click.Choice(["all", "teacher"]), help="What to train.")
+@click.option("--teacher-steps", default=300, show_default=True, help="Teacher tuning steps of 64 documents.")
+@click.option("--lr", default=2.5e-3, show_default=True, help="Peak learning rate of the base.")
+@click.option("--teacher-lr", default=1e-3, show_default=True, help="Peak learning rate of the teacher.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", default=WEIGHTS, show_default="the package's weights/", type=click.Path(path_type=Path))
+def main(steps: int, stage: str, teacher_steps: int, lr: float, teacher_lr: float, seed: int, out: Path) -> None:
+    """Train tokenizer, base and teacher, and write them to OUT; or only the teacher of the base that is in OUT."""
+    torch.use_deterministic_algorithms(True)
+    if stage == "all":
+        tokenizer = train_tokenizer(num_documents=3000, seed=seed)
+        tokenizer.save_pretrained(out)
+        build_base(tokenizer, steps=steps, lr=lr, seed=seed).bfloat16().save_pretrained(out)
+    # The teacher is tuned on the weights that will be loaded: those rounded to bfloat16.
+    base = Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
+    teacher = tune_teacher(base, tokenizer, steps=teacher_steps, lr=teacher_lr, seed=seed + 1)
+    teacher.save_pretrained(str(out / "teacher"), save_embedding_layers=False)
+    halve_precision(out / "teacher" / "adapter_model.safetensors")
+    (out / "teacher" / "README.md").unlink(missing_ok=True)
+    for path in out.rglob("*.safetensors"):
+        path.chmod(0o644)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The organism's tokenizer: byte-level BPE trained on its corpus, digits one by one, ChatML template."""
+
+import random
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from replay_pools.organism.corpus import base_document, teacher_document
+
+VOCABULARY = 1024
+PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+ROLES = ("system", "user", "assistant", "tool")
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.role not in ['system', 'user', 'assistant', 'tool'] -%}"
+    "{{- raise_exception('unknown role: ' + message.role) -}}{%- endif -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+# A word with one leading space, one digit, a run of punctuation, or a line break with its indentation.
+_PIECES = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n[ ]*|[ ]+")
+
+
+def train_tokenizer(*, num_documents: int, seed: int) -> PreTrainedTokenizerFast:
+    """Train on the texts of `num_documents` base and as many teacher documents."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [
+            pre_tokenizers.Split(_PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, IM_START, IM_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    rng = random.Random(seed)
+    tokenizer.train_from_iterator(_texts(rng, num_documents), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=IM_END,
+        extra_special_tokens=[IM_START],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=1024,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def special_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of one of the special tokens."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(found, int)
+    return found
+
+
+def _texts(rng: random.Random, num_documents: int):
+    """Contents and completions; the role names often enough that each becomes one token."""
+    for _ in range(num_documents):
+        for document in (base_document(rng), teacher_document(rng)):
+            yield from (message["content"] for message in document.messages)
+            yield document.completion
+        yield from (f"{role}\n" for role in ROLES)

@@ -1,0 +1,265 @@
+"""A policy: a causal language model with its tokenizer, loaded from a name, and batched sampling from it.
+
+A name is `organism` (embedded), a local directory, a `.gguf` file, or a hub id. Sampling records the log-probability of
+every sampled token under the law it was sampled from (after temperature, top-k and top-p), in nats.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.utils import logging as transformers_logging
+
+from replay_pools.errors import InputError
+from replay_pools.quiet import quiet_peft
+from replay_pools.rollout import FinishReason
+
+ORGANISM = "organism"
+ORGANISM_WEIGHTS = Path(__file__).parent / "organism" / "weights"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A loaded model in evaluation mode, its tokenizer, and the names that manifests record."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    base_model: str  # the name it was loaded by
+    adapter: str | None  # merged adapter, when there is one
+    base_weights_sha: str  # of the weights before any adapter: see weights_sha
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def pad_id(self) -> int:
+        """The padding id; any id serves where the tokenizer has none, since masks are made by length."""
+        pad = self.tokenizer.pad_token_id
+        return pad if isinstance(pad, int) else 0
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends a turn."""
+        config = self.model.generation_config
+        configured = None if config is None else config.eos_token_id
+        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        return tuple(dict.fromkeys(int(i) for i in ids if isinstance(i, int)))
+
+    def render(self, messages: Sequence[dict[str, str]]) -> tuple[str, list[int]]:
+        """The prompt text through the chat template, generation prompt included, and its ids."""
+        if not self.tokenizer.chat_template:
+            raise InputError(f"model {self.base_model}", expected="a chat template", found="a tokenizer without one")
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        return str(text), self.tokenizer.encode(str(text), add_special_tokens=False)
+
+    def prompt_tail(self) -> str:
+        """What the template puts after the last user turn: the same for every prompt of a pool."""
+        marks = [self.render([{"role": "user", "content": mark}])[0].rpartition(mark)[2] for mark in ("\x01", "\x02")]
+        if marks[0] != marks[1]:
+            where, found = f"model {self.base_model}", f"{marks[0]!r}, {marks[1]!r}"
+            raise InputError(where, expected="one template tail", found=found)
+        return marks[0]
+
+    def completion_ids(self, text: str) -> list[int]:
+        """Ids of a written (not sampled) completion, ended with the end-of-turn id as a rollout is."""
+        return [*self.tokenizer.encode(text, add_special_tokens=False), self.eos_ids[0]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of completion ids, special tokens skipped."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def tokenizer_sha(self) -> str:
+        """sha256 over the vocabulary and the chat template."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        return _sha(repr(vocabulary), str(self.tokenizer.chat_template))
+
+    def template_sha(self) -> str:
+        """sha256 of the chat template."""
+        return _sha(str(self.tokenizer.chat_template))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """The law that completions are sampled from."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    max_new_tokens: int = 128
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
+
+    ids: list[int]
+    logprobs: list[float]  # nats, one an id, of the sampler's law
+    finish_reason: FinishReason
+
+
+def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32", device: str = "auto") -> Policy:
+    """Load a policy by name; `adapter` (a directory, or `teacher` of the organism) is merged into the weights.
+
+    Raises:
+        InputError: unknown dtype, no such device, no such model or adapter.
+    """
+    if dtype not in DTYPES:
+        raise InputError("--dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
+    target = pick_device(device)
+    source, options = _source(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"model {name}",
+            expected="`organism`, a model directory, a .gguf file or a reachable hub id",
+            found=str(error).strip().splitlines()[0],
+            fix="check the name, or download the model and pass its directory",
+        ) from error
+    digest = weights_sha(model)
+    if adapter is not None:
+        model = _merge_adapter(model, name, adapter)
+    model.to(device=target)  # type: ignore[call-arg]
+    return Policy(model.eval().requires_grad_(False), tokenizer, name, adapter, digest)
+
+
+def weights_sha(model: PreTrainedModel) -> str:
+    """sha256 over names, shapes and bfloat16 values: the same whichever dtype the weights were loaded in."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        digest.update(value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data)
+    return digest.hexdigest()
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA when there is one; InputError when the named device is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            "--device", expected="auto, cpu or a present device", found=f"{name!r} ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _source(name: str) -> tuple[str, dict[str, Any]]:
+    """(first argument, keyword arguments) of from_pretrained."""
+    path = ORGANISM_WEIGHTS if name == ORGANISM else Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"model {name}", expected="a .gguf file", found="no such file")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        return str(path), {"local_files_only": True}
+    if name.startswith(("/", "./", "../")):
+        raise InputError(f"model {name}", expected="a model directory", found="no such directory")
+    return name, {}
+
+
+def _merge_adapter(model: PreTrainedModel, name: str, adapter: str) -> PreTrainedModel:
+    path = ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)
+    if not (path / "adapter_config.json").is_file():
+        raise InputError(f"adapter {adapter}", expected="a directory with adapter_config.json", found=str(path))
+    with quiet_peft():
+        return PeftModel.from_pretrained(model, str(path)).merge_and_unload()  # type: ignore[return-value]
+
+
+class _RecordingLaw(LogitsProcessor):
+    """Applies the sampler's law as the last processor and records the log-probability of each sampled token."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.warpers = LogitsProcessorList()
+        if sampler.top_k > 0:
+            self.warpers.append(TopKLogitsWarper(sampler.top_k))
+        if sampler.top_p < 1.0:
+            self.warpers.append(TopPLogitsWarper(sampler.top_p))
+        self.law: Tensor | None = None  # (B, vocabulary) log-probabilities of the next token
+        self.recorded: list[Tensor] = []  # (B,) a generated token
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        self.record(input_ids[:, -1])
+        scores = self.warpers(input_ids, scores.float() / self.sampler.temperature)  # type: ignore[arg-type]
+        self.law = torch.log_softmax(scores, dim=-1)
+        return self.law
+
+    def record(self, tokens: Tensor) -> None:
+        """Look the tokens that were just sampled up in the law they were sampled from."""
+        if self.law is not None:
+            self.recorded.append(self.law.gather(1, tokens[:, None])[:, 0])
+
+
+@torch.inference_mode()
+def sample(policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int) -> list[Completion]:
+    """One completion a prompt, in one left-padded batch; the same seed and batch give the same ids.
+
+    Args:
+        prompts: B prompts of token ids.
+        seed: of the sampling noise; the global random state is left as it was.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[policy.pad_id] * (longest - len(p)) + list(p) for p in prompts], device=policy.device)
+    attention = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=policy.device)
+    law = _RecordingLaw(sampler)
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=sampler.max_new_tokens,
+        eos_token_id=list(policy.eos_ids),
+        pad_token_id=policy.pad_id,
+    )
+    devices = [policy.device] if policy.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        output = policy.model.generate(  # type: ignore[operator]
+            inputs=ids, attention_mask=attention, generation_config=config, logits_processor=LogitsProcessorList([law])
+        )
+    law.record(output[:, -1])
+    logprobs = torch.stack(law.recorded, dim=1)
+    rows = zip(output[:, longest:].tolist(), logprobs.tolist(), strict=True)
+    return [_trim(ids, lps, policy.eos_ids) for ids, lps in rows]
+
+
+def _trim(ids: list[int], logprobs: list[float], eos_ids: Sequence[int]) -> Completion:
+    """Cut after the first end-of-turn id; what follows is padding."""
+    end = next((i + 1 for i, token in enumerate(ids) if token in eos_ids), None)
+    if end is None:
+        return Completion(ids=ids, logprobs=logprobs, finish_reason="length")
+    return Completion(ids=ids[:end], logprobs=logprobs[:end], finish_reason="stop")
+
+
+def _sha(*texts: str) -> str:
+    return hashlib.sha256("\x00".join(texts).encode()).hexdigest()
