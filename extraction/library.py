@@ -1,0 +1,210 @@
+"""DirectionLibrary: the directions of every kind for one adapted policy, extracted once and cached by content.
+
+Pair gradients are cached under a hash of everything that shapes them (basis fingerprint, pairs, chat template, loss,
+dtype); directions are cheap linear algebra on them. The library says what it did through `say`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch import Tensor
+
+from extraction.adapters.coordinates import Coordinates, attach, check_fingerprint
+from extraction.batch import make_batch
+from extraction.controls import haar_directions, permuted_directions
+from extraction.directions import (
+    Directions,
+    PairGradients,
+    extract_directions,
+    load_directions,
+    load_pair_gradients,
+    save_pair_gradients,
+)
+from extraction.gradients import per_sample_gradients
+from extraction.loss import loss_weights
+from extraction.pairs import Pair, load_pairs, pairs_sha
+from extraction.vocabulary import Basis, LossType
+from replay_pools.errors import InputError
+from replay_pools.files import sha256
+from replay_pools.policy import Policy
+
+FORMAT = 1  # raise it when the meaning of cached pair gradients changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractionSettings:
+    """How directions are extracted; recorded in every direction file."""
+
+    pairs: str = "builtin"  # see extraction.pairs.load_pairs
+    k: int = 4
+    tau: float = 0.0
+    drop_bottom_frac: float = 0.25
+    loss_type: LossType = "grpo"  # the normaliser of the pair gradients: that of the live loss
+    max_completion_length: int | None = None
+    micro_batch: int = 16  # completions in one forward and backward
+
+
+def measure_pair_gradients(
+    policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], settings: ExtractionSettings
+) -> PairGradients:
+    """Weighted NLL gradients of both completions of every pair, `micro_batch` completions at a time.
+
+    The pair is a GRPO group of two: each gradient carries the normaliser w that `loss_type` gives it there.
+    """
+    prompts = [policy.render(pair.messages)[1] for pair in pairs]
+    hack = [policy.completion_ids(pair.hack) for pair in pairs]
+    clean = [policy.completion_ids(pair.clean) for pair in pairs]
+    batch = make_batch([*prompts, *prompts], [*hack, *clean], policy.pad_id).to(policy.device)
+    unit = per_sample_gradients(coordinates, batch, micro_batch=settings.micro_batch).gradients
+    weights = torch.stack([_pair_weights(len(h), len(c), settings) for h, c in zip(hack, clean, strict=True)])
+    weighted = {m: g.cpu() * weights.T.flatten()[:, None].to(g.dtype) for m, g in unit.items()}
+    n = len(pairs)
+    return PairGradients(
+        hack={module: g[:n].clone() for module, g in weighted.items()},
+        clean={module: g[n:].clone() for module, g in weighted.items()},
+        held_out=torch.tensor([pair.held_out for pair in pairs]),
+        metadata=_identity(policy, coordinates, pairs, settings) | {"pair_ids": [pair.pair_id for pair in pairs]},
+    )
+
+
+def _pair_weights(hack_length: int, clean_length: int, settings: ExtractionSettings) -> Tensor:
+    return loss_weights(
+        torch.tensor([hack_length, clean_length]),
+        loss_type=settings.loss_type,
+        max_completion_length=settings.max_completion_length,
+        global_tokens=hack_length + clean_length,
+    )
+
+
+def _identity(
+    policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], settings: ExtractionSettings
+) -> dict[str, Any]:
+    """Everything that pair gradients depend on."""
+    return {
+        "format": FORMAT,
+        "fingerprint": coordinates.fingerprint(),
+        "pairs": settings.pairs,
+        "pairs_sha256": pairs_sha(pairs),
+        "chat_template_sha256": policy.template_sha(),
+        "tokenizer_sha256": policy.tokenizer_sha(),
+        "loss_type": settings.loss_type,
+        "max_completion_length": settings.max_completion_length,
+        "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "adapter_at_zero": coordinates.is_zero(),
+    }
+
+
+class DirectionLibrary:
+    """Directions by kind: `v_hack`, `haar`, `permuted`, `placebo`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        coordinates: Coordinates,
+        settings: ExtractionSettings,
+        *,
+        cache_dir: Path,
+        seed: int = 0,
+        v_hack: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Args: `v_hack`, a direction file to use instead of extracting; `seed`, of the random controls."""
+        self.policy, self.coordinates, self.settings = policy, coordinates, settings
+        self.cache_dir, self.seed, self.v_hack_file, self.say = cache_dir, seed, v_hack, say
+
+    def get(self, kind: str) -> Directions:
+        """The directions of a kind.
+
+        Raises:
+            InputError: unknown kind, a direction file of another basis, or one without its pair gradients.
+        """
+        makers: dict[str, Callable[[], Directions]] = {
+            "v_hack": lambda: self.v_hack,
+            "haar": lambda: haar_directions(self.v_hack, seed=self.seed),
+            "permuted": self._permuted,
+            "placebo": self._placebo,
+        }
+        if kind not in makers:
+            raise InputError("directions", expected=f"one of {', '.join(makers)}", found=repr(kind))
+        return makers[kind]()
+
+    @cached_property
+    def v_hack(self) -> Directions:
+        """v_hack: read from the given file, or extracted."""
+        if self.v_hack_file is None:
+            return self._extract(self.pair_gradients)
+        directions = load_directions(self.v_hack_file)
+        found = directions.metadata["fingerprint"]
+        check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=found)
+        return _first_k(directions, self.settings.k, self.v_hack_file)
+
+    @cached_property
+    def pair_gradients(self) -> PairGradients:
+        """The gradients of the hack pairs: from beside the direction file, from the cache, or measured."""
+        if self.v_hack_file is not None:
+            return load_pair_gradients(pairs_path(self.v_hack_file))
+        return self.measured(self.settings.pairs)
+
+    def measured(self, pairs_source: str) -> PairGradients:
+        """Pair gradients of any pairs source, through the cache."""
+        pairs = load_pairs(pairs_source)
+        identity = _identity(self.policy, self.coordinates, pairs, self.settings)
+        key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
+        path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
+        if path.is_file():
+            self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): cached in {path}")
+            return load_pair_gradients(path)
+        gradients = measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings)
+        save_pair_gradients(path, gradients)
+        self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): {len(pairs)} pairs, now in {path}")
+        return gradients
+
+    def _extract(self, pairs: PairGradients) -> Directions:
+        s = self.settings
+        return extract_directions(
+            pairs.differences(), k=s.k, tau=s.tau, drop_bottom_frac=s.drop_bottom_frac, metadata=pairs.metadata
+        )
+
+    def _permuted(self) -> Directions:
+        s = self.settings
+        return permuted_directions(
+            self.pair_gradients,
+            k=s.k,
+            tau=s.tau,
+            drop_bottom_frac=s.drop_bottom_frac,
+            seed=self.seed,
+            metadata=self.pair_gradients.metadata,
+        )
+
+    def _placebo(self) -> Directions:
+        return self._extract(self.measured("builtin:placebo"))
+
+
+def attach_basis(policy: Policy, basis: Basis, *, rank: int, cache_dir: Path) -> Coordinates:
+    """Adapt the policy in place. LoRA keeps A frozen, so that a direction keeps its meaning while B is trained."""
+    if basis == "lora":
+        return attach(policy.model, basis="lora", model_id=policy.base_model, rank=rank, train_a=False)
+    return attach(policy.model, basis="svd", model_id=policy.base_model, cache_dir=cache_dir / "svd")
+
+
+def pairs_path(directions_path: Path) -> Path:
+    """Where the pair gradients of a direction file are."""
+    return directions_path.with_suffix(".pairs.safetensors")
+
+
+def _first_k(directions: Directions, k: int, where: Path) -> Directions:
+    """The first k directions of every module; InputError when the file was extracted with fewer."""
+    stored = int(directions.metadata["k"])
+    if k > stored:
+        raise InputError("--k", expected=f"at most {stored}, as {where} was extracted with", found=str(k))
+    return Directions(
+        vectors={module: v[:k] for module, v in directions.vectors.items()},
+        singular_values={module: s[:k] for module, s in directions.singular_values.items()},
+        votes={module: v[:k] for module, v in directions.votes.items()},
+        metadata={**directions.metadata, "k": k},
+    )
