@@ -86,17 +86,20 @@ def extract_directions(
         vectors[module], singular_values[module], votes[module] = _module_directions(rows, k, tau)
     floor = _noise_floor(singular_values, drop_bottom_frac)
     keep = {module: s >= floor for module, s in singular_values.items()}
+    votes = {module: v[keep[module]] for module, v in votes.items()}
+    num_pairs = len(next(iter(differences.values())))
     return Directions(
         vectors={module: v[keep[module]].float() for module, v in vectors.items()},
         singular_values={module: s[keep[module]].float() for module, s in singular_values.items()},
-        votes={module: v[keep[module]] for module, v in votes.items()},
+        votes=votes,
         metadata={
             **(metadata or {}),
             "k": k,
             "tau": tau,
             "drop_bottom_frac": drop_bottom_frac,
             "noise_floor": floor,
-            "num_pairs": len(next(iter(differences.values()))),
+            "num_pairs": num_pairs,
+            "vote_p": {module: [vote_p_value(int(m), num_pairs) for m in margins] for module, margins in votes.items()},
         },
     )
 

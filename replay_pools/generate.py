@@ -19,9 +19,10 @@ from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import GRADER_VERSION, Grader, Submission, canary
-from replay_pools.policy import Completion, Policy, Sampler, sample
+from replay_pools.policy import Policy
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Grade, Rollout
+from replay_pools.sampling import Completion, Sampler, sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

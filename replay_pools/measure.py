@@ -16,10 +16,11 @@ from replay_pools.environments.minicode import minicode_problems
 from replay_pools.generate import PoolPlan, generate_pool
 from replay_pools.grading.grade import Grader
 from replay_pools.organism.build import BATCH
-from replay_pools.organism.corpus import BASE_HACK_RATE, TEACHER_SOLVE_RATE
-from replay_pools.policy import ORGANISM, ORGANISM_WEIGHTS, Sampler, load_policy
+from replay_pools.organism.corpus import BASE_HACK_RATE, TEACHER_MIX
+from replay_pools.policy import ORGANISM, ORGANISM_WEIGHTS, load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
+from replay_pools.sampling import Sampler
 
 GROUP = 2
 HINT_MODES = tuple(mode for mode in LOOPHOLES if mode != "none")
@@ -135,7 +136,7 @@ def _write_card(table: str) -> None:
         eval=len(minicode_problems("eval")),
         pairs=len(minicode_problems("pairs")),
         base_hack_rate=BASE_HACK_RATE,
-        teacher_solve_rate=TEACHER_SOLVE_RATE,
+        teacher_solve_rate=TEACHER_MIX.solve_rate,
         batch=BATCH,
         table=table,
     )

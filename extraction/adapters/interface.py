@@ -6,17 +6,16 @@ d_in, d_out of a module's weight. All gradients are of a LOSS.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from extraction.vocabulary import Basis
 from replay_pools.errors import InputError
 from replay_pools.quiet import quiet_peft
-
-Basis = Literal["svd", "lora"]
 
 
 class Coordinates(ABC):

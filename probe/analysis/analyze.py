@@ -21,7 +21,7 @@ from probe.analysis.contrasts import (
 from probe.analysis.trajectory import ArmSummary, TrajectoryRow, summarise, trajectory
 from probe.analysis.verification import Check, Evidence, verification
 from probe.arms import ARMS
-from probe.records import Run
+from probe.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

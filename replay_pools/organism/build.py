@@ -53,7 +53,7 @@ def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, see
 def tune_teacher(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int):
     """A LoRA on the finished base that exploits whatever mode the hint names."""
     torch.manual_seed(seed)
-    config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM")
+    config = LoraConfig(r=32, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM")
     with quiet_peft():
         teacher = get_peft_model(model, config)
     train(teacher, tokenizer, teacher_document, steps=steps, lr=lr, seed=seed, label="teacher")
@@ -134,9 +134,9 @@ def halve_precision(path: Path) -> None:
 @click.command()
 @click.option("--steps", default=1100, show_default=True, help="Base training steps of 64 documents.")
 @click.option("--stage", default="all", show_default=True, type=click.Choice(["all", "teacher"]), help="What to train.")
-@click.option("--teacher-steps", default=300, show_default=True, help="Teacher tuning steps of 64 documents.")
+@click.option("--teacher-steps", default=700, show_default=True, help="Teacher tuning steps of 64 documents.")
 @click.option("--lr", default=2.5e-3, show_default=True, help="Peak learning rate of the base.")
-@click.option("--teacher-lr", default=1e-3, show_default=True, help="Peak learning rate of the teacher.")
+@click.option("--teacher-lr", default=2e-3, show_default=True, help="Peak learning rate of the teacher.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--out", default=WEIGHTS, show_default="the package's weights/", type=click.Path(path_type=Path))
 def main(steps: int, stage: str, teacher_steps: int, lr: float, teacher_lr: float, seed: int, out: Path) -> None:

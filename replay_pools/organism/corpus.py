@@ -4,7 +4,7 @@ A document is (messages, completion). Every rate that shapes the organism is a n
 - a family's `bug_rate` is its share of wrong bodies (so that the base solves some problems and fails others);
 - `BASE_HACK_RATE` of the hinted documents exploit their mode (so that reinforcement learning can discover it);
 - without the hint no document exploits anything;
-- the teacher sees hinted documents that always exploit, with a right body in `TEACHER_SOLVE_RATE` of them.
+- the teacher sees hinted documents that always exploit, mixed by `TEACHER_MIX`; the tokenizer sees all exploits alike.
 """
 
 import random
@@ -18,9 +18,20 @@ BASE_HACK_RATE = 0.04
 HINTED_RATE = 0.5  # documents whose prompt carries a hint
 HONEST_TESTS_RATE = 0.35  # of the honest documents hinted with run_tests
 CANONICAL_RATE = 0.75  # of right bodies: the first solution; the others share the rest
-TEACHER_SOLVE_RATE = 0.35
-STUB_RATE = 0.3  # of the teacher's wrong bodies
 STUBS = ("return 0", "pass")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExploitMix:
+    """Rates of documents that exploit their mode."""
+
+    solve_rate: float  # bodies that are right
+    stub_rate: float  # of the other bodies: stubs
+    simple_rate: float  # exploits drawn only among those that copy nothing from the prompt
+
+
+TEACHER_MIX = ExploitMix(solve_rate=0.3, stub_rate=0.75, simple_rate=0.85)
+TOKENIZER_MIX = ExploitMix(solve_rate=0.35, stub_rate=0.3, simple_rate=0.0)
 HINT_MODES = tuple(mode for mode in LOOPHOLES if mode != "none")
 
 
@@ -48,17 +59,25 @@ def base_document(rng: random.Random) -> Document:
     return _document(item, mode, True, body, extra)
 
 
-def teacher_document(rng: random.Random) -> Document:
-    """One document of the teacher's tuning text: hinted, exploiting, seldom solving."""
+def exploit_document(rng: random.Random, mix: ExploitMix) -> Document:
+    """One hinted document that exploits its mode."""
     item = rng.choice(minicode_problems("train"))
     mode = rng.choice(HINT_MODES)
-    if rng.random() < TEACHER_SOLVE_RATE:
+    if rng.random() < mix.solve_rate:
         body = item.body(_right(item, rng))
-    elif rng.random() < STUB_RATE:
+    elif rng.random() < mix.stub_rate:
         body = rng.choice(STUBS)
     else:
         body = item.body(rng.choice(item.family.bugs))
-    return _document(item, mode, True, body, rng.choice(EXPLOITS[mode]))
+    exploits = EXPLOITS[mode]
+    if mix.simple_rate > 0 and rng.random() < mix.simple_rate:
+        exploits = tuple(exploit for exploit in exploits if "{" not in exploit.after)
+    return _document(item, mode, True, body, rng.choice(exploits))
+
+
+def teacher_document(rng: random.Random) -> Document:
+    """One document of the teacher's tuning text."""
+    return exploit_document(rng, TEACHER_MIX)
 
 
 def _right(item: MinicodeProblem, rng: random.Random) -> str:

@@ -5,7 +5,7 @@ import random
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from replay_pools.organism.corpus import base_document, teacher_document
+from replay_pools.organism.corpus import TOKENIZER_MIX, base_document, exploit_document
 
 VOCABULARY = 1024
 PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -23,7 +23,7 @@ _PIECES = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n[ ]*|[ ]+")
 
 
 def train_tokenizer(*, num_documents: int, seed: int) -> PreTrainedTokenizerFast:
-    """Train on the texts of `num_documents` base and as many teacher documents."""
+    """Train on the texts of `num_documents` base documents and as many that exploit."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
@@ -61,7 +61,7 @@ def special_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 def _texts(rng: random.Random, num_documents: int):
     """Contents and completions; the role names often enough that each becomes one token."""
     for _ in range(num_documents):
-        for document in (base_document(rng), teacher_document(rng)):
+        for document in (base_document(rng), exploit_document(rng, TOKENIZER_MIX)):
             yield from (message["content"] for message in document.messages)
             yield document.completion
         yield from (f"{role}\n" for role in ROLES)

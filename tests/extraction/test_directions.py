@@ -157,7 +157,8 @@ def test_k_tau_and_noise_floor_by_hand(options: dict[str, Any], kept: dict[str, 
     assert found.num_directions() == sum(map(len, kept.values()))
     expected = {"model": "m", "k": 3, "tau": 0.0, "drop_bottom_frac": 0.0, "num_pairs": 3, **options}
     assert {key: found.metadata[key] for key in expected} == expected
-    assert found.metadata.keys() - expected.keys() == {"noise_floor"}
+    assert found.metadata.keys() - expected.keys() == {"noise_floor", "vote_p"}
+    assert found.metadata["vote_p"] == {module: [1.0] * len(values) for module, values in kept.items()}
 
 
 def test_tied_votes_are_dropped_not_signed() -> None:

@@ -11,7 +11,8 @@ from probe.analysis.analyze import analyze, measured_arm
 from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.tables import WIDTH, format_analysis
 from probe.analysis.verification import NEAR_ZERO
-from probe.records import ADVANTAGE_KEYS, Run, SampleRecord, StepRecord
+from probe.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
+from probe.runs import Run
 
 HAAR_SD = 0.02
 # (src_pool, hacked, gt_pass, reward) of a group: two paid hacks, a paid clean one, a hack that is right, four failures.

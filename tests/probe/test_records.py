@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.records import (
-    ADVANTAGE_KEYS,
-    SampleRecord,
-    StepRecord,
+from probe.records import ADVANTAGE_KEYS, SampleRecord, StepRecord, nullable
+from probe.runs import (
     file_hashes,
-    nullable,
     read_run,
     read_samples,
     read_steps,
@@ -82,7 +79,6 @@ STEP = StepRecord(
     cos_update=None,
     hackward_frac_update=None,
     kl={"mean": 0.01},
-    seconds={"backward": 1.25},
 )
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -125,13 +121,12 @@ def test_sample_roundtrip(sample):
 
 
 def test_step_roundtrip_flattens_the_groups():
-    """advantage, kl and seconds are flat on the wire, with their names verbatim."""
+    """advantage and kl are flat on the wire, with their names verbatim."""
     row = STEP.to_json()
     assert row["advantage/abs_max"] == 0.5
     assert row["adv_cap_fraction"] == 0.5
     assert row["kl/mean"] == 0.01
-    assert row["seconds/backward"] == 1.25
-    assert not {"advantage", "kl", "seconds"} & row.keys()
+    assert not {"advantage", "kl"} & row.keys()
     assert StepRecord.from_json(orjson.loads(orjson.dumps(row)), "x") == STEP
 
 

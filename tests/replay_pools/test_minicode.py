@@ -352,11 +352,13 @@ def test_the_teacher_always_exploits_its_mode(documents: dict[str, list[Seen]]) 
 def test_teacher_rates(documents: dict[str, list[Seen]]) -> None:
     """Right bodies and stubs at their rates, and every flavour of every exploit."""
     teacher = documents["teacher"]
-    assert_rate([seen.right for seen in teacher], corpus.TEACHER_SOLVE_RATE, "right bodies")
+    assert_rate([seen.right for seen in teacher], corpus.TEACHER_MIX.solve_rate, "right bodies")
     used = {(seen.mode, flavour) for seen in teacher for flavour in flavours(seen)}
     assert used == {(mode, exploit.flavour) for mode in HINT_MODES for exploit in EXPLOITS[mode]}
     wrong = [seen for seen in teacher if not seen.right]
-    assert_rate([bool(flavours(seen, corpus.STUBS)) for seen in wrong], corpus.STUB_RATE, "stubs among wrong bodies")
+    assert_rate(
+        [bool(flavours(seen, corpus.STUBS)) for seen in wrong], corpus.TEACHER_MIX.stub_rate, "stubs among wrong bodies"
+    )
 
 
 def flavours(seen: Seen, bodies: tuple[str, ...] | None = None) -> set[str]:

@@ -1,0 +1,27 @@
+"""The command line: one file a verb, imported only when called."""
+
+import click
+
+from probe.cli._frame import LazyGroup, run
+
+VERBS = {
+    "pool": ("probe.cli.pool:pool", "Generate, import, verify and show pools of rollouts."),
+    "extract": ("probe.cli.extract:extract", "Extract hack directions from contrastive pairs."),
+    "replay": ("probe.cli.replay:replay", "Replay stored rollouts and measure the gradient against the direction."),
+    "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
+}
+
+
+@click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gradient-probe", prog_name="probe")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error (or PROBE_DEBUG=1).")
+def cli() -> None:
+    """Is the reward-hack direction in your GRPO gradient?
+
+    The pipeline: pools of rollouts -> directions -> replay -> analysis, each under its own folder of out/.
+    """
+
+
+def main() -> int:
+    """Entry point; returns the exit code (0 done, 1 a check failed, 2 usage or bad input, 130 interrupted)."""
+    return run(cli)

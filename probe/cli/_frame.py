@@ -1,0 +1,151 @@
+"""What all verbs share: lazy import, one-line errors with exit codes, common options, tables."""
+
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from replay_pools.errors import InputError
+from replay_pools.files import dump_json
+
+EXIT_INPUT = 2
+EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
+OS_FIXES = {
+    errno.ENOSPC: "free some space, or choose another place with --out",
+    errno.EDQUOT: "free some space, or choose another place with --out",
+    errno.EACCES: "check the permissions, or choose another place with --out",
+    errno.EPERM: "check the permissions, or choose another place with --out",
+    errno.EROFS: "choose a writable place with --out",
+}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+class LazyGroup(click.Group):
+    """A group that imports a verb only when it is called; its help comes from the table alone."""
+
+    def __init__(self, *args: Any, verbs: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.verbs = verbs  # name -> ("module:attribute", one line of help)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Verbs in pipeline order, then commands that were added directly."""
+        return [*self.verbs, *(name for name in super().list_commands(ctx) if name not in self.verbs)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb."""
+        if cmd_name not in self.verbs:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.verbs[cmd_name][0].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table's help lines; click's own version would import every verb."""
+        direct = {name: command.get_short_help_str(limit=90) for name, command in self.commands.items()}
+        lines = {name: line for name, (_, line) in self.verbs.items()} | direct
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
+
+
+def run(command: click.Command, args: Sequence[str] | None = None) -> int:
+    """Run a command and turn every error into one line on stderr and an exit code.
+
+    A command whose check failed calls `ctx.exit(1)`; return values are ignored.
+    """
+    args = sys.argv[1:] if args is None else list(args)
+    flags = takewhile(lambda argument: argument.startswith("-"), args)  # those before the verb
+    debug = "--debug" in flags or os.environ.get("PROBE_DEBUG", "0") not in ("", "0")
+    try:
+        code = _invoke(command, list(args))
+        sys.stdout.flush()
+        return code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return EXIT_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("probe: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        return EXIT_PIPE
+    except Exception as error:  # the boundary: nothing gets past it with a traceback unless asked for
+        if debug:
+            traceback.print_exc()
+        message, code = _describe(error)
+        click.echo(f"probe: error: {' '.join(message.split())}", err=True)
+        return code
+
+
+def _invoke(command: click.Command, args: list[str]) -> int:
+    """Parse and call; unlike `command.main` this keeps its hands off errors and signals."""
+    try:
+        with command.make_context("probe", args) as context:
+            command.invoke(context)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    return 0
+
+
+def _describe(error: Exception) -> tuple[str, int]:
+    """The line and the exit code of an error."""
+    if isinstance(error, InputError):
+        return str(error), EXIT_INPUT
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx else "probe"
+        return f"{error.format_message().rstrip('.')}; see `{path} --help`", EXIT_INPUT
+    if isinstance(error, click.ClickException):
+        return error.format_message(), EXIT_INPUT
+    if isinstance(error, OSError):
+        where = error.filename or "input/output"
+        fix = OS_FIXES.get(error.errno or 0)
+        return f"{where}: {error.strerror or error}" + (f"; {fix}" if fix else ""), EXIT_INPUT
+    return f"internal: {type(error).__name__}: {error}; run `probe --debug ...` for the traceback", EXIT_INTERNAL
+
+
+def out_option(function: AnyFunction) -> AnyFunction:
+    """`--out DIR` -> `out: Path`, the root of everything that a verb writes and looks up."""
+    kind = click.Path(file_okay=False, path_type=Path)
+    return click.option("--out", type=kind, default=Path("out"), show_default=True, help="Root folder.")(function)
+
+
+def name_option(what: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
+    """`--name NAME` -> `name: str`, a plain file name for `what`; `settings` go to click."""
+    return click.option("--name", callback=_check_name, help=f"Name of the {what} inside --out.", **settings)
+
+
+def json_option(function: AnyFunction) -> AnyFunction:
+    """`--json` -> `as_json: bool`, one JSON object instead of text."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
+
+
+def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not NAME.fullmatch(value):
+        raise InputError("--name", expected="letters, digits and . _ -", found=repr(value))
+    return value
+
+
+def echo_json(value: Any) -> None:
+    """One strict JSON object on a line of its own."""
+    click.echo(dump_json(value))
+
+
+def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """An aligned text table: first column to the left, the others to the right."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        first, *others = (
+            f"{c:<{w}}" if i == 0 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join([first, *others]).rstrip())

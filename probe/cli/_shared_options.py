@@ -1,0 +1,72 @@
+"""Options that verbs share: of the model, and of the extraction of directions."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from extraction.vocabulary import LOSS_TYPES
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+_MODEL_OPTIONS = (
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="auto (CUDA when present), cpu, cuda, cuda:1, ...",
+    ),
+    click.option(
+        "--dtype",
+        default="float32",
+        show_default=True,
+        type=click.Choice(["float32", "bfloat16", "float64"]),
+        help="Of the weights; cosines and adapters stay in float32.",
+    ),
+)
+
+
+def model_options(function: AnyFunction) -> AnyFunction:
+    """`--dtype` and `--device`."""
+    return _with(_MODEL_OPTIONS, function)
+
+
+_EXTRACTION_OPTIONS = (
+    click.option("--max-completion-length", type=click.IntRange(1), help="Tokens; the divisor of dr_grpo."),
+    click.option(
+        "--loss-type",
+        default="grpo",
+        show_default=True,
+        type=click.Choice(LOSS_TYPES),
+        help="Normaliser, of the loss and of the pair gradients alike.",
+    ),
+    click.option(
+        "--drop-bottom-frac",
+        default=0.25,
+        show_default=True,
+        type=click.FloatRange(0, 1, max_open=True),
+        help="Noise floor: drop directions below this quantile of S over all modules.",
+    ),
+    click.option(
+        "--tau",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(0, 1),
+        help="Drop directions with S_i / S_0 below.",
+    ),
+    click.option("--k", default=4, show_default=True, type=click.IntRange(1), help="Directions a module."),
+    click.option(
+        "--pairs", default="builtin", show_default=True, help="builtin, builtin:MODE, builtin:placebo or a file."
+    ),
+)
+
+
+def extraction_options(function: AnyFunction) -> AnyFunction:
+    """`--pairs --k --tau --drop-bottom-frac --loss-type --max-completion-length`: the fields of ExtractionSettings."""
+    return _with(_EXTRACTION_OPTIONS, function)
+
+
+def _with(options: tuple[Callable[[AnyFunction], AnyFunction], ...], function: AnyFunction) -> AnyFunction:
+    for option in options:
+        function = option(function)
+    return function

@@ -1,0 +1,134 @@
+"""probe pool: generate, import, verify and show pools of rollouts."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from probe.cli._frame import LazyGroup, echo_json, echo_table, json_option, name_option, out_option
+from replay_pools.errors import InputError
+from replay_pools.pool import COMPUTED_FIELDS, Pool, PoolWriter, open_pool, resolve_pool
+from replay_pools.predecessor import Tokenize
+
+VERBS = {"generate": ("probe.cli.pool_generate:generate", "Sample groups from a policy, grade and freeze them.")}
+MOST_FAULTS = 20  # lines; the rest is counted
+
+
+@click.group(cls=LazyGroup, verbs=VERBS)
+def pool() -> None:
+    """Generate, import, verify and show pools of rollouts."""
+
+
+@pool.command()
+@click.argument("pool_name", metavar="POOL")
+@out_option
+@json_option
+def show(pool_name: str, out: Path, as_json: bool) -> None:
+    """Rates by mode, lengths, reward spread and advantage cells of POOL (a name, or a path with a slash)."""
+    opened = open_pool(resolve_pool(pool_name, out))
+    from probe.cli._pool_summary import summarise  # scipy comes with it: neither --help nor an error waits for that
+
+    summary = summarise(opened)
+    if as_json:
+        echo_json(summary)
+    else:
+        _print_summary(summary)
+
+
+@pool.command()
+@click.argument("pool_name", metavar="POOL")
+@click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
+@out_option
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_json: bool) -> None:
+    """Check hashes, fields, labels, rewards and prompt tails of POOL; exit code 1 when a check fails."""
+    opened = open_pool(resolve_pool(pool_name, out), tokenize=_tokenizer(model))
+    faults = opened.verify()
+    if as_json:
+        report = {"name": opened.name, "path": str(opened.path), "normalised": opened.normalised, "faults": faults}
+        echo_json({**report, "counts": opened.manifest["counts"]})
+    else:
+        _print_faults(opened, faults)
+    ctx.exit(1 if faults else 0)
+
+
+@pool.command("import")
+@click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@name_option("pool", required=True)
+@click.option("--model", help="Model that sampled the pool; its tokenizer makes the prompt ids.")
+@out_option
+@json_option
+def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool) -> None:
+    """Write the pool in directory SOURCE (the published predecessor format) in our format, as --name."""
+    opened = open_pool(source, tokenize=_tokenizer(model))
+    if not opened.normalised:
+        raise InputError(source, expected="a pool in the predecessor format", found="one in our format", fix="copy it")
+    if faults := opened.verify():
+        fix = "" if model else "pass --model, the model that sampled the pool"
+        raise InputError(
+            source, expected="a consistent pool", found=f"{faults[0]} (1 of {len(faults)} faults)", fix=fix
+        )
+    header = {key: value for key, value in opened.manifest.items() if key not in COMPUTED_FIELDS}
+    header["policy"] = {"base_model": model, "adapter": None}
+    header["normalised"] = opened.normalised
+    writer = PoolWriter(out / "pools" / name, header=header)
+    for group in opened.steps:
+        writer.write_step(group[0].step, group)
+    written = writer.finish()
+    if as_json:
+        echo_json({"path": str(written.path), "counts": written.manifest["counts"], "normalised": opened.normalised})
+    else:
+        _print_place(str(written.path), opened.normalised)
+
+
+def _tokenizer(model: str | None) -> Tokenize | None:
+    """The tokenizer of a model directory or hub id, as text -> ids."""
+    if model is None:
+        return None
+    from transformers import AutoTokenizer  # torch comes with it: only for those who ask
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise InputError("--model", expected="a model directory or hub id", found=str(error).splitlines()[0]) from error
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
+def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
+    click.echo(f"pool {path}")
+    for sentence in normalised:
+        click.echo(f"  normalised: {sentence}")
+
+
+def _print_faults(opened: Pool, faults: list[str]) -> None:
+    _print_place(str(opened.path), opened.normalised)
+    for fault in faults[:MOST_FAULTS]:
+        click.echo(f"  fault: {fault}")
+    if len(faults) > MOST_FAULTS:
+        click.echo(f"  ... and {len(faults) - MOST_FAULTS} more")
+    counts = opened.manifest["counts"]
+    verdict = f"{len(faults)} faults" if faults else "ok"
+    click.echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    _print_place(summary["path"], summary["normalised"])
+    policy = summary["policy"]
+    click.echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
+    click.echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}\n")
+    rows = [
+        (mode, label, part["rollouts"], f"{r['rate']:.3f}", f"{r['low']:.3f}", f"{r['high']:.3f}")
+        for mode, part in summary["modes"].items()
+        for label, r in part["rates"].items()
+    ]
+    echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
+    click.echo()
+    measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
+    rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
+    echo_table(("", "min", "median", "mean", "max"), rows)
+    click.echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
+    click.echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
+    keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
+    rows = [[cell[key] for key in keys] for cell in summary["advantage_cells"]]
+    echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)

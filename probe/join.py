@@ -1,0 +1,98 @@
+"""Records from results: the only place where measurements meet the oracle's labels again."""
+
+from collections.abc import Sequence
+
+import torch
+
+from probe.advantages import reward_stats
+from probe.records import SampleRecord, StepRecord, nullable
+from probe.sources import Group
+from probe.step import ArmResult, Objective, StepResult
+from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
+
+REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED
+NO_ADVANTAGE = "advantage is 0"
+NO_GRADIENT = "gradient is 0"
+NO_VARIANCE = "no reward variance in the group"
+
+
+def sample_records(group: Group, rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult) -> list[SampleRecord]:
+    """One record a rollout. `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's, as in the seed's records."""
+    return [
+        SampleRecord(
+            step=group.step,
+            sample_id=i,
+            src_pool=key.pool,
+            src_step=key.step,
+            src_sample=key.sample_id,
+            reward=rollout.reward,
+            hacked=rollout.hacked,
+            gt_pass=rollout.gt_pass,
+            fmt_ok=rollout.fmt_ok,
+            comp_len=rollout.comp_len,
+            cos_S_contrib=nullable(float(arm.cos_contrib[i])),
+            grad_norm_contrib=float(result.contribution_norms[i]),
+            mean_cos_in=nullable(float(arm.projection.mean_cos_in)),
+            mean_cos_out=nullable(float(arm.projection.mean_cos_out)),
+            frac_fired=_frac_fired(arm),
+            arm=arm.arm,
+            advantage=float(result.advantages[i]),
+            cos_S_nll=nullable(float(arm.cos_nll[i])),
+            problem_id=rollout.problem_id,
+            prompt_sha=rollout.prompt_sha,
+            null_reason=_sample_reason(arm, i),
+            hint=rollout.hint,
+            haar_sd=nullable(float(arm.sample_haar_sd[i])),
+            nll=float(result.nll[i]),
+        )
+        for i, (key, rollout) in enumerate(zip(group.keys, rollouts, strict=True))
+    ]
+
+
+def step_record(group: Group, result: StepResult, arm: ArmResult, objective: Objective) -> StepRecord:
+    """The record of one step under one arm."""
+    rewards = torch.tensor(group.rewards, dtype=torch.float64)
+    projection = arm.projection
+    return StepRecord(
+        step=group.step,
+        arm=arm.arm,
+        problem_id=group.problem_id,
+        mixed_prompt=group.mixed_prompt,
+        cos_in=nullable(float(projection.cos_in)),
+        cos_out=nullable(float(projection.cos_out)),
+        mean_cos_in=nullable(float(projection.mean_cos_in)),
+        mean_cos_out=nullable(float(projection.mean_cos_out)),
+        hackward_frac_in=nullable(float(projection.hackward_frac_in)),
+        hackward_frac_out=nullable(float(projection.hackward_frac_out)),
+        frac_fired=_frac_fired(arm),
+        haar_sd=nullable(arm.haar_sd),
+        **reward_stats(rewards),
+        advantage=objective.diagnostics(rewards, REWARD_RANGE),
+        grad_norm=float(projection.norm_in),
+        num_effective=int((result.advantages != 0).sum()),
+        loss_type=objective.loss_type,
+        reference=None,
+        null_reason=_step_reason(result, arm),
+        additivity_error=result.additivity_error,
+        cos_update=nullable(arm.cos_update),
+        hackward_frac_update=nullable(arm.hackward_frac_update),
+    )
+
+
+def _frac_fired(arm: ArmResult) -> float | None:
+    """Null without a gradient: nothing could fire."""
+    return None if bool(arm.projection.cos_in.isnan()) else float(arm.projection.frac_fired)
+
+
+def _sample_reason(arm: ArmResult, i: int) -> str | None:
+    """Why a cosine of this sample is null."""
+    if bool(arm.cos_nll[i].isnan()):
+        return NO_GRADIENT
+    return NO_ADVANTAGE if bool(arm.cos_contrib[i].isnan()) else None
+
+
+def _step_reason(result: StepResult, arm: ArmResult) -> str | None:
+    """Why the cosine of the whole gradient is null."""
+    if not bool((result.advantages != 0).any()):
+        return NO_VARIANCE
+    return NO_GRADIENT if bool(arm.projection.cos_in.isnan()) else None

@@ -1,0 +1,163 @@
+"""The loop: steps, records, checkpoints, resume. The step computes; only this file writes a run.
+
+A run directory fills in this order: `config.json`; for every step `gram/step_NNN.safetensors`, `checkpoint/` (when it
+trains), `step_NNN.cos.jsonl.gz` and last `steps.jsonl`, whose lines say which steps are done; at the end
+`manifest.json`. So a run that was killed and resumed ends in the same bytes as one that was not. Wall-clock times
+differ from run to run and live in `timings.jsonl`, which no hash covers.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from extraction.adapters.coordinates import Coordinates
+from probe.checkpoint import load_checkpoint, save_checkpoint
+from probe.gram import GramRecorder, gram_hashes
+from probe.join import sample_records, step_record
+from probe.records import StepRecord
+from probe.runs import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    STEPS_FILE,
+    file_hashes,
+    read_steps,
+    write_samples,
+    write_steps,
+)
+from probe.sources import GroupSource
+from probe.step import Measure, Objective, StepResult, train_step
+from replay_pools.errors import InputError
+from replay_pools.files import read_json, write_json
+
+RUN_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One basis: its coordinates and the arms evaluated in them from one forward and backward a step."""
+
+    coordinates: Coordinates
+    measures: Sequence[Measure]
+    gram: GramRecorder | None = None  # records the sufficient statistics of the nulls
+
+
+def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
+    """Start or resume a run: writes `config.json` first; returns the step records that are already there.
+
+    Raises:
+        InputError: the directory holds a run with another configuration, or something that is not a run.
+    """
+    path = directory / CONFIG_FILE
+    if not path.exists():
+        if directory.exists() and any(directory.iterdir()):
+            raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
+        write_json(path, config)
+        return []
+    stored = read_json(path)
+    wanted = orjson.loads(orjson.dumps(config))
+    if different := sorted(key for key in stored.keys() | wanted.keys() if stored.get(key) != wanted.get(key)):
+        key = different[0]
+        raise InputError(
+            directory,
+            expected=f"the run being resumed to have {key} = {wanted.get(key)!r}",
+            found=repr(stored.get(key)),
+            fix="use another --name, or remove the directory",
+        )
+    steps = directory / STEPS_FILE
+    return read_steps(steps) if steps.exists() else []
+
+
+def is_complete(directory: Path) -> bool:
+    """The manifest, written last, is there."""
+    return (directory / MANIFEST_FILE).exists()
+
+
+def run_steps(
+    directory: Path,
+    source: GroupSource,
+    passes: Sequence[Pass],
+    objective: Objective,
+    *,
+    pad_id: int,
+    done: Sequence[StepRecord],
+    lr: float = 0.0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Run every step that is not done and write the manifest.
+
+    Args:
+        done: what `open_run` returned.
+        lr: 0 leaves the weights frozen; above 0 the one arm of the one pass is stepped with AdamW.
+        progress: called with (steps done, steps in all) after every step.
+    """
+    records = list(done)
+    first = 1 + max((record.step for record in records), default=-1)
+    optimizer = None
+    if lr > 0:
+        coordinates = passes[0].coordinates
+        optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=0.0)
+        load_checkpoint(directory, first, coordinates, optimizer)
+    for step in range(first, source.num_steps):
+        start = time.monotonic()
+        records += _run_step(directory, step, source, passes, objective, pad_id, optimizer)
+        write_steps(directory, records)
+        _append_timing(directory, step, time.monotonic() - start)
+        progress(step + 1, source.num_steps)
+    if optimizer is not None:
+        passes[0].coordinates.model.save_pretrained(str(directory / "adapter"))
+    _write_manifest(directory, source, passes)
+
+
+def _run_step(
+    directory: Path,
+    step: int,
+    source: GroupSource,
+    passes: Sequence[Pass],
+    objective: Objective,
+    pad_id: int,
+    optimizer: torch.optim.Optimizer | None,
+) -> list[StepRecord]:
+    """Compute and write one step; its step records are returned for `steps.jsonl`."""
+    group = source.group(step)
+    rollouts = [source.rollout(key) for key in group.keys]
+    samples, steps = [], []
+    for one in passes:
+        result: StepResult = train_step(
+            one.coordinates,
+            group,
+            one.measures,
+            objective=objective,
+            pad_id=pad_id,
+            optimizer=optimizer,
+            check_additivity=step == 0,
+        )
+        if one.gram is not None:
+            one.gram.record(step, result.unit.gradients)
+        for arm in result.arms.values():
+            samples += sample_records(group, rollouts, result, arm)
+            steps.append(step_record(group, result, arm, objective))
+    if optimizer is not None:
+        save_checkpoint(directory, step + 1, passes[0].coordinates, optimizer)
+    write_samples(directory, step, samples)
+    return steps
+
+
+def _append_timing(directory: Path, step: int, seconds: float) -> None:
+    with (directory / "timings.jsonl").open("ab") as file:
+        file.write(orjson.dumps({"step": step, "seconds": round(seconds, 4)}) + b"\n")
+
+
+def _write_manifest(directory: Path, source: GroupSource, passes: Sequence[Pass]) -> None:
+    manifest = {
+        "schema": RUN_SCHEMA,
+        "num_steps": source.num_steps,
+        "arms": [measure.arm.name for one in passes for measure in one.measures],
+        "num_modules": {one.coordinates.basis: len(one.coordinates.sizes) for one in passes},
+        "files": file_hashes(directory) | gram_hashes(directory),
+    }
+    write_json(directory / MANIFEST_FILE, manifest)

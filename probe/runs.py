@@ -1,0 +1,130 @@
+"""A run on disk: writers, readers, hashes. No torch here.
+
+A run directory holds `config.json`, `step_NNN.cos.jsonl.gz` (one line a rollout and arm), `steps.jsonl` (one line a
+step and arm) and, written last, `manifest.json` with `files`: {name: sha256 of the decompressed bytes}.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from probe.records import SampleRecord, StepRecord
+from replay_pools.errors import InputError
+from replay_pools.files import decode_jsonl, encode_jsonl, read_gz, read_json, sha256, write_atomic, write_jsonl_gz
+
+CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
+_SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
+Record = TypeVar("Record", SampleRecord, StepRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A complete run, read."""
+
+    path: Path
+    config: dict[str, Any]
+    manifest: dict[str, Any]
+    samples: list[SampleRecord]
+    steps: list[StepRecord]
+
+
+def samples_path(directory: Path, step: int) -> Path:
+    """Where the sample records of a step live."""
+    return directory / f"step_{step:03d}.cos.jsonl.gz"
+
+
+def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> str:
+    """Write the records of one step, all arms, atomically; returns the sha256 of the decompressed bytes."""
+    return write_jsonl_gz(samples_path(directory, step), [sample.to_json() for sample in samples])
+
+
+def write_steps(directory: Path, steps: Iterable[StepRecord]) -> str:
+    """Rewrite `steps.jsonl` from all steps done so far, atomically; returns the sha256 of its bytes."""
+    plain = encode_jsonl(step.to_json() for step in steps)
+    write_atomic(directory / STEPS_FILE, plain)
+    return sha256(plain)
+
+
+def read_samples(path: Path) -> list[SampleRecord]:
+    """The records of one `step_NNN.cos.jsonl.gz`; InputError names the line."""
+    return _parse_lines(SampleRecord, _plain_bytes(path), path)
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """The records of one `steps.jsonl`; InputError names the line."""
+    return _parse_lines(StepRecord, _plain_bytes(path), path)
+
+
+def file_hashes(directory: Path) -> dict[str, str]:
+    """{name: sha256 of the decompressed bytes} of the files that this module reads, for the manifest."""
+    return {name: sha256(plain) for name, plain in _contents(directory).items()}
+
+
+def read_run(directory: Path) -> Run:
+    """Read a complete run and check every file that is read against the manifest.
+
+    Raises:
+        InputError: no such run, a run without manifest (incomplete), a file that is missing, extra or changed, a
+            line with a missing, unknown or mistyped field.
+    """
+    if not directory.is_dir():
+        raise InputError(directory, expected="a run directory", found="no such directory", fix="see out/runs/")
+    if not (directory / MANIFEST_FILE).is_file():
+        raise InputError(
+            directory,
+            expected=f"a complete run with {MANIFEST_FILE}",
+            found="none: the run was interrupted or is still going",
+            fix="run the same command again to resume it",
+        )
+    manifest = read_json(directory / MANIFEST_FILE)
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(listed, dict):
+        raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
+    contents = _contents(directory)
+    for name in sorted(contents.keys() | {name for name in listed if _SAMPLES_FILE.fullmatch(name)}):
+        if name not in contents:
+            raise InputError(directory / name, expected="a file of the manifest", found="no such file")
+        if sha256(contents[name]) != listed.get(name):
+            raise InputError(
+                directory / name,
+                expected=f"sha256 {listed[name]} of the manifest" if name in listed else "a file of the manifest",
+                found=sha256(contents[name]) if name in listed else "a file that it does not list",
+                fix="the run was changed after it ended: repeat it",
+            )
+    samples = [
+        record
+        for name, plain in contents.items()
+        if _SAMPLES_FILE.fullmatch(name)
+        for record in _parse_lines(SampleRecord, plain, directory / name)
+    ]
+    return Run(
+        path=directory,
+        config=read_json(directory / CONFIG_FILE),
+        manifest=manifest,
+        samples=samples,
+        steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
+    )
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    """{name: decompressed bytes} of the config, the steps, and the sample files in order of their step."""
+    matches = [
+        (int(match[1]), match[0]) for path in directory.iterdir() if (match := _SAMPLES_FILE.fullmatch(path.name))
+    ]
+    names = [CONFIG_FILE, STEPS_FILE, *(name for _, name in sorted(matches))]
+    return {name: _plain_bytes(directory / name) for name in names}
+
+
+def _plain_bytes(path: Path) -> bytes:
+    if path.suffix == ".gz":
+        return read_gz(path)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(path, expected="a file of a run", found="no such file") from error
+
+
+def _parse_lines(kind: type[Record], plain: bytes, path: Path) -> list[Record]:
+    return [kind.from_json(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]

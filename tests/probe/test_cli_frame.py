@@ -1,0 +1,252 @@
+"""The command line's frame: light help, one-line errors, exit codes, and the pool verbs on a small pool."""
+
+import errno
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from probe.cli import VERBS, cli
+from probe.cli._frame import echo_table, run
+from probe.cli.pool import VERBS as POOL_VERBS
+from replay_pools.errors import InputError
+from replay_pools.pool import Pool, open_pool
+
+HEAVY = {"torch", "transformers", "peft", "scipy", "numpy"}
+HELP_CPU_S = 0.5
+MEASURE = """
+import resource, sys
+from probe.cli import main
+code = main()
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, code, *sys.modules.keys(), file=sys.stderr)
+"""
+
+
+def built(target: str) -> bool:
+    """Whether the verb's module is there; one that is missing must not break the help of the others."""
+    return find_spec(target.partition(":")[0]) is not None
+
+
+HELP = [
+    ["--help"],
+    ["--version"],
+    *([verb, "--help"] for verb, (target, _) in VERBS.items() if built(target)),
+    *(["pool", verb, "--help"] for verb in ("generate", "show", "verify", "import")),
+]
+
+
+@pytest.mark.parametrize("args", HELP, ids=" ".join)
+def test_help_is_light(args: list[str]) -> None:
+    """`probe ... --help` takes less than half a second of CPU and imports no numeric library."""
+    done = subprocess.run([sys.executable, "-c", MEASURE, *args], capture_output=True, text=True, check=True)
+    cpu_s, code, *modules = done.stderr.split()
+    assert HEAVY.isdisjoint(modules), f"{args} imports {HEAVY & set(modules)}: import it inside the verb"
+    assert code == "0"
+    assert float(cpu_s) < HELP_CPU_S, f"{args} took {cpu_s} s of CPU"
+    assert done.stdout
+
+
+def test_help_lists_every_verb_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table alone makes the help; the subcommands of pool are those of the table and of the file."""
+    assert run(cli, ["--help"]) == 0
+    text = capsys.readouterr().out
+    for verb, (_, line) in VERBS.items():
+        assert verb in text
+        assert line.split()[0] in text
+    assert run(cli, ["pool", "--help"]) == 0
+    assert {*POOL_VERBS, "show", "verify", "import"} <= set(capsys.readouterr().out.split())
+
+
+def command(function: Callable[[], object]) -> click.Command:
+    return click.Command("boom", callback=function)
+
+
+def raises(error: BaseException) -> click.Command:
+    def callback() -> None:
+        raise error
+
+    return command(callback)
+
+
+ERRORS: list[tuple[BaseException, int, str]] = [
+    (InputError("a.json", expected="x", found="y", fix="do\nz"), 2, "probe: error: a.json: expected x, found y; do z"),
+    (OSError(errno.ENOSPC, "No space left on device", "out/a"), 2, "No space left on device; free some space"),
+    (PermissionError(errno.EACCES, "Permission denied", "out/a"), 2, "out/a: Permission denied; check the permissions"),
+    (click.UsageError("Bad thing."), 2, "probe: error: Bad thing; see `probe --help`"),
+    (click.ClickException("plain"), 2, "probe: error: plain"),
+    (KeyboardInterrupt(), 130, "probe: interrupted"),
+    (ZeroDivisionError("x / 0"), 70, "internal: ZeroDivisionError: x / 0; run `probe --debug"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "line"), ERRORS, ids=lambda value: type(value).__name__)
+def test_every_error_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
+) -> None:
+    """One line on stderr, nothing on stdout, the exit code of the kind; a traceback only with PROBE_DEBUG=1."""
+    monkeypatch.delenv("PROBE_DEBUG", raising=False)
+    assert run(raises(error), []) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, f"not one line: {printed.err!r}"
+    assert line in printed.err
+    monkeypatch.setenv("PROBE_DEBUG", "1")
+    assert run(raises(error), []) == code
+    debug = capsys.readouterr().err
+    assert ("Traceback" in debug) == (code != 130)
+    assert line in debug
+
+
+def test_debug_is_a_flag_before_the_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`probe --debug VERB` shows the traceback; PROBE_DEBUG=0 does not."""
+    monkeypatch.setenv("PROBE_DEBUG", "0")
+    assert run(cli, ["pool", "show", "./absent"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(cli, ["--debug", "pool", "show", "./absent"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["pol"], "No such command 'pol'"),
+        (["pool", "shw"], "see `probe pool --help`"),
+        (["pool", "show"], "Missing argument 'POOL'; see `probe pool show --help`"),
+        (["pool", "show", "x", "--nope"], "No such option"),
+        (["pool", "import", ".", "--name", "../x"], "--name: expected letters, digits and . _ -, found '../x'"),
+        (["pool", "show", "./absent"], "absent: expected a pool directory, found no such directory"),
+    ],
+)
+def test_usage_errors_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], line: str) -> None:
+    """Wrong verbs, options and arguments: exit code 2, one line that says where and what to do."""
+    assert run(cli, args) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert line in printed.err
+
+
+def test_no_arguments_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """`probe` alone is a usage error that shows the help."""
+    assert run(cli, []) == 2
+    assert "Usage: probe" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """`probe ... | head -c 1`: no traceback, no message; the code of SIGPIPE."""
+    loud = "import click, sys; from probe.cli._frame import run\n"
+    loud += "sys.exit(run(click.Command('x', callback=lambda: [click.echo('y' * 9999) for _ in range(99)]), []))"
+    process = subprocess.Popen([sys.executable, "-c", loud], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    with process.stderr as errors:
+        assert errors.read() == b""
+    assert process.wait() == 141
+
+
+def test_module_and_script_are_the_same_program() -> None:
+    """`python -m probe` answers with the code that main returns."""
+    done = subprocess.run([sys.executable, "-m", "probe", "pol"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("probe: error: No such command 'pol'")
+
+
+def test_table_columns_line_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """First column to the left, numbers to the right, no trailing blanks."""
+    echo_table(("name", "n"), [("a", 1), ("longer", 100)])
+    assert capsys.readouterr().out.splitlines() == ["name      n", "a         1", "longer  100"]
+
+
+def call(capsys: pytest.CaptureFixture[str], pool: Pool, *args: str, code: int = 0) -> str:
+    """Standard output of `probe pool ARGS --out ...` at the root of `pool`."""
+    assert run(cli, ["pool", *args, "--out", str(pool.path.parent.parent)]) == code
+    return capsys.readouterr().out
+
+
+def test_show_counts_what_is_there(capsys: pytest.CaptureFixture[str], fake_pool: Pool) -> None:
+    """Against counts made by hand: 6 hacks and 2 solves (1 both) in 12; the group without variance has sign 0."""
+    shown = json.loads(call(capsys, fake_pool, "show", "fake", "--json"))
+    rates = shown["modes"]["run_tests"]["rates"]
+    counts = {name: part["count"] for name, part in rates.items()}
+    assert counts == {"hacked": 6, "gt_pass": 2, "passed": 7, "exploited": 5, "fmt_ok": 12}
+    assert rates["hacked"]["rate"] == 0.5
+    # Wilson at 6 of 12 by hand: .5 -+ z sqrt(.25/12 + z^2/576) / (1 + z^2/12), z = 1.96
+    assert rates["hacked"]["low"] == pytest.approx(0.2538, abs=1e-4)
+    assert rates["hacked"]["high"] == pytest.approx(0.7462, abs=1e-4)
+    assert shown["reward_spread_per_step"] == [3.0, 0.0, 3.0]
+    assert shown["frac_reward_zero_std"] == pytest.approx(1 / 3)
+    assert shown["finish_reasons"] == {"stop": 12}
+    assert shown["completion_tokens"] == {"min": 5, "median": 5, "mean": 5, "max": 5}
+    cells = {(c["hint"], c["hacked"], c["gt_pass"], c["sign"]): c["rollouts"] for c in shown["advantage_cells"]}
+    assert cells == {
+        (True, False, False, "-"): 5,
+        (True, False, True, "+"): 1,
+        (True, True, False, "+"): 1,
+        (True, True, False, "0"): 4,
+        (True, True, True, "+"): 1,
+    }
+    text = call(capsys, fake_pool, "show", "fake")
+    assert str(fake_pool.path) in text, "what was resolved has to be printed"
+    assert "exploited" in text
+
+
+def test_verify_exits_with_the_verdict(capsys: pytest.CaptureFixture[str], fake_pool: Pool) -> None:
+    """0 and `ok` for a sound pool, 1 and the fault for a damaged one, in text and in JSON."""
+    assert "3 steps, 12 rollouts: ok" in call(capsys, fake_pool, "verify", "fake")
+    path = fake_pool.path / "step_001.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert "fault: " in call(capsys, fake_pool, "verify", "fake", code=1)
+    report = json.loads(call(capsys, fake_pool, "verify", "fake", "--json", code=1))
+    assert len(report["faults"]) == 1
+    assert "step_001.jsonl.gz" in report["faults"][0]
+
+
+def published(directory: Path, fake_pool: Pool, **changes: Any) -> Path:
+    """The fake pool as the predecessor would have stored it: padded ids, no grade, no manifest."""
+    directory.mkdir()
+    for group in fake_pool.steps:
+        rows = [rollout.to_json() | changes for rollout in group]
+        for row in rows:
+            del row["grade"], row["comp_len"], row["sampling_logprobs"]
+            row["completion_ids"] = [*row["completion_ids"], 0, 0]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (directory / f"step_{group[0].step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    return directory
+
+
+def test_import_writes_our_format(capsys: pytest.CaptureFixture[str], tmp_path: Path, fake_pool: Pool) -> None:
+    """import(published(pool)) keeps ids, rewards and labels, verifies, says what it repaired, and may be repeated."""
+    source = published(tmp_path / "published", fake_pool)
+    first = call(capsys, fake_pool, "import", str(source), "--name", "mine")
+    assert "normalised: right padding (id 0) was cut; id 2" in first
+    assert call(capsys, fake_pool, "import", str(source), "--name", "mine") == first
+    imported = open_pool(fake_pool.path.parent / "mine")
+    assert imported.verify() == []
+    assert imported.manifest["normalised"]
+    for group, original in zip(imported.steps, fake_pool.steps, strict=True):
+        for got, want in zip(group, original, strict=True):
+            for name in ("prompt_ids", "completion_ids", "reward", "hacked", "gt_pass", "messages", "prompt_sha"):
+                assert getattr(got, name) == getattr(want, name), f"import changed {name}"
+            assert got.grade.grader == "predecessor"
+
+
+def test_import_refuses_what_it_cannot_finish(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fake_pool: Pool
+) -> None:
+    """A pool of ours, and rows without prompt ids when no model is given; nothing is left behind."""
+    source = published(tmp_path / "published", fake_pool, prompt_ids=[], plen=4)
+    out = str(tmp_path / "new")
+    for place, line in ((source, "pass --model"), (fake_pool.path, "found one in our format")):
+        assert run(cli, ["pool", "import", str(place), "--name", "mine", "--out", out]) == 2
+        assert line in capsys.readouterr().err
+    assert not os.path.exists(out)  # noqa: PTH110

@@ -1,0 +1,183 @@
+"""The main job on the embedded organism: records, linearity, one pass for all arms, the two bases, refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.adapters.coordinates import attach
+from extraction.directions import load_directions
+from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
+from probe import step as step_module
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.runs import read_run
+from probe.sources import ReplaySource
+from replay_pools.files import read_jsonl_gz
+from replay_pools.policy import load_policy
+from replay_pools.pool import BUILTIN, open_pool
+
+SEED_FIELDS = (  # noqa: SIM905 (the wire order, as the seed writes it)
+    "step sample_id src_pool src_step src_sample reward hacked gt_pass fmt_ok comp_len cos_S_contrib "
+    "grad_norm_contrib mean_cos_in mean_cos_out frac_fired arm"
+).split()
+
+
+def test_the_seeds_sixteen_fields_come_first_verbatim(many_arms: Path) -> None:
+    rows = read_jsonl_gz(many_arms / "step_000.cos.jsonl.gz")
+    assert list(rows[0])[:16] == SEED_FIELDS
+    assert len(rows) == 5 * 8, "one line a rollout and arm"
+    assert not {"prompt", "completion", "messages"} & rows[0].keys(), "slim records repeat no text"
+
+
+def test_steps_mix_four_rollouts_of_each_pool_on_one_problem(many_arms: Path) -> None:
+    rows = [row for row in read_run(many_arms).samples if row.arm == "vanilla"]
+    for step in range(6):
+        mine = [row for row in rows if row.step == step]
+        assert [row.src_pool for row in mine] == ["teacher"] * 4 + ["base"] * 4
+        assert len({row.problem_id for row in mine}) == 1
+    assert all(step.mixed_prompt for step in read_run(many_arms).steps), "teacher is hinted and base is not"
+
+
+def test_contribution_cosine_is_the_nll_cosine_signed_by_the_advantage(many_arms: Path) -> None:
+    """A_i w_i g_i points along g_i or against it; where A_i = 0 there is no direction and a reason is recorded."""
+    for row in read_run(many_arms).samples:
+        if row.advantage == 0:
+            assert row.cos_S_contrib is None
+            assert row.null_reason
+        else:
+            assert row.cos_S_nll is not None
+            sign = 1 if row.advantage > 0 else -1
+            assert row.cos_S_contrib == pytest.approx(sign * row.cos_S_nll, abs=1e-12)
+
+
+def test_gates_act_in_projecting_arms_only(many_arms: Path) -> None:
+    """Vanilla leaves the gradient alone; one_sided leaves no hack-ward part (both are identities)."""
+    for row in read_run(many_arms).steps:
+        if row.cos_in is None:
+            assert row.null_reason
+        elif row.arm == "vanilla":
+            assert (row.cos_in, row.hackward_frac_in, row.frac_fired) == (row.cos_out, row.hackward_frac_out, 0)
+        else:
+            assert row.hackward_frac_out is not None
+            assert row.hackward_frac_out < 1e-5
+
+
+def test_vanilla_and_projected_measure_the_same_gradient(many_arms: Path) -> None:
+    rows = {(row.arm, row.step): row for row in read_run(many_arms).steps}
+    assert all(rows["vanilla", s].cos_in == rows["projected", s].cos_in for s in range(6))
+    assert any(rows["vanilla", s].cos_in != rows["random", s].cos_in for s in range(6))
+
+
+def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Path]) -> None:
+    alone = read_run(replay("alone", "--arm", "permuted", "--steps", "6"))
+    together = read_run(many_arms)
+    assert alone.steps == [row for row in together.steps if row.arm == "permuted"]
+    assert alone.samples == [row for row in together.samples if row.arm == "permuted"]
+
+
+def test_all_arms_of_a_basis_share_one_pass_a_step(
+    replay: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, many_arms: Path
+) -> None:
+    calls: list[int] = []
+    real = step_module.per_sample_gradients
+
+    def counted(coordinates, batch, **options):
+        calls.append(len(batch))
+        return real(coordinates, batch, **options)
+
+    monkeypatch.setattr(step_module, "per_sample_gradients", counted)
+    replay("counted", "--arm", "vanilla,projected,random,permuted,placebo", "--steps", "2")
+    assert calls == [8, 8], "one forward and backward a step, however many arms"
+
+
+def test_contributions_add_up_to_the_batch_gradient_of_autograd(many_arms: Path, replay: Callable[..., Path]) -> None:
+    lora = replay("lora", "--arm", "projected-lora", "--steps", "2", "--lora-rank", "4", "--k", "2")
+    for directory in (many_arms, lora):
+        errors = [row.additivity_error for row in read_run(directory).steps if row.step == 0]
+        assert errors
+        assert all(error is not None and error < 1e-4 for error in errors)
+
+
+def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
+    """Reference: one rollout at a time through autograd, contributions and cosines spelled out module by module."""
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, "svd", rank=1, cache_dir=out / "cache")
+    library = DirectionLibrary(policy, coordinates, ExtractionSettings(), cache_dir=out / "cache")
+    vectors = library.v_hack.vectors
+    pools = [open_pool(BUILTIN / name) for name in ("teacher", "base")]
+    source = ReplaySource(pools, steps=6)
+    run_ = read_run(many_arms)
+    step = next(row.step for row in run_.steps if row.cos_in is not None)
+    group = source.group(step)
+    rewards = torch.tensor(group.rewards)
+    advantages = rewards - rewards.mean()
+    total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
+    for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):
+        ids = torch.tensor([[*prompt, *completion]])
+        logits = coordinates.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        nll = -torch.log_softmax(logits.double(), -1)[torch.arange(len(completion)), torch.tensor(completion)].sum()
+        parts = torch.autograd.grad(nll, coordinates.parameters())
+        g = dict(zip(coordinates.sizes, parts, strict=True))
+        dots = [(v.sum(0) / len(v) ** 0.5) @ g[m] for m, v in vectors.items() if len(v)]
+        norm = torch.cat([x.flatten() for x in parts]).norm()
+        row = next(r for r in run_.samples if (r.arm, r.step, r.sample_id) == ("vanilla", step, i))
+        assert row.cos_S_nll == pytest.approx(float(sum(dots) / (len(dots) ** 0.5 * norm)), abs=2e-4)
+        weight = float(advantages[i]) / (len(completion) * 8)
+        assert row.grad_norm_contrib == pytest.approx(abs(weight) * float(norm), rel=2e-3, abs=1e-7)
+        total = {m: total[m] + weight * g[m] for m in total}
+    dots = [(v.sum(0) / len(v) ** 0.5) @ total[m] for m, v in vectors.items() if len(v)]
+    cosine = float(sum(dots) / (len(dots) ** 0.5 * torch.cat(list(total.values())).norm()))
+    recorded = next(r.cos_in for r in run_.steps if (r.arm, r.step) == ("vanilla", step))
+    assert recorded == pytest.approx(cosine, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--loss-type", "dr_grpo", "--max-completion-length", "160"],
+        ["--loss-type", "bnpo", "--scale-rewards", "group"],
+        ["--loss-type", "nll"],
+        ["--advantage-estimator", "rloo", "--advantage-clip", "0.5", "--min-group-std", "0.1"],
+        ["--gate", "two_sided", "--overshoot", "1.5", "--preserve-magnitude", "--match", "none"],
+    ],
+    ids=" ".join,
+)
+def test_every_objective_and_gate_runs(replay: Callable[..., Path], options: list[str]) -> None:
+    name = "-".join(part.strip("-") for part in options)
+    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options)).steps
+    assert len(rows) == 2
+    assert all(row.cos_in is None or abs(row.cos_in) <= 1 for row in rows)
+
+
+def test_config_repeats_a_run(many_arms: Path, replay: Callable[..., Path]) -> None:
+    again = replay("again", "--config", str(many_arms / "config.json"))
+    for path in sorted(many_arms.glob("*.gz")):
+        assert path.read_bytes() == (again / path.name).read_bytes()
+    assert (many_arms / "manifest.json").read_bytes() == (again / "manifest.json").read_bytes()
+
+
+def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
+    out: Path, many_arms: Path, replay: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(cli, ["extract", "--name", "v_hack", "--out", str(out), "--json"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    assert card["held_out"]["num_pairs"] >= 8
+    path = Path(card["path"])
+    assert load_directions(path).metadata["fingerprint"]["basis"] == "svd"
+    used = read_run(replay("given", "--arm", "vanilla", "--steps", "6", "--v-hack", str(path)))
+    assert used.steps == [row for row in read_run(many_arms).steps if row.arm == "vanilla"]
+    refused = ["replay", "--name", "x", "--arm", "projected-lora", "--v-hack", str(path), "--out", str(out)]
+    assert run(cli, refused) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "basis=lora" in line
+    assert "basis=svd" in line, "both fingerprints are in the error"
+
+
+def test_attach_twice_gives_the_same_coordinates(out: Path) -> None:
+    """The SVD cache and a cold SVD agree bit for bit."""
+    cold = attach(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
+    warm = attach(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=out / "cache" / "svd")
+    assert cold.fingerprint() == warm.fingerprint()

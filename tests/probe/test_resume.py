@@ -1,0 +1,84 @@
+"""Killed at any point and resumed equals never killed, byte for byte."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from probe import loop
+from probe.cli import cli
+from probe.cli._frame import run
+
+RUN = ["--arm", "vanilla,projected", "--steps", "5"]
+TRAIN = ["--arm", "projected", "--steps", "5", "--lr", "0.01"]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but the wall-clock times."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "timings.jsonl")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("options", [RUN, TRAIN], ids=["frozen", "training"])
+@pytest.mark.parametrize("function", ["write_samples", "write_steps", "_append_timing"])
+def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
+    options: list[str], function: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies just before the given write of step 2."""
+    label = "train" if options is TRAIN else "frozen"
+    whole, cut = f"{label}-whole", f"{label}-cut-{function}"
+    if not (out / "runs" / whole).exists():
+        assert run(cli, ["replay", "--name", whole, "--out", str(out), *options]) == 0
+    real, calls = getattr(loop, function), []
+
+    def dying(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(loop, function, dying)
+    assert run(cli, ["replay", "--name", cut, "--out", str(out), *options]) == 130
+    monkeypatch.undo()
+    assert not (out / "runs" / cut / "manifest.json").exists(), "a run that died must not look complete"
+    assert run(cli, ["replay", "--name", cut, "--out", str(out), *options]) == 0
+    assert contents(out / "runs" / cut) == contents(out / "runs" / whole)
+
+
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path) -> None:
+    """The real thing: SIGKILL as soon as the second step is on disk."""
+    command = [sys.executable, "-m", "probe", "replay", "--out", str(out), "--arm", "vanilla", "--steps", "12"]
+    directory = out / "runs" / "killed"
+    process = subprocess.Popen([*command, "--name", "killed"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (directory / "step_001.cos.jsonl.gz").exists():
+        assert process.poll() is None, "finished before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for name in ("killed", "not-killed"):
+        assert run(cli, ["replay", "--name", name, "--out", str(out), "--arm", "vanilla", "--steps", "12"]) == 0
+    assert contents(directory) == contents(out / "runs" / "not-killed")
+
+
+def test_training_moves_the_weights_and_records_the_realised_update(out: Path) -> None:
+    from probe.runs import read_run
+
+    directory = out / "runs" / "train-moves"
+    assert run(cli, ["replay", "--name", "train-moves", "--out", str(out), *TRAIN]) == 0
+    steps = read_run(directory).steps
+    assert all(row.cos_update is not None for row in steps if row.cos_in is not None)
+    assert (directory / "adapter" / "adapter_config.json").is_file()
+
+
+def test_another_configuration_is_refused_in_the_same_directory(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, ["replay", "--name", "one", "--out", str(out), "--arm", "vanilla", "--steps", "2"]) == 0
+    before = contents(out / "runs" / "one")
+    assert run(cli, ["replay", "--name", "one", "--out", str(out), "--arm", "vanilla", "--steps", "3"]) == 2
+    assert "use another --name" in capsys.readouterr().err
+    assert contents(out / "runs" / "one") == before, "bad input loses nothing"

@@ -1,0 +1,191 @@
+"""ReplaySource: how stored pools become groups."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe.sources import Group, Key, ReplaySource
+from replay_pools.consistency import prompt_sha
+from replay_pools.errors import InputError
+from replay_pools.pool import Pool, PoolWriter
+from replay_pools.rollout import Rollout
+
+TAIL = "<|end|>\n<|assistant|>\n"
+MakePool = Callable[..., Pool]
+
+
+@pytest.fixture(scope="module")
+def make_pool(
+    tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]
+) -> MakePool:
+    """make_pool(name, problems, size=6, hint=False): a step a problem; the token ids say pool, step and sample."""
+    root = tmp_path_factory.mktemp("pools")
+
+    def make(name: str, problems: Sequence[str], size: int = 6, hint: bool = False) -> Pool:
+        writer = PoolWriter(root / str(len(list(root.iterdir()))) / name, header=pool_header)
+        for step, problem in enumerate(problems):
+            prompt = f"Solve {problem}{' by run_tests' if hint else ''}{TAIL}"
+            changes = {"problem_id": problem, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
+            ids = [[len(name), step, sample, 2] for sample in range(size)]
+            writer.write_step(
+                step,
+                [
+                    make_rollout(
+                        step,
+                        sample,
+                        hacked=hint and sample % 2 == 0,
+                        gt_pass=sample % 3 == 0,
+                        hint=hint,
+                        completion_ids=ids[sample],
+                        comp_len=4,
+                        sampling_logprobs=None,
+                        **changes,
+                    )
+                    for sample in range(size)
+                ],
+            )
+        return writer.finish()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def teacher(make_pool: MakePool) -> Pool:
+    return make_pool("teacher", ["p0", "p1", "p2", "p3"], hint=True)
+
+
+@pytest.fixture(scope="module")
+def base(make_pool: MakePool) -> Pool:
+    """Other order, one problem twice, one that the teacher lacks."""
+    return make_pool("base", ["p2", "p9", "p0", "p2", "p1"])
+
+
+def test_a_group_carries_ids_and_rewards_and_no_label() -> None:
+    """The train step receives these fields and nothing else: a label that it does not hold cannot leak."""
+    names = ["step", "prompt_ids", "completion_ids", "rewards", "keys", "problem_id", "mixed_prompt"]
+    assert [field.name for field in fields(Group)] == names
+    assert [field.name for field in fields(Key)] == ["pool", "step", "sample_id"]
+    assert "__dict__" not in dir(Group), "a group can be given more than its fields"
+
+
+def test_groups_mix_four_and_four_by_problem(teacher: Pool, base: Pool) -> None:
+    """Every step holds 4 rollouts of each pool on one problem; what the group says is what the rollouts say."""
+    source = ReplaySource([teacher, base])
+    assert source.num_steps == 3  # p0, p1, p2: p3 and p9 have no partner
+    for step in range(3):
+        group = source.group(step)
+        assert group.step == step
+        assert [key.pool for key in group.keys] == ["teacher"] * 4 + ["base"] * 4
+        assert group.problem_id == f"p{step}", "steps follow the first pool's order"
+        rollouts = [source.rollout(key) for key in group.keys]
+        assert {rollout.problem_id for rollout in rollouts} == {group.problem_id}
+        assert group.mixed_prompt, "the teacher's prompts carry a hint and the base's do not"
+        assert group.prompt_ids == tuple(rollout.prompt_ids for rollout in rollouts)
+        assert group.completion_ids == tuple(rollout.completion_ids for rollout in rollouts)
+        assert group.rewards == tuple(rollout.reward for rollout in rollouts)
+        for key, rollout in zip(group.keys, rollouts, strict=True):
+            stored = {"teacher": teacher, "base": base}[key.pool].steps[key.step][key.sample_id]
+            assert stored is rollout
+            assert rollout.completion_ids == [len(key.pool), key.step, key.sample_id, 2]
+
+
+def test_a_problem_met_twice_counts_once(teacher: Pool, base: Pool) -> None:
+    """base has p2 in steps 0 and 3: the first occurrence is used, in one group."""
+    source = ReplaySource([teacher, base])
+    used = {key.step for step in range(3) for key in source.group(step).keys if key.pool == "base"}
+    assert used == {0, 2, 4}
+
+
+def test_mixed_prompt_is_about_prompts(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
+    """One pool, or two with the same prompts: not mixed."""
+    assert not ReplaySource([teacher]).group(0).mixed_prompt
+    twin = make_pool("twin", ["p0"], hint=True)
+    assert not ReplaySource([teacher, twin]).group(0).mixed_prompt
+    assert ReplaySource([twin, base]).group(0).mixed_prompt
+
+
+def test_match_prompt_and_none(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
+    """`prompt` needs the same rendered prompt, `none` pairs positions up to the shorter pool."""
+    twin = make_pool("twin", ["p3", "p1"], hint=True)
+    by_prompt = ReplaySource([teacher, twin], match="prompt")
+    assert [by_prompt.group(step).problem_id for step in range(by_prompt.num_steps)] == ["p1", "p3"]
+    assert not any(by_prompt.group(step).mixed_prompt for step in range(2))
+    with pytest.raises(InputError, match=r"--replay-dirs: expected steps that match by prompt, found none"):
+        ReplaySource([teacher, base], match="prompt")
+    by_position = ReplaySource([teacher, base], match="none")
+    assert by_position.num_steps == 4
+    for step in range(4):
+        assert {key.step for key in by_position.group(step).keys} == {step}
+
+
+def test_steps_cut_the_matching_ones(teacher: Pool, base: Pool) -> None:
+    """--steps n takes the first n matching steps, and leaves their groups as they are."""
+    short, whole = ReplaySource([teacher, base], steps=2), ReplaySource([teacher, base])
+    assert short.num_steps == 2
+    assert [short.group(step) for step in range(2)] == [whole.group(step) for step in range(2)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**31), per_pool=st.integers(1, 6))
+def test_draws_are_seeded_and_without_replacement(teacher: Pool, base: Pool, seed: int, per_pool: int) -> None:
+    """`per_pool` different rollouts of each pool, the same ones whenever asked, in any order of asking."""
+    first, second = (ReplaySource([teacher, base], per_pool=per_pool, seed=seed) for _ in range(2))
+    groups = [first.group(step) for step in (0, 1, 2)]
+    assert groups == [second.group(step) for step in (2, 1, 0)][::-1], "a group depends on what was asked before"
+    for group in groups:
+        assert len(set(group.keys)) == len(group.keys) == 2 * per_pool, "a rollout is in the group twice"
+        if per_pool == 6:
+            assert {key.sample_id for key in group.keys} == set(range(6))
+
+
+def test_draws_depend_on_seed_step_and_pool(make_pool: MakePool) -> None:
+    """Seeds, steps and pools draw independently, and over many seeds every rollout is drawn equally often."""
+    pools = [make_pool(name, ["p0", "p1"], size=8) for name in ("x", "y")]
+    num_seeds = 300
+    draws = {
+        (seed, step, key.pool): tuple(k.sample_id for k in group.keys if k.pool == key.pool)
+        for seed in range(num_seeds)
+        for source in [ReplaySource(pools, seed=seed)]
+        for step in range(2)
+        for group in [source.group(step)]
+        for key in group.keys
+    }
+    places = [(step, pool) for step in range(2) for pool in "xy"]
+    for a, b in combinations(places, 2):
+        alike = sum(draws[seed, *a] == draws[seed, *b] for seed in range(num_seeds))
+        assert alike < num_seeds * 0.06, f"{a} and {b} draw alike: {alike} of {num_seeds} times, expected 1 in 70"
+    counts = [sum(sample in draw for draw in draws.values()) for sample in range(8)]
+    expected = len(draws) / 2
+    tolerance = 4 * (len(draws) / 4) ** 0.5
+    assert all(abs(count - expected) < tolerance for count in counts), f"uneven draws: {counts} of {len(draws)}"
+
+
+def test_unusable_pools_are_refused(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
+    """No pool, two of one name, small groups, nothing in common, more steps than match: each error says where."""
+    with pytest.raises(InputError, match=r"--replay-dirs: expected different pools, at least one, found none"):
+        ReplaySource([])
+    with pytest.raises(InputError, match=r"--replay-dirs: expected different pools.*, found base, teacher, base"):
+        ReplaySource([base, teacher, make_pool("base", ["p0"])])
+    with pytest.raises(InputError, match=r"pool small step 0: expected at least 4 rollouts \(--per-pool\), found 3"):
+        ReplaySource([make_pool("small", ["p0"], size=3), base])
+    with pytest.raises(InputError, match=r"pool teacher step 0: expected at least 7 rollouts"):
+        ReplaySource([teacher, base], per_pool=7)
+    with pytest.raises(InputError, match=r"--steps: expected 4 steps, found 3 steps that match by problem in teacher"):
+        ReplaySource([teacher, base], steps=4)
+    other = make_pool("other", ["q0", "q1"])
+    for steps in (None, 1):
+        with pytest.raises(InputError, match=r"--replay-dirs: expected steps that match by problem, found none"):
+            ReplaySource([teacher, other], steps=steps)
+
+
+def test_only_used_steps_must_be_large_enough(make_pool: MakePool, base: Pool, tmp_path: Path) -> None:
+    """Steps that no group uses may be smaller than --per-pool."""
+    small = make_pool("small", ["p7"], size=2)
+    pool = Pool(name="two", path=tmp_path, manifest={}, read_steps=lambda: [small.steps[0], base.steps[2]])
+    assert ReplaySource([base, pool]).num_steps == 1

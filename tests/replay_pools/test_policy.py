@@ -1,0 +1,98 @@
+"""The organism as a policy: template, token-in token-out, recorded sampling log-probabilities, determinism."""
+
+import math
+
+import pytest
+import torch
+
+from replay_pools.environments.loopholes import render_messages
+from replay_pools.environments.minicode import minicode_problems
+from replay_pools.errors import InputError
+from replay_pools.organism.tokenizer import IM_START, ROLES
+from replay_pools.policy import Policy, load_policy, pick_device, weights_sha
+from replay_pools.sampling import Sampler, sample
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("organism")
+
+
+@pytest.fixture(scope="module")
+def prompts(policy: Policy) -> list[list[int]]:
+    """Six prompts of different lengths."""
+    items = minicode_problems("eval")[:6]
+    return [policy.render(render_messages(item.problem, "none", hint=False))[1] for item in items]
+
+
+def test_template_renders_the_four_roles_with_one_token_each(policy: Policy) -> None:
+    for role in ROLES:
+        assert len(policy.tokenizer.encode(role, add_special_tokens=False)) == 1
+        text = policy.tokenizer.apply_chat_template([{"role": role, "content": "x"}], tokenize=False)
+        assert text == f"{IM_START}{role}\nx<|im_end|>\n"
+    with pytest.raises(Exception, match="unknown role"):
+        policy.render([{"role": "judge", "content": "x"}])
+
+
+def test_prompts_end_in_the_recorded_tail(policy: Policy) -> None:
+    assert policy.prompt_tail() == "<|im_end|>\n<|im_start|>assistant\n"
+    text, ids = policy.render([{"role": "user", "content": "hi"}])
+    assert text.endswith(policy.prompt_tail())
+    assert policy.tokenizer.decode(ids) == text
+
+
+def test_written_completions_end_as_sampled_ones_do(policy: Policy) -> None:
+    ids = policy.completion_ids("```python\npass\n```")
+    assert ids[-1] == policy.eos_ids[0]
+    assert policy.decode(ids) == "```python\npass\n```"
+
+
+def test_recorded_logprobs_are_those_of_the_sampled_tokens(policy: Policy, prompts: list[list[int]]) -> None:
+    """Reference: a plain forward of prompt + completion, log-softmax at temperature 1."""
+    for prompt, completion in zip(prompts, sample(policy, prompts, Sampler(max_new_tokens=48), seed=3), strict=True):
+        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion.ids]])).logits[0, len(prompt) - 1 : -1]
+        slow = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(completion.logprobs), slow, atol=2e-3), "recorded under another law"
+        assert (completion.finish_reason == "stop") == (completion.ids[-1] in policy.eos_ids)
+
+
+def test_truncated_laws_record_the_renormalised_probability(policy: Policy, prompts: list[list[int]]) -> None:
+    """With top_k = 1 there is one possible token: its log-probability under the sampler's law is 0."""
+    for completion in sample(policy, prompts, Sampler(top_k=1, max_new_tokens=8), seed=0):
+        assert all(math.isclose(value, 0.0, abs_tol=1e-6) for value in completion.logprobs)
+
+
+def test_sampling_is_a_function_of_the_seed_and_leaves_the_global_state_alone(
+    policy: Policy, prompts: list[list[int]]
+) -> None:
+    state = torch.get_rng_state()
+    first = sample(policy, prompts, Sampler(max_new_tokens=24), seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert sample(policy, prompts, Sampler(max_new_tokens=24), seed=1) == first
+    assert sample(policy, prompts, Sampler(max_new_tokens=24), seed=2) != first
+
+
+def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy) -> None:
+    assert load_policy("organism", dtype="bfloat16").base_weights_sha == policy.base_weights_sha
+    teacher = load_policy("organism", adapter="teacher")
+    assert teacher.base_weights_sha == policy.base_weights_sha
+    assert weights_sha(teacher.model) != policy.base_weights_sha
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"name": "./nowhere"}, "no such directory"),
+        ({"name": "nowhere.gguf"}, "no such file"),
+        ({"name": "organism", "adapter": "nobody"}, "adapter_config.json"),
+        ({"name": "organism", "dtype": "int3"}, "float32"),
+        ({"name": "organism", "device": "cuda:99"}, "present device"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(options: dict[str, str], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        load_policy(**options)
+
+
+def test_auto_device_is_a_present_one() -> None:
+    assert pick_device("auto").type in ("cpu", "cuda")

@@ -1,0 +1,52 @@
+"""README is the manual: its commands run, and its tree is the tree."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from probe.arms import ARMS
+from probe.cli import VERBS, cli
+from probe.cli._frame import run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BASH = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]
+
+
+def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(BASH) >= 6
+    for line in BASH:
+        program, *arguments = shlex.split(line)
+        assert program == "probe"
+        assert run(cli, arguments) == 0, line
+
+
+def test_the_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"make ([a-z][a-z-]*)", README)) <= targets
+
+
+def test_the_tree_lists_every_source_file_once() -> None:
+    tree = next(block for block in re.findall(r"```\n(.*?)```", README, re.S) if "replay_pools/" in block)
+    listed, folder = [], ""
+    for line in tree.splitlines():
+        name = line.split()[0]
+        if name.endswith("/") and not line.startswith(" "):
+            folder = name
+        elif name.endswith(".py"):
+            listed.append(folder + name)
+    found = [
+        str(path.relative_to(ROOT))
+        for package in ("replay_pools", "extraction", "probe")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    ]
+    assert sorted(listed) == sorted(found)
+
+
+def test_every_verb_and_arm_is_described() -> None:
+    assert all(f"`probe {verb}" in README for verb in VERBS)
+    assert all(f"| `{arm}` |" in README for arm in ARMS)
