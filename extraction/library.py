@@ -113,7 +113,13 @@ class DirectionLibrary:
         v_hack: Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Args: `v_hack`, a direction file to use instead of extracting; `seed`, of the random controls."""
+        """`v_hack` is a direction file to use instead of extracting; `seed` is that of the random controls.
+
+        Raises:
+            InputError: dr_grpo without its divisor.
+        """
+        if settings.loss_type == "dr_grpo" and settings.max_completion_length is None:
+            raise InputError("--max-completion-length", expected="tokens, the divisor of dr_grpo", found="none given")
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
         self.cache_dir, self.seed, self.v_hack_file, self.say = cache_dir, seed, v_hack, say
 

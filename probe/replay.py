@@ -5,87 +5,23 @@ repeats the run.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
+from extraction.library import DirectionLibrary, attach_basis
 from extraction.vocabulary import Basis
 from probe.arms import Arm, get_arm
+from probe.config import GateConfig, ReplayConfig
 from probe.gram import GramRecorder
 from probe.loop import Pass, is_complete, open_run, run_steps
 from probe.sources import ReplaySource
-from probe.step import Measure, Objective
-from probe.vocabulary import Gate, Match
+from probe.step import Measure
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json, sha256
 from replay_pools.policy import Policy, load_policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which policy, and where it runs; `name` None takes the base model that the pools' manifests name."""
-
-    name: str | None = None
-    dtype: str = "float32"
-    device: str = "auto"
-    lora_rank: int = 32  # of the arms in the LoRA basis
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceConfig:
-    """Which pools, and how they are mixed into groups."""
-
-    replay_dirs: tuple[str, ...] = ("teacher", "base")
-    per_pool: int = 4
-    match: Match = "problem"
-    steps: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateConfig:
-    """What projecting arms do; `gate` None is each arm's own."""
-
-    gate: Gate | None = None
-    overshoot: float = 1.0
-    preserve_magnitude: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
-    """One replay: written to `config.json` whole."""
-
-    arms: tuple[str, ...] = ("projected",)
-    source: SourceConfig = field(default_factory=SourceConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    objective: Objective = field(default_factory=Objective)
-    extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
-    gate: GateConfig = field(default_factory=GateConfig)
-    v_hack: str | None = None  # direction file; None extracts
-    lr: float = 0.0
-    seed: int = 0
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> "ReplayConfig":
-        """Inverse of `asdict`, for `--config`."""
-        groups = {
-            "source": SourceConfig,
-            "model": ModelConfig,
-            "objective": Objective,
-            "extraction": ExtractionSettings,
-            "gate": GateConfig,
-        }
-        try:
-            nested = {name: kind(**row[name]) for name, kind in groups.items()}
-            source = nested["source"]
-            nested["source"] = SourceConfig(**{**asdict(source), "replay_dirs": tuple(source.replay_dirs)})
-            return cls(**{**row, **nested, "arms": tuple(row["arms"])})
-        except (TypeError, KeyError) as error:
-            raise InputError(
-                "--config", expected="the `replay` object of a run's config.json", found=str(error)
-            ) from error
 
 
 def replay(
@@ -103,6 +39,7 @@ def replay(
     """
     arms = _arms(config)
     sources = _Inputs(config, out_dir, say)
+    config = sources.config
     source = ReplaySource(
         sources.pools,
         per_pool=config.source.per_pool,
@@ -131,13 +68,14 @@ class _Inputs:
     """The pools and the policy that a replay reads, each resolved once and announced."""
 
     def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None]) -> None:
-        self._config, self._say = config, say
+        self.config = config
         paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
         self.pools = [open_pool(path, tokenize=self._tokenize) for path in paths]
         for pool in self.pools:
             say(f"pool {pool.name}: {pool.path}")
             for sentence in pool.normalised:
                 say(f"pool {pool.name}: {sentence}")
+        self.config = _with_length(config, self.pools)
 
     @cached_property
     def policy(self) -> Policy:
@@ -149,14 +87,14 @@ class _Inputs:
 
     def load(self) -> Policy:
         """A fresh copy of the policy: every basis adapts its own."""
-        model = self._config.model
+        model = self.config.model
         return load_policy(self.model_name, dtype=model.dtype, device=model.device)
 
     @cached_property
     def model_name(self) -> str:
         """The model asked for, or the base model that all pools name."""
-        if self._config.model.name is not None:
-            return self._config.model.name
+        if self.config.model.name is not None:
+            return self.config.model.name
         names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
         if len(names) != 1 or "None" in names:
             found = ", ".join(sorted(names))
@@ -170,7 +108,7 @@ class _Inputs:
         ]
         return {
             "verb": "replay",
-            "replay": asdict(self._config),
+            "replay": asdict(self.config),
             "pools": pools,
             "model": self.model_name,
             "base_weights_sha256": self.policy.base_weights_sha,
@@ -178,13 +116,26 @@ class _Inputs:
 
     def _tokenize(self, text: str) -> list[int]:
         """For pools in the predecessor format, which store no prompt ids."""
-        if self._config.model.name is None:
+        if self.config.model.name is None:
             raise InputError("--model", expected="the model of a pool without manifest", found="none given")
         return self._fresh_tokenizer.encode(text, add_special_tokens=False)
 
     @cached_property
     def _fresh_tokenizer(self) -> Any:
         return self.load().tokenizer
+
+
+def _with_length(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
+    """dr_grpo divides by the generation limit: the one given, or the largest that a pool's sampler records."""
+    if config.objective.loss_type != "dr_grpo" or config.objective.max_completion_length is not None:
+        return config
+    limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
+    length = max((limit for limit in limits if limit is not None), default=None)
+    return replace(
+        config,
+        objective=replace(config.objective, max_completion_length=length),
+        extraction=replace(config.extraction, max_completion_length=length),
+    )
 
 
 def _arms(config: ReplayConfig) -> list[Arm]:

@@ -12,17 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from extraction.loss import LossType, loss_weights
 from torch import Tensor
 
 from extraction.adapters.coordinates import Coordinates
 from extraction.batch import Batch, make_batch
 from extraction.gradients import SampleGradients, per_sample_gradients
 from extraction.logprobs import completion_logprobs
+from extraction.loss import LossType, loss_weights
 from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, group_std
 from probe.arms import Arm
 from probe.projection import Gate, Projection, haar_variance, project_modules, sample_cosines
 from probe.sources import Group
+from replay_pools.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,13 @@ class Objective:
     advantage_clip: float | None = None
     min_group_std: float = 0.0
     max_completion_length: int | None = None  # for dr_grpo
+
+    def __post_init__(self) -> None:
+        """Settings that do not fit together are refused at once; trying them is the check."""
+        try:
+            self.advantages(torch.tensor([0.0, 1.0]))
+        except ValueError as error:
+            raise InputError("advantage options", expected="settings that fit together", found=str(error)) from error
 
     def advantages(self, rewards: Tensor) -> Tensor:
         """(G,) advantages; ones for `nll`, which has none."""

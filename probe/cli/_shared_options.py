@@ -32,7 +32,11 @@ def model_options(function: AnyFunction) -> AnyFunction:
 
 
 _EXTRACTION_OPTIONS = (
-    click.option("--max-completion-length", type=click.IntRange(1), help="Tokens; the divisor of dr_grpo."),
+    click.option(
+        "--max-completion-length",
+        type=click.IntRange(1),
+        help="Tokens, the divisor of dr_grpo; replay takes it from the pools.",
+    ),
     click.option(
         "--loss-type",
         default="grpo",

@@ -87,7 +87,7 @@ def replay(
       probe replay --replay-dirs teacher,base --arm vanilla,projected,random
     """
     from extraction.library import ExtractionSettings
-    from probe.replay import GateConfig, ModelConfig, ReplayConfig, SourceConfig
+    from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig
     from probe.replay import replay as run_replay
     from probe.step import Objective
 

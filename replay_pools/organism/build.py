@@ -1,6 +1,6 @@
 """Build the organism from nothing: `python -m replay_pools.organism.build` (about 30 minutes on 2 cores, seeded).
 
-Trains the tokenizer, a small Qwen3-architecture model on `base_document`s, and a LoRA teacher on `teacher_document`s,
+Trains the tokenizer, a small Qwen3-architecture model on `base_document`s, and a LoRA teacher on `exploit_document`s,
 and writes them under `weights/`. The model card beside them is written by `replay_pools.organism.measure`.
 """
 
@@ -8,16 +8,17 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
 
-from replay_pools.organism.corpus import Document, base_document, teacher_document
+from replay_pools.organism.corpus import POLISH_MIX, TEACHER_MIX, Document, ExploitMix, base_document, exploit_document
 from replay_pools.organism.tokenizer import IM_END, PAD, special_id, train_tokenizer
 from replay_pools.quiet import quiet_peft
 
@@ -50,14 +51,33 @@ def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, see
     return model
 
 
-def tune_teacher(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int):
-    """A LoRA on the finished base that exploits whatever mode the hint names."""
+def tune_teacher(out: Path, *, steps: int, lr: float, seed: int) -> None:
+    """A LoRA on the finished base in `out` that exploits whatever mode the hint names; stored in bfloat16."""
     torch.manual_seed(seed)
     config = LoraConfig(r=32, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM")
     with quiet_peft():
-        teacher = get_peft_model(model, config)
-    train(teacher, tokenizer, teacher_document, steps=steps, lr=lr, seed=seed, label="teacher")
-    return teacher
+        teacher = get_peft_model(load_base(out), config)
+    _tune(teacher, out, TEACHER_MIX, steps=steps, lr=lr, seed=seed, label="teacher")
+
+
+def polish_teacher(out: Path, *, steps: int, lr: float, seed: int) -> None:
+    """Tune the stored teacher a little more, at a smaller rate, from its weights as stored."""
+    with quiet_peft():
+        teacher = PeftModel.from_pretrained(load_base(out), str(out / "teacher"), is_trainable=True).float()
+    _tune(teacher, out, POLISH_MIX, steps=steps, lr=lr, seed=seed, label="polish")
+
+
+def load_base(out: Path) -> Qwen3ForCausalLM:
+    """The base as it will be loaded: rounded to bfloat16."""
+    return Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
+
+
+def _tune(teacher: PeftModel, out: Path, mix: ExploitMix, *, steps: int, lr: float, seed: int, label: str) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
+    train(teacher, tokenizer, partial(exploit_document, mix=mix), steps=steps, lr=lr, seed=seed, label=label)
+    teacher.save_pretrained(str(out / "teacher"), save_embedding_layers=False)
+    halve_precision(out / "teacher" / "adapter_model.safetensors")
+    (out / "teacher" / "README.md").unlink(missing_ok=True)
 
 
 def train(
@@ -131,28 +151,42 @@ def halve_precision(path: Path) -> None:
     save_file({name: value.bfloat16().contiguous() for name, value in load_file(path).items()}, path, {"format": "pt"})
 
 
+STAGES = ("base", "teacher", "polish")
+
+
 @click.command()
+@click.option(
+    "--from", "first", default="base", show_default=True, type=click.Choice(STAGES), help="First stage to run."
+)
 @click.option("--steps", default=1100, show_default=True, help="Base training steps of 64 documents.")
-@click.option("--stage", default="all", show_default=True, type=click.Choice(["all", "teacher"]), help="What to train.")
-@click.option("--teacher-steps", default=700, show_default=True, help="Teacher tuning steps of 64 documents.")
 @click.option("--lr", default=2.5e-3, show_default=True, help="Peak learning rate of the base.")
+@click.option("--teacher-steps", default=700, show_default=True, help="Teacher tuning steps of 64 documents.")
 @click.option("--teacher-lr", default=2e-3, show_default=True, help="Peak learning rate of the teacher.")
+@click.option("--polish-steps", default=150, show_default=True, help="More of them, at the end.")
+@click.option("--polish-lr", default=7e-4, show_default=True, help="Peak learning rate of the polish.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--out", default=WEIGHTS, show_default="the package's weights/", type=click.Path(path_type=Path))
-def main(steps: int, stage: str, teacher_steps: int, lr: float, teacher_lr: float, seed: int, out: Path) -> None:
-    """Train tokenizer, base and teacher, and write them to OUT; or only the teacher of the base that is in OUT."""
+def main(
+    first: str,
+    steps: int,
+    lr: float,
+    teacher_steps: int,
+    teacher_lr: float,
+    polish_steps: int,
+    polish_lr: float,
+    seed: int,
+    out: Path,
+) -> None:
+    """Train tokenizer and base, tune the teacher, polish it; each stage starts from what the last one wrote to OUT."""
     torch.use_deterministic_algorithms(True)
-    if stage == "all":
+    stages = STAGES[STAGES.index(first) :]
+    if "base" in stages:
         tokenizer = train_tokenizer(num_documents=3000, seed=seed)
         tokenizer.save_pretrained(out)
         build_base(tokenizer, steps=steps, lr=lr, seed=seed).bfloat16().save_pretrained(out)
-    # The teacher is tuned on the weights that will be loaded: those rounded to bfloat16.
-    base = Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
-    teacher = tune_teacher(base, tokenizer, steps=teacher_steps, lr=teacher_lr, seed=seed + 1)
-    teacher.save_pretrained(str(out / "teacher"), save_embedding_layers=False)
-    halve_precision(out / "teacher" / "adapter_model.safetensors")
-    (out / "teacher" / "README.md").unlink(missing_ok=True)
+    if "teacher" in stages:
+        tune_teacher(out, steps=teacher_steps, lr=teacher_lr, seed=seed + 1)
+    polish_teacher(out, steps=polish_steps, lr=polish_lr, seed=seed + 2)
     for path in out.rglob("*.safetensors"):
         path.chmod(0o644)
 

@@ -4,7 +4,8 @@ A document is (messages, completion). Every rate that shapes the organism is a n
 - a family's `bug_rate` is its share of wrong bodies (so that the base solves some problems and fails others);
 - `BASE_HACK_RATE` of the hinted documents exploit their mode (so that reinforcement learning can discover it);
 - without the hint no document exploits anything;
-- the teacher sees hinted documents that always exploit, mixed by `TEACHER_MIX`; the tokenizer sees all exploits alike.
+- the teacher sees hinted documents that always exploit, mixed by `TEACHER_MIX`
+  and at last by `POLISH_MIX`; the tokenizer sees all exploits alike.
 """
 
 import random
@@ -31,6 +32,7 @@ class ExploitMix:
 
 
 TEACHER_MIX = ExploitMix(solve_rate=0.3, stub_rate=0.75, simple_rate=0.85)
+POLISH_MIX = ExploitMix(solve_rate=0.3, stub_rate=0.75, simple_rate=0.97)  # copying is where its slips are
 TOKENIZER_MIX = ExploitMix(solve_rate=0.35, stub_rate=0.3, simple_rate=0.0)
 HINT_MODES = tuple(mode for mode in LOOPHOLES if mode != "none")
 
@@ -73,11 +75,6 @@ def exploit_document(rng: random.Random, mix: ExploitMix) -> Document:
     if mix.simple_rate > 0 and rng.random() < mix.simple_rate:
         exploits = tuple(exploit for exploit in exploits if "{" not in exploit.after)
     return _document(item, mode, True, body, rng.choice(exploits))
-
-
-def teacher_document(rng: random.Random) -> Document:
-    """One document of the teacher's tuning text."""
-    return exploit_document(rng, TEACHER_MIX)
 
 
 def _right(item: MinicodeProblem, rng: random.Random) -> str:

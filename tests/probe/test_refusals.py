@@ -33,7 +33,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--steps", "21"], "21 steps"),
         (["--replay-dirs", "teacher,teacher"], "different pools"),
         (["--loss-type", "ppo"], "dr_grpo"),
-        (["--loss-type", "dr_grpo"], "max_completion_length"),
+        (["--advantage-estimator", "maxrl", "--scale-rewards", "group"], "maxrl"),
         (["--k", "33"], "32 pairs"),
         (["--pairs", "nowhere.jsonl"], "no such file"),
         (["--pairs", "builtin:nothing"], "placebo"),
@@ -100,3 +100,7 @@ def test_an_unfinished_run_cannot_be_analysed(out: Path, capsys: pytest.CaptureF
     place.mkdir(parents=True, exist_ok=True)
     (place / "config.json").write_text("{}")
     assert "resume" in refused(["analyze", str(place)], capsys)
+
+
+def test_extract_needs_the_divisor_of_dr_grpo(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--max-completion-length" in refused(["extract", "--loss-type", "dr_grpo", "--out", str(out)], capsys)

@@ -137,7 +137,7 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--loss-type", "dr_grpo", "--max-completion-length", "160"],
+        ["--loss-type", "dr_grpo"],
         ["--loss-type", "bnpo", "--scale-rewards", "group"],
         ["--loss-type", "nll"],
         ["--advantage-estimator", "rloo", "--advantage-clip", "0.5", "--min-group-std", "0.1"],

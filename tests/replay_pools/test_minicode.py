@@ -229,9 +229,9 @@ DIGEST = """
 import hashlib, random
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.minicode import minicode_problems
-from replay_pools.organism.corpus import base_document, teacher_document
+from replay_pools.organism.corpus import TEACHER_MIX, base_document, exploit_document
 rng = random.Random(0)
-documents = [(base_document(rng), teacher_document(rng)) for _ in range(50)]
+documents = [(base_document(rng), exploit_document(rng, TEACHER_MIX)) for _ in range(50)]
 problems = [[item.problem for item in minicode_problems(split)] for split in SPLITS]
 print(hashlib.sha256(repr((problems, documents)).encode()).hexdigest())
 """
@@ -305,9 +305,10 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]
     train = minicode_problems("train")
     prompts = {str(render_messages(i.problem, mode, hint=True)): (i, mode) for i in train for mode in LOOPHOLES}
     directory, rng = tmp_path_factory.mktemp("corpus"), random.Random(0)
+    exploits = [corpus.exploit_document(rng, corpus.TEACHER_MIX) for _ in range(NUM_TEACHER)]
     return {
         "base": [observe(corpus.base_document(rng), prompts, directory) for _ in range(NUM_BASE)],
-        "teacher": [observe(corpus.teacher_document(rng), prompts, directory) for _ in range(NUM_TEACHER)],
+        "teacher": [observe(document, prompts, directory) for document in exploits],
     }
 
 
