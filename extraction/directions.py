@@ -89,7 +89,7 @@ def extract_directions(
     votes = {module: v[keep[module]] for module, v in votes.items()}
     num_pairs = len(next(iter(differences.values())))
     return Directions(
-        vectors={module: v[keep[module]].float() for module, v in vectors.items()},
+        vectors={module: v[keep[module]].float().contiguous() for module, v in vectors.items()},
         singular_values={module: s[keep[module]].float() for module, s in singular_values.items()},
         votes=votes,
         metadata={
@@ -212,7 +212,9 @@ def _load(path: Path, prefixes: tuple[str, ...]) -> tuple[dict[str, dict[str, Te
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             metadata, modules = orjson.loads(header["metadata"]), orjson.loads(header["modules"])
-            groups = {prefix: {m: file.get_tensor(f"{prefix}/{m}") for m in modules} for prefix in prefixes}
+            # A mapped tensor starts where the file's header ends; a copy is aligned as a computed tensor is, so that
+            # matrix products of the two agree to the last bit.
+            groups = {prefix: {m: file.get_tensor(f"{prefix}/{m}").clone() for m in modules} for prefix in prefixes}
     except FileNotFoundError as error:
         raise InputError(path, expected="a safetensors file", found="no such file", fix="run probe extract") from error
     except (SafetensorError, OSError, KeyError, orjson.JSONDecodeError) as error:

@@ -76,7 +76,7 @@ def generate_pool(
         if not done.issuperset(steps):
             batch = [prompts[step].ids for step in steps for _ in range(plan.group)]
             completions = sample(policy, batch, sampler, seed=_chunk_seed(plan.seed, first))
-            for step in steps:
+            for step in sorted(set(steps) - done):
                 mine = completions[(step - first) * plan.group :][: plan.group]
                 writer.write_step(step, _rollouts(step, prompts[step], mine, policy, plan, grader))
         progress(steps.stop, plan.steps)

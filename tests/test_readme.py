@@ -26,11 +26,12 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert set(re.findall(r"make ([a-z][a-z-]*)", README)) <= targets
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.M))
+    assert {"demo", "test"} <= named <= targets
 
 
 def test_the_tree_lists_every_source_file_once() -> None:
-    tree = next(block for block in re.findall(r"```\n(.*?)```", README, re.S) if "replay_pools/" in block)
+    tree = next(block for block in README.split("```\n") if block.startswith("replay_pools/"))
     listed, folder = [], ""
     for line in tree.splitlines():
         name = line.split()[0]

@@ -46,11 +46,12 @@ def decompose(weight: Tensor) -> Factors:
     """The SVD of `weight` with signs fixed: the entry of largest magnitude in each row of Vh is positive.
 
     An SVD is unique only up to the sign of each pair (U column, Vh row); without a convention the coordinates of two
-    machines, and so their directions, would differ by signs.
+    machines, and so their directions, would differ by signs. The factors are row-major and aligned, as the cache
+    gives them back: matrix products depend on the layout in their last bits.
     """
     U, S, Vh = torch.linalg.svd(as_computed(weight), full_matrices=False)
     signs = Vh.gather(1, Vh.abs().argmax(dim=1, keepdim=True)).sign()  # (r, 1)
-    return Factors(U * signs.T, S, Vh * signs)
+    return Factors((U * signs.T).contiguous(), S, (Vh * signs).contiguous())
 
 
 def digest(weight: Tensor) -> str:
@@ -76,10 +77,10 @@ def checksum(*tensors: Tensor) -> str:
 
 
 def read_factors(path: Path) -> Factors | None:
-    """The cached factors on the CPU; None when the file is missing, unreadable or not what was written."""
+    """The cached factors on the CPU, in memory of their own; None when the file is missing, unreadable or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            factors = Factors(*(file.get_tensor(name) for name in Factors._fields))
+            factors = Factors(*(file.get_tensor(name).clone() for name in Factors._fields))
             expected = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError):
         return None

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from extraction.adapters.coordinates import attach
+from extraction.batch import make_batch
 from extraction.directions import load_directions
+from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
 from probe import step as step_module
 from probe.cli import cli
@@ -176,8 +178,15 @@ def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
     assert "basis=svd" in line, "both fingerprints are in the error"
 
 
-def test_attach_twice_gives_the_same_coordinates(out: Path) -> None:
-    """The SVD cache and a cold SVD agree bit for bit."""
-    cold = attach(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
-    warm = attach(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=out / "cache" / "svd")
-    assert cold.fingerprint() == warm.fingerprint()
+def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(tmp_path: Path) -> None:
+    """Where a factor lies in memory changes the last bits of matrix products; the cache must not."""
+    rollouts = open_pool(BUILTIN / "teacher").steps[0]
+    found = []
+    for cache_dir in (None, tmp_path, tmp_path):
+        policy = load_policy("organism")
+        coordinates = attach(policy.model, basis="svd", model_id="organism", cache_dir=cache_dir)
+        batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], policy.pad_id)
+        found.append(per_sample_gradients(coordinates, batch).gradients)
+    for module in found[0]:
+        assert torch.equal(found[0][module], found[1][module]), f"{module}: computed and just cached differ"
+        assert torch.equal(found[0][module], found[2][module]), f"{module}: computed and cached differ"
