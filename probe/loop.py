@@ -6,6 +6,7 @@ trains), `step_NNN.cos.jsonl.gz` and last `steps.jsonl`, whose lines say which s
 differ from run to run and live in `timings.jsonl`, which no hash covers.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,24 +53,32 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     Raises:
         InputError: the directory holds a run with another configuration, or something that is not a run.
     """
-    path = directory / CONFIG_FILE
+    path, steps = directory / CONFIG_FILE, directory / STEPS_FILE
+    stored = read_json(path) if path.exists() else {}
+    if stored.get("verb") == config["verb"] and not steps.exists():
+        shutil.rmtree(directory)  # stopped before its first step, by bad input mostly: there is nothing to resume
     if not path.exists():
         if directory.exists() and any(directory.iterdir()):
             raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
         write_json(path, config)
         return []
-    stored = read_json(path)
-    wanted = orjson.loads(orjson.dumps(config))
-    if different := sorted(key for key in stored.keys() | wanted.keys() if stored.get(key) != wanted.get(key)):
+    there, wanted = _flat(stored), _flat(orjson.loads(orjson.dumps(config)))
+    if different := sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key)):
         key = different[0]
         raise InputError(
             directory,
             expected=f"the run being resumed to have {key} = {wanted.get(key)!r}",
-            found=repr(stored.get(key)),
+            found=repr(there.get(key)),
             fix="use another --name, or remove the directory",
         )
-    steps = directory / STEPS_FILE
-    return read_steps(steps) if steps.exists() else []
+    return read_steps(steps)
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """{dotted name: leaf} of nested objects."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {k: leaf for key, part in value.items() for k, leaf in _flat(part, f"{name}.{key}".strip(".")).items()}
 
 
 def is_complete(directory: Path) -> bool:

@@ -76,6 +76,12 @@ def test_training_moves_the_weights_and_records_the_realised_update(out: Path) -
     assert (directory / "adapter" / "adapter_config.json").is_file()
 
 
+def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(out: Path) -> None:
+    start = ["replay", "--name", "second-try", "--out", str(out), "--arm", "vanilla", "--steps", "2"]
+    assert run(cli, [*start, "--k", "40"]) == 2
+    assert run(cli, start) == 0
+
+
 def test_another_configuration_is_refused_in_the_same_directory(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(cli, ["replay", "--name", "one", "--out", str(out), "--arm", "vanilla", "--steps", "2"]) == 0
     before = contents(out / "runs" / "one")
