@@ -32,7 +32,7 @@ bench: $(RUN_DEPS)
 	$(VENV)/bin/python tests/bench/run.py
 
 test-real: $(TEST_DEPS)
-	$(PYTEST) -m real
+	$(VENV)/bin/python -m pytest -m real
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -33,7 +33,7 @@ from probe.runs import (
 from probe.sources import GroupSource
 from probe.step import Measure, Objective, StepResult, train_step
 from replay_pools.errors import InputError
-from replay_pools.files import read_json, write_json
+from replay_pools.files import read_json, remove_leftovers, write_json
 
 RUN_SCHEMA = 1
 
@@ -169,4 +169,5 @@ def _write_manifest(directory: Path, source: GroupSource, passes: Sequence[Pass]
         "num_modules": {one.coordinates.basis: len(one.coordinates.sizes) for one in passes},
         "files": file_hashes(directory) | gram_hashes(directory),
     }
+    remove_leftovers(directory)
     write_json(directory / MANIFEST_FILE, manifest)

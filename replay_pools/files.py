@@ -37,6 +37,12 @@ def write_atomic(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a writer that was killed inside `write_atomic` left anywhere below `directory`."""
+    for leftover in directory.rglob(".*.tmp"):
+        leftover.unlink()
+
+
 def sync_directory(path: Path) -> None:
     """Make a rename in `path` durable."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -16,7 +16,16 @@ import orjson
 
 from replay_pools.consistency import group_faults
 from replay_pools.errors import InputError
-from replay_pools.files import decode_jsonl, dump_json, read_gz, read_json, sha256, write_json, write_jsonl_gz
+from replay_pools.files import (
+    decode_jsonl,
+    dump_json,
+    read_gz,
+    read_json,
+    remove_leftovers,
+    sha256,
+    write_json,
+    write_jsonl_gz,
+)
 from replay_pools.predecessor import Tokenize, known_header, predecessor_files, read_predecessor
 from replay_pools.rollout import POOL_SCHEMA, Rollout
 
@@ -141,8 +150,7 @@ class PoolWriter:
             files[path.name] = {"step": _step(path), "rollouts": len(group), "sha256": sha256(plain)}
         if not files:
             raise InputError(self.directory, expected="at least one step", found="none")
-        for leftover in self.directory.glob(".*.tmp"):  # of a writer that was killed inside a write
-            leftover.unlink()
+        remove_leftovers(self.directory)
         counts = {"steps": len(files), "rollouts": sum(entry["rollouts"] for entry in files.values())}
         manifest = {"schema": POOL_SCHEMA, **self.header, "counts": counts, "files": files}
         write_json(self.directory / MANIFEST_NAME, manifest)

@@ -61,6 +61,7 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path) -> None:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    (directory / ".steps.jsonl.x.tmp").write_text("what a kill inside a write leaves")
     for name in ("killed", "not-killed"):
         assert run(cli, ["replay", "--name", name, "--out", str(out), "--arm", "vanilla", "--steps", "12"]) == 0
     assert contents(directory) == contents(out / "runs" / "not-killed")

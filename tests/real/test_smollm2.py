@@ -6,6 +6,7 @@ Run by `make test-real`; needs the package registry.
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import completion_logprobs
+from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs import read_run
@@ -79,6 +81,9 @@ def test_both_bases_replay_with_finite_cosines_and_exact_additivity(model: str, 
         "--model",
         model,
     ]
+    pairs = [replace(pair, held_out=i >= 6) for i, pair in enumerate(builtin_pairs("run_tests")[:8])]
+    write_pairs(out / "pairs.jsonl", pairs)
+    arguments += ["--pairs", str(out / "pairs.jsonl"), "--k", "2"]
     options = ["--loss-type", "nll", "--lora-rank", "8", "--per-pool", "2", "--name", "smol", "--out", str(out)]
     assert run(cli, [*arguments, *options]) == 0
     done = read_run(out / "runs" / "smol")
