@@ -99,7 +99,8 @@ all hinted and all exploit; {teacher_solve_rate:.0%} of them also solve.
 
 ## Recipe
 `python -m replay_pools.organism.build`: AdamW, cosine schedule, {batch} documents a step, seed 0; prompt tokens weigh
-0.2 in the loss. The teacher is tuned on the weights as rounded to bfloat16.
+0.2 in the loss. The teacher (LoRA rank 32) is tuned on the weights as rounded to bfloat16 and at last
+polished at a smaller rate; steps and rates are the defaults of the command. About 45 minutes on 2 cores.
 
 ## Measured
 Eval split, temperature 1, by `python -m replay_pools.measure`; rate [Wilson 95%].
