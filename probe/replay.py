@@ -20,7 +20,7 @@ from probe.sources import ReplaySource
 from probe.step import Measure
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json, sha256
-from replay_pools.policy import Policy, load_policy
+from replay_pools.policy import Policy, load_policy, load_tokenizer
 from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
@@ -122,7 +122,7 @@ class _Inputs:
 
     @cached_property
     def _fresh_tokenizer(self) -> Any:
-        return self.load().tokenizer
+        return load_tokenizer(self.model_name)
 
 
 def _with_length(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:

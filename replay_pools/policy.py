@@ -4,7 +4,8 @@ A name is `organism` (embedded), a local directory, a `.gguf` file, or a hub id.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from replay_pools.errors import InputError
+from replay_pools.files import sha256
 from replay_pools.quiet import quiet_peft
 
 ORGANISM = "organism"
@@ -82,11 +84,11 @@ class Policy:
     def tokenizer_sha(self) -> str:
         """sha256 over the vocabulary and the chat template."""
         vocabulary = sorted(self.tokenizer.get_vocab().items())
-        return _sha(repr(vocabulary), str(self.tokenizer.chat_template))
+        return sha256(f"{vocabulary!r}\x00{self.tokenizer.chat_template}".encode())
 
     def template_sha(self) -> str:
         """sha256 of the chat template."""
-        return _sha(str(self.tokenizer.chat_template))
+        return sha256(str(self.tokenizer.chat_template).encode())
 
 
 def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32", device: str = "auto") -> Policy:
@@ -99,9 +101,28 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         raise InputError("--dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
     source, options = _source(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    with _readable(name):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **options)
+    tokenizer = load_tokenizer(name)
+    digest = weights_sha(model)
+    if adapter is not None:
+        model = _merge_adapter(model, name, adapter)
+    model.to(device=target)  # type: ignore[call-arg]
+    return Policy(model.eval().requires_grad_(False), tokenizer, name, adapter, digest)
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a policy alone, by the same names; InputError when there is no such model."""
+    source, options = _source(name)
+    with _readable(name):
+        return AutoTokenizer.from_pretrained(source, **options)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn what transformers raises for a model that cannot be loaded into one line."""
+    try:
+        yield
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
             f"model {name}",
@@ -109,11 +130,6 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
             found=str(error).strip().splitlines()[0],
             fix="check the name, or download the model and pass its directory",
         ) from error
-    digest = weights_sha(model)
-    if adapter is not None:
-        model = _merge_adapter(model, name, adapter)
-    model.to(device=target)  # type: ignore[call-arg]
-    return Policy(model.eval().requires_grad_(False), tokenizer, name, adapter, digest)
 
 
 def weights_sha(model: PreTrainedModel) -> str:
@@ -157,7 +173,3 @@ def _merge_adapter(model: PreTrainedModel, name: str, adapter: str) -> PreTraine
         raise InputError(f"adapter {adapter}", expected="a directory with adapter_config.json", found=str(path))
     with quiet_peft():
         return PeftModel.from_pretrained(model, str(path)).merge_and_unload()  # type: ignore[return-value]
-
-
-def _sha(*texts: str) -> str:
-    return hashlib.sha256("\x00".join(texts).encode()).hexdigest()

@@ -83,15 +83,12 @@ def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool
 
 
 def _tokenizer(model: str | None) -> Tokenize | None:
-    """The tokenizer of a model directory or hub id, as text -> ids."""
+    """The tokenizer of a model, as text -> ids."""
     if model is None:
         return None
-    from transformers import AutoTokenizer  # torch comes with it: only for those who ask
+    from replay_pools.policy import load_tokenizer  # torch comes with it: only for those who ask
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise InputError("--model", expected="a model directory or hub id", found=str(error).splitlines()[0]) from error
+    tokenizer = load_tokenizer(model)
     return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
 
