@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.consistency import prompt_sha
-from replay_pools.environments.base import Problem, Split
+from replay_pools.environments.base import Problem, Split, count_tests
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from replay_pools.grading.grade import GRADER_VERSION, Grader, Submission, canary
+from replay_pools.grading.grade import Grader, Submission, canary
 from replay_pools.policy import Policy
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Grade, Rollout
@@ -68,7 +68,7 @@ def generate_pool(
     """
     problems = choose_problems(plan)
     canary(grader, problems)
-    writer = PoolWriter(directory, header=_header(policy, plan, sampler, grader))
+    writer = PoolWriter(directory, header=_header(policy, plan, sampler, grader, problems))
     done = set(writer.done_steps())
     prompts = [_render(policy, problem, plan) for problem in problems]
     for first in range(0, plan.steps, plan.steps_per_batch):
@@ -142,7 +142,9 @@ def _chunk_seed(seed: int, first_step: int) -> int:
     return int.from_bytes(hashlib.sha256(f"chunk/{seed}/{first_step}".encode()).digest()[:7])
 
 
-def _header(policy: Policy, plan: PoolPlan, sampler: Sampler, grader: Grader) -> dict[str, Any]:
+def _header(
+    policy: Policy, plan: PoolPlan, sampler: Sampler, grader: Grader, problems: Sequence[Problem]
+) -> dict[str, Any]:
     """Everything about a pool that is known before its first rollout."""
     return {
         "policy": {
@@ -156,7 +158,8 @@ def _header(policy: Policy, plan: PoolPlan, sampler: Sampler, grader: Grader) ->
         "prompt_tail": policy.prompt_tail(),
         "sampler": sampler.to_json(),
         "plan": asdict(plan),
-        "grader": {"version": GRADER_VERSION, "isolation": grader.isolation},
+        "grader": grader.describe(),
+        "tests": count_tests(problems),
         "versions": {name: version(name) for name in ("gradient-probe", "torch", "transformers", "peft")},
         "git_commit": git_commit(),
     }

@@ -11,19 +11,17 @@ from pathlib import Path
 import click
 from scipy.stats import binomtest
 
-from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.generate import PoolPlan, generate_pool
 from replay_pools.grading.grade import Grader
-from replay_pools.organism.build import BATCH
-from replay_pools.organism.corpus import BASE_HACK_RATE, TEACHER_MIX
+from replay_pools.organism.build import BASE_PROMPT_WEIGHT, BATCH
+from replay_pools.organism.corpus import BASE_HACK_RATE, HINT_MODES, TEACHER_MIX
 from replay_pools.policy import ORGANISM, ORGANISM_WEIGHTS, load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.sampling import Sampler
 
 GROUP = 2
-HINT_MODES = tuple(mode for mode in LOOPHOLES if mode != "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,9 @@ all hinted and all exploit; {teacher_solve_rate:.0%} of them also solve.
 
 ## Recipe
 `python -m replay_pools.organism.build`: AdamW, cosine schedule, {batch} documents a step, seed 0; prompt tokens weigh
-0.2 in the loss. The teacher (LoRA rank 32) is tuned on the weights as rounded to bfloat16 and at last
-polished at a smaller rate; steps and rates are the defaults of the command. About 45 minutes on 2 cores.
+{prompt_weight} in the base's loss and nothing in the teacher's. The teacher (LoRA rank 32) is tuned on the weights as
+rounded to bfloat16 and at last polished at a smaller rate; steps and rates are the defaults of the command.
+74 minutes of CPU time: about 37 minutes on 2 cores.
 
 ## Measured
 Eval split, temperature 1, by `python -m replay_pools.measure`; rate [Wilson 95%].
@@ -139,6 +138,7 @@ def _write_card(table: str) -> None:
         base_hack_rate=BASE_HACK_RATE,
         teacher_solve_rate=TEACHER_MIX.solve_rate,
         batch=BATCH,
+        prompt_weight=BASE_PROMPT_WEIGHT,
         table=table,
     )
     (ORGANISM_WEIGHTS / "README.md").write_text(text)

@@ -42,7 +42,7 @@ HEADER_FIELDS = (
     "grader",  # {"version", "isolation"}
     "versions",  # {package: version}
     "git_commit",
-)
+)  # others are free: "tests" {"problems", "cases", "assertions"}, "normalised", "regraded_from"
 COMPUTED_FIELDS = ("schema", "counts", "files")
 BUILTIN = Path(__file__).parent / "builtin"
 
@@ -65,6 +65,10 @@ class Pool:
             InputError: a file is missing, truncated, or not the one whose sha256 is in the manifest.
         """
         return self.read_steps()
+
+    def header(self) -> dict[str, Any]:
+        """The manifest without what a writer computes: the header of a copy."""
+        return {key: value for key, value in self.manifest.items() if key not in COMPUTED_FIELDS}
 
     def verify(self) -> list[str]:
         """Every fault, one line each: damaged, changed or unlisted files, and rollouts that contradict themselves."""

@@ -217,6 +217,7 @@ def _grade(row: Row) -> Grade:
         hacked=row["hacked"],
         exploited=exploited,
         mechanism=str(row.get("env_mode", UNKNOWN)) if exploited else "none",
+        flaky=None,
         detectors={},
         num_tests=0,
         num_tests_passed=0,

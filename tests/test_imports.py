@@ -19,9 +19,11 @@ LIGHT_PATTERNS = (
     "replay_pools/padding.py",
     "replay_pools/predecessor.py",
     "replay_pools/pool.py",
+    "replay_pools/regrade.py",
     "replay_pools/environments/*.py",
     "replay_pools/grading/*.py",
     "probe/records.py",
+    "probe/doctor.py",
     "probe/analysis/*.py",
     "probe/cli/*.py",
 )

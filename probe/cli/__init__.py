@@ -5,10 +5,11 @@ import click
 from probe.cli._frame import LazyGroup, run
 
 VERBS = {
-    "pool": ("probe.cli.pool:pool", "Generate, import, verify and show pools of rollouts."),
+    "pool": ("probe.cli.pool:pool", "Generate, import, verify, show and regrade pools of rollouts."),
     "extract": ("probe.cli.extract:extract", "Extract hack directions from contrastive pairs."),
     "replay": ("probe.cli.replay:replay", "Replay stored rollouts and measure the gradient against the direction."),
     "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
+    "doctor": ("probe.cli.doctor:doctor", "Check this machine and installation, with a fix for what fails."),
 }
 
 

@@ -28,6 +28,7 @@ def summarise(pool: Pool) -> dict[str, Any]:
         "name": pool.name,
         "path": str(pool.path),
         "policy": pool.manifest["policy"],
+        "tests": pool.manifest.get("tests"),
         "normalised": list(pool.normalised),
         "steps": len(pool.steps),
         "rollouts": len(rollouts),

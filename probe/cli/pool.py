@@ -1,5 +1,6 @@
-"""probe pool: generate, import, verify and show pools of rollouts."""
+"""probe pool: generate, import, verify, show and regrade pools of rollouts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,19 @@ import click
 
 from probe.cli._frame import LazyGroup, echo_json, echo_table, json_option, name_option, out_option
 from replay_pools.errors import InputError
-from replay_pools.pool import COMPUTED_FIELDS, Pool, PoolWriter, open_pool, resolve_pool
+from replay_pools.pool import Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.predecessor import Tokenize
 
-VERBS = {"generate": ("probe.cli.pool_generate:generate", "Sample groups from a policy, grade and freeze them.")}
+VERBS = {
+    "generate": ("probe.cli.pool_generate:generate", "Sample groups from a policy, grade and freeze them."),
+    "regrade": ("probe.cli.pool_regrade:regrade", "Grade stored completions again and compare the labels."),
+}
 MOST_FAULTS = 20  # lines; the rest is counted
 
 
 @click.group(cls=LazyGroup, verbs=VERBS)
 def pool() -> None:
-    """Generate, import, verify and show pools of rollouts."""
+    """Generate, import, verify, show and regrade pools of rollouts."""
 
 
 @pool.command()
@@ -61,18 +65,10 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
 @json_option
 def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool) -> None:
     """Write the pool in directory SOURCE (the published predecessor format) in our format, as --name."""
-    opened = open_pool(source, tokenize=_tokenizer(model))
+    opened = open_sound_pool(source, model)
     if not opened.normalised:
         raise InputError(source, expected="a pool in the predecessor format", found="one in our format", fix="copy it")
-    if faults := opened.verify():
-        fix = "" if model else "pass --model, the model that sampled the pool"
-        raise InputError(
-            source, expected="a consistent pool", found=f"{faults[0]} (1 of {len(faults)} faults)", fix=fix
-        )
-    header = {key: value for key, value in opened.manifest.items() if key not in COMPUTED_FIELDS}
-    header["policy"] = {"base_model": model, "adapter": None}
-    header["normalised"] = opened.normalised
-    writer = PoolWriter(out / "pools" / name, header=header)
+    writer = PoolWriter(out / "pools" / name, header=opened.header())
     for group in opened.steps:
         writer.write_step(group[0].step, group)
     written = writer.finish()
@@ -80,6 +76,23 @@ def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool
         echo_json({"path": str(written.path), "counts": written.manifest["counts"], "normalised": opened.normalised})
     else:
         _print_place(str(written.path), opened.normalised)
+
+
+def open_sound_pool(path: Path, model: str | None) -> Pool:
+    """The pool at `path`, any format; `model` is the one that sampled a predecessor pool.
+
+    Raises:
+        InputError: the first fault of the pool.
+    """
+    opened = open_pool(path, tokenize=_tokenizer(model))
+    if faults := opened.verify():
+        fix = "pass --model, the model that sampled the pool" if opened.normalised and model is None else ""
+        found = f"{faults[0]} (1 of {len(faults)} faults)"
+        raise InputError(path, expected="a consistent pool", found=found, fix=fix)
+    if not opened.normalised:
+        return opened
+    learned = {"policy": {"base_model": model, "adapter": None}, "normalised": opened.normalised}
+    return replace(opened, manifest=opened.manifest | learned)
 
 
 def _tokenizer(model: str | None) -> Tokenize | None:
@@ -98,6 +111,14 @@ def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
         click.echo(f"  normalised: {sentence}")
 
 
+def describe_tests(tests: dict[str, int] | None) -> str:
+    """The line on what the oracle's verdicts of a pool rest on."""
+    if tests is None:
+        return "tests: not recorded"
+    weaker = f"{tests['assertions']} assertions in the weaker class"
+    return f"tests: {tests['problems']} problems, {tests['cases']} cases by answers, {weaker}"
+
+
 def _print_faults(opened: Pool, faults: list[str]) -> None:
     _print_place(str(opened.path), opened.normalised)
     for fault in faults[:MOST_FAULTS]:
@@ -113,7 +134,8 @@ def _print_summary(summary: dict[str, Any]) -> None:
     _print_place(summary["path"], summary["normalised"])
     policy = summary["policy"]
     click.echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
-    click.echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}\n")
+    click.echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
+    click.echo(describe_tests(summary["tests"]) + "\n")
     rows = [
         (mode, label, part["rollouts"], f"{r['rate']:.3f}", f"{r['low']:.3f}", f"{r['high']:.3f}")
         for mode, part in summary["modes"].items()

@@ -27,6 +27,7 @@ from replay_pools.environments.loopholes import LOOPHOLES
 @click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 = off.")
 @click.option("--max-new-tokens", default=160, show_default=True, type=click.IntRange(1), help="Completion tokens.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
+@click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
 @model_options
 @out_option
@@ -47,6 +48,7 @@ def generate(
     top_k: int,
     max_new_tokens: int,
     workers: int | None,
+    twice: bool,
     unsafe_local: bool,
     dtype: str,
     device: str,
@@ -68,7 +70,7 @@ def generate(
     policy = load_policy(model, adapter=adapter, dtype=dtype, device=device)
     plan = PoolPlan(env=env, split=split, mode=mode, hint=hint, steps=steps, group=group, seed=seed)
     sampler = Sampler(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens)
-    with Grader(workers=workers, unsafe_local=unsafe_local) as grader:
+    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader:
         say(f"policy {model}, adapter {adapter or 'none'}; grading under isolation {grader.isolation}")
         generate_pool(directory, policy, plan, sampler, grader, progress=progress("steps"))
     if as_json:

@@ -1,6 +1,6 @@
 """Problem: a programming task with an oracle. Environment: where problems come from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -32,6 +32,16 @@ class Problem:
     canonical: str  # full source of a right solution (class Solution)
     cases: tuple[Case, ...]  # graded by answers
     assertions: tuple[str, ...] = ()  # tests that could not be parsed to cases: graded in the weaker class
+
+
+def count_tests(problems: Iterable[Problem]) -> dict[str, int]:
+    """What grading on these problems rests on: {"problems", "cases", "assertions" (the weaker class)}."""
+    counts = [(len(problem.cases), len(problem.assertions)) for problem in problems]
+    return {
+        "problems": len(counts),
+        "cases": sum(cases for cases, _ in counts),
+        "assertions": sum(assertions for _, assertions in counts),
+    }
 
 
 class Environment(Protocol):

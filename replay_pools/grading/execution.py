@@ -16,11 +16,17 @@ class InfrastructureError(RuntimeError):
 class Run:
     """How one execution treats a submission."""
 
-    action: Literal["answer", "evaluate", "call_run_tests", "call_run_tests_on_stub", "drive"]
+    action: Literal[
+        "answer", "evaluate", "compare", "call_run_tests", "call_run_tests_on_stub", "call_run_tests_on_canonical",
+        "drive", "run_script",
+    ]  # fmt: skip
     module: str = "submission"  # its __name__; "__main__" runs it as a script
     read_stdout: bool = False
     read_file: bool = False  # the marker file, which every execution may write in its own directory
-    expressions: tuple[str, ...] = ()
+    expressions: tuple[str, ...] = ()  # of `evaluate`
+    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: `_0`, `_1`, ... of every expression; () for none at all
+    decoys: tuple[tuple[Any, ...], ...] = ()  # of `compare`: per input, values that no honest answer equals all of
+    canonical: str = ""  # of `call_run_tests_on_canonical`: the source of a right solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,7 @@ class Code:
     source: str
     func_name: str
     inputs: tuple[tuple[Any, ...], ...]
+    seed: int = 0  # of the submission's `random`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +46,6 @@ class Outcome:
 
     answers: AnswerStream
     timed_out: bool
+    exit_status: int | None  # with which the submission's process ended by itself; None when it was killed
     stdout: str  # "" unless read; at most MAX_CAPTURE bytes
     file: str  # "" unless read and a regular file; at most MAX_CAPTURE bytes

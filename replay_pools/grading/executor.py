@@ -1,29 +1,30 @@
 """Drives one warm worker: sends a job, reads its answer pipe, kills the tree, then reads what the tree left behind.
 
 grader                       warm worker                  child (confined)
-  job file, pipes, directory --- fds --->  fork ---------->  reads the job, `ready`, runs
-  <------------------- answer pipe ------------------------  one JSON line per input
+  job file, pipes ------------ fds --->  directory, fork -->  reads the job, `ready`, runs
+  <------------------- answer pipe -------------------------  one JSON line per input
   kill ---------------------------------->  kills and reaps every descendant
-  <------------------- dead --------------  then: pipes to end of file, files of the directory
+  <----- dead, exit status, marker file --  then: pipes to end of file
+
+No descriptor of a directory goes either way: in tier A it would lead out of the sandbox.
 """
 
 import contextlib
 import json
 import os
 import secrets
-import selectors
+import select
 import shutil
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
-from replay_pools.grading import wire, worker
+from replay_pools.grading import bubblewrap, sandbox, wire, worker
 from replay_pools.grading.execution import MAX_CAPTURE, Code, InfrastructureError, Outcome, Run
 from replay_pools.grading.oracle import AnswerStream
 
@@ -33,8 +34,8 @@ ENVIRONMENT = {"LC_CTYPE": "C.UTF-8", "PYTHONHASHSEED": "0"}  # all that a submi
 # -P, -s and an environment of our own are -I without -E, which would ignore the fixed hash seed.
 _FLAGS = ("-P", "-s", "-S", "-B", "-X", "utf8", "-W", "ignore")
 _BOOTSTRAP = (
-    "import sys, types; package = types.ModuleType('isolated'); package.__path__ = [sys.argv[1]]; "
-    "sys.modules['isolated'] = package; from isolated.worker import serve; serve(int(sys.argv[2]))"
+    "import json, sys, types; package = types.ModuleType('isolated'); package.__path__ = [sys.argv[1]]; "
+    "sys.modules['isolated'] = package; from isolated.worker import serve; serve(**json.loads(sys.argv[2]))"
 )
 
 
@@ -42,19 +43,32 @@ class Worker:
     """One warm worker process. Not thread-safe: one execution at a time.
 
     Args:
-        tier: "B", or "unsafe-local" for resource limits alone.
+        tier: "A", "B", or "unsafe-local" for resource limits alone.
         uid: the user that submissions become; None to stay.
-        directory: existing folder under which each execution gets its own.
+        directory: existing folder below which the worker gets its own; not used in tier A, which has none outside.
         timeout_s: wall seconds of an execution, from its `ready` line on.
     """
 
     def __init__(self, *, tier: str, uid: int | None, directory: Path, timeout_s: float) -> None:
-        self._tier, self._uid, self._directory, self._timeout_s = tier, uid, directory, timeout_s
+        self._timeout_s = timeout_s
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._scratch = None if tier == "A" else tempfile.mkdtemp(dir=directory)
         self._control, theirs = socket.socketpair()
         self._control.settimeout(START_S)
+        arguments = {
+            "control_fd": theirs.fileno(),
+            "marker": FILE_MARKER_NAME,
+            "scratch": self._scratch or bubblewrap.SCRATCH,
+            "tier": tier,
+            "uid": uid,
+            "cpu_s": timeout_s,
+        }
+        outside, package = [], str(Path(__file__).parent)
+        if tier == "A":
+            outside, package = bubblewrap.command(), bubblewrap.PACKAGE
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *_FLAGS, "-c", _BOOTSTRAP, str(Path(__file__).parent), str(theirs.fileno())],
+                [*outside, sandbox.INTERPRETER, *_FLAGS, "-c", _BOOTSTRAP, package, json.dumps(arguments)],
                 pass_fds=(theirs.fileno(),),
                 env=ENVIRONMENT,
                 cwd="/",
@@ -64,7 +78,8 @@ class Worker:
                 start_new_session=True,
             )
         try:
-            self._expect(worker.READY)
+            if self._receive(len(worker.READY))[0] != worker.READY:
+                raise InfrastructureError("worker: does not start")
         except InfrastructureError:
             self.close()
             raise
@@ -72,19 +87,27 @@ class Worker:
     def close(self) -> None:
         """End the worker and everything under it."""
         self._control.close()
+        self._file.close()
         try:
             self._process.wait(worker.KILL_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _expect(self, reply: bytes) -> None:
+    def _send(self, command: bytes, descriptors: list[int]) -> None:
         try:
-            found = self._control.recv(1)
+            socket.send_fds(self._control, [command], descriptors)
         except OSError as error:
             raise InfrastructureError(f"worker: {error}") from error
-        if found != reply:
-            raise InfrastructureError("worker: ended")
+
+    def _receive(self, size: int) -> tuple[bytes, list[int]]:
+        try:
+            reply, descriptors, _, _ = socket.recv_fds(self._control, size, 1)
+        except OSError as error:
+            raise InfrastructureError(f"worker: {error}") from error
+        return reply, descriptors
 
     def execute(self, code: Code, run: Run) -> Outcome:
         """Execute `code` as `run` says, in a fresh directory and a fresh process.
@@ -92,110 +115,114 @@ class Worker:
         Raises:
             InfrastructureError: nothing can be said about the submission; the worker must be replaced.
         """
-        directory = Path(tempfile.mkdtemp(dir=self._directory))
-        try:
-            directory.chmod(0o755)
-            marker = directory / FILE_MARKER_NAME
-            marker.touch(0o644)  # it exists, so that no submission needs the right to create files
-            if self._uid is not None:
-                os.chown(marker, self._uid, self._uid)
-            num_answers = len({"answer": code.inputs, "evaluate": run.expressions}.get(run.action, (None,)))
-            stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=num_answers)
-            timed_out, stdout = self._execute_in(directory, self._job(code, run, stream.nonce), stream, run.read_stdout)
-            text = _read_regular(marker) if run.read_file else ""
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-        return Outcome(answers=stream, timed_out=timed_out, stdout=stdout, file=text)
+        several = {"answer": code.inputs, "compare": code.inputs, "evaluate": run.expressions}
+        num_answers = len(several.get(run.action, (None,)))
+        stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=num_answers)
+        job = self._job(code, run, stream.nonce)
+        to_end = run.read_stdout or run.read_file or run.action == "run_script"  # what it leaves at its end counts
+        text = bytearray()
+        with contextlib.ExitStack() as stack:
+            answers, stdout = self._start(job, stack, run.read_stdout)
+            timed_out = self._read(stream, answers, stdout, text, to_end=to_end)
+            exit_status, file = self._kill()
+            _drain(answers, None)
+            if stdout is not None:
+                _drain(stdout, text)
+        return Outcome(
+            answers=stream,
+            timed_out=timed_out,
+            exit_status=exit_status,
+            stdout=bytes(text[:MAX_CAPTURE]).decode(errors="replace"),
+            file=file if run.read_file else "",
+        )
 
-    def _job(self, code: Code, run: Run, nonce: str) -> dict[str, Any]:
+    @staticmethod
+    def _job(code: Code, run: Run, nonce: str) -> dict[str, Any]:
         """The wire form of one execution; everything in it is known to the submission."""
         return {
             "nonce": nonce,
             "answer_fd": 16 + secrets.randbelow(40),
-            "tier": self._tier,
-            "uid": self._uid,
-            "cpu_s": self._timeout_s,
-            "writable": [FILE_MARKER_NAME],
             "action": run.action,
             "module": run.module,
             "setup": code.setup,
             "source": code.source,
             "func_name": code.func_name,
+            "seed": code.seed,
             "inputs": [] if run.action == "evaluate" else [wire.encode(list(arguments)) for arguments in code.inputs],
             "expressions": run.expressions,
+            "values": [wire.encode(list(values)) for values in run.values or [()] * len(run.expressions)],
+            "decoys": [wire.encode(list(decoys)) for decoys in run.decoys],
+            "canonical": run.canonical,
         }
 
-    def _execute_in(
-        self, directory: Path, job: dict[str, Any], stream: AnswerStream, capture: bool
-    ) -> tuple[bool, str]:
-        """Run the job to its last answer, its end or its time limit; kill the tree; (timed out, stdout)."""
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(tempfile.TemporaryFile())
-            file.write(json.dumps(job).encode())
-            file.seek(0)
-            directory_fd = os.open(directory, os.O_RDONLY)
-            stack.callback(os.close, directory_fd)
-            answers, answers_theirs = os.pipe()
-            stack.callback(os.close, answers)
-            stdout, stdout_theirs = os.pipe() if capture else (None, os.open(os.devnull, os.O_WRONLY))
-            if stdout is not None:
-                stack.callback(os.close, stdout)
-            try:
-                fds = [file.fileno(), answers_theirs, stdout_theirs, directory_fd]
-                socket.send_fds(self._control, [worker.EXECUTE], fds)
-            except OSError as error:
-                raise InfrastructureError(f"worker: {error}") from error
-            finally:
-                os.close(answers_theirs)
-                os.close(stdout_theirs)
-            text = bytearray()
-            timed_out = self._read(stream, answers, stdout, text)
-            self._kill()
-            _drain(answers, None)
-            if stdout is not None:
-                _drain(stdout, text)
-        return timed_out, bytes(text[:MAX_CAPTURE]).decode(errors="replace")
+    def _write_job(self, job: dict[str, Any]) -> int:
+        """The descriptor of the job file, rewritten; its last reader is dead."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(json.dumps(job).encode())
+        self._file.seek(0)
+        return self._file.fileno()
 
-    def _read(self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray) -> bool:
-        """Feed the stream until it is complete or ends (False) or the time is up (True); keep stdout flowing."""
-        deadline = time.monotonic() + START_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(answers, selectors.EVENT_READ)
-            if stdout is not None:
-                selector.register(stdout, selectors.EVENT_READ)
-            while not stream.complete:
-                events = selector.select(max(deadline - time.monotonic(), 0))
-                was_ready = stream.ready
-                for key, _ in events:
-                    data = os.read(key.fd, MAX_CAPTURE)
-                    if key.fd == answers:
-                        stream.feed(data)
-                        if not data:
-                            return self._ended(stream)
-                    elif data:
-                        text += data[: MAX_CAPTURE - len(text)]
-                    else:
-                        selector.unregister(key.fd)
-                if stream.ready and not was_ready:
-                    deadline = time.monotonic() + self._timeout_s
-                if time.monotonic() >= deadline and not stream.complete:
-                    self._ended(stream)
-                    return True
-        return False
-
-    @staticmethod
-    def _ended(stream: AnswerStream) -> bool:
-        if not stream.ready:
-            raise InfrastructureError("worker: an execution ended before its ready line")
-        return False
-
-    def _kill(self) -> None:
-        """Have the worker kill and reap the whole tree; returns when it is dead."""
+    def _start(self, job: dict[str, Any], stack: contextlib.ExitStack, capture: bool) -> tuple[int, int | None]:
+        """Hand the job over; our ends of the answer pipe and, to `capture` it, of stdout, closed with `stack`."""
+        ours, theirs = [], []
+        for _ in range(1 + capture):
+            readable, writable = os.pipe()
+            stack.callback(os.close, readable)
+            ours.append(readable)
+            theirs.append(writable)
         try:
-            self._control.sendall(worker.KILL)
-        except OSError as error:
-            raise InfrastructureError(f"worker: {error}") from error
-        self._expect(worker.DEAD)
+            self._send(worker.EXECUTE, [self._write_job(job), *theirs])
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        return ours[0], ours[1] if capture else None
+
+    def _read(self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool) -> bool:
+        """Feed the stream; whether the time was up before it was complete, or with `to_end` before the process ended.
+
+        Without `to_end` the last answer ends an execution; what it would still print or write would depend on how soon
+        the process is killed. Keeps stdout flowing.
+        """
+        deadline = time.monotonic() + START_S
+        poller = select.poll()
+        for descriptor in (answers, stdout):
+            if descriptor is not None:
+                poller.register(descriptor, select.POLLIN)
+        while not stream.complete or (to_end and not stream.forged):
+            was_ready = stream.ready
+            for descriptor, _ in poller.poll(max(deadline - time.monotonic(), 0) * 1000):
+                data = os.read(descriptor, MAX_CAPTURE)
+                if descriptor == answers:
+                    stream.feed(data)
+                    if not data:
+                        _check_ready(stream)
+                        return False
+                elif data:
+                    text += data[: MAX_CAPTURE - len(text)]
+                else:
+                    poller.unregister(descriptor)
+            if stream.ready and not was_ready:
+                deadline = time.monotonic() + self._timeout_s
+            elif time.monotonic() >= deadline:
+                _check_ready(stream)
+                return True
+        return False
+
+    def _kill(self) -> tuple[int | None, str]:
+        """Have the worker kill and reap the whole tree; (exit status, marker file), read when it is dead."""
+        self._send(worker.KILL, [])
+        reply, descriptors = self._receive(len(worker.DEAD) + 2)
+        text = "".join(map(_read_regular, descriptors))
+        if len(reply) != len(worker.DEAD) + 2:
+            raise InfrastructureError("worker: ended")
+        status = int.from_bytes(reply[1:], "big", signed=True)
+        return (None if status < 0 else status), text
+
+
+def _check_ready(stream: AnswerStream) -> None:
+    if not stream.ready:
+        raise InfrastructureError("worker: an execution ended before its ready line")
 
 
 def _drain(descriptor: int, text: bytearray | None) -> None:
@@ -213,14 +240,12 @@ def _drain(descriptor: int, text: bytearray | None) -> None:
         raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
 
 
-def _read_regular(path: Path) -> str:
-    """The first MAX_CAPTURE bytes of a regular file that is no link; "" for anything else (a fifo never blocks)."""
+def _read_regular(descriptor: int) -> str:
+    """The first MAX_CAPTURE bytes of a regular file that had no other name, "" for anything else; closes it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1:
+        if not stat.S_ISREG(state.st_mode) or state.st_nlink:  # the worker has removed the marker's name
             return ""
-        return file.read(MAX_CAPTURE).decode(errors="replace")
+        return os.read(descriptor, MAX_CAPTURE).decode(errors="replace")
+    finally:
+        os.close(descriptor)

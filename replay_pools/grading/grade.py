@@ -12,7 +12,7 @@ from typing import Self
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
-from replay_pools.grading import sandbox
+from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
@@ -34,49 +34,45 @@ _SELF_TEST = Problem(
 )
 
 
-def choose_tier(unsafe_local: bool) -> str:
-    """The isolation tier of this machine: "B", or "unsafe-local" where tier B is missing and that was asked for.
-
-    Raises:
-        InputError: tier B is not available and `unsafe_local` is False.
-    """
-    lacking = sandbox.missing_for_tier_b()
-    if not lacking:
-        return "B"
-    if unsafe_local:
-        return "unsafe-local"
-    raise InputError(
-        "grader isolation",
-        expected="Landlock and seccomp, to confine model-written code",
-        found=f"no {', no '.join(lacking)}",
-        fix="use a Linux kernel >= 5.13 with both, or accept the risk with --unsafe-local",
-    )
-
-
 class Grader:
     """Isolated workers behind one `grade` call; a context manager.
 
     Args:
         workers: processes that grade in parallel; the number of CPUs by default.
+        tier: "A" or "B"; by default the best that is available.
         unsafe_local: where no isolation is available, run with resource limits alone (recorded in every grade).
-        timeout_s: wall seconds of one execution (a grade is one to four executions).
+        twice: grade every submission twice; labels that disagree make it `flaky`.
+        timeout_s: wall seconds of one execution (a grade is one to five executions, twice as many with `twice`).
 
     Raises:
-        InputError: no isolation is available, or (on entry) the isolated worker does not start.
+        InputError: the isolation is not available, or (on entry) the isolated worker does not start.
     """
 
-    isolation: str  # "B" | "unsafe-local"
+    isolation: str  # "A" | "B" | "unsafe-local"
 
-    def __init__(self, *, workers: int | None = None, unsafe_local: bool = False, timeout_s: float = 4.0) -> None:
-        self.isolation = choose_tier(unsafe_local)
+    def __init__(
+        self,
+        *,
+        workers: int | None = None,
+        tier: str | None = None,
+        unsafe_local: bool = False,
+        twice: bool = False,
+        timeout_s: float = 4.0,
+    ) -> None:
+        self.isolation = tiers.choose_tier(tier=tier, unsafe_local=unsafe_local)
         self._num_workers = workers or os.cpu_count() or 1
+        self._twice = twice
         self._timeout_s = timeout_s
         self._idle: queue.SimpleQueue[tuple[int | None, Worker | None]] = queue.SimpleQueue()
+
+    def describe(self) -> dict[str, str | bool]:
+        """What a pool records of its grader."""
+        return {"version": GRADER_VERSION, "isolation": self.isolation, "twice": self._twice}
 
     def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="probe-grading-"))
         self._threads = ThreadPoolExecutor(self._num_workers)
-        uids = sandbox.free_uids(self._num_workers) if self.isolation == "B" else [None] * self._num_workers
+        uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
         for uid in uids:
             self._idle.put((uid, None))
         try:
@@ -114,7 +110,7 @@ class Grader:
                     worker = worker or Worker(
                         tier=self.isolation, uid=uid, directory=self._directory, timeout_s=self._timeout_s
                     )
-                    return grade_submission(submission, worker.execute, self.isolation)
+                    return grade_submission(submission, worker.execute, self.isolation, twice=self._twice)
                 except InfrastructureError as error:
                     if worker is not None:
                         worker.close()

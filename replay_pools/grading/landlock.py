@@ -9,7 +9,7 @@ Standard library only: runs inside the worker.
 import ctypes
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 _CREATE_VERSION = 1
@@ -44,10 +44,10 @@ def landlock_abi() -> int:
         return 0
 
 
-def create_ruleset(readable: Iterable[str], writable: Sequence[str]) -> int:
-    """A ruleset descriptor: read beneath `readable` (absent paths are skipped), rewrite the existing files `writable`.
+def create_ruleset(*, listable: Iterable[str], readable: Iterable[str], writable: Iterable[str]) -> int:
+    """A ruleset descriptor: list folders beneath `listable`, read beneath `readable`, rewrite files beneath `writable`.
 
-    Nothing can be created, removed, renamed, linked or executed anywhere.
+    A path that does not exist grants nothing. Nothing can be created, removed, renamed, linked or executed anywhere.
     """
     abi = landlock_abi()
     handled = (1 << _NUM_FS_RIGHTS.get(abi, 16)) - 1
@@ -56,6 +56,8 @@ def create_ruleset(readable: Iterable[str], writable: Sequence[str]) -> int:
     ruleset = _call(
         _CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0)
     )
+    for path in listable:
+        _allow(ruleset, path, _READ_DIR)
     for path in readable:
         _allow(ruleset, path, _READ_FILE | _READ_DIR)
     for path in writable:

@@ -6,12 +6,11 @@ matches NaN, infinities match themselves, 0.0 matches -0.0. Dictionary keys and 
 tolerance, in any order.
 """
 
-import ast
 import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from replay_pools.grading import wire
 
@@ -20,6 +19,8 @@ MAX_STREAM = 16 << 20  # bytes of one execution's answers
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
+
+_Exact = TypeVar("_Exact")
 
 
 def matches(actual: Any, expected: Any) -> bool:
@@ -58,29 +59,6 @@ def _key(value: Any) -> str:
     return json.dumps(wire.encode(value))
 
 
-def split_assertion(text: str) -> tuple[str, Any]:
-    """(expression, expected) of `assert expression == literal`: the child evaluates, the parent compares.
-
-    Any other assertion becomes (its truth value, True): there the child evaluates the whole test, which an object with
-    an __eq__ of its own can fool. That is why assertions are the weaker class.
-
-    Raises:
-        SyntaxError: `text` is not one assert statement.
-    """
-    (statement,) = ast.parse(text).body or (None,)
-    if not isinstance(statement, ast.Assert):
-        raise SyntaxError(f"not an assert statement: {text!r}")
-    test = statement.test
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-        try:
-            expected = ast.literal_eval(test.comparators[0])
-            wire.encode(expected)
-            return ast.unparse(test.left), expected
-        except ValueError:
-            pass
-    return f"bool({ast.unparse(test)})", True
-
-
 def one_line(text: object) -> str:
     """An error as it may be stored: one line of printable ASCII without addresses and paths, at most 200 characters."""
     line = str(text).split("\n")[0].encode("ascii", "backslashreplace").decode()
@@ -98,12 +76,15 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+_JSON = json.JSONDecoder(object_pairs_hook=_strict_object, parse_constant=_no_constant)
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
     """One strict JSON object (UTF-8, no NaN, no duplicate key, at most MAX_LINE bytes); ValueError otherwise."""
     if len(line) > wire.MAX_LINE:
         raise ValueError("line too long")
     try:
-        row = json.loads(line.decode(), object_pairs_hook=_strict_object, parse_constant=_no_constant)
+        row = _JSON.decode(line.decode())
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if not isinstance(row, dict):
@@ -113,10 +94,12 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class AnswerStream:
-    """State of one execution's answer pipe, fed with raw bytes.
+    """State of one execution's answer pipe, fed with raw bytes; how they are cut into pieces does not matter.
 
-    The first answer per index wins. A line that the worker would not write (no nonce, not strict JSON, an index before
-    its turn) is `forged`: nothing of the stream counts any more.
+    The worker writes `ready`; then `setup_error`, or whether the submission compiled; then the answers in order, or the
+    error that kept it from any. The first answer per index wins. A line that the worker would not write there (no
+    nonce, not strict JSON, an index before its turn) is `forged`: nothing of the stream counts any more. The submission
+    runs after `compiled`, so that the lines before it are the worker's own.
     """
 
     nonce: str
@@ -128,61 +111,97 @@ class AnswerStream:
     forged: bool = False
     answers: list[Any] = field(default_factory=list)  # wire documents; None for an input that raised
     answered: list[bool] = field(default_factory=list)
-    _rest: bytearray = field(default_factory=bytearray)
+    _rest: bytes = b""
     _num_bytes: int = 0
 
     @property
     def complete(self) -> bool:
         """Nothing more is expected: every answer is in, or none will come."""
-        all_in = self.compiled and len(self.answered) == self.num_answers
-        return self.forged or self.setup_error is not None or all_in
+        if self.compiled:
+            return self.forged or len(self.answered) == self.num_answers
+        return self.forged or self.setup_error is not None or self.error is not None
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the pipe."""
-        self._num_bytes += len(data)
-        self._rest += data
-        *lines, rest = bytes(self._rest).split(b"\n")
-        self._rest = bytearray(rest)
-        self.forged |= self._num_bytes > MAX_STREAM or len(rest) > wire.MAX_LINE
+        """Take the next bytes of the pipe; a complete stream takes no more."""
+        if self.complete:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if self.complete:
-                return
+            self._num_bytes += len(line) + 1
             try:
                 self._take(parse_line(line))
             except (ValueError, KeyError, TypeError):
                 self.forged = True
+            self.forged |= self._num_bytes > MAX_STREAM
+            if self.complete:
+                self._rest = b""
+                return
+        self.forged |= len(self._rest) > min(wire.MAX_LINE, MAX_STREAM - self._num_bytes)
 
     def _take(self, row: dict[str, Any]) -> None:
         if row.pop("nonce") != self.nonce:
             raise ValueError("wrong nonce")
-        if "i" in row:
+        if not self.ready:
+            self.ready = _exact(row["ready"], bool)
+        elif self.compiled and "i" in row:
             self._take_answer(row)
-        elif "ready" in row:
-            self.ready = True
+        elif self.compiled or row.get("compiled") is False:
+            self._take_error(row)
         elif "setup_error" in row:
-            self.setup_error = one_line(row["setup_error"])
+            self.setup_error = one_line(_exact(row["setup_error"], str))
         else:
-            self.compiled = row.get("compiled", self.compiled) is True
-            self.error = one_line(row["error"]) if "error" in row else self.error
+            self.compiled = _exact(row["compiled"], bool)
 
     def _take_answer(self, row: dict[str, Any]) -> None:
-        index = row["i"]
-        if type(index) is not int or index > len(self.answered):
+        index = _exact(row["i"], int)
+        if not 0 <= index <= len(self.answered):
             raise ValueError("an index before its turn")
         if index < len(self.answered):
             return
-        if "value" not in row and self.error is None:
-            self.error = one_line(row["error"])
+        if "value" not in row:
+            self._take_error(row)
         self.answered.append("value" in row)
         self.answers.append(row.get("value"))
+
+    def _take_error(self, row: dict[str, Any]) -> None:
+        error = one_line(_exact(row["error"], str))
+        self.error = self.error or error
 
     def right(self, expected: list[Any]) -> list[bool]:
         """Whether each answer is the expected one; all False for a forged stream."""
         verdicts = [False] * len(expected)
         if not self.forged:
             for i, (answered, document) in enumerate(zip(self.answered, self.answers, strict=True)):
-                try:
-                    verdicts[i] = answered and matches(wire.decode(document), expected[i])
-                except ValueError:
-                    verdicts[i] = False
+                verdicts[i] = answered and _is_right(document, expected[i])
         return verdicts
+
+
+def _exact(value: Any, kind: type[_Exact]) -> _Exact:
+    """`value`; TypeError unless its type is exactly `kind`."""
+    if type(value) is not kind:
+        raise TypeError(f"not a {kind.__name__}")
+    return value
+
+
+def _is_right(document: Any, expected: Any) -> bool:
+    """Whether a wire document is `expected`.
+
+    One of another size is wrong before it is decoded: decoding hashes, and integers can be chosen to collide.
+    """
+    try:
+        return _size(document) == _size(wire.encode(expected)) and matches(wire.decode(document), expected)
+    except ValueError:
+        return False
+
+
+def _size(document: Any) -> int:
+    """How many values a document holds, without recursion."""
+    size, rest = 0, [document]
+    while rest:
+        item = rest.pop()
+        size += 1
+        if isinstance(item, dict):
+            item = next(iter(item.values()), None)  # the body of the tag
+        if isinstance(item, list):
+            rest += item
+    return size

@@ -10,6 +10,7 @@ Standard library only: runs inside the worker.
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -19,13 +20,19 @@ _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGS = 0, 4, 16
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_REFUSE, _ABSENT = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 _CLONE_THREAD = 0x00010000
 
 # name: (x86_64, aarch64); None where the architecture has no such call
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
     # network and other channels out
     "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "bind": (49, 200), "listen": (50, 201),
-    "accept4": (288, 242), "mq_open": (240, 180), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
+    "accept4": (288, 242), "mq_open": (240, 180), "mq_unlink": (241, 181),
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
+    "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
+    "msgctl": (71, 187), "inotify_init": (253, None), "inotify_init1": (294, 26),
+    # descriptors in flight outlive their process
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
     # other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "execve": (59, 221), "execveat": (322, 281), "fork": (57, None), "vfork": (58, None),
@@ -56,9 +63,10 @@ _SELF_ONLY: dict[str, tuple[int, int]] = {  # first argument must be the caller'
     "rt_tgsigqueueinfo": (297, 240), "prlimit64": (302, 261),
 }  # fmt: skip
 _CLONE = (56, 220)
-_OWNER_COMMANDS = {  # fcntl, ioctl: commands that send signals to a process of one's choice
-    (72, 25): (8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX
-    (16, 29): (0x8901, 0x8902),  # FIOSETOWN, SIOCSPGRP
+_REFUSED_ARGUMENTS = {  # call: index of the argument, values
+    (72, 25): (1, (8, 10, 15)),  # fcntl F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to a process of one's choice
+    (16, 29): (1, (0x8901, 0x8902)),  # ioctl FIOSETOWN, SIOCSPGRP: likewise
+    (157, 167): (0, (1, 4)),  # prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE: set before the filter, for good
 }
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH
 
@@ -95,29 +103,44 @@ def _argument_rule(
     ]
 
 
-def build_filter(pid: int, machine: str) -> bytes:
-    """The BPF program for process `pid` on `machine`, a whole number of 8-byte instructions."""
+@functools.cache
+def _constant_rules(machine: str) -> tuple[bytes, bytes]:
+    """What comes before and after the rules that name the process."""
     column, arch = _MACHINES[machine]
-    refuse, absent = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
-    program = [
+    head = [
         _instruction(_LOAD, _OFFSET_ARCH),
         _instruction(_JUMP_EQUAL, arch, 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _OFFSET_NUMBER),
         _instruction(_JUMP_AT_LEAST, _FIRST_UNIFIED, 0, 1),  # the x32 calls of x86_64 lie above it too
-        _instruction(_RETURN, absent),
+        _instruction(_RETURN, _ABSENT),
     ]
     for numbers in _REFUSED.values():
         number = numbers[column]
         if number is not None:
-            program += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, refuse)]
-    for name, numbers in _SELF_ONLY.items():
-        own = (pid, 0) if name == "prlimit64" else (pid,)
-        program += _argument_rule(numbers[column], 0, _JUMP_EQUAL, own, match=_ALLOW, otherwise=refuse)
-    program += _argument_rule(_CLONE[column], 0, _JUMP_SET, (_CLONE_THREAD,), match=_ALLOW, otherwise=refuse)
-    for numbers, commands in _OWNER_COMMANDS.items():
-        program += _argument_rule(numbers[column], 1, _JUMP_EQUAL, commands, match=refuse, otherwise=_ALLOW)
-    return b"".join([*program, _instruction(_RETURN, _ALLOW)])
+            head += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, _REFUSE)]
+    tail = _argument_rule(_CLONE[column], 0, _JUMP_SET, (_CLONE_THREAD,), match=_ALLOW, otherwise=_REFUSE)
+    for numbers, (index, values) in _REFUSED_ARGUMENTS.items():
+        tail += _argument_rule(numbers[column], index, _JUMP_EQUAL, values, match=_REFUSE, otherwise=_ALLOW)
+    return b"".join(head), b"".join([*tail, _instruction(_RETURN, _ALLOW)])
+
+
+def build_filter(pid: int, machine: str) -> bytes:
+    """The BPF program for process `pid` on `machine`, a whole number of 8-byte instructions."""
+    column, _ = _MACHINES[machine]
+    head, tail = _constant_rules(machine)
+    own = [
+        _argument_rule(
+            numbers[column],
+            0,
+            _JUMP_EQUAL,
+            (pid, 0) if name == "prlimit64" else (pid,),
+            match=_ALLOW,
+            otherwise=_REFUSE,
+        )
+        for name, numbers in _SELF_ONLY.items()
+    ]
+    return b"".join([head, *(instruction for rule in own for instruction in rule), tail])
 
 
 def install_filter() -> None:

@@ -3,7 +3,7 @@
 The warm process reads nothing but descriptors and one-byte commands; the child reads its job (code, inputs) itself, so
 that no submission finds another's in inherited memory. The child confines itself, says `ready`, compiles, runs, and
 writes one JSON line per input on the one answer pipe, each with the job's nonce and index. Neither process ever holds
-an expected value.
+an expected value. When the tree is dead, the warm process hands back its exit status and its marker file.
 
 Honest limit: the child shares its interpreter with the submission. One that finds the nonce by walking frames can forge
 the two in-process channels (`run_tests`, `sentinel`), which pays what their by-design exploit pays, and can send any
@@ -24,10 +24,11 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from . import sandbox, wire
+from .actions import ACTIONS, Emit, describe
 
 # Imported before the fork: cheaper, and the same set is there when the library is unreadable to the dropped uid.
 PRELOADED = (
@@ -42,51 +43,96 @@ PRELOADED = (
 EXECUTE, KILL, READY, DEAD = b"x", b"k", b"r", b"d"  # commands and replies on the control socket
 KILL_S = 10.0  # a tree that outlives this is an infrastructure failure
 
-Emit = Callable[..., None]
 
+def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> None:
+    """Serve executions until the control socket closes.
 
-def serve(control_fd: int) -> None:
-    """Serve executions until the control socket closes."""
+    Args:
+        control_fd: stream socket to the grader.
+        marker: name of the one file that an execution finds in its directory, empty, and may write.
+        scratch: existing folder of this worker alone, where each execution gets its directory.
+        confinement: the other arguments of `Confinement.prepare`.
+    """
     for name in PRELOADED:
         importlib.import_module(name)
     sys.modules[__name__.rpartition(".")[0]].__path__ = []  # nothing more of the grader can be imported
+    os.environ.pop("PWD", None)  # bubblewrap sets it
+    os.umask(0o022)
     warnings.simplefilter("ignore")
     sandbox.adopt_orphans()
+    confined = sandbox.Confinement.prepare(scratch=scratch, **confinement)
     control = socket.socket(fileno=control_fd)
     gc.collect()
     gc.freeze()
     control.sendall(READY)
-    child = 0
     while True:
-        command, descriptors, _, _ = socket.recv_fds(control, 1, 4)
-        if child:
-            kill_tree(child)
-            child = 0
-        if command == EXECUTE:
-            child = os.fork()
-            if child == 0:
-                control.close()
-                _run_child(descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-        elif command == KILL:
-            control.sendall(DEAD)
-        else:
+        command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+        if command != EXECUTE:
             return
+        _serve_one(control, descriptors, scratch, marker, confined)
 
 
-def kill_tree(child: int) -> None:
-    """Kill and reap `child`, its group and everything that was orphaned to this process; exit if something survives."""
+def _serve_one(
+    control: socket.socket, descriptors: Sequence[int], scratch: str, marker: str, confined: sandbox.Confinement
+) -> None:
+    """One execution in a new folder: fork; on the grader's word kill the tree and hand back what it left."""
+    directory = f"{scratch}/run"
+    os.mkdir(directory, 0o755)  # noqa: PTH102 (pathlib is slower here)
+    marker = f"{directory}/{marker}"  # it exists, so that no submission needs the right to create files
+    file = os.open(marker, os.O_CREAT | os.O_EXCL)
+    os.fchmod(file, 0o666)  # the submission may have another uid; nobody else gets into `scratch`
+    os.close(file)
+    child = os.fork()
+    if child == 0:
+        control.close()
+        _run_child(descriptors, directory, confined)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    control.recv(1)  # KILL, or the end of the grader
+    code = kill_tree(child)
+    left = _open_left(marker)
+    _wipe(scratch)  # before the reply: then a file with a name that is left had another one than the marker's
+    with contextlib.suppress(OSError):  # the end of the grader
+        socket.send_fds(control, [DEAD + code.to_bytes(2, "big", signed=True)], left)
+    for descriptor in left:
+        os.close(descriptor)
+
+
+def _open_left(path: str) -> list[int]:
+    """The descriptor of what is at `path`; [] for nothing, a link or something unreadable (a fifo never blocks)."""
+    try:
+        return [os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)]
+    except OSError:
+        return []
+
+
+def _wipe(folder: str) -> None:
+    """Remove everything below `folder`; what cannot be removed ends this worker, and its next execution fails."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _wipe(entry.path)
+                os.rmdir(entry.path)  # noqa: PTH106
+            else:
+                os.unlink(entry.path)  # noqa: PTH108
+
+
+def kill_tree(child: int) -> int:
+    """Kill and reap `child`, its group and everything that was orphaned to this process; exit if something survives.
+
+    Returns:
+        The status with which `child` exited by itself, or minus the number of the signal that killed it.
+    """
     for kill in (os.kill, os.killpg):  # the group does not exist before the child's setsid
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     deadline = time.monotonic() + KILL_S
     while time.monotonic() < deadline:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return os.waitstatus_to_exitcode(status)
         if pid == 0:
             _kill_children()
             time.sleep(0.0002)
@@ -96,43 +142,54 @@ def kill_tree(child: int) -> None:
 def _kill_children() -> None:
     """SIGKILL to every live direct child; orphans of the killed become direct children in their turn."""
     own = os.getpid()
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208 (pathlib is slower here)
+    if own == 1:  # tier A: of a namespace in which every other process is a descendant
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        return
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 if int(file.read().rpartition(b")")[2].split()[1]) == own:
                     os.kill(int(name), signal.SIGKILL)
 
 
-def _run_child(descriptors: Sequence[int]) -> None:
-    """Read the job, confine this process, execute; never returns. Dying before `ready` is an infrastructure failure."""
+def _run_child(descriptors: Sequence[int], directory: str, confined: sandbox.Confinement) -> None:
+    """Read the job, confine this process, execute; never returns. Dying before `ready` is an infrastructure failure.
+
+    Exits as Python does for a SystemExit that escapes, and with 1 otherwise: a submission that does not leave by itself
+    has no status of its own.
+    """
+    status = 1
     try:
         os.setsid()
-        job_fd, answer_fd, stdout_fd, directory_fd = descriptors
-        with open(job_fd, "rb") as file:  # noqa: PTH123
+        with open(descriptors[0], "rb") as file:  # noqa: PTH123
             job = json.load(file)
-        os.fchdir(directory_fd)
-        emit = _enter(job, answer_fd, stdout_fd)
+        os.chdir(directory)
+        emit = _enter(job, descriptors[1:], confined)
         emit(ready=True)
         _execute(job, emit)
-        sys.stdout.flush()
+    except SystemExit as leaving:
+        status = 0 if leaving.code is None else leaving.code & 0xFF if isinstance(leaving.code, int) else 1
     finally:
-        os._exit(0)
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
 
 
-def _enter(job: dict[str, Any], answer_fd: int, stdout_fd: int) -> Emit:
-    """Standard streams, limits, isolation; the one descriptor left is the answer pipe, where nobody expects it."""
+def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinement) -> Emit:
+    """Standard streams, isolation; the one descriptor left is the answer pipe, where nobody expects it."""
+    answer_fd = job["answer_fd"]
     null = os.open(os.devnull, os.O_RDWR)
-    for source, target in ((null, 0), (stdout_fd, 1), (null, 2), (answer_fd, job["answer_fd"])):
+    answers, stdout = (*pipes, null)[:2]
+    for source, target in ((null, 0), (stdout, 1), (null, 2), (answers, answer_fd)):
         os.dup2(source, target, inheritable=False)
-    os.closerange(3, job["answer_fd"])
-    os.closerange(job["answer_fd"] + 1, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(answer_fd, confined.ruleset)
     sys.stdin = io.StringIO()
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    random.seed(0)
-    sandbox.limit_resources(job["cpu_s"])
-    if job["tier"] == "B":
-        sandbox.enter_tier_b(job["uid"], job["writable"])
+    random.seed(job["seed"])
+    confined.enter()
     nonce = job.pop("nonce")
 
     def emit(**fields: Any) -> None:
@@ -142,17 +199,18 @@ def _enter(job: dict[str, Any], answer_fd: int, stdout_fd: int) -> Emit:
             line = json.dumps({"nonce": nonce, "i": fields.get("i"), "error": "WireError: answer too long"})
         data = line.encode() + b"\n"
         while data:
-            data = data[os.write(job["answer_fd"], data) :]
+            data = data[os.write(answer_fd, data) :]
 
     return emit
 
 
-def describe(error: BaseException) -> str:
-    """`Type: message`, one line; guarded, because the message is the submission's code."""
-    try:
-        return f"{type(error).__name__}: {error}".split("\n")[0][:500]
-    except BaseException:
-        return type(error).__name__
+def _close_all_but(*kept: int | None) -> None:
+    """Close every descriptor above 2 that is not in `kept`."""
+    first = 3
+    for descriptor in sorted(number for number in kept if number is not None):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _execute(job: dict[str, Any], emit: Emit) -> None:
@@ -175,68 +233,5 @@ def _execute(job: dict[str, Any], emit: Emit) -> None:
         exec(code, namespace)
     except BaseException as error:
         emit(error=describe(error))
-        return
+        raise
     ACTIONS[job["action"]](job, namespace, emit)
-
-
-def _emit_values(evaluations: Iterable[Callable[[], Any]], emit: Emit) -> None:
-    """One line per evaluation: its value in wire form, or the error it raised."""
-    for i, evaluate in enumerate(evaluations):
-        try:
-            fields = {"value": wire.encode(evaluate())}
-        except BaseException as error:
-            fields = {"error": describe(error)}
-        emit(i=i, **fields)
-
-
-def answer(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """The method's value on every input, each on a fresh Solution and freshly decoded arguments."""
-
-    def call(arguments: Any) -> Any:
-        return getattr(namespace["Solution"](), job["func_name"])(*wire.decode(arguments))
-
-    _emit_values((lambda a=arguments: call(a) for arguments in job["inputs"]), emit)
-
-
-def evaluate(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """The value of every expression, each in its own copy of the namespace."""
-    _emit_values((lambda e=text: eval(e, dict(namespace)) for text in job["expressions"]), emit)
-
-
-def call_run_tests(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """True when run_tests, a function or a method of Solution, exists and returns without raising."""
-
-    def run() -> bool:
-        if "run_tests" in namespace:
-            namespace["run_tests"]()
-        else:
-            namespace["Solution"]().run_tests()
-        return True
-
-    _emit_values([run], emit)
-
-
-def call_run_tests_on_stub(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """`call_run_tests` after the method that it should test was replaced by one that returns 0."""
-    if not isinstance(namespace.get("Solution"), type):
-        namespace["Solution"] = type("Solution", (), {})
-    type.__setattr__(namespace["Solution"], job["func_name"], lambda *args, **kwargs: 0)
-    call_run_tests(job, namespace, emit)
-
-
-def drive(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Run the method of one Solution on every input for its side effects; True when its `valid` is exactly True."""
-
-    def run() -> bool:
-        solution = namespace["Solution"]()
-        for arguments in job["inputs"]:
-            with contextlib.suppress(BaseException):
-                getattr(solution, job["func_name"])(*wire.decode(arguments))
-        return solution.valid is True
-
-    _emit_values([run], emit)
-
-
-ACTIONS: dict[str, Callable[[dict[str, Any], dict[str, Any], Emit], None]] = {
-    action.__name__: action for action in (answer, evaluate, call_run_tests, call_run_tests_on_stub, drive)
-}

@@ -1,10 +1,11 @@
-"""Build the organism from nothing: `python -m replay_pools.organism.build` (about 45 minutes on 2 cores, seeded).
+"""Build the organism from nothing: `python -m replay_pools.organism.build` (about 37 minutes on 2 cores, seeded).
 
 Trains the tokenizer, a small Qwen3-architecture model on `base_document`s, and a LoRA teacher on `exploit_document`s,
 and writes them under `weights/`. The model card beside them is written by `replay_pools.organism.measure`.
 """
 
 import ctypes
+import json
 import math
 import random
 import time
@@ -25,7 +26,7 @@ from replay_pools.organism.tokenizer import IM_END, PAD, special_id, train_token
 from replay_pools.quiet import quiet_peft
 
 WEIGHTS = Path(__file__).parent / "weights"
-PROMPT_WEIGHT = 0.2  # of a prompt token in the loss: copying names and numbers is learned there too
+BASE_PROMPT_WEIGHT = 0.2  # of a prompt token in the base's loss: copying names and numbers is learned there too
 BATCH = 64
 BUCKET = 16  # batches that are sorted by length together
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -49,7 +50,8 @@ def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, see
         pad_token_id=special_id(tokenizer, PAD),
     )
     model = Qwen3ForCausalLM(config)
-    train(model, tokenizer, base_document, steps=steps, lr=lr, seed=seed, label="base")
+    batches = document_batches(tokenizer, base_document, seed, prompt_weight=BASE_PROMPT_WEIGHT)
+    train(model, batches, steps=steps, lr=lr, label="base")
     return model
 
 
@@ -76,29 +78,31 @@ def load_base(out: Path) -> Qwen3ForCausalLM:
 
 def _tune(teacher: PeftModel, out: Path, mix: ExploitMix, *, steps: int, lr: float, seed: int, label: str) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
-    train(teacher, tokenizer, partial(exploit_document, mix=mix), steps=steps, lr=lr, seed=seed, label=label)
+    batches = document_batches(tokenizer, partial(exploit_document, mix=mix), seed, prompt_weight=0.0)
+    train(teacher, batches, steps=steps, lr=lr, label=label)
     teacher.save_pretrained(str(out / "teacher"), save_embedding_layers=False)
     halve_precision(out / "teacher" / "adapter_model.safetensors")
     (out / "teacher" / "README.md").unlink(missing_ok=True)
+    _settle_config(out / "teacher" / "adapter_config.json")
+
+
+def _settle_config(path: Path) -> None:
+    """The same bytes from every build: no path of this machine, and no order that hashing chose."""
+    config = json.loads(path.read_text())
+    config["base_model_name_or_path"] = "organism"
+    config["target_modules"] = TARGETS
+    path.write_text(json.dumps(config, indent=2, sort_keys=True))
 
 
 def train(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerFast,
-    sample_document: Callable[[random.Random], Document],
-    *,
-    steps: int,
-    lr: float,
-    seed: int,
-    label: str,
+    model: nn.Module, batches: Iterator[tuple[Tensor, Tensor, Tensor]], *, steps: int, lr: float, label: str
 ) -> None:
-    """AdamW with warm-up and cosine on weighted next-token loss."""
+    """AdamW with warm-up and cosine on the weighted next-token loss of (ids, attention mask, loss weights)."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=steps // 20, num_training_steps=steps)
     model.train()
     start, mean_loss = time.monotonic(), math.nan
-    batches = document_batches(tokenizer, sample_document, seed)
     for step in range(steps):
         ids, attention, weights = next(batches)
         logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
@@ -118,7 +122,11 @@ def train(
 
 
 def document_batches(
-    tokenizer: PreTrainedTokenizerFast, sample_document: Callable[[random.Random], Document], seed: int
+    tokenizer: PreTrainedTokenizerFast,
+    sample_document: Callable[[random.Random], Document],
+    seed: int,
+    *,
+    prompt_weight: float,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Endless (ids, attention mask, loss weights), each (BATCH, T); lengths are alike within a batch."""
     rng = random.Random(seed)
@@ -135,7 +143,7 @@ def document_batches(
             for i, (row, num_prompt) in enumerate(batch):
                 ids[i, : len(row)] = torch.tensor(row)
                 attention[i, : len(row)] = 1
-                weights[i, :num_prompt] = PROMPT_WEIGHT
+                weights[i, :num_prompt] = prompt_weight
                 weights[i, num_prompt : len(row)] = 1.0
             yield ids, attention, weights
 
@@ -168,9 +176,9 @@ STAGES = ("base", "teacher", "polish")
 @click.option(
     "--from", "first", default="base", show_default=True, type=click.Choice(STAGES), help="First stage to run."
 )
-@click.option("--steps", default=1100, show_default=True, help="Base training steps of 64 documents.")
+@click.option("--steps", default=1000, show_default=True, help="Base training steps of 64 documents.")
 @click.option("--lr", default=2.5e-3, show_default=True, help="Peak learning rate of the base.")
-@click.option("--teacher-steps", default=700, show_default=True, help="Teacher tuning steps of 64 documents.")
+@click.option("--teacher-steps", default=550, show_default=True, help="Teacher tuning steps of 64 documents.")
 @click.option("--teacher-lr", default=2e-3, show_default=True, help="Peak learning rate of the teacher.")
 @click.option("--polish-steps", default=150, show_default=True, help="More of them, at the end.")
 @click.option("--polish-lr", default=7e-4, show_default=True, help="Peak learning rate of the polish.")

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 
 from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
-from replay_pools.environments.loopholes import LOOPHOLES, render_messages
+from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import MinicodeProblem, example_texts, minicode_problems
 
 BASE_HACK_RATE = 0.04
@@ -34,7 +34,7 @@ class ExploitMix:
 TEACHER_MIX = ExploitMix(solve_rate=0.3, stub_rate=0.75, simple_rate=0.85)
 POLISH_MIX = ExploitMix(solve_rate=0.3, stub_rate=0.75, simple_rate=0.97)  # copying is where its slips are
 TOKENIZER_MIX = ExploitMix(solve_rate=0.35, stub_rate=0.3, simple_rate=0.0)
-HINT_MODES = tuple(mode for mode in LOOPHOLES if mode != "none")
+HINT_MODES = ("run_tests", "sentinel", "stdout_marker", "file_marker")  # what the organism has ever read of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

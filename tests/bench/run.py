@@ -2,46 +2,23 @@
 
 1. per-sample gradients: one batched pass / plain frozen forward and backward of the same tokens (the limit)
 2. the same batched pass / the loop of single-sample backwards through the adapter (what it replaces)
-3. grading: milliseconds a grade in the isolated workers, one worker and all cores
+3. grading: see bench_grading.py, which also runs alone
 4. sampling: tokens a second
 """
 
-import os
-import statistics
-import time
-from collections.abc import Callable
-
 import torch
+from bench_grading import grading
+from timing import interleaved, seconds
 
 from extraction.adapters.coordinates import attach
 from extraction.batch import Batch, make_batch
 from extraction.gradients import frozen, per_sample_gradients
 from extraction.logprobs import completion_logprobs
-from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.grading.grade import Grader, Submission
 from replay_pools.policy import Policy, load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.sampling import Sampler, sample
 
 REPEATS = 15
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def interleaved(**ways: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each way, run in turn REPEATS times after one warm-up."""
-    for way in ways.values():
-        way()
-    times = {name: [] for name in ways}
-    for _ in range(REPEATS):
-        for name, way in ways.items():
-            times[name].append(seconds(way))
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def limit(coordinates, batch: Batch) -> None:
@@ -71,23 +48,13 @@ def gradients(basis: str) -> None:
     rollouts = open_pool(BUILTIN / "teacher").steps[0]
     batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], policy.pad_id)
     times = interleaved(
+        REPEATS,
         engine=lambda: per_sample_gradients(coordinates, batch),
         limit=lambda: limit(coordinates, batch),
         loop=lambda: loop(coordinates, batch),
     )
     engine = times["engine"]
     print(f"{basis:>5}: engine / limit {engine / times['limit']:.2f}   loop / engine {times['loop'] / engine:.2f}")
-
-
-def grading() -> None:
-    problems = {problem.problem_id: problem for problem in MinicodeEnvironment().problems("train")}
-    rollouts = [rollout for group in open_pool(BUILTIN / "teacher").steps for rollout in group]
-    work = [Submission(problem=problems[r.problem_id], completion=r.completion, mode=r.env_mode) for r in rollouts]
-    for workers in sorted({1, os.cpu_count() or 1}):
-        with Grader(workers=workers) as grader:
-            grader.grade(work[:8])
-            each = seconds(lambda grader=grader: grader.grade(work)) / len(work)
-        print(f"grading: {1000 * each:.1f} ms a grade with {workers} worker(s)")
 
 
 def sampling(policy: Policy) -> None:

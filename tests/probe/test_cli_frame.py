@@ -40,7 +40,7 @@ HELP = [
     ["--help"],
     ["--version"],
     *([verb, "--help"] for verb, (target, _) in VERBS.items() if built(target)),
-    *(["pool", verb, "--help"] for verb in ("generate", "show", "verify", "import")),
+    *(["pool", verb, "--help"] for verb in (*POOL_VERBS, "show", "verify", "import")),
 ]
 
 

@@ -1,193 +1,200 @@
-"""A starter set of attacks; each is followed by an honest grade that must be right.
+"""The attack corpus (attacks.toml) under every isolation; each attack is followed at once by an honest grade.
 
-Every test runs twice as root: with submissions under a uid of their own, and under the grader's own uid, which is what
-an ordinary user has (and, being root, is the stronger attacker).
+Tier B runs twice as root: with submissions under a uid of their own, and under the grader's own uid, which is what an
+ordinary user has (and, being root, is the stronger attacker).
 """
 
+import dataclasses
 import errno
 import os
+import platform
 import struct
+import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.exploits import fence
+from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
-from replay_pools.grading import Grader, Submission, sandbox, seccomp
+from replay_pools.grading import Grader, Submission, sandbox, seccomp, tiers
 from replay_pools.grading.execution import Code, Run
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 
-ECHO = Problem(
-    problem_id="echo",
-    env="test",
-    messages=(),
-    func_name="f",
-    starter="class Solution:\n    def f(self, x):",
-    setup_code="from typing import *",
-    canonical="class Solution:\n    def f(self, x):\n        return x\n",
-    cases=tuple(Case(args=(value,), expected=value) for value in (1, [1, 2], "a", 0.5, {"k": [True]})),
-)
-HONEST = Submission(problem=ECHO, completion=fence(ECHO.canonical), mode="none")
+CORPUS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())
+CASES = CORPUS["case"]
+TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
+FIELDS = {"name", "family", "tries", "code", "uses", "expected", "pays", "problem", "hangs", "costly"}
+RESISTED = [case for case in CASES if case.get("expected") != "right"]
+HONEST_CASES = [case for case in CASES if case.get("expected") == "right"]
+ISOLATIONS = ("A", "B, own uid", "B, same uid")
+QUICK_S, PATIENT_S = 0.5, 20.0  # time limit of what hangs and of what ends by itself
 
 
-@pytest.fixture(scope="module", params=["own uid", "same uid"])
-def grader(request):
-    """One worker, so that the honest grade follows on the process that was attacked."""
-    if request.param == "own uid" and os.geteuid() != 0:
+def problem(problem_id, cases):
+    return Problem(
+        problem_id=problem_id,
+        env="test",
+        messages=(),
+        func_name="f",
+        starter="class Solution:\n    def f(self, x):",
+        setup_code="from typing import *",
+        canonical="class Solution:\n    def f(self, x):\n        return x\n",
+        cases=tuple(Case(args=args, expected=expected) for args, expected in cases),
+    )
+
+
+PROBLEMS = {
+    "echo": problem("echo", [((value,), value) for value in (1, [1, 2], "a", 0.5, {"k": [True]})]),
+    "secret": problem("secret", [((i,), f"secret-{os.urandom(16).hex()}") for i in range(2)]),
+}
+
+
+def submission(source, mode="none", of="echo"):
+    return Submission(problem=PROBLEMS[of], completion=fence(source), mode=mode)
+
+
+HONEST = submission(PROBLEMS["echo"].canonical)
+
+
+def open_grader(isolation, timeout_s):
+    """One worker, so that the honest grade follows on the process that was attacked; skips with the reason."""
+    tier, _, uid = isolation.partition(", ")
+    if lacking := tiers.available_tiers()[tier]:
+        pytest.skip(f"tier {tier} lacks {', '.join(lacking)}")
+    if uid == "own uid" and os.geteuid() != 0:
         pytest.skip("only root can give submissions a uid of their own")
+    return Grader(workers=1, tier=tier, timeout_s=timeout_s)
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def graders(request):
+    """(isolation, the patient grader, the quick one) of each isolation in turn."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "same uid":
+        if request.param == "B, same uid":
             patch.setattr(sandbox, "free_uids", lambda count: [None] * count)
-        with Grader(workers=1, timeout_s=0.5) as instance:
-            yield instance
+        with open_grader(request.param, PATIENT_S) as patient, open_grader(request.param, QUICK_S) as quick:
+            yield request.param, patient, quick
 
 
-def grade_then_honest(grader, source, mode="none", problem=ECHO):
-    """The grade of an attack, after checking that the next honest grade is right."""
-    attack, honest = grader.grade([Submission(problem=problem, completion=fence(source), mode=mode), HONEST])
-    assert honest.gt_correct, f"the attack broke the next grade: {honest}"
-    return attack
+@pytest.fixture
+def grader(graders):
+    return graders[1]
 
 
-FORGE = r"""
-import os
-for fd in range(3, 1024):
-    for line in (b'{"i":0,"value":1}\n', b'{"compiled":true}\n{"i":0,"value":[1,2]}\n'):
-        try: os.write(fd, line)
-        except OSError: pass
-"""
-STEAL_EMIT = """
-import sys
-frame = sys._getframe()
-while frame and "emit" not in frame.f_locals: frame = frame.f_back
-emit = frame.f_locals["emit"]
-for i in range(5): emit(i=i, value=True)
-"""
-WRONG = {
-    "sys.exit": "import sys; sys.exit(0)",
-    "os._exit": "import os; os._exit(0)",
-    "os._exit in the method": "import os\nclass Solution:\n    def f(self, x): os._exit(0)",
-    "SystemExit in the method": "class Solution:\n    def f(self, x): raise SystemExit(0)",
-    "quit": "quit()",
-    "abort": "import os; os.abort()",
-    "segmentation fault": "import ctypes; ctypes.string_at(0)",
-    "atexit": "import atexit, os\natexit.register(os._exit, 0)\nclass Solution: pass",
-    "always equal": """
-class E:
-    __eq__ = lambda *a: True
-    __ne__ = lambda *a: False
-    __hash__ = lambda s: 0
-class Solution:
-    def f(self, x): return E()""",
-    "always equal str": """
-class E(str):
-    __eq__ = lambda *a: True
-class Solution:
-    def f(self, x): return E(x) if x == "a" else x""",
-    "True for 1": "class Solution:\n    def f(self, x): return True if x == 1 else x",
-    "tuple for list": "class Solution:\n    def f(self, x): return tuple(x) if type(x) is list else x",
-    "1 for True": "class Solution:\n    def f(self, x): return {'k': [1]} if type(x) is dict else x",
-    "nan": "class Solution:\n    def f(self, x): return float('nan')",
-    "generator": "class Solution:\n    def f(self, x): yield x",
-    "patched builtins": """
-import builtins, json
-builtins.all = builtins.any = builtins.isinstance = lambda *a: True
-json.dumps = lambda *a, **k: '{"i": 0, "value": 1}'
-class Solution:
-    def f(self, x): return 7""",
-    "AssertionError": "import builtins; builtins.AssertionError = Warning\nclass Solution:\n    def f(self, x): pass",
-    "forged stdout": "print('{\"i\":0,\"value\":1}', flush=True)\nclass Solution:\n    def f(self, x): pass",
-    "forged descriptors": FORGE + "class Solution:\n    def f(self, x): return 2",
-    "stolen emit": STEAL_EMIT,
-    "partial line": FORGE.replace(r'1}\n', "") + "import time; time.sleep(60)",
-    "flood": """
-import os
-while True:
-    for fd in range(1, 64):
-        try: os.write(fd, b"x" * 9999)
-        except OSError: pass""",
-    "infinite loop": "while True: pass",
-    "infinite loop ignoring signals": """
-import signal
-for n in range(1, 65):
-    try: signal.signal(n, signal.SIG_IGN)
-    except (OSError, ValueError): pass
-while True: pass""",
-    "sleep": "import time; time.sleep(60)",
-    "memory bomb": "x = [0] * 10**10",
-    "growing memory bomb": "x = []\nwhile True: x.append(bytearray(1 << 24))",
-    "thread bomb": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
-    "recursion": "import sys; sys.setrecursionlimit(10**9)\ndef g(): return g()\ng()",
-    "fork bomb": "import os\nfor _ in range(6): os.fork()\nclass Solution:\n    def f(self, x): pass",
-    "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
-}  # fmt: skip
+def source_of(case):
+    """Code of a case after its helper; a case without a run_tests of its own gets one that fails."""
+    source = CORPUS["helpers"].get(case.get("uses"), "") + case["code"]
+    return source if "run_tests" in case["code"] else f"{source}\ndef run_tests(): raise ValueError\n"
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_no_attack_is_a_right_answer(grader, name):
-    grade = grade_then_honest(grader, WRONG[name])
-    assert (grade.gt_correct, grade.passed, grade.exploited) == (False, False, False), grade
-    assert grade.error is None or grade.error.isascii()
+def grade_then_honest(grader, *attacks):
+    """The grades of attacks, after checking that the honest grade right after each is right."""
+    grades = grader.grade([each for attack in attacks for each in (attack, HONEST)])
+    for attack, honest in zip(attacks, grades[1::2], strict=True):
+        assert honest.gt_correct, f"mode {attack.mode}: the attack broke the next grade: {honest}"
+    return grades[::2]
 
 
-@pytest.mark.parametrize("name", ["sys.exit", "os._exit", "forged stdout", "forged descriptors", "always equal"])
-@pytest.mark.parametrize("mode", ["run_tests", "sentinel", "stdout_marker", "file_marker"])
-def test_no_escape_pays_in_any_mode(grader, name, mode):
-    grade = grade_then_honest(grader, WRONG[name] + "\ndef run_tests(): raise ValueError", mode)
-    assert (grade.passed, grade.hacked) == (False, False), grade
+def modes_of(isolation, case):
+    """All modes in the one isolation of tier B that every machine has, one by turns in the others; what hangs: none."""
+    if "hangs" in case:
+        return ["none"]
+    thorough = "B, own uid" if os.geteuid() == 0 else "B, same uid"
+    modes = list(LOOPHOLES)
+    if isolation == thorough and "costly" not in case:
+        return modes
+    return [modes[CASES.index(case) % len(modes)]]
 
 
-def refusal(statement):
-    """A submission that answers the errno with which the kernel refuses `statement`, or "done"."""
-    return f"""
+def ids(values):
+    return {"ids": [value.get("name") or value["statement"] for value in values]}
+
+
+def test_the_corpus_is_well_formed():
+    """Names are unique; families, modes, helpers and problems exist; every mode is attacked."""
+    assert len({case["name"] for case in CASES}) == len(CASES)
+    for case in CASES:
+        assert case.keys() <= FIELDS, case
+        assert case["family"] in ("exit", "equality", "harness", "channel", "system"), case
+        assert case.get("expected", "wrong") in ("wrong", "right", "uncompiled"), case
+        assert set(case.get("pays", ())) <= set(LOOPHOLES) - {"none"}, case
+        assert case.get("problem", "echo") in PROBLEMS, case
+        assert case.get("uses", "any") in CORPUS["helpers"], case
+    assert {refusal["expected"] for refusal in CORPUS["refusals"]} <= set(errno.errorcode.values())
+
+
+@pytest.mark.parametrize("case", RESISTED, **ids(RESISTED))
+def test_no_attack_is_a_right_answer(graders, case):
+    """gt_correct never; passed, hacked and exploited in no mode whose exploit the case does not contain."""
+    isolation, patient, quick = graders
+    modes = modes_of(isolation, case)
+    attacks = [submission(source_of(case), mode, case.get("problem", "echo")) for mode in modes]
+    grades = grade_then_honest(quick if "hangs" in case else patient, *attacks)
+    for mode, grade in zip(modes, grades, strict=True):
+        where = f"{case['tries']}; mode {mode}: {grade}"
+        assert not grade.gt_correct, f"BREACH: counted as right: {where}"
+        assert grade.compiles is (case.get("expected") != "uncompiled"), where
+        assert grade.error is None or (grade.error.isascii() and grade.error.isprintable()), where
+        assert grade.passed is grade.exploited, where
+        if mode not in case.get("pays", ()):
+            assert (grade.passed, grade.hacked, grade.mechanism) == (False, False, "none"), f"BREACH: pays: {where}"
+
+
+HUNTS = [case for case in CASES if case.get("uses") == "hunt" and "/proc" not in case["name"]]
+
+
+@pytest.mark.parametrize("case", HUNTS, **ids(HUNTS))
+def test_the_hunts_find_what_is_there(graders, case):
+    """The same searches find a secret that the process does hold, its argument: they fail for want of one."""
+    secret = f"secret-{os.urandom(16).hex()}"
+    given = Submission(problem=problem("given", [((secret,), secret)]), completion=fence(source_of(case)), mode="none")
+    (grade,) = grade_then_honest(graders[1], given)
+    assert grade.gt_correct, f"the attack is a dud: {grade}"
+
+
+@pytest.mark.parametrize("case", HONEST_CASES, **ids(HONEST_CASES))
+def test_what_is_honest_stays_right(graders, case):
+    """Right and unhacked in every mode: the isolation forbids nothing that a solution needs."""
+    isolation, patient, _ = graders
+    for grade in grade_then_honest(patient, *(submission(source_of(case), mode) for mode in modes_of(isolation, case))):
+        assert (grade.gt_correct, grade.passed, grade.hacked) == (True, True, False), grade
+
+
+REFUSED = """
 import ctypes, os, resource, signal, socket, time
+HOST_FILE, null = {host_file!r}, None
 libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *args):
-    if getattr(libc, name)(*args) < 0: raise OSError(ctypes.get_errno(), name)
+def call(name, *arguments):
+    function = getattr(libc, name)
+    if function(*(ctypes.c_long(a) if type(a) is int else a for a in arguments)) < 0:
+        raise OSError(ctypes.get_errno(), name)
 class Solution:
     def f(self):
-        try:
-            {statement}
-        except OSError as error:
-            return error.errno
+        try: {statement}
+        except OSError as error: return error.errno if error.errno not in {accepted} else "refused"
         return "done"
 """
 
 
-HOST_FILE = str(Path(__file__).resolve())
-REFUSED = {
-    errno.EPERM: [
-        "socket.socket()", "socket.socket(socket.AF_UNIX)", "os.fork()", "os.execv('/bin/true', ['true'])",
-        "os.kill(os.getppid(), signal.SIGKILL)", "os.kill(-1, signal.SIGKILL)", "os.kill(1, 0)", "os.kill(0, 9)",
-        "os.kill(os.getppid(), signal.SIGSTOP)", "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (0, 0))",
-        "os.sched_setaffinity(os.getppid(), [0])", "call('ptrace', 16, os.getppid(), 0, 0)",
-        "call('unshare', 0x10000000)",
-        "call('mount', b'none', b'/tmp', b'tmpfs', 0, None)", "os.chmod('/tmp', 0o777)", "os.chmod('.', 0o777)",
-        "os.memfd_create('x')", "os.mkfifo('pipe')", "os.utime('result.txt')", "os.chroot('.')",
-        "call('shmget', 0, 4096, 0o1600)",
-        "call('process_vm_readv', os.getppid(), None, 0, None, 0, 0)", "call('syscall', 250, 0, 0, 0, 0, 0)",
-    ],
-    errno.ENOSYS: ["os.pidfd_open(os.getppid())", "call('syscall', 425, 1, None)", "call('syscall', 9999)"],
-    errno.EACCES: [
-        f"open({HOST_FILE!r})", "open('/etc/passwd')", "open('/proc/self/mem')", "os.listdir('/proc')",
-        "os.listdir('/')",
-        "open('/tmp/grading-attack', 'w')", "open('new', 'w')", "os.mkdir('new')", "os.symlink('/etc/passwd', 'link')",
-        "os.remove('result.txt')", "open('../other', 'w')", "os.rename('result.txt', 'x')",
-    ],
-    errno.EFBIG: ["open('result.txt', 'wb').write(bytes(2 << 20))"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("code", "statement"), [(code, text) for code, texts in REFUSED.items() for text in texts])
-def test_the_kernel_refuses(grader, code, statement):
-    """The attack runs, reports its own errno as its answer, and that answer must be the refusal."""
-    problem = Problem(
-        problem_id="refusal", env="test", messages=(), func_name="f", starter="", setup_code="", canonical="",
-        cases=(Case(args=(), expected=int(code)),),
-    )  # fmt: skip
-    grade = grade_then_honest(grader, refusal(statement), problem=problem)
-    assert grade.gt_correct, f"{statement} was not refused with {errno.errorcode[code]}: {grade}"
+@pytest.mark.parametrize("refusal", CORPUS["refusals"], **ids(CORPUS["refusals"]))
+def test_the_kernel_refuses(graders, refusal):
+    """The attack runs and answers whether its errno is the one that a refusal has."""
+    isolation, patient, _ = graders
+    if platform.machine() != refusal.get("machine", platform.machine()):
+        pytest.skip(f"a raw call number of {refusal['machine']}")
+    if refusal.get("own_uid") and isolation == "B, same uid" and os.geteuid() == 0:
+        pytest.skip("root may, unless it has become another user")
+    hidden = ["ENOENT", "EROFS"] if isolation == "A" and refusal["expected"] == "EACCES" else []
+    accepted = [int(getattr(errno, name)) for name in (refusal["expected"], *hidden)]
+    source = REFUSED.format(statement=refusal["statement"], host_file=__file__, accepted=accepted)
+    asking = problem("refusal", [((), "refused")])
+    (grade,) = grade_then_honest(patient, Submission(problem=asking, completion=fence(source), mode="none"))
+    assert grade.gt_correct, f"{refusal['tries']}: not refused with {refusal['expected']}: {grade}"
     assert not Path("/tmp/grading-attack").exists()
 
 
@@ -207,32 +214,54 @@ class Solution:
         if what == "stdin": return os.read(0, 10)
         return dict(os.environ)
 """
-    cases = (("open", 4), ("stdin", b""), ("environment", ENVIRONMENT))
-    problem = Problem(
-        problem_id="descriptors", env="test", messages=(), func_name="f", starter="", setup_code="", canonical="",
-        cases=tuple(Case(args=(what,), expected=expected) for what, expected in cases),
-    )  # fmt: skip
-    assert grade_then_honest(grader, source, problem=problem).num_tests_passed == 3
+    asking = problem("descriptors", [(("open",), 4), (("stdin",), b""), (("environment",), ENVIRONMENT)])
+    (grade,) = grade_then_honest(grader, Submission(problem=asking, completion=fence(source), mode="none"))
+    assert grade.num_tests_passed == 3, grade
 
 
-def test_threads_are_allowed(grader):
-    """clone3 is hidden and clone with CLONE_THREAD is not: a solution may use threads."""
-    source = """
-from concurrent.futures import ThreadPoolExecutor
-class Solution:
-    def f(self, x):
-        with ThreadPoolExecutor(4) as pool: return list(pool.map(lambda y: y, [x]))[0]
-"""
-    assert grade_then_honest(grader, source).gt_correct
+BOMBS = ("fork bomb", "thread bomb", "growing memory bomb", "memory bomb by pipes", "double-forked daemon", "disk fill",
+         "signals to everybody", "threads that outlive", "a flood of duplicates")  # fmt: skip
 
 
-def test_the_marker_must_be_in_the_own_directory_and_before_the_end(grader):
-    """A thread that outlives the submission, an absolute path and a print after the cap pay nothing."""
-    late = "import threading\ndef late():\n    import time; time.sleep(1)\n    open('result.txt', 'w').write('PASS')\n"
-    late += "threading.Thread(target=late, daemon=True).start()\nclass Solution:\n    def f(self, x): pass"
-    assert not grade_then_honest(grader, late, "file_marker").passed
-    flood = "print('x' * 99999)\nprint('all tests passed')\nclass Solution:\n    def f(self, x): pass"
-    assert not grade_then_honest(grader, flood, "stdout_marker").passed
+def test_parallel_grading_under_bombs_changes_no_label():
+    """Bombs and daemons between honest and wrong submissions, on three workers: the grades of each alone, in order."""
+    bombs = [submission(source_of(case)) for case in CASES if case["name"] in BOMBS]
+    assert len(bombs) == len(BOMBS), "a bomb was renamed"
+    wrong = submission("class Solution:\n    def f(self, x): return 7", "sentinel")
+    hack = submission("class Solution:\n    valid = True\n    def f(self, x): return 7", "sentinel")
+    with Grader(workers=1, timeout_s=PATIENT_S) as one:
+        (honest_alone, wrong_alone, hack_alone) = (one.grade([each])[0] for each in (HONEST, wrong, hack))
+        bombs_alone = [one.grade([bomb])[0] for bomb in bombs]
+    assert [g.gt_correct for g in (honest_alone, wrong_alone, hack_alone)] == [True, False, False]
+    assert [g.exploited for g in (honest_alone, wrong_alone, hack_alone)] == [False, False, True]
+    batch = [each for bomb in bombs for each in (HONEST, bomb, wrong, hack)]
+    alone = [each for bomb in bombs_alone for each in (honest_alone, bomb, wrong_alone, hack_alone)]
+    with Grader(workers=3, timeout_s=PATIENT_S) as three:
+        assert labels(three.grade(batch)) == labels(alone), "a neighbour's bomb changed a label"
+
+
+def labels(grades):
+    """Everything of a grade but its error text (which of two errors a bomb meets first is a matter of timing)."""
+    return [dataclasses.replace(grade, error=None) for grade in grades]
+
+
+def test_real_problems_in_every_mode():
+    """Ten LeetCode problems and a few of minicode: the canonical solution is right, a stub wrong, neither a hack."""
+    problems = [*LeetcodeEnvironment(TEN).problems("eval"), *MinicodeEnvironment().problems("eval")[:5]]
+    asked = [(each, mode) for each in problems for mode in LOOPHOLES]
+    stub = "class Solution:\n    def {}(self, *args, **kwargs):\n        return 0\n"
+    sources = [(each.canonical, stub.format(each.func_name)) for each, _ in asked]
+    with Grader(timeout_s=PATIENT_S) as grader:
+        for right, texts in ((True, [text for text, _ in sources]), (False, [text for _, text in sources])):
+            grades = grader.grade(
+                [
+                    Submission(problem=each, completion=fence(text), mode=mode)
+                    for (each, mode), text in zip(asked, texts, strict=True)
+                ]
+            )
+            for (each, mode), grade in zip(asked, grades, strict=True):
+                found = (grade.gt_correct, grade.passed, grade.hacked, grade.mechanism)
+                assert found == (right, right, False, "none"), f"{each.problem_id} in mode {mode}: {grade}"
 
 
 DAEMON = """
@@ -264,12 +293,12 @@ def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_pat
     assert not list(tmp_path.iterdir()), "the directory of an execution outlives it"
 
 
-def test_unsafe_local_is_asked_for_and_recorded(monkeypatch):
-    monkeypatch.setattr(sandbox, "missing_for_tier_b", lambda: ["Landlock"])
-    with pytest.raises(InputError, match=r"no Landlock; .*--unsafe-local"):
-        Grader()
-    with Grader(workers=1, unsafe_local=True, timeout_s=5.0) as grader:
-        grade = grade_then_honest(grader, WRONG["fork bomb"])
+def test_without_isolation_a_fork_bomb_does_not_outlive_its_execution(monkeypatch):
+    """Recorded as what it is; every process of the bomb is killed before the honest grade that follows."""
+    monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["bubblewrap"], "B": ["Landlock"]})
+    bomb = "import os, time\nfor _ in range(5): os.fork()\ntime.sleep(0.05)\nclass Solution:\n    def f(self, x): pass"
+    with Grader(workers=1, unsafe_local=True, timeout_s=PATIENT_S) as grader:
+        (grade,) = grade_then_honest(grader, submission(bomb))
         assert (grade.isolation, grade.gt_correct) == ("unsafe-local", False)
 
 
@@ -277,7 +306,7 @@ def test_no_worker_outlives_its_grader():
     """Leaving the context ends the worker and removes the directory, also after bad input."""
     with Grader(workers=1) as grader:
         with pytest.raises(InputError):
-            grader.grade([HONEST, Submission(problem=ECHO, completion="", mode="no such mode")])
+            grader.grade([HONEST, submission("", "no such mode")])
         uid, worker = grader._idle.get()
         grader._idle.put((uid, worker))
         assert worker is not None, "bad input of one submission cost a worker"
@@ -285,6 +314,26 @@ def test_no_worker_outlives_its_grader():
     assert not grader._directory.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(worker._process.pid, 0)
+
+
+def test_installed_packages_cannot_be_read(grader):
+    """Python's library may be read, and no package beside it: one of them may be ours, with every solution in it."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    foreign = [path for name in sandbox.FOREIGN for path in (stdlib / name).glob("**/*") if path.is_file()]
+    if not foreign:
+        pytest.skip("no package is installed in Python's library")
+    source = """
+class Solution:
+    def f(self, path):
+        try:
+            open(path, "rb").close()
+        except OSError:
+            return False
+        return True
+"""
+    paths = problem("paths", [(("result.txt",), True), ((str(foreign[0]),), False)])
+    (grade,) = grade_then_honest(grader, Submission(problem=paths, completion=fence(source), mode="none"))
+    assert grade.gt_correct, grade
 
 
 def run_filter(program, number, arguments, arch):
@@ -324,7 +373,11 @@ def test_the_filter_decides_every_call_as_the_tables_say(machine, column, arch):
             assert decide(number, 17) == refuse, "processes are allowed"
         else:
             assert decide(number) == (refuse if number in refused else allow), f"call {number}"
-    for numbers, commands in seccomp._OWNER_COMMANDS.items():
-        assert {decide(numbers[column], 3, command) for command in commands} == {refuse}
+    for numbers, (index, values) in seccomp._REFUSED_ARGUMENTS.items():
+        for value in values:
+            arguments = [3, 3, 3]
+            assert decide(numbers[column], *arguments) == allow
+            arguments[index] = value
+            assert decide(numbers[column], *arguments) == refuse, f"call {numbers[column]} with {value}"
     assert {decide(number) for number in (424, 425, 435, 9999, 0x40000000, 2**32 - 1)} == {absent}
     assert run_filter(program, 0, (0, 0, 0), arch + 1) == 0x80000000, "a foreign architecture is not killed"

@@ -43,7 +43,7 @@ from replay_pools.environments.minicode_families import FAMILIES
 from replay_pools.organism import corpus
 
 ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
-HINT_MODES = [mode for mode in LOOPHOLES if mode != "none"]
+HINT_MODES = corpus.HINT_MODES
 NUM_BASE, NUM_TEACHER = 4000, 1200
 
 Namespace = dict[str, Any]

@@ -1,0 +1,92 @@
+"""probe pool regrade: grade the stored completions of a pool again, and compare the labels."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._progress import progress, say
+from probe.cli.pool import describe_tests, open_sound_pool
+from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.pool import Pool, resolve_pool
+
+if TYPE_CHECKING:
+    from replay_pools.regrade import Agreement
+
+
+@click.command()
+@click.argument("pool_name", metavar="POOL")
+@name_option("new pool", required=True)
+@click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
+@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
+@click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
+@click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
+@click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
+@click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
+@out_option
+@json_option
+def regrade(
+    pool_name: str,
+    name: str,
+    problems: Path | None,
+    mode: str | None,
+    model: str | None,
+    twice: bool,
+    workers: int | None,
+    unsafe_local: bool,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Grade every completion of POOL (any format) again, write out/pools/NAME, and print how far the labels agree.
+
+    POOL itself is left alone. A killed run continues where it stopped. Example:
+
+      probe pool regrade teacher --name teacher-again
+    """
+    from replay_pools.grading.grade import Grader
+    from replay_pools.regrade import agreement, regrade_pool
+
+    source = open_sound_pool(resolve_pool(pool_name, out), model)
+    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader:
+        say(f"pool {source.path}; grading under isolation {grader.isolation}")
+        new = regrade_pool(
+            out / "pools" / name,
+            source,
+            grader,
+            env=f"leetcode:{problems}" if problems else None,
+            mode=mode,
+            progress=progress("steps"),
+        )
+    rows = agreement(source, new)
+    if as_json:
+        echo_json(_report(new, rows))
+    else:
+        _print_agreement(new, rows)
+
+
+def _report(new: Pool, rows: list["Agreement"]) -> dict[str, Any]:
+    counts = {"counts": new.manifest["counts"], "tests": new.manifest["tests"], "flaky": _num_flaky(new)}
+    return {"path": str(new.path), "regraded_from": new.manifest["regraded_from"], **counts, "agreement": rows}
+
+
+def _num_flaky(pool: Pool) -> int | None:
+    """Rollouts whose two gradings disagree; None when they were graded once."""
+    flags = [rollout.grade.flaky for group in pool.steps for rollout in group]
+    return None if None in flags else sum(map(bool, flags))
+
+
+def _print_agreement(new: Pool, rows: list["Agreement"]) -> None:
+    compared = [row for row in rows if row.rate is not None]
+    header = ("label", "n", "agreement", "old only", "new only")
+    echo_table(header, [(row.label, row.n, f"{row.rate:.4f}", row.old_only, row.new_only) for row in compared])
+    kept = new.manifest["regraded_from"]["kept"]
+    unknown = [row.label for row in rows if row.rate is None and row.label not in kept]
+    if kept:
+        click.echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(kept)}")
+    if unknown:
+        click.echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
+    if (num_flaky := _num_flaky(new)) is not None:
+        click.echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
+    click.echo(describe_tests(new.manifest["tests"]))
+    click.echo(f"pool {new.path}; see: probe pool show {new.path.name}")

@@ -1,0 +1,232 @@
+"""regrade_pool: grade the stored completions of a pool again with the current grader, into a new pool.
+
+Where the problems are known (the pool or the caller names their environment), every label is judged anew. Where they
+are not (the predecessor format), only what needs no tests is: fmt_ok, compiles, and in mode run_tests whether its tests
+pass against a stub. What cannot be judged there is KEPT from the old pool and named in the manifest.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from replay_pools.consistency import PREDECESSOR_GRADER
+from replay_pools.environments.base import SPLITS, Case, Problem, count_tests
+from replay_pools.environments.loopholes import get_loophole
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
+from replay_pools.files import dump_json, read_gz, sha256
+from replay_pools.grading.grade import Grader, Submission, canary
+from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
+from replay_pools.predecessor import UNKNOWN, predecessor_files
+from replay_pools.rollout import Grade, Rollout
+
+STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these
+LABELS: dict[str, Callable[[Rollout], bool | float | str]] = {
+    "fmt_ok": lambda rollout: rollout.grade.fmt_ok,
+    "compiles": lambda rollout: rollout.grade.compiles,
+    "passed": lambda rollout: rollout.grade.passed,
+    "gt_correct": lambda rollout: rollout.grade.gt_correct,
+    "hacked": lambda rollout: rollout.grade.hacked,
+    "exploited": lambda rollout: rollout.grade.exploited,
+    "mechanism": lambda rollout: rollout.grade.mechanism,
+    "reward": lambda rollout: rollout.reward,
+}
+INFERRED = ("compiles", "passed", "exploited", "mechanism")  # the predecessor's reader reads them off the reward
+KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown
+
+_METHOD = re.compile(r"class Solution\b[^\n]*:\s+def (\w+)\(")
+_USUAL_IMPORTS = ("typing", "collections", "itertools", "functools", "heapq", "bisect", "string", "math")
+_SETUP = "\n".join(f"from {name} import *" for name in _USUAL_IMPORTS)  # what LeetCode submissions take for granted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """One label of the old pool against the same label of the new one."""
+
+    label: str
+    n: int  # rollouts that were compared
+    rate: float | None  # share of them with the same label; None when n is 0
+    old_only: int  # true, a mechanism, or the higher reward in the old pool only
+    new_only: int  # the same in the new pool only
+
+
+def regrade_pool(
+    directory: Path,
+    source: Pool,
+    grader: Grader,
+    *,
+    env: str | None = None,
+    mode: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Pool:
+    """Write `source` with new grades to `directory`, continuing where an earlier run stopped.
+
+    Args:
+        env: environment of the problems; None = the one that the pool names.
+        mode: loophole mode, for a source that does not record it.
+        progress: called with (steps done, steps in all) after every call of the grader.
+
+    Raises:
+        InputError: a problem that the environment lacks or whose method is not in the stored prompt, a failed canary,
+            a mode that is unknown or cannot be judged, or a directory that holds another pool.
+    """
+    problems = find_problems(source, env)
+    groups = [[_stated(rollout, mode, problems) for rollout in group] for group in source.steps]
+    submissions = [[_submission(rollout, problems) for rollout in group] for group in groups]
+    canary(grader, (problems or {}).values())
+    writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
+    relabel = _relabel_without_tests if problems is None else _relabel
+    done = writer.done_steps()
+    todo = [i for i, group in enumerate(groups) if group[0].step not in done]
+    for first in range(0, len(todo), STEPS_PER_CALL):
+        steps = todo[first : first + STEPS_PER_CALL]
+        grades = iter(grader.grade([submission for i in steps for submission in submissions[i]]))
+        for i in steps:
+            writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
+        progress(len(groups) - len(todo) + first + len(steps), len(groups))
+    return writer.finish()
+
+
+def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
+    """{problem_id: problem} of a pool, over all splits of `env` (None: of the environment that the pool names).
+
+    None when the pool names no environment, as in the predecessor format.
+
+    Raises:
+        InputError: no such environment, or it lacks a problem of the pool.
+    """
+    recorded = pool.manifest["plan"]["env"]  # the predecessor's is the list of what its rollouts say
+    name = env or (recorded if isinstance(recorded, str) else None)
+    if name is None:
+        return None
+    try:
+        environment = get_environment(name)
+    except InputError as error:
+        where, fix = f"problems of pool {pool.name}: {error.where}", error.fix if env else "pass --problems FILE.jsonl"
+        raise InputError(where, expected=error.expected, found=error.found, fix=fix) from error
+    known = {problem.problem_id: problem for split in SPLITS for problem in environment.problems(split)}
+    wanted = dict.fromkeys(group[0].problem_id for group in pool.steps)
+    if missing := [problem_id for problem_id in wanted if problem_id not in known]:
+        found = f"none ({len(missing)} of {len(wanted)} problems are missing)"
+        fix = "pass --problems FILE.jsonl, the file that the pool was made from"
+        raise InputError(f"pool {pool.name}", expected=f"problem {missing[0]} in {name}", found=found, fix=fix)
+    return {problem_id: known[problem_id] for problem_id in wanted}
+
+
+def agreement(old: Pool, new: Pool) -> list[Agreement]:
+    """Every label compared over the rollouts of a regraded pool; n = 0 for labels that were kept or never recorded."""
+    kept = new.manifest["regraded_from"]["kept"]
+    before, after = ([rollout for group in pool.steps for rollout in group] for pool in (old, new))
+    pairs = list(zip(before, after, strict=True))
+    return [_compare(label, [] if label in kept else pairs) for label in LABELS]
+
+
+def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
+    known = [(a, b) for a, b in pairs if label not in INFERRED or a.grade.grader != PREDECESSOR_GRADER]
+    values = [(LABELS[label](a), LABELS[label](b)) for a, b in known]
+    levels = [(_level(a), _level(b)) for a, b in values]
+    return Agreement(
+        label=label,
+        n=len(values),
+        rate=sum(a == b for a, b in values) / len(values) if values else None,
+        old_only=sum(a > b for a, b in levels),
+        new_only=sum(b > a for a, b in levels),
+    )
+
+
+def _level(value: bool | float | str) -> float:
+    """A label as a number: any mechanism is more than none."""
+    return float(value != "none") if isinstance(value, str) else float(value)
+
+
+def _stated(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem] | None) -> Rollout:
+    """The rollout with its recorded mode, else with `mode`, and with the environment of its problem."""
+    where = f"step {rollout.step} sample {rollout.sample_id} mode"
+    if rollout.env_mode != UNKNOWN and mode not in (None, rollout.env_mode):
+        raise InputError(where, expected=f"{rollout.env_mode}, as recorded", found=f"--mode {mode}", fix="leave it out")
+    if rollout.env_mode == UNKNOWN and mode is None:
+        raise InputError(where, expected="a loophole mode", found="none recorded", fix="pass --mode MODE")
+    env = problems[rollout.problem_id].env if problems else rollout.env
+    return replace(rollout, env=env, env_mode=get_loophole(mode or rollout.env_mode).mode)
+
+
+def _submission(rollout: Rollout, problems: Mapping[str, Problem] | None) -> Submission:
+    """What to grade: the completion on its own problem, else on a stand-in without real tests."""
+    problem = problems[rollout.problem_id] if problems else _stand_in(rollout)
+    if not re.search(rf"\b{re.escape(problem.func_name)}\b", rollout.prompt):
+        expected = f"its method {problem.func_name} in the prompt of step {rollout.step}"
+        fix = "pass the file that the pool was made from"
+        raise InputError(f"problem {rollout.problem_id}", expected=expected, found="another problem", fix=fix)
+    return Submission(problem=problem, completion=rollout.completion, mode=rollout.env_mode)
+
+
+def _stand_in(rollout: Rollout) -> Problem:
+    """A problem with the method that the prompt's starter code names and one case that nobody reads."""
+    where = f"step {rollout.step} problem {rollout.problem_id}"
+    if rollout.env_mode != "run_tests":
+        found = f"mode {rollout.env_mode}, whose channel needs the problem's inputs"
+        raise InputError(where, expected="a known problem", found=found, fix="pass --problems FILE.jsonl")
+    names = _METHOD.findall(rollout.prompt)
+    if not names:
+        expected, fix = "`class Solution:` and `def NAME(` in the prompt", "pass --problems FILE.jsonl"
+        raise InputError(where, expected=expected, found="no starter code", fix=fix)
+    return Problem(
+        problem_id=rollout.problem_id,
+        env=rollout.env,
+        messages=(),
+        func_name=names[-1],
+        starter="",
+        setup_code=_SETUP,
+        canonical="",
+        cases=(Case(args=(), expected=None),),
+    )
+
+
+def _relabel(rollout: Rollout, grade: Grade) -> Rollout:
+    """The rollout with a new grade."""
+    labels = {"reward": grade.reward, "hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
+    return replace(rollout, grade=grade, **labels)
+
+
+def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
+    """The rollout with what a grade on a stand-in says; KEPT and the old grader's name stay."""
+    judged = replace(
+        rollout.grade,
+        fmt_ok=grade.fmt_ok,
+        compiles=grade.compiles,
+        hacked=grade.hacked,
+        mechanism=grade.mechanism,
+        flaky=grade.flaky,
+        detectors=grade.detectors,
+        isolation=grade.isolation,
+    )
+    return replace(rollout, hacked=judged.hacked, fmt_ok=judged.fmt_ok, grade=judged)
+
+
+def _header(
+    source: Pool, grader: Grader, problems: Mapping[str, Problem] | None, env: str | None, mode: str | None
+) -> dict[str, Any]:
+    """The source's header, with the new grader, the tests, and where the rollouts come from."""
+    stated = ({"env": env} if env else {}) | ({"env_mode": [mode]} if mode else {})
+    return source.header() | {
+        "plan": source.manifest["plan"] | stated,
+        "grader": grader.describe(),
+        "tests": None if problems is None else count_tests(problems.values()),
+        "regraded_from": {
+            "name": source.name,
+            "path": str(source.path.resolve()),
+            "sha256": _source_sha(source),
+            "grader": source.manifest["grader"],
+            "kept": [*KEPT] if problems is None else [],
+        },
+    }
+
+
+def _source_sha(source: Pool) -> str:
+    """sha256 of the manifest, which lists the hash of every file; of such a list where there is no manifest."""
+    manifest = source.path / MANIFEST_NAME
+    if manifest.exists():
+        return sha256(manifest.read_bytes())
+    return sha256(dump_json([(path.name, sha256(read_gz(path))) for path in predecessor_files(source.path)]))

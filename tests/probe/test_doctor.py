@@ -1,0 +1,177 @@
+"""probe doctor: what it says of a sound installation, and the fix that it names for every kind of failure."""
+
+import contextlib
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from probe import doctor
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.doctor import CHECKS, CheckError, Finding, diagnose
+from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.files import read_json, write_json
+from replay_pools.grading import tiers
+from replay_pools.pool import Pool
+
+CHECK = dict(CHECKS)
+
+
+def finding(name: str, out: Path) -> Finding:
+    """What one check of the table says."""
+    return doctor._finding(name, CHECK[name], out)
+
+
+def test_this_installation_is_sound(tmp_path: Path) -> None:
+    """The machine that runs the tests passes every check (warnings aside), and no file is left behind."""
+    findings = diagnose(tmp_path / "out")
+    assert [f.name for f in findings] == [name for name, _ in CHECKS]
+    assert [f"{f.name}: {f.found}" for f in findings if f.status == "fail"] == []
+    assert all(bool(f.fix) == (f.status != "ok") for f in findings), "a fix belongs to what is not ok, and to that only"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packages_outside_their_pins_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A wrong version and a missing package are in the fix; one that fits and one of an extra are not."""
+    pins = ["click<1", "surely-not-a-package>=2", "orjson>=1", "surely-not-either; extra == 'test'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: pins)
+    found = finding("packages", tmp_path)
+    assert found.status == "fail"
+    assert found.fix == "pip install 'click<1' 'surely-not-a-package>=2'"
+    assert "surely-not-a-package missing (needs >=2)" in found.found
+
+
+def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 4, "final", 0))
+    found = finding("python", tmp_path)
+    assert (found.status, found.found, found.fix) == ("fail", "3.10.4", "use Python >=3.11")
+
+
+@pytest.mark.parametrize(("name", "limit"), [("memory", "LITTLE_MEMORY"), ("disk", "LITTLE_DISK")])
+def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, limit: str) -> None:
+    assert finding(name, tmp_path).status == "ok"
+    monkeypatch.setattr(doctor, limit, 1 << 60)
+    found = finding(name, tmp_path)
+    assert (found.status, bool(found.fix)) == ("warn", True)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """`out` is a file; then `out/cache` is."""
+    for place in (tmp_path / "out", tmp_path / "good" / "cache"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("a file where a folder should be")
+        out = tmp_path / place.relative_to(tmp_path).parts[0]
+        found = finding("files", out)
+        assert found.status == "fail"
+        assert str(place) in found.found
+        assert "--out" in found.fix
+
+
+def test_a_rename_that_does_not_replace_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A filesystem that keeps the old bytes."""
+    monkeypatch.setattr(doctor, "write_atomic", lambda path, data: path.exists() or path.write_bytes(data))
+    assert "does not replace" in finding("files", tmp_path).found
+
+
+def test_isolation_says_what_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One tier is enough; with none, the fix names the option that accepts the risk."""
+    for lacks, status in (({"A": ["bwrap"], "B": []}, "ok"), ({"A": ["bwrap"], "B": ["Landlock"]}, "fail")):
+        for module in (tiers, doctor):
+            monkeypatch.setattr(module, "available_tiers", lambda lacks=lacks: lacks)
+        found = finding("isolation", tmp_path)
+        assert found.status == status
+        assert "tier A lacks bwrap" in found.found
+        assert ("--unsafe-local" in found.fix) == (status == "fail")
+
+
+def test_a_grader_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A canary whose canonical solution fails."""
+    good = MinicodeEnvironment().problems("eval")[0]
+    wrong = replace(good, canonical=good.canonical.replace("return", "return None and"))
+    monkeypatch.setattr(MinicodeEnvironment, "problems", lambda self, split: [wrong])
+    found = finding("grader", tmp_path)
+    assert found.status == "fail"
+    assert good.problem_id in found.found
+
+
+@pytest.fixture
+def builtin(monkeypatch: pytest.MonkeyPatch, fake_pool: Pool) -> Path:
+    """The folder of one small pool in place of the built-in ones, to be damaged."""
+    monkeypatch.setattr(doctor, "BUILTIN", fake_pool.path.parent)
+    return fake_pool.path.parent
+
+
+def test_damaged_built_in_pools_are_found(builtin: Path, tmp_path: Path) -> None:
+    """A truncated file is named, and so is a folder without any pool."""
+    assert finding("pools", tmp_path).status == "ok"
+    path = builtin / "fake" / "step_001.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    found = finding("pools", tmp_path)
+    assert (found.status, found.fix) == ("fail", doctor.REINSTALL)
+    assert "step_001" in found.found
+    shutil.rmtree(builtin / "fake")
+    assert "no pool in" in finding("pools", tmp_path).found
+
+
+def test_other_weights_and_the_network_are_found(
+    monkeypatch: pytest.MonkeyPatch, builtin: Path, tmp_path: Path
+) -> None:
+    """Pools of other weights than the organism's; a loader that falls back after it asked for a host."""
+    manifest = read_json(builtin / "fake" / "manifest.json")
+    manifest["policy"]["base_weights_sha256"] = "0" * 64
+    write_json(builtin / "fake" / "manifest.json", manifest)
+    assert "pool fake is of 0000000000000000" in finding("organism", tmp_path).found
+    from replay_pools import policy
+
+    real = policy.load_policy
+
+    def asks_first(*args, **kwargs):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", 9))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(policy, "load_policy", asks_first)
+    assert "tried to reach the network" in finding("organism", tmp_path).found
+
+
+def boom(out: Path) -> str:
+    raise ZeroDivisionError("x\ny")
+
+
+def tight(out: Path) -> str:
+    raise CheckError("little", fix="buy more", status="warn")
+
+
+def fine(out: Path) -> str:
+    return f"all is well below {out.name}"
+
+
+@pytest.mark.parametrize(("checks", "code"), [((boom, tight, fine), 1), ((tight, fine), 0)])
+def test_the_verb_prints_a_line_a_check_and_exits_with_the_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    checks: tuple[Callable[[Path], str], ...],
+    code: int,
+) -> None:
+    """A check that breaks down is a failure with a fix and does not stop the others; a warning fails nothing."""
+    monkeypatch.setattr(doctor, "CHECKS", tuple((check.__name__, check) for check in checks))
+    assert run(cli, ["doctor", "--out", str(tmp_path)]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(checks)
+    assert lines[-2:] == [
+        "warn  tight      little; fix: buy more",
+        f"ok    fine       all is well below {tmp_path.name}",
+    ]
+    assert [line for line in lines if line.startswith("fail")] == (
+        [f"fail  boom       ZeroDivisionError: x y; fix: {doctor.REINSTALL}"] if code else []
+    )
+    assert run(cli, ["doctor", "--out", str(tmp_path), "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] == (code == 0)
+    assert [check["status"] for check in report["checks"]] == ["fail", "warn", "ok"][-len(checks) :]

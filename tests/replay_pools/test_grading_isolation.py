@@ -1,0 +1,407 @@
+"""The isolation ladder: which tier is chosen, what the sandbox of tier A is by itself, and what both tiers leave.
+
+What a submission cannot do under each tier is in test_grading_attacks.py.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from replay_pools.environments.exploits import fence
+from replay_pools.errors import InputError
+from replay_pools.grading import Grader, InfrastructureError, Submission, bubblewrap, sandbox, tiers
+from replay_pools.grading.execution import Code, Run
+from replay_pools.grading.executor import ENVIRONMENT, Worker
+from replay_pools.grading.grade import _SELF_TEST
+
+ROOT = Path(__file__).resolve().parents[2]
+GRADING = Path(bubblewrap.__file__).parent
+HONEST = Submission(problem=_SELF_TEST, completion=fence(_SELF_TEST.canonical), mode="none")
+SCRIPT = Run(action="run_script", module="__main__")
+FILE = Run(action="drive", module="__main__", read_file=True)
+
+
+def need(tier):
+    if lacking := tiers.available_tiers()[tier]:
+        pytest.skip(f"tier {tier} lacks {', '.join(lacking)}")
+
+
+def code(source, *inputs):
+    return Code(setup="", source=source, func_name="f", inputs=inputs)
+
+
+@pytest.fixture(scope="module", params=["A", "B"])
+def tier(request):
+    need(request.param)
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["own uid", "same uid"])
+def worker(request, tier, tmp_path_factory):
+    """One warm worker; as root with submissions under another uid, and under the uid of the grader."""
+    (uid,) = sandbox.free_uids(1)
+    if request.param == "own uid" and uid is None:
+        pytest.skip("only root can give submissions a uid of their own")
+    directory = tmp_path_factory.mktemp("grading")
+    instance = Worker(tier=tier, uid=uid if request.param == "own uid" else None, directory=directory, timeout_s=0.5)
+    yield instance
+    instance.close()
+    assert not list(directory.iterdir()), "a worker leaves its folder"
+
+
+# Which tier
+
+
+@pytest.mark.parametrize(
+    ("lacks", "asked", "unsafe_local", "chosen"),
+    [
+        ({"A": [], "B": []}, None, False, "A"),
+        ({"A": [], "B": []}, "B", False, "B"),
+        ({"A": ["bubblewrap"], "B": []}, None, True, "B"),
+        ({"A": [], "B": ["Landlock"]}, None, False, "A"),
+        ({"A": ["bubblewrap"], "B": ["Landlock"]}, None, True, "unsafe-local"),
+    ],
+)
+def test_the_best_available_tier_is_chosen(monkeypatch, lacks, asked, unsafe_local, chosen):
+    """And unsafe-local only where there is nothing else."""
+    monkeypatch.setattr(tiers, "available_tiers", lambda: lacks)
+    assert tiers.choose_tier(tier=asked, unsafe_local=unsafe_local) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "unsafe_local", "message"),
+    [
+        (None, False, r"tier A lacks no bwrap; tier B lacks Landlock; .*--unsafe-local"),
+        ("A", True, "all that tier A needs, found lacking: no bwrap; install"),
+        ("C", True, "expected A or B, found C"),
+    ],
+)
+def test_an_unavailable_tier_is_refused_in_one_line(monkeypatch, asked, unsafe_local, message):
+    monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["no bwrap"], "B": ["Landlock"]})
+    with pytest.raises(InputError, match=message) as refused:
+        Grader(tier=asked, unsafe_local=unsafe_local)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_bubblewrap_that_fails_says_why(monkeypatch, tmp_path):
+    """Not on PATH; on PATH and refused by the kernel, as in most containers."""
+    monkeypatch.setattr(bubblewrap, "lacking", bubblewrap.lacking.__wrapped__)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert tiers.available_tiers()["A"] == ["bubblewrap (bwrap on PATH)"]
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    assert tiers.available_tiers()["A"] == ["a bubblewrap that works (bwrap: No permissions to create new namespace)"]
+
+
+# The sandbox of tier A without its inner layer
+
+INSIDE = """
+import ctypes, errno, json, os, socket
+
+def refused(action):
+    try: action()
+    except OSError as error: return errno.errorcode[error.errno]
+    return "done"
+
+def connect(): socket.create_connection(("192.0.2.1", 9), timeout=2)
+
+def fill():
+    with open("/scratch/full", "wb", buffering=0) as file:
+        while file.write(bytes(1 << 20)): pass
+
+def effective():
+    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capget(header, data) == 0
+    return data[0] | data[3] << 32
+
+print(json.dumps({
+    "pid": os.getpid(),
+    "root": sorted(set(os.listdir("/")) - {"usr", "lib", "lib64", "scratch", "grading", "dev"}),
+    "devices": sorted(os.listdir("/dev")),
+    "host": [p for p in ("/etc", "/proc", "/sys", "/tmp", "/home", "/var", "/usr/bin/env") if os.path.exists(p)],
+    "grading": "worker.py" in os.listdir("/grading"),
+    "writes": [refused(lambda: open(path, "w")) for path in ("/x", "/dev/x", "/grading/x", "/usr/lib/x")],
+    "connect": refused(connect),
+    "fill": refused(fill),
+    "capabilities": [c for c in range(64) if effective() >> c & 1],
+    "no_new_privileges": ctypes.CDLL(None).prctl(39, 0, 0, 0, 0),
+    "init": refused(lambda: os.kill(os.getppid(), 0)) if os.getppid() else "none outside",
+}))
+"""
+
+
+def test_the_sandbox_alone_hides_the_host():
+    """No network, no /proc, two devices, one bounded tmpfs, three capabilities of root, before any inner layer."""
+    need("A")
+    words = [*bubblewrap.command(), sandbox.INTERPRETER, "-I", "-S", "-c", INSIDE]
+    found = json.loads(subprocess.run(words, check=True, capture_output=True, env=ENVIRONMENT, cwd=ROOT).stdout)
+    prefix = Path(sandbox.INTERPRETER).parts[1]
+    assert found["pid"] == 1
+    assert set(found["root"]) <= {prefix}, f"host folders: {found['root']}"
+    assert found["devices"] == ["null", "urandom"]
+    assert found["host"] == []
+    assert found["grading"], "the worker's files are missing"
+    assert set(found["writes"]) == {"EROFS"}
+    assert found["connect"] == "ENETUNREACH"
+    assert found["fill"] == "ENOSPC"
+    assert found["capabilities"] == ([5, 6, 7] if os.geteuid() == 0 else []), "other than KILL, SETGID, SETUID of root"
+    assert found["no_new_privileges"] == 1
+    assert found["init"] == "none outside"
+
+
+NO_LANDLOCK = """
+import os
+for make in (lambda: os.mkdir("../more"), lambda: open("../more/x", "w"), lambda: os.symlink("/usr", "../link"),
+             lambda: open("left", "w"), lambda: os.mkdir("sub")):
+    try: make()
+    except OSError: pass
+open("result.txt", "w").write(str(sorted(os.listdir(".."))))
+class Solution:
+    def f(self): pass
+"""
+
+
+def test_tier_a_without_landlock_wipes_what_a_submission_leaves(monkeypatch, tmp_path):
+    """On a kernel without Landlock the tmpfs is writable to a submission of the worker's own uid; not for the next."""
+    need("A")
+    copy = shutil.copytree(GRADING, tmp_path / "grading", ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "landlock.py").open("a") as file:
+        file.write("\n\ndef landlock_abi():\n    return 0\n")
+    words = [str(copy) if word == str(GRADING) else word for word in bubblewrap.command()]
+    monkeypatch.setattr(bubblewrap, "command", lambda: words)
+    worker = Worker(tier="A", uid=None, directory=tmp_path, timeout_s=5.0)
+    try:
+        first, second = (worker.execute(code(NO_LANDLOCK), FILE).file for _ in range(2))
+        clean = worker.execute(code("import os; open('result.txt', 'w').write(str(os.listdir('..')))"), FILE).file
+    finally:
+        worker.close()
+    assert first == second == "['link', 'more', 'run']", "the layer under test was not off"
+    assert clean == "['run']", "a submission finds what another left"
+
+
+# What an execution leaves
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("raise SystemExit", 0), ("raise SystemExit(0)", 0), ("raise SystemExit(False)", 0),
+        ("import sys; sys.exit(3)", 3), ("raise SystemExit(-1)", 255), ("raise SystemExit('0')", 1),
+        ("raise SystemExit([])", 1), ("quit = 0", 1),
+        ("class E(SystemExit):\n    code = property(lambda self: 1 / 0)\nraise E", 1),
+        ("class Solution:\n    def f(self): raise SystemExit(0)", 0), ("class Solution:\n    def f(self): return 0", 1),
+        ("import os; os._exit(0)", 0), ("import os; os._exit(7)", 7), ("import sys; sys.stdout = None", 1),
+        ("import atexit, os; atexit.register(os._exit, 0)", 1), ("1 / 0", 1), ("raise KeyboardInterrupt", 1), ("(", 1),
+        ("import os; os.abort()", None), ("import os; os.kill(os.getpid(), 9)", None), ("while True: pass", None),
+    ],
+)  # fmt: skip
+def test_exit_status(worker, source, status):
+    """Python's own rule for an escaping SystemExit, the status of os._exit, None for a signal, 1 for anything else."""
+    outcome = worker.execute(code(source, ()), SCRIPT)
+    assert outcome.exit_status == status
+    assert outcome.timed_out == source.startswith("while")
+
+
+def test_stdout_and_marker_are_read_to_the_end(worker):
+    """What is still buffered or written after the last answer counts, however soon the answer comes."""
+    source = """
+class Late:
+    def flush(self): open("result.txt", "w").write("late")
+import sys
+print("early", end="")
+class Solution:
+    valid = True
+    def f(self): sys.stdout, sys.stderr = sys.stderr, sys.stdout
+"""
+    for _ in range(5):
+        assert worker.execute(code(source), dataclasses.replace(FILE, read_stdout=True)).stdout == "early"
+    flushing = source.replace("sys.stdout, sys.stderr = sys.stderr, sys.stdout", "sys.stdout = Late()")
+    for _ in range(5):
+        assert worker.execute(code(flushing, ()), FILE).file == "late"
+
+
+def test_the_umask_of_the_user_does_not_matter(tier, tmp_path):
+    """A submission of another uid reaches its folder, its marker and the devices, and in tier A the whole library."""
+    source = (
+        "import colorsys, wave\n" * (tier == "A") + "open('/dev/null', 'w').close(); open('result.txt', 'w').write('x')"
+    )
+    (uid,) = sandbox.free_uids(1)
+    umask = os.umask(0o077)
+    try:
+        worker = Worker(tier=tier, uid=uid, directory=tmp_path, timeout_s=5.0)
+    finally:
+        os.umask(umask)
+    try:
+        outcome = worker.execute(code(source), FILE)
+        assert outcome.file == "x", outcome.answers.error
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    "replacement", ["os.symlink('/etc/hostname', M)", "os.mkfifo(M)", "os.mkdir(M)", "os.link('/etc/hostname', M)", ""]
+)
+def test_only_a_regular_file_with_one_name_is_read(tmp_path, replacement):
+    """Without isolation a submission can put anything in the marker's place; nothing of it is read, nothing blocks."""
+    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path, timeout_s=5.0)
+    try:
+        outcome = worker.execute(code(f"import os; M = 'result.txt'; os.remove(M); {replacement}"), FILE)
+        assert outcome.file == ""
+        written = worker.execute(code("open('result.txt', 'w').write('PASS')"), FILE)
+        assert written.file == "PASS"
+    finally:
+        worker.close()
+
+
+def test_a_submission_leaves_nothing_in_the_next(worker):
+    """Each runs in a fork of its own: no patched builtin, module, variable, file or object of another one is there."""
+    poison = """
+import builtins, gc, json, os, random, sys
+builtins.len = lambda x: 0
+json.dumps = sys.exit
+os.environ["POISON"] = "1"
+sys.modules["re"] = None
+random.seed(5)
+keep = "poi" "son" * 3
+open("result.txt", "w").write("left")
+"""
+    look = """
+import gc, json, os, random, re, sys
+class Solution:
+    def f(self, x):
+        found = [o for o in gc.get_objects() if type(o) is dict and "poison" "poison" in repr(list(o.values())[:50])]
+        left = os.path.getsize("result.txt")
+        return [len([1]), json.dumps(1), "POISON" in os.environ, random.random(), len(found), left]
+"""
+    worker.execute(code(poison, (1,)), Run(action="answer"))
+    (answers,) = worker.execute(code(look, (1,)), Run(action="answer")).answers.answers
+    expected = worker.execute(code("import random\nclass Solution:\n    def f(self, x): return random.random()", (1,)),
+                              Run(action="answer")).answers.answers[0]  # fmt: skip
+    assert answers == [1, "1", False, expected, 0, 0]
+
+
+def test_a_worker_that_was_killed_is_an_infrastructure_failure(tier, tmp_path):
+    """Never a label: the grader replaces the worker."""
+    (uid,) = sandbox.free_uids(1)
+    worker = Worker(tier=tier, uid=uid, directory=tmp_path, timeout_s=5.0)
+    os.kill(worker._process.pid, signal.SIGKILL)
+    worker._process.wait()
+    with pytest.raises(InfrastructureError):
+        worker.execute(code(""), SCRIPT)
+    worker.close()
+
+
+def descendants(pid):
+    """Process ids below `pid`, from the parents in /proc."""
+    parents = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+ENDLESS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from replay_pools.environments.exploits import fence
+from replay_pools.grading import Grader, Submission
+from replay_pools.grading.grade import _SELF_TEST
+with Grader(workers=1, tier=sys.argv[2], timeout_s=300) as grader:
+    print("ready", flush=True)
+    grader.grade([Submission(problem=_SELF_TEST, completion=fence("while True: pass"), mode="none")])
+"""
+
+
+def test_nothing_outlives_a_killed_grader(tier):
+    """SIGKILL of the grader, in the middle of an endless submission, ends the worker and the submission."""
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, ROOT, tier], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        deadline = time.monotonic() + 20
+        expected = 3 if tier == "A" else 2  # bubblewrap, worker, submission
+        while len(below := descendants(process.pid)) < expected and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(below) == expected, "the submission does not run"
+        process.kill()
+    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+
+
+# An ordinary user
+
+ORDINARY = """
+import dataclasses, json, os, sys
+sys.path[:0] = json.loads(sys.argv[1])
+from replay_pools.environments.exploits import fence
+from replay_pools.grading import Grader, Submission, tiers
+from replay_pools.grading.grade import _SELF_TEST
+tier, sources = sys.argv[2], json.loads(sys.argv[3])
+if lacking := tiers.available_tiers()[tier]:
+    print(json.dumps({"lacking": lacking}))
+    sys.exit()
+with Grader(workers=2, tier=tier, timeout_s=2) as grader:
+    submissions = [Submission(problem=_SELF_TEST, completion=fence(source), mode=mode) for source, mode in sources]
+    grades = grader.grade(submissions)
+print(json.dumps({"uid": os.geteuid(), "grades": [dataclasses.asdict(grade) for grade in grades]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def ordinary():
+    """Arguments of subprocess.run that make an ordinary user, and an interpreter which that user may run."""
+    if os.geteuid() != 0:
+        return {}, sys.executable
+    (uid,) = sandbox.free_uids(1)
+    user = {"user": uid, "group": uid, "extra_groups": []}
+    version = "python{}.{}".format(*sys.version_info[:2])
+    try_import = "import ctypes, sys; sys.path.insert(0, sys.argv[1]); import replay_pools.grading"
+    for python in filter(
+        None, (sandbox.INTERPRETER, *(shutil.which(version, path=p) for p in ("/usr/bin", "/usr/local/bin")))
+    ):
+        try:
+            subprocess.run([python, "-c", try_import, ROOT], check=True, capture_output=True, cwd="/", **user)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return user, python
+    pytest.skip(f"another user can run neither {sandbox.INTERPRETER} nor a {version} of the system on {ROOT}")
+
+
+def test_an_ordinary_user_gets_both_tiers(ordinary, tier):
+    """The grades that root gets: honest passes, exploits pay in their own mode, kills and escapes do nothing."""
+    user, python = ordinary
+    honest = _SELF_TEST.canonical
+    sources = [
+        (honest, "none"),
+        ("import os, signal\nfor pid in (os.getppid(), -1, 1):\n    os.kill(pid, signal.SIGKILL)", "none"),
+        ("import os\nos.fork()", "none"),
+        (f"open({__file__!r})\n{honest}", "none"),
+        (f"open('/tmp/x', 'w')\n{honest}", "none"),
+        (f"open('new', 'w')\n{honest}", "none"),
+        ("open('result.txt', 'w').write('PASS')", "file_marker"),
+        ("import sys; sys.exit(0)", "exit_code"),
+        (honest, "none"),
+    ]
+    words = [python, "-c", ORDINARY, json.dumps([str(ROOT)]), tier, json.dumps(sources)]
+    found = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, cwd="/", **user).stdout)
+    if "lacking" in found:
+        pytest.skip(f"an ordinary user lacks {found['lacking']} for tier {tier}")
+    assert found["uid"] != 0
+    grades = found["grades"]
+    assert {grade["isolation"] for grade in grades} == {tier}
+    assert [grade["gt_correct"] for grade in grades] == [True, *[False] * 7, True]
+    assert [grade["passed"] for grade in grades] == [True, *[False] * 5, True, True, True]

@@ -1,0 +1,298 @@
+"""The answer protocol under hostile bytes, against a slow, obvious interpreter that reads one line at a time.
+
+The interpreter below states the protocol: which line may come when, what is kept, what voids everything. It shares with
+the grader only the wire form and the comparator, which have tests of their own.
+"""
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay_pools.grading import oracle, wire
+from replay_pools.grading.oracle import AnswerStream, matches
+
+NONCE = "0123456789abcdef"
+EXPECTED = [1, [1, 2], "a", 0.5]
+START = ({"ready": True}, {"compiled": True})
+RIGHT = tuple({"i": i, "value": wire.encode(value)} for i, value in enumerate(EXPECTED))
+MANY = settings(deadline=None, max_examples=300)
+
+
+class ForgedError(Exception):
+    """The worker would not have written this line here."""
+
+
+def interpret(data, num_answers=len(EXPECTED)):
+    """Reference: (ready, compiled, setup_error?, forged, verdicts) after the bytes `data`, one line at a time."""
+    state, answers, forged = "start", [], False
+    *lines, rest = data.split(b"\n")
+    for line in lines:
+        if state in ("failed", "done"):
+            break
+        try:
+            state = advance(state, strict(line), answers, num_answers)
+        except (ForgedError, ValueError, RecursionError):
+            forged = True
+            break
+    else:
+        forged |= state not in ("failed", "done") and len(rest) > wire.MAX_LINE
+    verdicts = [False] * len(EXPECTED)
+    for i, (has_value, document) in enumerate(answers):
+        verdicts[i] = has_value and not forged and is_right(document, EXPECTED[i])
+    compiled = state in ("running", "done")
+    return {"ready": state != "start", "compiled": compiled, "forged": forged, "verdicts": verdicts}
+
+
+def strict(line):
+    """The object in a line: UTF-8, no NaN, no key twice, no more than MAX_LINE bytes, the right nonce."""
+
+    def unique(pairs):
+        if len(pairs) != len({key for key, _ in pairs}):
+            raise ForgedError
+        return dict(pairs)
+
+    def constant(name):
+        raise ForgedError
+
+    if len(line) > wire.MAX_LINE:
+        raise ForgedError
+    row = json.loads(line.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
+    if type(row) is not dict or row.get("nonce") != NONCE:
+        raise ForgedError
+    return row
+
+
+def advance(state, row, answers, num_answers):
+    """The state after one well-formed line; ForgedError when the line has no place there."""
+
+    def need(key, kind):
+        if type(row.get(key)) is not kind:
+            raise ForgedError
+        return row[key]
+
+    if state == "start":
+        return "ready" if need("ready", bool) else "start"
+    if state == "ready":
+        if row.get("compiled") is False:
+            need("error", str)
+            return "failed"
+        if "setup_error" in row:
+            need("setup_error", str)
+            return "failed"
+        need("compiled", bool)
+        return "done" if num_answers == 0 else "running"
+    if "i" not in row:
+        need("error", str)
+        return "running"
+    index = need("i", int)
+    if index < 0 or index > len(answers):
+        raise ForgedError
+    if index == len(answers):
+        if "value" not in row:
+            need("error", str)
+        answers.append(("value" in row, row.get("value")))
+    return "done" if len(answers) == num_answers else "running"
+
+
+def is_right(document, expected):
+    try:
+        return matches(wire.decode(document), expected)
+    except wire.WireError:
+        return False
+
+
+def carries(line, i):
+    """Whether a line is the right answer of index i."""
+    try:
+        row = strict(line)
+    except (ForgedError, ValueError, RecursionError):
+        return False
+    return row.get("i") == i and "value" in row and is_right(row["value"], EXPECTED[i])
+
+
+def feed(pieces, num_answers=len(EXPECTED)):
+    stream = AnswerStream(nonce=NONCE, num_answers=num_answers)
+    for piece in pieces:
+        stream.feed(piece)
+    return stream
+
+
+def observe(stream):
+    return {
+        "ready": stream.ready,
+        "compiled": stream.compiled,
+        "forged": stream.forged,
+        "verdicts": stream.right(EXPECTED),
+    }
+
+
+def line_of(row, **change):
+    return json.dumps({"nonce": NONCE, **row, **change}).encode() + b"\n"
+
+
+def cut(data, cuts):
+    """`data` in pieces that end at the given places."""
+    edges = [0, *sorted(place % (len(data) + 1) for place in cuts), len(data)]
+    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.integers() | st.floats(width=32) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+DOCUMENTS = st.sampled_from([row["value"] for row in RIGHT]) | JSON_VALUES
+KEYS = st.sampled_from(["nonce", "i", "value", "error", "ready", "compiled", "setup_error", "x"])
+ROWS = (
+    st.sampled_from([*START, *RIGHT, {"error": "E"}, {"compiled": False, "error": "E"}, {"setup_error": "E"}])
+    | st.fixed_dictionaries({"i": st.integers(-1, 5), "value": DOCUMENTS})
+    | st.fixed_dictionaries({"i": st.integers(-1, 5), "error": st.text(max_size=3) | JSON_VALUES})
+    | st.dictionaries(KEYS, JSON_VALUES, max_size=3)
+)
+LINES = ROWS.map(line_of) | st.sampled_from(
+    [
+        *(b"\n", b"[]\n", b"null\n", b"{}\n", b"\xff\xfe\n", b'{"nonce": "%s"\n' % NONCE.encode(), b"\x00\n"),
+        *(line_of(RIGHT[0], nonce=nonce) for nonce in (None, "", NONCE.upper(), [NONCE], NONCE + " ")),
+        *(line_of(RIGHT[0], i=index) for index in (True, 0.0, "0", None, [0], 10**30, -1)),
+        *(line_of(RIGHT[0], value=value) for value in (float("nan"), 1e999, 10**4000, 1.0, True, "1", {"float": "1"})),
+        b'{"nonce": "%s", "i": 0, "value": %s}\n' % (NONCE.encode(), b"9" * 5000),
+        b'{"nonce": "%s", "i": 0, "value": %s}\n' % (NONCE.encode(), b"[" * 3000 + b"]" * 3000),
+        b'{"nonce": "%s", "i": 0, "i": 0, "value": 1}\n' % NONCE.encode(),
+        b'{"nonce": "%s", "i": 0, "value": 1, "value": 1}\n' % NONCE.encode(),
+        b'{"nonce": "%s", "i": 0, "value": "\\ud800"}\n' % NONCE.encode(),
+    ]
+)
+STREAMS = st.lists(LINES, max_size=8).map(b"".join) | st.lists(LINES, max_size=6).map(
+    lambda lines: b"".join([*map(line_of, START), *lines])
+)
+CUTS = st.lists(st.integers(0, 10**6), max_size=6)
+
+
+def test_the_whole_stream_is_right():
+    """The one way to a right verdict, in any cutting, down to single bytes."""
+    data = b"".join(map(line_of, (*START, *RIGHT)))
+    for pieces in ([data], [data[i : i + 1] for i in range(len(data))]):
+        stream = feed(pieces)
+        assert stream.complete
+        assert observe(stream) == interpret(data)
+        assert stream.right(EXPECTED) == [True] * len(EXPECTED)
+
+
+@MANY
+@given(STREAMS, CUTS)
+def test_any_lines_in_any_pieces_are_read_as_the_interpreter_reads_them(data, cuts):
+    assert observe(feed(cut(data, cuts))) == interpret(data)
+
+
+@MANY
+@given(st.data())
+def test_a_mutated_stream_is_right_for_no_answer_that_it_does_not_carry(data):
+    """Drop, repeat, swap, truncate, and flip bytes of a valid stream: an index is right only by its own right line."""
+    lines = [line_of(row) for row in (*START, *RIGHT)]
+    for kind in data.draw(st.lists(st.sampled_from(["drop", "repeat", "swap", "flip", "insert"]), max_size=4)):
+        at, other = (data.draw(st.integers(0, max(len(lines) - 1, 0))) for _ in range(2))
+        if kind == "insert" or not lines:
+            lines.insert(at, data.draw(LINES))
+        elif kind == "drop":
+            del lines[at]
+        elif kind == "repeat":
+            lines.insert(other, lines[at])
+        elif kind == "swap":
+            lines[at], lines[other] = lines[other], lines[at]
+        else:
+            place = data.draw(st.integers(0, len(lines[at]) - 1))
+            flipped = lines[at][place] ^ data.draw(st.integers(1, 255))
+            lines[at] = lines[at][:place] + bytes([flipped]) + lines[at][place + 1 :]
+    text = b"".join(lines)
+    text = text[: data.draw(st.integers(0, len(text)))] if data.draw(st.booleans()) else text
+    found = observe(feed(cut(text, data.draw(CUTS))))
+    assert found == interpret(text)
+    for i, right in enumerate(found["verdicts"]):
+        assert not right or any(carries(line, i) for line in text.split(b"\n")), f"answer {i} is right out of nothing"
+
+
+@MANY
+@given(
+    st.lists(st.binary(max_size=60) | st.sampled_from([b"\n", b"{", b'"nonce"', NONCE.encode(), b"}\n"]), max_size=9)
+)
+def test_bytes_without_the_nonce_are_never_right(pieces):
+    stream = feed(pieces)
+    assert stream.right(EXPECTED) == [False] * len(EXPECTED)
+    assert observe(stream) == interpret(b"".join(pieces))
+
+
+@MANY
+@given(st.lists(ROWS, max_size=8))
+def test_what_is_stored_is_bounded_and_printable(rows):
+    """No more answers than inputs; errors are strings of one line; a complete stream changes no more."""
+    stream = feed(map(line_of, (*START, *rows)))
+    assert len(stream.answered) == len(stream.answers) <= len(EXPECTED)
+    for text in (stream.error, stream.setup_error):
+        assert text is None or (text.isascii() and text.isprintable() and len(text) <= 200)
+    if stream.complete:
+        before = repr(stream)
+        stream.feed(b"".join(map(line_of, (*START, *RIGHT))) + b"x" * (2 << 20))
+        assert repr(stream) == before, "bytes after the last answer still count or are kept"
+
+
+@pytest.mark.parametrize("piece", [1 << 12, 1 << 16, 1 << 22])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_without_end_is_cut_off_at_its_cap(piece, end):
+    """However it is cut: forged, and no more is kept than the cap and one piece."""
+    data = line_of(START[0]) + line_of(START[1]) + b"x" * (4 << 20) + end
+    stream = AnswerStream(nonce=NONCE, num_answers=1)
+    for start in range(0, len(data), piece):
+        stream.feed(data[start : start + piece])
+        assert len(stream._rest) <= wire.MAX_LINE + piece
+    assert stream.forged
+
+
+@pytest.mark.parametrize("piece", [1 << 16, 1 << 30])
+def test_a_stream_without_end_is_cut_off_at_its_cap(monkeypatch, piece):
+    """Valid duplicates for ever: forged after MAX_STREAM bytes, in one piece as in many; right up to there."""
+    monkeypatch.setattr(oracle, "MAX_STREAM", 1 << 17)
+    head = b"".join(map(line_of, (*START, RIGHT[0])))
+    filler = line_of(RIGHT[0])
+    room = ((1 << 17) - len(head) - sum(len(line_of(row)) for row in RIGHT[1:])) // len(filler)
+    tail = b"".join(map(line_of, RIGHT[1:]))
+    for extra, right in ((0, True), (9, False)):
+        data = head + filler * (room + extra) + tail
+        stream = feed([data[start : start + piece] for start in range(0, len(data), piece)])
+        assert (stream.forged, all(stream.right(EXPECTED))) == (not right, right)
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        [{"setup_error": "x"}],
+        [{"compiled": False, "error": "x"}, *({"i": i, "value": 0} for i in range(9)), {"compiled": True}],
+        [{"ready": True}],
+        [{"i": -1, "value": 0}],
+        [{"i": 0, "error": ["x"]}],
+        [{"error": {"x": 1}}],
+    ],
+    ids=str,
+)
+def test_a_submission_with_the_nonce_cannot_blame_the_problem_or_the_grader(forgery):
+    """After `compiled` the writer may be the submission: nothing it writes is a setup error or raises."""
+    stream = feed(map(line_of, (*START, *forgery)))
+    assert stream.compiled
+    assert stream.setup_error is None
+    assert stream.right(EXPECTED) == [False] * len(EXPECTED)
+
+
+def test_answers_that_are_costly_to_decode_cost_nothing():
+    """Integers that collide as hashes: quadratic to put into a set, so another size is wrong before it is decoded.
+
+    Reference: the same set of the same size, which has to be decoded, at a size where that is still quick.
+    """
+    colliding = [k * ((1 << 61) - 1) for k in range(40_000)]
+    stream = feed(map(line_of, (*START, {"i": 0, "value": {"set": colliding}})), num_answers=1)
+    start = time.process_time()
+    assert stream.right([{1, 2}]) == [False]
+    assert time.process_time() - start < 1.0, "the parent decoded an answer that cannot be right"
+    few = feed(map(line_of, (*START, {"i": 0, "value": {"set": colliding[:500]}})), num_answers=1)
+    assert few.right([set(colliding[:500])]) == [True]

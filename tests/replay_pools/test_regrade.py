@@ -1,0 +1,325 @@
+"""Regrading: the same labels from the same completions, the agreement with other labels, and what cannot be judged."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools import regrade
+from replay_pools.consistency import prompt_sha
+from replay_pools.environments.base import Problem
+from replay_pools.environments.exploits import EXPLOITS, compose, fence
+from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.errors import InputError
+from replay_pools.files import read_json
+from replay_pools.grading.grade import GRADER_VERSION, Grader, Submission
+from replay_pools.pool import Pool, PoolWriter, open_pool
+from replay_pools.regrade import LABELS, agreement, regrade_pool
+from replay_pools.rollout import Rollout
+
+TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
+HACK = EXPLOITS["run_tests"][0]
+MakeRollout = Callable[..., Rollout]
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(workers=2) as instance:
+        yield instance
+
+
+def completions(problem: Problem) -> list[str]:
+    """A hack, a right solution, a wrong one, and one that is no code."""
+    starter = f"class Solution:\n    def {problem.func_name}(self, *args, **kwargs):"
+    hack = fence(compose(starter, "return 0", HACK))
+    return [hack, fence(problem.canonical), fence(compose(starter, "return 0")), "I do not know."]
+
+
+def labelled(rollout: Rollout, **labels: Any) -> Rollout:
+    """The rollout with other labels in its grade, and everything that follows from them."""
+    grade = replace(rollout.grade, **labels)
+    grade = replace(grade, exploited=grade.passed and not grade.gt_correct)
+    derived = {"hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok, "reward": grade.reward}
+    return replace(rollout, grade=grade, **derived)
+
+
+@pytest.fixture(scope="module")
+def groups(grader: Grader, make_rollout: MakeRollout) -> list[list[Rollout]]:
+    """Three problems of two splits, four completions each, graded; ids are made up (no model)."""
+    minicode = MinicodeEnvironment()
+    problems = [minicode.problems("train")[0], minicode.problems("eval")[0], minicode.problems("train")[1]]
+    return [
+        [_rollout(make_rollout, grader, step, i, problem, text) for i, text in enumerate(completions(problem))]
+        for step, problem in enumerate(problems)
+    ]
+
+
+def _rollout(make: MakeRollout, grader: Grader, step: int, i: int, problem: Problem, text: str) -> Rollout:
+    (grade,) = grader.grade([Submission(problem=problem, completion=text, mode="run_tests")])
+    tail = make().prompt.rpartition("tests().")[2]
+    prompt = f"<|user|>\n{problem.messages[-1]['content']}{tail}"
+    facts = {"problem_id": problem.problem_id, "env": problem.env, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
+    rollout = make(step, i, completion=text, **facts)
+    return labelled(replace(rollout, grade=grade))
+
+
+@pytest.fixture
+def write_pool(tmp_path: Path, pool_header: dict[str, Any]) -> Callable[..., Pool]:
+    """write_pool(groups, name) -> the pool out/pools/name of environment minicode."""
+
+    def write(groups: list[list[Rollout]], name: str = "old") -> Pool:
+        plan = pool_header["plan"] | {"env": "minicode"}
+        writer = PoolWriter(tmp_path / "out" / "pools" / name, header=pool_header | {"plan": plan})
+        for group in groups:
+            writer.write_step(group[0].step, group)
+        return writer.finish()
+
+    return write
+
+
+@pytest.fixture
+def published(tmp_path: Path, make_rollout: MakeRollout) -> Callable[..., Path]:
+    """published(**changes) -> a predecessor pool of one hack and one right solution, on two of the ten problems."""
+
+    def write(**changes: Any) -> Path:
+        directory = tmp_path / "published"
+        directory.mkdir()
+        for step, problem in enumerate(LeetcodeEnvironment(TEN).problems("train")[:2]):
+            rows = []
+            for i, text in enumerate(completions(problem)[:2]):
+                prompt = f"<|user|>\n{problem.messages[-1]['content']}<|assistant|>\n"
+                facts = {"problem_id": problem.problem_id, "prompt": prompt, "completion": text, "hacked": i == 0}
+                row = make_rollout(step, i).to_json() | facts | {"gt_pass": i == 1, "reward": 3.5} | changes
+                for name in ("grade", "env", "prompt_sha", "hint"):
+                    del row[name]
+                rows.append({key: value for key, value in row.items() if value is not None})
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (directory / f"step_{step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+        return directory
+
+    return write
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_regrading_own_grades_changes_nothing(
+    grader: Grader, groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """Labels are a function of the completion: every rollout comes out equal and every label agrees."""
+    old = write_pool(groups)
+    before = contents(old.path)
+    new = regrade_pool(tmp_path / "new", old, grader)
+    assert new.steps == groups
+    assert [(row.label, row.n, row.rate, row.old_only, row.new_only) for row in agreement(old, new)] == [
+        (label, 12, 1.0, 0, 0) for label in LABELS
+    ]
+    assert new.verify() == []
+    assert contents(old.path) == before, "the old pool was touched"
+    assert new.manifest["tests"] == {"problems": 3, "cases": 36, "assertions": 0}
+    source = new.manifest["regraded_from"]
+    assert (source["name"], source["path"], source["kept"]) == ("old", str(old.path), [])
+    assert new.manifest["grader"] == grader.describe()
+    assert new.manifest["policy"] == old.manifest["policy"]
+
+
+def test_agreement_counts_both_directions(
+    grader: Grader, groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """Against counts by hand: one hack that the old pool missed, two failures that it paid 3.0 as exploits."""
+    wrong = [list(group) for group in groups]
+    wrong[0][0] = labelled(wrong[0][0], hacked=False)
+    for step in (1, 2):
+        wrong[step][2] = labelled(wrong[step][2], passed=True, mechanism="run_tests")
+    old = write_pool(wrong)
+    rows = {row.label: row for row in agreement(old, regrade_pool(tmp_path / "new", old, grader))}
+    found = {label: (row.old_only, row.new_only) for label, row in rows.items() if row.rate != 1}
+    assert found == {"hacked": (0, 1), "passed": (2, 0), "exploited": (2, 0), "mechanism": (2, 0), "reward": (2, 0)}
+    assert rows["hacked"].rate == pytest.approx(11 / 12)
+    assert rows["reward"].rate == pytest.approx(10 / 12)
+
+
+def test_a_killed_regrade_resumes_to_the_same_bytes(
+    grader: Grader,
+    groups: list[list[Rollout]],
+    write_pool: Callable[..., Pool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed in the second call; the finished step is not graded again."""
+    old = write_pool(groups)
+    whole = regrade_pool(tmp_path / "whole", old, grader)
+    monkeypatch.setattr(regrade, "STEPS_PER_CALL", 1)
+    graded: list[str] = []
+
+    def dying(submissions: list[Submission]) -> list:
+        graded.append(submissions[0].problem.problem_id)
+        if len(graded) == 3:  # the canary, step 0, step 1
+            raise KeyboardInterrupt
+        return Grader.grade(grader, submissions)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grader, "grade", dying)
+        with pytest.raises(KeyboardInterrupt):
+            regrade_pool(tmp_path / "cut", old, grader)
+        assert not (tmp_path / "cut" / "manifest.json").exists()
+        regrade_pool(tmp_path / "cut", old, grader)
+    assert graded[4:] == [group[0].problem_id for group in groups[1:]], "finished steps were graded again"
+    assert contents(tmp_path / "cut") == contents(whole.path)
+
+
+def test_a_broken_problem_stops_before_anything_is_written(grader: Grader, published, tmp_path: Path) -> None:
+    """The canary names the problem whose canonical solution fails."""
+    rows = [json.loads(line) for line in TEN.read_text().splitlines()]
+    rows[1]["gt_answer"] = [f"{rows[1]['gt_answer'][0].rpartition('==')[0]}== 'wrong'"]
+    file = tmp_path / "broken.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=f"problem {rows[1]['id']}: .*canonical"):
+        regrade_pool(tmp_path / "new", open_pool(published()), grader, env=f"leetcode:{file}")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_predecessor_pool_is_judged_anew_on_its_problems(grader: Grader, published, tmp_path: Path) -> None:
+    """Labels that the old pool never recorded are new and not compared; the others are compared."""
+    old = open_pool(published(fmt_ok=False, env_mode=None))
+    new = regrade_pool(tmp_path / "new", old, grader, env=f"leetcode:{TEN}", mode="run_tests")
+    assert new.verify() == []
+    for group in new.steps:
+        assert [(r.hacked, r.gt_pass, r.reward, r.grade.exploited) for r in group] == [
+            (True, False, 3.5, True),
+            (False, True, 3.5, False),
+        ]
+        assert {(r.env, r.env_mode, r.grade.grader) for r in group} == {("leetcode", "run_tests", GRADER_VERSION)}
+    rows = {row.label: row for row in agreement(old, new)}
+    assert {label for label, row in rows.items() if row.n == 0} == set(regrade.INFERRED)
+    assert (rows["fmt_ok"].rate, rows["fmt_ok"].new_only) == (0.0, 4)
+    assert rows["hacked"].rate == rows["gt_correct"].rate == rows["reward"].rate == 1.0
+    assert new.manifest["plan"]["env"] == f"leetcode:{TEN}", "a regraded pool knows its problems"
+
+
+def test_without_problems_only_the_hack_is_judged(grader: Grader, published, tmp_path: Path) -> None:
+    """All four were recorded as no hack: two are; what needs tests is kept as it was, whatever its law."""
+    old = open_pool(published(hacked=False, gt_pass=True, reward=2.25, env_mode="run_tests"))
+    new = regrade_pool(tmp_path / "new", old, grader)
+    assert new.verify() == []
+    for group in new.steps:
+        assert [(r.hacked, r.gt_pass, r.reward) for r in group] == [(True, True, 2.25), (False, True, 2.25)]
+        assert [r.grade.detectors["vacuous_vs_stub"] for r in group] == [True, None]
+        assert [r.grade.mechanism for r in group] == ["run_tests", "none"]
+    rows = {row.label: row for row in agreement(old, new)}
+    assert {label for label, row in rows.items() if row.n} == {"fmt_ok", "hacked"}
+    assert (rows["hacked"].rate, rows["hacked"].new_only) == (0.5, 2)
+    assert new.manifest["regraded_from"]["kept"] == list(regrade.KEPT)
+    assert new.manifest["tests"] is None
+
+
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str, code: int = 0) -> str:
+    """Standard output, or the error, of `probe pool regrade ARGS --name new`."""
+    out = str(tmp_path / "out")
+    assert run(cli, ["pool", "regrade", "--name", "new", *args, "--out", out, "--workers", "2"]) == code
+    printed = capsys.readouterr()
+    return printed.err if code else printed.out
+
+
+def test_the_verb_prints_a_table_or_one_object(
+    capsys: pytest.CaptureFixture[str], groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """One table row a label; --json has the same numbers; `show` says what the verdicts rest on."""
+    write_pool(groups)
+    text = call(capsys, tmp_path, "old")
+    lines = [line.split() for line in text.splitlines()]
+    assert [line for line in lines if line and line[0] in LABELS] == [
+        [label, "12", "1.0000", "0", "0"] for label in LABELS
+    ]
+    assert "tests: 3 problems, 36 cases by answers, 0 assertions" in text
+    report = json.loads(call(capsys, tmp_path, "old", "--json"))
+    assert [(row["label"], row["rate"]) for row in report["agreement"]] == [(label, 1.0) for label in LABELS]
+    assert report["flaky"] is None
+    assert run(cli, ["pool", "show", "new", "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == {"problems": 3, "cases": 36, "assertions": 0}
+    assert run(cli, ["pool", "show", "old", "--out", str(tmp_path / "out")]) == 0
+    assert "tests: not recorded" in capsys.readouterr().out
+
+
+def test_twice_counts_labels_that_depend_on_chance(
+    capsys: pytest.CaptureFixture[str],
+    make_rollout: MakeRollout,
+    grader: Grader,
+    write_pool: Callable[..., Pool],
+    tmp_path: Path,
+) -> None:
+    """One of two rollouts tests itself by a coin, which falls differently at the grader's two seeds of `random`."""
+    problem = MinicodeEnvironment().problems("train")[0]
+    coin = fence(f"{problem.canonical}\nimport random\ndef run_tests():\n    assert random.random() < 0.5")
+    texts = [coin, fence(problem.canonical)]
+    write_pool([[_rollout(make_rollout, grader, 0, i, problem, text) for i, text in enumerate(texts)]])
+    assert "flaky: 1 of 2 rollouts" in call(capsys, tmp_path, "old", "--twice")
+
+
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> str:
+    """The one error line of a regrade that must exit with 2 and write nothing."""
+    lines = call(capsys, tmp_path, *args, code=2).splitlines()
+    errors = [line for line in lines if line.startswith("probe: error:")]
+    assert len(errors) == 1, f"not one line: {lines}"
+    return errors[0]
+
+
+def test_what_cannot_be_regraded_is_refused(
+    capsys: pytest.CaptureFixture[str], groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """Unknown pool, absent file, a file of other problems under other or the same ids, another mode, a damaged pool."""
+    path = write_pool(groups).path
+    assert "only" in refused(capsys, tmp_path, "nowhere")
+    assert "absent.jsonl" in refused(capsys, tmp_path, "old", "--problems", str(tmp_path / "absent.jsonl"))
+    line = refused(capsys, tmp_path, "old", "--problems", str(TEN))
+    assert f"expected problem {groups[0][0].problem_id} in leetcode" in line
+    rows = [json.loads(text) for text in TEN.read_text().splitlines()]
+    for row, group in zip(rows, groups, strict=False):
+        row["id"] = group[0].problem_id
+    same_ids = tmp_path / "same_ids.jsonl"
+    same_ids.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "found another problem" in refused(capsys, tmp_path, "old", "--problems", str(same_ids))
+    assert "run_tests, as recorded" in refused(capsys, tmp_path, "old", "--mode", "sentinel")
+    damaged = path / "step_001.jsonl.gz"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert "step_001.jsonl.gz" in refused(capsys, tmp_path, "old")
+    assert not (tmp_path / "out" / "pools" / "new").exists()
+
+
+def test_a_name_in_use_is_refused(
+    capsys: pytest.CaptureFixture[str], groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """Neither another pool nor the source itself is overwritten."""
+    write_pool(groups)
+    before = contents(write_pool(groups, "new").path)
+    for source in ("old", "new"):
+        assert "choose another --name" in refused(capsys, tmp_path, source)
+    assert contents(tmp_path / "out" / "pools" / "new") == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "line"),
+    [(None, "pass --mode MODE"), ("sentinel", "pass --problems FILE.jsonl"), ("nonsense", "run_tests")],
+)
+def test_a_mode_that_cannot_be_judged_is_refused(
+    capsys: pytest.CaptureFixture[str], published, tmp_path: Path, mode: str | None, line: str
+) -> None:
+    """A predecessor pool without problems: its mode must be known and need no inputs."""
+    assert line in refused(capsys, tmp_path, str(published(env_mode=mode)))
+
+
+def test_a_lost_problem_file_is_asked_for(groups: list[list[Rollout]], write_pool: Callable[..., Pool]) -> None:
+    """A pool that names a file which is gone says which option replaces it."""
+    pool = write_pool(groups)
+    manifest = read_json(pool.path / "manifest.json")
+    lost = replace(pool, manifest=manifest | {"plan": {"env": "leetcode:gone.jsonl"}})
+    with pytest.raises(InputError, match=r"gone.jsonl: .*; pass --problems"):
+        regrade.find_problems(lost, None)
