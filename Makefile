@@ -29,6 +29,7 @@ check: $(TEST_DEPS)
 	$(VENV)/bin/lint-imports --no-cache
 
 bench: $(RUN_DEPS)
+	$(VENV)/bin/python tests/bench/bench_engine.py
 	$(VENV)/bin/python tests/bench/run.py
 
 test-real: $(TEST_DEPS)

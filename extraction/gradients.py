@@ -1,31 +1,44 @@
-"""Per-sample gradients in module coordinates from ONE forward and backward of the batch.
+"""Per-sample gradients in module coordinates, every sample from ONE forward and backward.
 
-Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules; N completion tokens of the batch.
-Sample i's loss depends on sample i's tokens only, so row i of (x, dL/dy) of a module is all that its gradient needs:
+Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules; N completion tokens of a pass.
+Sample i's loss depends on sample i's tokens only, so what passes a module at its tokens is all that its gradient needs:
 the reduction over tokens happens inside the backward, module by module, and no parameter ever gets a `.grad`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from extraction.adapters import Coordinates
+from extraction.adapters.interface import InputTap, Tap
+from extraction.attention import attending, packs
 from extraction.batch import Batch
-from extraction.logprobs import CHUNK_SIZE, completion_logprobs, scatter_tokens
+from extraction.logprobs import CHUNK_SIZE, completion_logprobs, scatter_tokens, split_model
+from extraction.memory import checkpointed, tokens_that_fit
+from extraction.rows import Rows, cost, make_rows, plan_passes
+from extraction.vocabulary import Layout
 from replay_pools.errors import InputError
+
+Keep = Callable[[Tensor, Tensor], Tensor]  # see OutputTap
+Reduced = Callable[[Tensor, Tensor], None]  # what was kept, and the gradient that arrives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGradients:
-    """One pass over G samples; float32 (float64 for a float64 model)."""
+    """Gradients of G samples, and how they were computed; float32 (float64 for a float64 model)."""
 
     gradients: dict[str, Tensor]  # {module: (G, r)} of -sum_t w_it logp_it
     token_logprobs: Tensor  # (G, T), 0 off the completion
     nll: Tensor  # (G,) -sum_t logp_it, unweighted
+    layout: Layout  # `packed`, or `padded` for a model that does not keep packed samples apart
+    num_passes: int  # forwards and backwards
 
 
 def per_sample_gradients(
@@ -33,74 +46,89 @@ def per_sample_gradients(
     batch: Batch,
     *,
     token_weights: Tensor | None = None,
-    micro_batch: int | None = None,
+    tokens_per_batch: int | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> SampleGradients:
     """Gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
 
     At delta_S = 0 (B = 0) the adapter is switched off in the forward: the base model runs untouched. The model is
-    left as it was found: modes, `requires_grad` and `.grad`.
+    left as it was found: weights, modes, `requires_grad` and `.grad`.
 
     Args:
         coordinates: the adapted model.
         batch: on the model's device.
         token_weights: w (G, T), read on completion tokens only; None is 1 there (the summed NLL).
-        micro_batch: samples per pass where memory is short; the results do not depend on it.
+        tokens_per_batch: tokens in one pass; None is what fits the machine's memory, at most 8192. The
+            results depend on it in their rounding alone. A longer sample has a pass of its own in which activations
+            are computed again in the backward.
         chunk_size: tokens per block of logits.
 
     Raises:
-        InputError: `token_weights` has another shape than the batch, `micro_batch` is below 1, or the model cannot be
-            scored (`completion_logprobs`).
+        InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model
+            cannot be scored (`completion_logprobs`).
     """
     weights = batch.completion_mask if token_weights is None else token_weights
     if weights.shape != batch.ids.shape:
         shapes = {"expected": str(tuple(batch.ids.shape)), "found": str(tuple(weights.shape))}
         raise InputError("token_weights", **shapes)
-    size = len(batch) if micro_batch is None else micro_batch
-    if size < 1:
-        raise InputError("micro_batch", expected="at least 1", found=str(size))
-    parts = []
-    with frozen(coordinates.model), ExitStack() as stack:
-        if coordinates.is_zero():
-            stack.enter_context(coordinates.model.disable_adapter())
-        for start in range(0, len(batch), size):
-            rows = batch.rows(start, min(start + size, len(batch)))
-            row_weights = weights[start : start + size, : rows.ids.shape[1]]
-            parts.append(one_pass(coordinates, rows, row_weights, chunk_size))
-    logprobs = torch.cat([logprob for _, logprob in parts])  # (N,), sample after sample
-    token_logprobs = scatter_tokens(logprobs, batch.completion_mask)
+    if tokens_per_batch is not None and tokens_per_batch < 1:
+        raise InputError("tokens_per_batch", expected="at least 1", found=str(tokens_per_batch))
+    backbone, _ = split_model(coordinates.model)
+    wide = {"dtype": torch.promote_types(backbone.dtype, torch.float32), "device": backbone.device}
+    gradients = {module: torch.zeros(len(batch), r, **wide) for module, r in coordinates.sizes.items()}
+    token_logprobs = torch.zeros(batch.ids.shape, **wide)
+    lengths = batch.lengths.tolist()
+    with frozen(coordinates.model), coordinates.lean_forward():
+        layout: Layout = "packed" if packs(backbone) else "padded"
+        budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
+        passes = plan_passes(lengths, budget, layout)
+        taps = coordinates.taps()
+        for samples in passes:
+            rows = make_rows(batch, layout, samples)
+            completion = batch.completion_mask[rows.samples]
+            too_long = cost([lengths[i] for i in samples], layout) > budget
+            with (
+                attending(backbone, layout),
+                checkpointed(backbone, too_long),
+                tapped(coordinates, taps, rows, gradients),
+            ):
+                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion], chunk_size)
+            token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
     return SampleGradients(
-        gradients={module: torch.cat([gradients[module] for gradients, _ in parts]) for module in coordinates.sizes},
+        gradients=gradients,
         token_logprobs=token_logprobs,
         nll=-token_logprobs.sum(dim=1),
+        layout=layout,
+        num_passes=len(passes),
     )
 
 
-def one_pass(
-    coordinates: Coordinates, batch: Batch, weights: Tensor, chunk_size: int
-) -> tuple[dict[str, Tensor], Tensor]:
-    """One forward and backward: {module: (G, r)} and the completion log-probabilities (N,).
-
-    A module that the forward did not use has gradient 0.
-    """
-    gradients: dict[str, Tensor] = {}
-    with torch.enable_grad(), hooked(coordinates, gradients):
-        logprobs = completion_logprobs(
-            coordinates.model, batch.ids, batch.attention_mask, batch.completion_mask, chunk_size=chunk_size
-        )
-        (-(weights[batch.completion_mask].to(logprobs.dtype) * logprobs).sum()).backward()
-    for module, size in coordinates.sizes.items():
-        if module not in gradients:
-            gradients[module] = logprobs.new_zeros(len(batch), size)
-    return gradients, logprobs.detach()
+@torch.enable_grad()
+def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor, chunk_size: int) -> Tensor:
+    """Forward, and backward of -sum_n w_n logp_n; returns the log-probabilities (N,)."""
+    logprobs = completion_logprobs(coordinates.model, rows, chunk_size=chunk_size)
+    (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
+    return logprobs.detach()
 
 
 @contextmanager
-def hooked(coordinates: Coordinates, gradients: dict[str, Tensor]) -> Iterator[None]:
-    """While open, a forward and backward of the model adds each module's per-sample gradients into `gradients`."""
+def tapped(coordinates: Coordinates, taps: Sequence[Tap], rows: Rows, gradients: dict[str, Tensor]) -> Iterator[None]:
+    """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.
+
+    A module that the forward uses twice adds up; one that it does not use adds nothing.
+    """
+
+    def add(tap: Tap, kept: Tensor, gradient: Tensor) -> None:
+        found = tap.reduce(kept.flatten(0, -2), gradient.flatten(0, -2), rows.segments)
+        gradients[tap.module][rows.samples, tap.start : tap.start + found.shape[1]] += found
+
     handles = [coordinates.model.get_input_embeddings().register_forward_hook(require_grad)]
-    for module, layer in coordinates.layers.items():
-        handles.append(layer.register_forward_hook(reduction(coordinates, module, gradients)))
+    for tap in taps:
+        layer, reduced = coordinates.layers[tap.module], partial(add, tap)
+        if isinstance(tap, InputTap):
+            handles.append(layer.register_forward_pre_hook(partial(watch_input, reduced)))
+        else:
+            handles.append(layer.register_forward_hook(partial(watch_output, reduced, tap.keep)))
     try:
         yield
     finally:
@@ -113,19 +141,42 @@ def require_grad(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor
     output.requires_grad_()
 
 
-def reduction(coordinates: Coordinates, module: str, gradients: dict[str, Tensor]) -> Callable[..., None]:
-    """A forward hook that holds x until dL/dy arrives, reduces the two to (G, r) and lets x go."""
+def watch_input(add: Reduced, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Pre-hook: the module reads x through a node of its own, at which dL/dx arrives from this module alone."""
+    x, *others = inputs
+    return Watch.apply(x, x.detach(), add), *others
 
-    def forward_hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        held = [inputs[0].detach()]
 
-        def backward_hook(output_gradients: Tensor) -> None:
-            found = coordinates.sample_gradients(module, held.pop(), output_gradients)
-            gradients[module] = gradients[module] + found if module in gradients else found
+def watch_output(add: Reduced, keep: Keep, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Forward hook: the rest of the model reads y through a node at which dL/dy arrives."""
+    with torch.no_grad():
+        kept = keep(inputs[0], output)
+    return Watch.apply(output, kept, add)
 
-        output.register_hook(backward_hook)
 
-    return forward_hook
+class Watch(torch.autograd.Function):
+    """The identity. Its backward hands what was kept, and the gradient that arrives, to `add`.
+
+    What is kept is a saved tensor of autograd: freed after use, computed again under activation checkpointing, and an
+    error when the model changes it in place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, watched: Tensor, kept: Tensor, add: Reduced) -> Tensor:
+        """`watched` itself."""
+        ctx.save_for_backward(kept)
+        ctx.add = add
+        return watched.view_as(watched)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides the names)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """The gradient itself."""
+        (gradient,) = grad_outputs
+        ctx.add(*ctx.saved_tensors, gradient)
+        return gradient, None, None
 
 
 @contextmanager

@@ -46,13 +46,13 @@ class ExtractionSettings:
     drop_bottom_frac: float = 0.25
     loss_type: LossType = "grpo"  # the normaliser of the pair gradients: that of the live loss
     max_completion_length: int | None = None
-    micro_batch: int = 16  # completions in one forward and backward
+    tokens_per_batch: int | None = None  # of a forward and backward; None: what fits the memory
 
 
 def measure_pair_gradients(
     policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], settings: ExtractionSettings
 ) -> PairGradients:
-    """Weighted NLL gradients of both completions of every pair, `micro_batch` completions at a time.
+    """Weighted NLL gradients of both completions of every pair, `tokens_per_batch` tokens at a time.
 
     The pair is a GRPO group of two: each gradient carries the normaliser w that `loss_type` gives it there.
     """
@@ -60,7 +60,7 @@ def measure_pair_gradients(
     hack = [policy.completion_ids(pair.hack) for pair in pairs]
     clean = [policy.completion_ids(pair.clean) for pair in pairs]
     batch = make_batch([*prompts, *prompts], [*hack, *clean], policy.pad_id).to(policy.device)
-    unit = per_sample_gradients(coordinates, batch, micro_batch=settings.micro_batch).gradients
+    unit = per_sample_gradients(coordinates, batch, tokens_per_batch=settings.tokens_per_batch).gradients
     weights = torch.stack([_pair_weights(len(h), len(c), settings) for h, c in zip(hack, clean, strict=True)])
     weighted = {m: g.cpu() * weights.T.flatten()[:, None].to(g.dtype) for m, g in unit.items()}
     n = len(pairs)

@@ -1,18 +1,19 @@
 """Log-probabilities of completion tokens, without logits of any other position.
 
-Shapes: G samples, T tokens, N completion tokens in the whole batch, d the hidden size, v the vocabulary;
-r coordinates, k directions, M modules.
-Only the N hidden states that predict a completion token meet the head, `chunk_size` of them at a time, and their
-logits are computed again in the backward: (chunk_size, v) is the largest tensor with a vocabulary axis.
+Shapes: N completion tokens of a pass, d the hidden size, v the vocabulary; r coordinates, k directions, M modules.
+Only the N hidden states that predict a completion token meet the head, `chunk_size` of them at a time:
+(chunk_size, v) is the largest tensor with a vocabulary axis, and none outlives its chunk.
 """
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from extraction.rows import Rows
 from replay_pools.errors import InputError
 
 CHUNK_SIZE = 512
@@ -28,39 +29,79 @@ NEUTRAL_LOGITS = {
 }
 
 
-def completion_logprobs(
-    model: PreTrainedModel | PeftModel,
-    ids: Tensor,
-    attention_mask: Tensor,
-    completion_mask: Tensor,
-    *,
-    chunk_size: int = CHUNK_SIZE,
-) -> Tensor:
+def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows, *, chunk_size: int = CHUNK_SIZE) -> Tensor:
     """log p(token | everything before it) of every completion token, sample after sample, (N,).
 
-    Differentiable. The log-softmax is computed in float32 (float64 for a float64 model).
+    Differentiable, but not in the head's own parameters. The log-softmax is computed in float32 (float64 for a float64
+    model).
 
     Args:
         model: a causal language model whose logits are `head(last hidden state)`.
-        ids: (G, T), padded on the right.
-        attention_mask: (G, T), True on prompt and completion: what the model may look at.
-        completion_mask: (G, T), True on completion tokens: what is scored. Never at position 0.
+        rows: the samples, on the model's device; packed ones inside `attention.attending`.
         chunk_size: tokens per block of logits.
 
     Raises:
-        InputError: the model rescales or caps its logits, or has no separate backbone and head.
+        InputError: the model rescales or caps its logits, has no separate backbone and head, or a trainable head.
     """
     backbone, head = split_model(model)
-    hidden = backbone(input_ids=ids, attention_mask=attention_mask, use_cache=False).last_hidden_state  # (G, T, d)
-    predicting = hidden[:, :-1][completion_mask[:, 1:]]  # (N, d): the state at t - 1 predicts the token at t
-    targets = ids[completion_mask]  # (N,)
-    chunks = zip(predicting.split(chunk_size), targets.split(chunk_size), strict=True)
-    return torch.cat(
-        [
-            checkpoint(chosen_logprobs, head, states, tokens, use_reentrant=False, preserve_rng_state=False)
-            for states, tokens in chunks
-        ]
-    )
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in head.parameters()):
+        raise InputError(type(model).__name__, expected="a frozen head", found="a head that requires gradients")
+    hidden = backbone(**rows.inputs, use_cache=False).last_hidden_state  # (R, W, d)
+    return ChosenLogprobs.apply(hidden.flatten(0, 1)[rows.predicting], rows.targets, head, chunk_size)
+
+
+class ChosenLogprobs(torch.autograd.Function):
+    """log softmax(head(hidden))[targets], (N, d) and (N,) -> (N,).
+
+    Token n's log-probability depends on hidden state n alone, so the forward can compute d logp_n / d hidden_n (N, d)
+    while it has the logits; the backward multiplies it by dL/d logp_n. The head is met twice, never three times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: nn.Module, chunk_size: int) -> Tensor:
+        """Chunk by chunk; the derivative only where it is asked for."""
+        found, derivatives = [], []
+        for states, tokens in zip(hidden.split(chunk_size), targets.split(chunk_size), strict=True):
+            with torch.set_grad_enabled(ctx.needs_input_grad[0]):
+                states = states.detach().requires_grad_(ctx.needs_input_grad[0])
+                logits = head(states)
+            logprobs, slopes = chosen_logprobs(logits.detach(), tokens)
+            found.append(logprobs)
+            if ctx.needs_input_grad[0]:
+                derivatives += torch.autograd.grad(logits, states, slopes)
+        if derivatives:
+            ctx.save_for_backward(torch.cat(derivatives))
+        return torch.cat(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides the names)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """dL/d hidden_n = dL/d logp_n (d logp_n / d hidden_n)."""
+        (gradient,), (derivative,) = grad_outputs, ctx.saved_tensors
+        return gradient.to(derivative.dtype)[:, None] * derivative, None, None, None
+
+
+def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """log softmax(logits)[target] (n,) and its derivative 1[v = target] - p_v (n, v), in at least float32.
+
+    With m the largest logit, e_v = exp(l_v - m) of the OTHER tokens and `gap` = m - l_target:
+
+        logp = -gap - log1p(sum e_v + expm1(-gap))      1 - p_target = sum e_v / (sum e_v + exp(-gap))
+
+    so a confident token's logp and 1 - p_target are sums of small numbers, not differences of numbers near 1.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    index = targets[:, None]
+    largest = wide.amax(dim=1, keepdim=True)
+    gap = largest - wide.gather(1, index)  # (n, 1)
+    weights = (wide - largest).exp_().scatter_(1, index, 0.0)
+    others = weights.sum(dim=1, keepdim=True)
+    logprobs = -gap - torch.log1p(others + torch.expm1(-gap))
+    total = others + torch.exp(-gap)
+    slopes = weights.div_(-total).scatter_(1, index, others / total)
+    return logprobs.squeeze(1), slopes.to(logits.dtype)
 
 
 def scatter_tokens(values: Tensor, mask: Tensor) -> Tensor:
@@ -68,14 +109,7 @@ def scatter_tokens(values: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
 
-def chosen_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
-    """log softmax(head(hidden))[targets], (n, d) and (n,) -> (n,)."""
-    logits = head(hidden)
-    logprobs = F.log_softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    return logprobs.gather(1, targets[:, None]).squeeze(1)
-
-
-def split_model(model: PreTrainedModel | PeftModel) -> tuple[nn.Module, nn.Module]:
+def split_model(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel, nn.Module]:
     """The inner transformer and the head of a causal language model, with whatever adapter is in place."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel)
@@ -88,7 +122,7 @@ def split_model(model: PreTrainedModel | PeftModel) -> tuple[nn.Module, nn.Modul
                 found=str(value),
                 fix="use a model that does not transform its logits",
             )
-    head = base.get_output_embeddings()
-    if base.base_model is base or head is None:
+    backbone, head = base.base_model, base.get_output_embeddings()
+    if backbone is base or head is None or not isinstance(backbone, PreTrainedModel):
         raise InputError(type(base).__name__, expected="a causal language model", found="no backbone with a head")
-    return base.base_model, head
+    return backbone, head

@@ -70,6 +70,9 @@ def advantages(
         ValueError: unknown names, a setting that does not apply, rewards that are not a finite vector.
     """
     _check_settings(estimator, scale, clip, batch_std)
+    for name, value in (("eps", eps), ("min_group_std", min_group_std)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}: expected a number >= 0, found {value}")
     rewards = _as_vector(rewards)
     std = group_std(rewards)
     if std == 0.0 or std < min_group_std:
@@ -131,24 +134,31 @@ def advantage_diagnostics(
     eps: float = 1e-4,
     batch_std: float | None = None,
     reward_range: float | None = None,
+    token_advantages: Tensor | None = None,
 ) -> dict[str, float | bool | None]:
     """What the advantages of one group look like and what the cap did to them, under their wire names.
 
-    Takes the settings of `advantages`, and `reward_range`: R of the environment; None = the range seen in this group.
+    Takes the settings of `advantages`, and
+        reward_range: R of the environment; None = the range seen in this group.
+        token_advantages: (N,) A_it of all completion tokens before the cap, where token credit made them differ within
+            a sample. They are then what is described; they have no bound, so no cap on them is vacuous.
 
     Returns:
-        `advantage/{mean,std,abs_max}` after the cap; `advantage/bound`; `adv_cap_fraction` = capped / nonzero;
-        `adv_cap_magnitude` = mean |A| before the cap of the capped ones (None: none capped); `adv_cap_vacuous` = the
-        cap is not below its bound and can never bind (None: no cap); `frac_reward_zero_std` and `skip_rate`, which
-        are 0 or 1 for one group (skipped = below `min_group_std`, zero variance apart).
+        `advantage/{mean,std,abs_max}` after the cap; `advantage/bound` (None: unbounded); `adv_cap_fraction` =
+        capped / nonzero; `adv_cap_magnitude` = mean |A| before the cap of the capped ones (None: none capped);
+        `adv_cap_vacuous` = the cap is not below its bound and can never bind (None: no cap); `frac_reward_zero_std`
+        and `skip_rate`, which are 0 or 1 for one group (skipped = below `min_group_std`, zero variance apart).
     """
     rewards = _as_vector(rewards)
-    before = advantages(
+    own = advantages(
         rewards, estimator=estimator, scale=scale, min_group_std=min_group_std, eps=eps, batch_std=batch_std
     )
+    before = own if token_advantages is None else token_advantages
     after = before if clip is None else before.clamp(-clip, clip)
     spread = float(rewards.max() - rewards.min()) if reward_range is None else reward_range
-    bound = advantage_bound(len(rewards), spread, estimator=estimator, scale=scale, eps=eps, batch_std=batch_std)
+    bound = None
+    if token_advantages is None:
+        bound = advantage_bound(len(rewards), spread, estimator=estimator, scale=scale, eps=eps, batch_std=batch_std)
     magnitude = before.abs()
     capped = magnitude > (math.inf if clip is None else clip)
     num_nonzero = int((magnitude > 0).sum())
@@ -160,7 +170,7 @@ def advantage_diagnostics(
         "advantage/bound": bound,
         "adv_cap_fraction": int(capped.sum()) / num_nonzero if num_nonzero else 0.0,
         "adv_cap_magnitude": float(magnitude[capped].mean()) if bool(capped.any()) else None,
-        "adv_cap_vacuous": None if clip is None else clip >= bound,
+        "adv_cap_vacuous": None if clip is None else bound is not None and clip >= bound,
         "frac_reward_zero_std": float(std == 0.0),
         "skip_rate": float(0.0 < std < min_group_std),
     }

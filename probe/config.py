@@ -1,10 +1,13 @@
 """What one replay is told: frozen groups of settings, written whole to `config.json` and read back by `--config`."""
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from extraction.library import ExtractionSettings
-from probe.step import Objective
+from probe.conditions import Condition, parse_conditions
+from probe.credit import PLANNING_PHRASES
+from probe.objective import Objective
 from probe.vocabulary import Gate, Match
 from replay_pools.errors import InputError
 
@@ -17,6 +20,12 @@ class ModelConfig:
     dtype: str = "float32"
     device: str = "auto"
     lora_rank: int = 32  # of the arms in the LoRA basis
+    dtype_noise: int = 0  # rollouts to score again in a higher precision; shapes no record
+
+    def __post_init__(self) -> None:
+        """Refuse noise that cannot be measured."""
+        if self.dtype_noise and self.dtype == "float64":
+            raise InputError("--dtype-noise", expected="a --dtype below float64, the highest", found="float64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +52,10 @@ class ReplayConfig:
     """One replay: written to `config.json` whole."""
 
     arms: tuple[str, ...] = ("projected",)
+    conditions: tuple[Condition, ...] = parse_conditions((), Objective())  # the first is the primary
+    planning_phrases: tuple[str, ...] = PLANNING_PHRASES  # what token credit calls planning
     source: SourceConfig = field(default_factory=SourceConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    objective: Objective = field(default_factory=Objective)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
     gate: GateConfig = field(default_factory=GateConfig)
     v_hack: str | None = None  # direction file; None extracts
@@ -58,7 +68,6 @@ class ReplayConfig:
         groups = {
             "source": SourceConfig,
             "model": ModelConfig,
-            "objective": Objective,
             "extraction": ExtractionSettings,
             "gate": GateConfig,
         }
@@ -66,8 +75,27 @@ class ReplayConfig:
             nested = {name: kind(**row[name]) for name, kind in groups.items()}
             source = nested["source"]
             nested["source"] = SourceConfig(**{**asdict(source), "replay_dirs": tuple(source.replay_dirs)})
-            return cls(**{**row, **nested, "arms": tuple(row["arms"])})
+            nested["conditions"] = tuple(Condition.from_json(own) for own in row["conditions"])
+            if not nested["conditions"]:
+                raise KeyError("conditions: none")
+            nested |= {name: tuple(row[name]) for name in ("arms", "planning_phrases")}
+            return cls(**{**row, **nested})
         except (TypeError, KeyError) as error:
             raise InputError(
                 "--config", expected="the `replay` object of a run's config.json", found=str(error)
             ) from error
+
+
+def read_phrases(path: Path | None) -> tuple[str, ...]:
+    """Planning phrases, one a line; None = the built-in ones.
+
+    Raises:
+        InputError: not UTF-8.
+    """
+    if path is None:
+        return PLANNING_PHRASES
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(path, expected="UTF-8 text, one phrase a line", found=str(error)) from error
+    return tuple(line.strip() for line in lines if line.strip())

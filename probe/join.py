@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import torch
 
 from probe.advantages import reward_stats
+from probe.objective import Objective
 from probe.records import SampleRecord, StepRecord, nullable
 from probe.sources import Group
-from probe.step import ArmResult, Objective, StepResult
+from probe.step import ArmResult, StepResult
+from probe.weighting import Weighting
 from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
 
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED
@@ -17,7 +19,10 @@ NO_VARIANCE = "no reward variance in the group"
 
 
 def sample_records(group: Group, rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult) -> list[SampleRecord]:
-    """One record a rollout. `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's, as in the seed's records."""
+    """One record a rollout, under the condition and arm of `arm`.
+
+    `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's, as in the seed's records.
+    """
     return [
         SampleRecord(
             step=group.step,
@@ -31,12 +36,12 @@ def sample_records(group: Group, rollouts: Sequence[Rollout], result: StepResult
             fmt_ok=rollout.fmt_ok,
             comp_len=rollout.comp_len,
             cos_S_contrib=nullable(float(arm.cos_contrib[i])),
-            grad_norm_contrib=float(result.contribution_norms[i]),
+            grad_norm_contrib=float(arm.contribution_norms[i]),
             mean_cos_in=nullable(float(arm.projection.mean_cos_in)),
             mean_cos_out=nullable(float(arm.projection.mean_cos_out)),
             frac_fired=_frac_fired(arm),
             arm=arm.arm,
-            advantage=float(result.advantages[i]),
+            advantage=float(result.weightings[arm.condition].advantages[i]),
             cos_S_nll=nullable(float(arm.cos_nll[i])),
             problem_id=rollout.problem_id,
             prompt_sha=rollout.prompt_sha,
@@ -44,15 +49,16 @@ def sample_records(group: Group, rollouts: Sequence[Rollout], result: StepResult
             hint=rollout.hint,
             haar_sd=nullable(float(arm.sample_haar_sd[i])),
             nll=float(result.nll[i]),
+            condition=arm.condition,
         )
         for i, (key, rollout) in enumerate(zip(group.keys, rollouts, strict=True))
     ]
 
 
 def step_record(group: Group, result: StepResult, arm: ArmResult, objective: Objective) -> StepRecord:
-    """The record of one step under one arm."""
+    """The record of one step under one condition, that of `objective`, and one arm."""
     rewards = torch.tensor(group.rewards, dtype=torch.float64)
-    projection = arm.projection
+    weighting, projection = result.weightings[arm.condition], arm.projection
     return StepRecord(
         step=group.step,
         arm=arm.arm,
@@ -67,15 +73,18 @@ def step_record(group: Group, result: StepResult, arm: ArmResult, objective: Obj
         frac_fired=_frac_fired(arm),
         haar_sd=nullable(arm.haar_sd),
         **reward_stats(rewards),
-        advantage=objective.diagnostics(rewards, REWARD_RANGE),
+        advantage=objective.diagnostics(rewards, REWARD_RANGE, weighting.token_advantages),
         grad_norm=float(projection.norm_in),
-        num_effective=int((result.advantages != 0).sum()),
+        num_effective=int((weighting.advantages != 0).sum()),
         loss_type=objective.loss_type,
         reference=None,
-        null_reason=_step_reason(result, arm),
-        additivity_error=result.additivity_error,
+        null_reason=_step_reason(weighting, arm),
+        additivity_error=result.additivity_errors[arm.basis],
         cos_update=nullable(arm.cos_update),
         hackward_frac_update=nullable(arm.hackward_frac_update),
+        condition=arm.condition,
+        frac_planning=result.frac_planning,
+        exec_surprisal_var=result.exec_surprisal_var,
     )
 
 
@@ -91,8 +100,8 @@ def _sample_reason(arm: ArmResult, i: int) -> str | None:
     return NO_ADVANTAGE if bool(arm.cos_contrib[i].isnan()) else None
 
 
-def _step_reason(result: StepResult, arm: ArmResult) -> str | None:
+def _step_reason(weighting: Weighting, arm: ArmResult) -> str | None:
     """Why the cosine of the whole gradient is null."""
-    if not bool((result.advantages != 0).any()):
+    if not bool((weighting.advantages != 0).any()):
         return NO_VARIANCE
     return NO_GRADIENT if bool(arm.projection.cos_in.isnan()) else None

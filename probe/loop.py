@@ -16,10 +16,12 @@ from typing import Any
 import orjson
 import torch
 
-from extraction.adapters.coordinates import Coordinates
+from probe.additivity import summarise_additivity
 from probe.checkpoint import load_checkpoint, save_checkpoint
 from probe.gram import GramRecorder, gram_hashes
 from probe.join import sample_records, step_record
+from probe.objective import Objective
+from probe.passes import Bases
 from probe.records import StepRecord
 from probe.runs import (
     CONFIG_FILE,
@@ -31,7 +33,8 @@ from probe.runs import (
     write_steps,
 )
 from probe.sources import GroupSource
-from probe.step import Measure, Objective, StepResult, train_step
+from probe.step import Measure, train_step
+from probe.timings import Timings
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, remove_leftovers, write_json
 
@@ -39,12 +42,16 @@ RUN_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """One basis: its coordinates and the arms evaluated in them from one forward and backward a step."""
+class Setup:
+    """What every step of a run is evaluated with."""
 
-    coordinates: Coordinates
-    measures: Sequence[Measure]
-    gram: GramRecorder | None = None  # records the sufficient statistics of the nulls
+    bases: Bases
+    conditions: Mapping[str, Objective]  # by name, the primary first
+    measures: Sequence[Measure]  # every arm under every condition, in the order of the records
+    planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
+    pad_id: int
+    gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
+    dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.precision
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -75,10 +82,11 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """{dotted name: leaf} of nested objects."""
-    if not isinstance(value, dict):
+    """{dotted name: leaf} of nested objects and lists."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if parts is None:
         return {name: value}
-    return {k: leaf for key, part in value.items() for k, leaf in _flat(part, f"{name}.{key}".strip(".")).items()}
+    return {k: leaf for key, part in parts for k, leaf in _flat(part, f"{name}.{key}".strip(".")).items()}
 
 
 def is_complete(directory: Path) -> bool:
@@ -89,11 +97,10 @@ def is_complete(directory: Path) -> bool:
 def run_steps(
     directory: Path,
     source: GroupSource,
-    passes: Sequence[Pass],
-    objective: Objective,
+    setup: Setup,
     *,
-    pad_id: int,
     done: Sequence[StepRecord],
+    timings: Timings,
     lr: float = 0.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
@@ -101,72 +108,61 @@ def run_steps(
 
     Args:
         done: what `open_run` returned.
-        lr: 0 leaves the weights frozen; above 0 the one arm of the one pass is stepped with AdamW.
+        lr: 0 leaves the weights frozen; above 0 the one arm is stepped with AdamW under the one condition.
         progress: called with (steps done, steps in all) after every step.
     """
     records = list(done)
     first = 1 + max((record.step for record in records), default=-1)
     optimizer = None
     if lr > 0:
-        coordinates = passes[0].coordinates
+        (coordinates,) = setup.bases.coordinates
         optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=0.0)
         load_checkpoint(directory, first, coordinates, optimizer)
     for step in range(first, source.num_steps):
         start = time.monotonic()
-        records += _run_step(directory, step, source, passes, objective, pad_id, optimizer)
+        records += _run_step(directory, step, source, setup, optimizer)
         write_steps(directory, records)
-        _append_timing(directory, step, time.monotonic() - start)
+        timings.write_step(directory, step, time.monotonic() - start)
         progress(step + 1, source.num_steps)
     if optimizer is not None:
-        passes[0].coordinates.model.save_pretrained(str(directory / "adapter"))
-    _write_manifest(directory, source, passes)
+        setup.bases.coordinates[0].model.save_pretrained(str(directory / "adapter"))
+    _write_manifest(directory, source, setup, records)
 
 
 def _run_step(
-    directory: Path,
-    step: int,
-    source: GroupSource,
-    passes: Sequence[Pass],
-    objective: Objective,
-    pad_id: int,
-    optimizer: torch.optim.Optimizer | None,
+    directory: Path, step: int, source: GroupSource, setup: Setup, optimizer: torch.optim.Optimizer | None
 ) -> list[StepRecord]:
     """Compute and write one step; its step records are returned for `steps.jsonl`."""
     group = source.group(step)
     rollouts = [source.rollout(key) for key in group.keys]
-    samples, steps = [], []
-    for one in passes:
-        result: StepResult = train_step(
-            one.coordinates,
-            group,
-            one.measures,
-            objective=objective,
-            pad_id=pad_id,
-            optimizer=optimizer,
-            check_additivity=step == 0,
-        )
-        if one.gram is not None:
-            one.gram.record(step, result.unit.gradients)
-        for arm in result.arms.values():
-            samples += sample_records(group, rollouts, result, arm)
-            steps.append(step_record(group, result, arm, objective))
+    result = train_step(
+        setup.bases,
+        group,
+        setup.measures,
+        conditions=setup.conditions,
+        planning=[setup.planning(ids) for ids in group.completion_ids],
+        pad_id=setup.pad_id,
+        optimizer=optimizer,
+        check_whole=step == 0,
+    )
+    if setup.gram is not None:
+        setup.gram.record(step, result.unit["svd"])
     if optimizer is not None:
-        save_checkpoint(directory, step + 1, passes[0].coordinates, optimizer)
-    write_samples(directory, step, samples)
-    return steps
+        save_checkpoint(directory, step + 1, setup.bases.coordinates[0], optimizer)
+    write_samples(directory, step, [row for arm in result.arms for row in sample_records(group, rollouts, result, arm)])
+    return [step_record(group, result, arm, setup.conditions[arm.condition]) for arm in result.arms]
 
 
-def _append_timing(directory: Path, step: int, seconds: float) -> None:
-    with (directory / "timings.jsonl").open("ab") as file:
-        file.write(orjson.dumps({"step": step, "seconds": round(seconds, 4)}) + b"\n")
-
-
-def _write_manifest(directory: Path, source: GroupSource, passes: Sequence[Pass]) -> None:
+def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:
+    errors = [(record.step, record.additivity_error) for record in records]
     manifest = {
         "schema": RUN_SCHEMA,
         "num_steps": source.num_steps,
-        "arms": [measure.arm.name for one in passes for measure in one.measures],
-        "num_modules": {one.coordinates.basis: len(one.coordinates.sizes) for one in passes},
+        "conditions": list(setup.conditions),
+        "arms": list(dict.fromkeys(measure.arm.name for measure in setup.measures)),
+        "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
+        "additivity": summarise_additivity(errors, setup.bases.coordinates[0].model.dtype),
+        "dtype_noise": setup.dtype_noise,
         "files": file_hashes(directory) | gram_hashes(directory),
     }
     remove_leftovers(directory)

@@ -11,6 +11,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from replay_pools.errors import InputError
 
+DEFAULT_CONDITION = "default"  # of a run that names none; the primary where it is among several
 _NUMBER = (int, float)
 # Wire names of probe.advantages.advantage_diagnostics: the field `advantage` of a StepRecord, flattened.
 ADVANTAGE_KEYS = (
@@ -29,7 +30,7 @@ _PREFIXED = ("kl",)  # fields {name: number}, flattened to "kl/name"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRecord:
-    """One rollout under one arm; the seed's sixteen fields come first, verbatim.
+    """One rollout under one condition and arm; the seed's sixteen fields come first, verbatim.
 
     A cosine is None where the gradient is zero, and `null_reason` says why.
     """
@@ -50,14 +51,15 @@ class SampleRecord:
     mean_cos_out: float | None  # likewise
     frac_fired: float | None  # likewise
     arm: str
-    advantage: float  # A_i, after the cap
+    advantage: float  # A_i, after the cap; with token credit before both
     cos_S_nll: float | None  # noqa: N815  of the sample's NLL gradient; exists when A_i = 0 too
     problem_id: str
     prompt_sha: str
     null_reason: str | None
     hint: bool
-    haar_sd: float | None  # standard deviation of cos_S_contrib and cos_S_nll under Haar directions
+    haar_sd: float | None  # standard deviation of cos_S_contrib under Haar directions (of cos_S_nll: without credit)
     nll: float | None  # nats per completion token
+    condition: str
 
     def to_json(self) -> dict[str, Any]:
         """The wire form, in field order.
@@ -65,7 +67,7 @@ class SampleRecord:
         Raises:
             InputError: a number that is not finite, or a null cosine without its reason.
         """
-        where = f"step {self.step} sample {self.sample_id} arm {self.arm}"
+        where = f"step {self.step} sample {self.sample_id} condition {self.condition} arm {self.arm}"
         return _checked_row(_as_row(self), where, self.cos_S_contrib, self.null_reason)
 
     @classmethod
@@ -76,7 +78,10 @@ class SampleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step (one group) under one arm. `*_in` is before the gate, `*_out` after; all in the arm's directions."""
+    """One step (one group) under one condition and arm.
+
+    `*_in` is before the gate, `*_out` after; all in the arm's directions.
+    """
 
     step: int
     arm: str
@@ -99,9 +104,12 @@ class StepRecord:
     loss_type: str
     reference: str | None  # base | ema | recorded; None without KL
     null_reason: str | None
-    additivity_error: float | None  # |sum of contributions - batch gradient| / |batch gradient|
+    additivity_error: float | None  # |sum of contributions - batch gradient| / |batch gradient|: probe.additivity
     cos_update: float | None  # of the realised update; None when nothing was stepped
     hackward_frac_update: float | None
+    condition: str
+    frac_planning: float  # share of completion tokens on planning phrases
+    exec_surprisal_var: float | None  # variance of the surprisal of the other completion tokens
     kl: dict[str, float | None] = field(default_factory=dict)  # empty without KL
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +118,7 @@ class StepRecord:
         Raises:
             InputError: a number that is not finite, a null cosine without its reason, wrong `advantage` keys.
         """
-        where = f"step {self.step} arm {self.arm}"
+        where = f"step {self.step} condition {self.condition} arm {self.arm}"
         if self.advantage.keys() != set(ADVANTAGE_KEYS):
             raise InputError(
                 where, expected=f"advantage keys {', '.join(ADVANTAGE_KEYS)}", found=f"{[*self.advantage]}"

@@ -4,24 +4,31 @@ Everything that shapes the numbers is resolved first and written to `config.json
 repeats the run.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import cached_property
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
+from torch import Tensor
+
+from extraction.adapters.coordinates import Coordinates
 from extraction.library import DirectionLibrary, attach_basis
-from extraction.vocabulary import Basis
-from probe.arms import Arm, get_arm
+from extraction.vocabulary import Basis, LossType
+from probe.arms import Arm, DirectionKind, get_arm
 from probe.config import GateConfig, ReplayConfig
 from probe.gram import GramRecorder
-from probe.loop import Pass, is_complete, open_run, run_steps
+from probe.inputs import Inputs
+from probe.loop import Setup, is_complete, open_run, run_steps
+from probe.objective import Objective
+from probe.passes import Bases
+from probe.planning import PlanningMarker
+from probe.precision import dtype_noise
 from probe.sources import ReplaySource
 from probe.step import Measure
+from probe.timings import Timings
 from replay_pools.errors import InputError
-from replay_pools.files import dump_json, sha256
-from replay_pools.policy import Policy, load_policy, load_tokenizer
-from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.policy import Policy
 
 
 def replay(
@@ -38,104 +45,25 @@ def replay(
         InputError: anything wrong with the options, pools, model or directions.
     """
     arms = _arms(config)
-    sources = _Inputs(config, out_dir, say)
-    config = sources.config
+    timings = Timings(out_dir / "cache")
+    inputs = Inputs(config, out_dir, say)
+    config = inputs.config
     source = ReplaySource(
-        sources.pools,
+        inputs.pools,
         per_pool=config.source.per_pool,
         match=config.source.match,
         steps=config.source.steps,
         seed=config.seed,
     )
-    done = open_run(directory, sources.record())
+    with timings.phase("load", uses_cache=False):
+        policy = inputs.policy
+    done = open_run(directory, inputs.record())
     if is_complete(directory):
         say(f"{directory} is complete; nothing to do")
         return
-    passes = [_pass(basis, arms, config, sources, directory, out_dir, say) for basis in _bases(arms)]
-    run_steps(
-        directory,
-        source,
-        passes,
-        config.objective,
-        pad_id=sources.policy.pad_id,
-        done=done,
-        lr=config.lr,
-        progress=progress,
-    )
-
-
-class _Inputs:
-    """The pools and the policy that a replay reads, each resolved once and announced."""
-
-    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None]) -> None:
-        self.config = config
-        paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
-        self.pools = [open_pool(path, tokenize=self._tokenize) for path in paths]
-        for pool in self.pools:
-            say(f"pool {pool.name}: {pool.path}")
-            for sentence in pool.normalised:
-                say(f"pool {pool.name}: {sentence}")
-        self.config = _with_length(config, self.pools)
-
-    @cached_property
-    def policy(self) -> Policy:
-        """The policy, checked against every pool."""
-        policy = self.load()
-        for pool in self.pools:
-            _check_pool(pool, policy)
-        return policy
-
-    def load(self) -> Policy:
-        """A fresh copy of the policy: every basis adapts its own."""
-        model = self.config.model
-        return load_policy(self.model_name, dtype=model.dtype, device=model.device)
-
-    @cached_property
-    def model_name(self) -> str:
-        """The model asked for, or the base model that all pools name."""
-        if self.config.model.name is not None:
-            return self.config.model.name
-        names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
-        if len(names) != 1 or "None" in names:
-            found = ", ".join(sorted(names))
-            raise InputError("--model", expected="one base model named by all pools", found=found, fix="pass --model")
-        return names.pop()
-
-    def record(self) -> dict[str, Any]:
-        """What `config.json` holds."""
-        pools = [
-            {"name": p.name, "path": str(p.path), "manifest_sha256": sha256(dump_json(p.manifest))} for p in self.pools
-        ]
-        return {
-            "verb": "replay",
-            "replay": asdict(self.config),
-            "pools": pools,
-            "model": self.model_name,
-            "base_weights_sha256": self.policy.base_weights_sha,
-        }
-
-    def _tokenize(self, text: str) -> list[int]:
-        """For pools in the predecessor format, which store no prompt ids."""
-        if self.config.model.name is None:
-            raise InputError("--model", expected="the model of a pool without manifest", found="none given")
-        return self._fresh_tokenizer.encode(text, add_special_tokens=False)
-
-    @cached_property
-    def _fresh_tokenizer(self) -> Any:
-        return load_tokenizer(self.model_name)
-
-
-def _with_length(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
-    """dr_grpo divides by the generation limit: the one given, or the largest that a pool's sampler records."""
-    if config.objective.loss_type != "dr_grpo" or config.objective.max_completion_length is not None:
-        return config
-    limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
-    length = max((limit for limit in limits if limit is not None), default=None)
-    return replace(
-        config,
-        objective=replace(config.objective, max_completion_length=length),
-        extraction=replace(config.extraction, max_completion_length=length),
-    )
+    setup = _setup(config, arms, policy, source, directory, out_dir / "cache", timings, say)
+    timings.write_start(directory)
+    run_steps(directory, source, setup, done=done, timings=timings, lr=config.lr, progress=progress)
 
 
 def _arms(config: ReplayConfig) -> list[Arm]:
@@ -145,64 +73,112 @@ def _arms(config: ReplayConfig) -> list[Arm]:
         raise InputError("--arm", expected="different arms, at least one", found=",".join(config.arms) or "none")
     if config.lr > 0 and len(arms) > 1:
         raise InputError("--arm", expected="one arm when --lr is above 0", found=",".join(config.arms))
+    if config.lr > 0 and len(config.conditions) > 1:
+        found = ", ".join(condition.name for condition in config.conditions)
+        raise InputError("--condition", expected="one condition when --lr is above 0", found=found)
     return arms
 
 
-def _bases(arms: Sequence[Arm]) -> list[Basis]:
-    return list(dict.fromkeys(arm.basis for arm in arms))
-
-
-def _pass(
-    basis: Basis,
-    arms: Sequence[Arm],
+def _setup(
     config: ReplayConfig,
-    inputs: _Inputs,
+    arms: Sequence[Arm],
+    policy: Policy,
+    source: ReplaySource,
     directory: Path,
-    out_dir: Path,
+    cache_dir: Path,
+    timings: Timings,
     say: Callable[[str], None],
-) -> Pass:
-    """Adapt a copy of the policy in one basis and get the directions of its arms."""
-    policy = inputs.policy if basis == _bases(arms)[0] else inputs.load()
-    coordinates = attach_basis(policy, basis, rank=config.model.lora_rank, cache_dir=out_dir / "cache")
-    library = DirectionLibrary(
-        policy,
-        coordinates,
-        config.extraction,
-        cache_dir=out_dir / "cache",
-        seed=config.seed,
-        v_hack=None if config.v_hack is None else Path(config.v_hack),
-        say=say,
-    )
-    measures = [_measure(arm, library, config.gate, policy) for arm in arms if arm.basis == basis]
-    return Pass(
-        coordinates=coordinates,
+) -> Setup:
+    """Adapt the policy in every basis and get the directions of every arm under every condition."""
+    conditions = {condition.name: condition.objective for condition in config.conditions}
+    bases = _attach(policy, arms, config.model.lora_rank, cache_dir, timings)
+    with timings.phase("directions", uses_cache=True):
+        directions = _Directions(config, policy, bases, cache_dir, say)
+        measures = [
+            _measure(name, arm, directions.vectors(arm.basis, arm.directions, *_normaliser(own)), config.gate)
+            for name, own in conditions.items()
+            for arm in arms
+        ]
+        gram = None
+        if "svd" in bases:
+            primary = _normaliser(config.conditions[0].objective)
+            gram = GramRecorder(directory, directions.library("svd", *primary).pair_gradients)
+    adapted = Bases(coordinates=list(bases.values()), tokens_per_batch=config.extraction.tokens_per_batch)
+    noise = None
+    if config.model.dtype_noise:
+        with timings.phase("dtype noise", uses_cache=False):
+            noise = dtype_noise(adapted, measures, source, config.model.dtype_noise, policy.pad_id)
+    return Setup(
+        bases=adapted,
+        conditions=conditions,
         measures=measures,
-        gram=GramRecorder(directory, library.pair_gradients) if basis == "svd" else None,
+        planning=PlanningMarker(policy.tokenizer, config.planning_phrases),
+        pad_id=policy.pad_id,
+        gram=gram,
+        dtype_noise=noise,
     )
 
 
-def _measure(arm: Arm, library: DirectionLibrary, gate: GateConfig, policy: Policy) -> Measure:
+def _attach(
+    policy: Policy, arms: Sequence[Arm], lora_rank: int, cache_dir: Path, timings: Timings
+) -> dict[Basis, Coordinates]:
+    """One adapted copy of the policy for each basis; the copies share the weights."""
+    names: list[Basis] = list(dict.fromkeys(arm.basis for arm in arms))
+    shared = {id(tensor): tensor for tensor in (*policy.model.parameters(), *policy.model.buffers())}
+    models = [policy.model, *(copy.deepcopy(policy.model, dict(shared)) for _ in names[1:])]
+    bases: dict[Basis, Coordinates] = {}
+    for basis, model in zip(names, models, strict=True):
+        with timings.phase(basis, uses_cache=basis == "svd"):
+            bases[basis] = attach_basis(replace(policy, model=model), basis, rank=lora_rank, cache_dir=cache_dir)
+    return bases
+
+
+def _normaliser(objective: Objective) -> tuple[LossType, int | None]:
+    """What pairs and rollouts have in common, so that directions and gradients are of the same loss."""
+    return objective.loss_type, objective.max_completion_length
+
+
+class _Directions:
+    """Directions by basis, kind and normaliser, each made once: arms and conditions that agree share the tensors."""
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        policy: Policy,
+        bases: Mapping[Basis, Coordinates],
+        cache_dir: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._policy, self._bases, self._cache_dir, self._say = config, policy, bases, cache_dir, say
+        self.library = cache(self._library)
+        self.vectors = cache(self._vectors)
+
+    def _library(self, basis: Basis, loss_type: LossType, max_completion_length: int | None) -> DirectionLibrary:
+        config = self._config
+        return DirectionLibrary(
+            self._policy,
+            self._bases[basis],
+            replace(config.extraction, loss_type=loss_type, max_completion_length=max_completion_length),
+            cache_dir=self._cache_dir,
+            seed=config.seed,
+            v_hack=None if config.v_hack is None else Path(config.v_hack),
+            say=self._say,
+        )
+
+    def _vectors(
+        self, basis: Basis, kind: DirectionKind, loss_type: LossType, max_completion_length: int | None
+    ) -> Mapping[str, Tensor]:
+        """{module: (k, r)} on the policy's device."""
+        found = self.library(basis, loss_type, max_completion_length).get(kind)
+        return found.to(self._policy.device).vectors
+
+
+def _measure(condition: str, arm: Arm, vectors: Mapping[str, Tensor], gate: GateConfig) -> Measure:
     return Measure(
+        condition=condition,
         arm=arm,
-        vectors=library.get(arm.directions).to(policy.device).vectors,
+        vectors=vectors,
         gate=gate.gate or arm.gate,
         overshoot=gate.overshoot,
         preserve_magnitude=gate.preserve_magnitude,
     )
-
-
-def _check_pool(pool: Pool, policy: Policy) -> None:
-    """Refuse a pool that another model or tokenizer wrote. Pools without manifest carry nothing to check."""
-    stored = pool.manifest.get("policy") or {}
-    checks = (
-        ("tokenizer", pool.manifest.get("tokenizer_sha256"), policy.tokenizer_sha()),
-        ("base weights", stored.get("base_weights_sha256"), policy.base_weights_sha),
-    )
-    for what, found, expected in checks:
-        if found is not None and found != expected:
-            raise InputError(
-                f"pool {pool.name}",
-                expected=f"rollouts of {policy.base_model} ({what} {expected[:12]})",
-                found=f"rollouts of {stored.get('base_model')} ({what} {str(found)[:12]})",
-                fix="pass the --model that sampled it, or generate the pool again",
-            )

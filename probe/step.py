@@ -1,88 +1,41 @@
-"""The step: one group through one forward and backward, then every arm on the same per-sample gradients.
+"""The step: one group through one forward and backward, then every condition and arm on the same gradients.
 
     g_i     = grad of sum_t -logp_it                 per sample, unit weight ("NLL gradient")
     total   = sum_i A_i w_i g_i                      the policy gradient of the group (frozen weights, ratio 1)
     arm     : cosines of `total` with the arm's directions before and after its gate
 
-G samples, T tokens, r coordinates of a module, k directions, M modules. The step returns; the loop writes.
+The gradient is linear in A_i w_i, so conditions that differ in advantages or normaliser cost no pass. Token credit c_it
+weights tokens unequally inside the backward: every DIFFERENT credit costs one more pass, whose g_i is the gradient of
+sum_t -c_it logp_it; conditions with the same credit share it. All bases share every pass.
+
+G samples, T tokens, N completion tokens of the group, r coordinates of a module, k directions, M modules. The step
+returns; the loop writes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from extraction.adapters.coordinates import Coordinates
 from extraction.batch import Batch, make_batch
-from extraction.gradients import SampleGradients, per_sample_gradients
-from extraction.logprobs import completion_logprobs
-from extraction.loss import LossType, loss_weights
-from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, group_std
+from extraction.vocabulary import Basis
 from probe.arms import Arm
+from probe.credit import credit_diagnostics
+from probe.objective import Objective
+from probe.passes import Bases, Gradients, weighted_sums
 from probe.projection import Gate, Projection, haar_variance, project_modules, sample_cosines
 from probe.sources import Group
-from replay_pools.errors import InputError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """The loss of a group: advantages and normaliser (METHOD: names and formulas are TRL's)."""
-
-    loss_type: LossType = "grpo"
-    estimator: Estimator = "grpo"
-    scale_rewards: Scale = "none"
-    advantage_clip: float | None = None
-    min_group_std: float = 0.0
-    max_completion_length: int | None = None  # for dr_grpo
-
-    def __post_init__(self) -> None:
-        """Settings that do not fit together are refused at once; trying them is the check."""
-        try:
-            self.advantages(torch.tensor([0.0, 1.0]))
-        except ValueError as error:
-            raise InputError("advantage options", expected="settings that fit together", found=str(error)) from error
-
-    def advantages(self, rewards: Tensor) -> Tensor:
-        """(G,) advantages; ones for `nll`, which has none."""
-        if self.loss_type == "nll":
-            return torch.ones_like(rewards)
-        return advantages(
-            rewards,
-            estimator=self.estimator,
-            scale=self.scale_rewards,
-            clip=self.advantage_clip,
-            min_group_std=self.min_group_std,
-            batch_std=group_std(rewards),  # in a replay step the batch is the group
-        )
-
-    def diagnostics(self, rewards: Tensor, reward_range: float) -> dict[str, float | bool | None]:
-        """The wire diagnostics of the advantages."""
-        return advantage_diagnostics(
-            rewards,
-            estimator=self.estimator,
-            scale=self.scale_rewards,
-            clip=self.advantage_clip,
-            min_group_std=self.min_group_std,
-            batch_std=group_std(rewards),
-            reward_range=reward_range,
-        )
-
-    def weights(self, lengths: Tensor) -> Tensor:
-        """(G,) normalisers."""
-        return loss_weights(
-            lengths,
-            loss_type=self.loss_type,
-            max_completion_length=self.max_completion_length,
-            global_tokens=int(lengths.sum()),
-        )
+from probe.weighting import Weighting, by_credit, weigh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One arm with the directions and the gate settings that it uses."""
+    """One arm under one condition, with the directions and the gate settings that it uses."""
 
+    condition: str
     arm: Arm
     vectors: Mapping[str, Tensor]  # {module: (k, r)}
     gate: Gate
@@ -92,12 +45,15 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmResult:
-    """What one arm measured on one group; scalars are of the whole gradient, vectors are (G,)."""
+    """What one arm measured under one condition; scalars are of the whole gradient, vectors are (G,)."""
 
+    condition: str
     arm: str
-    projection: Projection
+    basis: Basis
+    projection: Projection  # without its gradients: memory would grow with arms times conditions
+    contribution_norms: Tensor  # (G,) norm of A_i w_i g_i
     haar_sd: float
-    sample_haar_sd: Tensor  # (G,)
+    sample_haar_sd: Tensor  # (G,) of cos_contrib; of cos_nll too unless there is token credit
     cos_nll: Tensor  # (G,) signed cosine of each sample's NLL gradient; NaN where it is zero
     cos_contrib: Tensor  # (G,) of A_i g_i; NaN where A_i = 0
     cos_update: float  # of the realised update; NaN when nothing was stepped
@@ -106,77 +62,126 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One group: what all arms share, and each arm's measures."""
+    """One group: what is shared, and the measures in the order in which they were asked for."""
 
-    advantages: Tensor  # (G,)
     nll: Tensor  # (G,) nats per completion token
-    contribution_norms: Tensor  # (G,) norm of A_i w_i g_i
-    unit: SampleGradients
-    additivity_error: float | None
-    arms: dict[str, ArmResult]
+    unit: Gradients  # (G, r) g_i without token credit
+    additivity_errors: dict[Basis, float]
+    frac_planning: float
+    exec_surprisal_var: float | None
+    weightings: dict[str, Weighting]  # by condition
+    arms: list[ArmResult]
 
 
 def train_step(
-    coordinates: Coordinates,
+    bases: Bases,
     group: Group,
     measures: Sequence[Measure],
     *,
-    objective: Objective,
+    conditions: Mapping[str, Objective],
+    planning: Sequence[Sequence[bool]],
     pad_id: int,
     optimizer: torch.optim.Optimizer | None = None,
-    check_additivity: bool = False,
+    check_whole: bool = False,
 ) -> StepResult:
     """One step on one group; `probe replay` and `probe train` both call exactly this.
 
     Args:
-        measures: every arm to evaluate; with an optimizer, exactly one.
+        bases: one adapted copy of the policy for each basis; several only at frozen weights.
+        measures: every arm under every condition; with an optimizer, exactly one.
+        conditions: the objectives by name.
+        planning: which completion tokens are planning tokens, (G,) ragged.
         optimizer: steps the coordinates along the arm's gradient; None leaves the weights frozen.
-        check_additivity: also run the ordinary batch backward and compare (doubles the cost of the step).
+        check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
     """
-    if optimizer is not None and len(measures) != 1:
-        raise ValueError(f"an optimizer steps one arm, found {len(measures)}")
-    batch = make_batch(group.prompt_ids, group.completion_ids, pad_id).to(next(coordinates.model.parameters()).device)
-    A = objective.advantages(torch.tensor(group.rewards, dtype=torch.float64))
-    lengths = torch.tensor([len(ids) for ids in group.completion_ids])
-    scale = A * objective.weights(lengths.double())  # (G,) A_i w_i
-    unit = per_sample_gradients(coordinates, batch)
-    total = {m: scale.to(g.device, g.dtype) @ g for m, g in unit.gradients.items()}
-    error = additivity_error(coordinates, batch, scale, total) if check_additivity else None
-    norms = sum(g.double().square().sum(1) for g in unit.gradients.values()) ** 0.5
+    if optimizer is not None and (len(measures), len(bases.coordinates)) != (1, 1):
+        raise ValueError(f"an optimizer steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
+    batch = make_batch(group.prompt_ids, group.completion_ids, pad_id).to(bases.device)
+    unit, errors = bases.run_checked(batch, turn=group.step, whole=check_whole)
+    planned = _on_completions(planning, batch)
+    rewards = torch.tensor(group.rewards, dtype=torch.float64, device=bases.device)
+    weightings = {name: weigh(own, rewards, batch, unit.token_logprobs, planned) for name, own in conditions.items()}
+    nll = _sample_measures(unit.gradients)
+    results: dict[tuple[str, str], ArmResult] = {}
+    for credit, names in by_credit(weightings):
+        own = unit.gradients if credit is None else bases.run(batch, credit).gradients
+        contributions = nll if credit is None else _sample_measures(own)
+        for name in names:
+            totals = weighted_sums(weightings[name].scale, own)
+            for m in (measure for measure in measures if measure.condition == name):
+                total = totals[m.arm.basis]
+                projection = _project(m, total) if m.arm.projects else _leave(m, total)
+                update = None if optimizer is None else _apply(bases.coordinates[0], projection.gradients, optimizer)
+                haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
+                results[name, m.arm.name] = _arm_result(
+                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update
+                )
     return StepResult(
-        advantages=A,
-        nll=unit.nll.double().cpu() / lengths,
-        contribution_norms=scale.abs() * torch.as_tensor(norms).cpu(),
-        unit=unit,
-        additivity_error=error,
-        arms={m.arm.name: _arm_result(m, coordinates, unit.gradients, total, A, optimizer) for m in measures},
+        nll=(unit.nll.double() / batch.completion_lengths).cpu(),
+        unit=unit.gradients,
+        additivity_errors=errors,
+        **credit_diagnostics(unit.token_logprobs, batch.completion_mask, planned),
+        weightings=weightings,
+        arms=[results[m.condition, m.arm.name] for m in measures],
     )
+
+
+def _on_completions(marks: Sequence[Sequence[bool]], batch: Batch) -> Tensor:
+    """(G, T) bool from one mark for each completion token, (G,) ragged."""
+    flat = torch.tensor([mark for row in marks for mark in row], device=batch.ids.device)
+    return torch.zeros_like(batch.completion_mask).masked_scatter(batch.completion_mask, flat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleMeasures:
+    """Per-sample gradients against one arm's directions; each (G,), float64 on the CPU."""
+
+    cos: Tensor
+    haar_sd: Tensor
+    norm: Tensor
+
+
+def _sample_measures(gradients: Gradients) -> Callable[[Measure], SampleMeasures]:
+    """A function that measures the gradients against an arm's directions, once for directions that arms share."""
+    known: dict[int, SampleMeasures] = {}
+
+    def measured(measure: Measure) -> SampleMeasures:
+        key = id(measure.vectors)
+        if key not in known:
+            own = gradients[measure.arm.basis]
+            found = sample_cosines(own, measure.vectors)
+            haar_sd = haar_variance(own, measure.vectors).cos.sqrt()
+            known[key] = SampleMeasures(
+                cos=found.cos.double().cpu(), haar_sd=haar_sd.double().cpu(), norm=found.norm.double().cpu()
+            )
+        return known[key]
+
+    return measured
 
 
 def _arm_result(
     measure: Measure,
-    coordinates: Coordinates,
-    unit: Mapping[str, Tensor],
-    total: Mapping[str, Tensor],
-    A: Tensor,
-    optimizer: torch.optim.Optimizer | None,
+    weighting: Weighting,
+    projection: Projection,
+    haar_sd: float,
+    nll: SampleMeasures,
+    contributions: SampleMeasures,
+    update: Mapping[str, Tensor] | None,
 ) -> ArmResult:
-    projection = _project(measure, total) if measure.arm.projects else _leave(measure, total)
-    cos_nll = sample_cosines(unit, measure.vectors).cos.double().cpu()
-    cos_update = hackward_update = math.nan
-    if optimizer is not None:
-        update = _apply(coordinates, projection.gradients, optimizer)
-        realised = sample_cosines(update, measure.vectors)
-        cos_update, hackward_update = float(realised.cos), float(realised.hackward_frac)
+    A = weighting.advantages.cpu()
+    realised = None if update is None else sample_cosines(update, measure.vectors)
     return ArmResult(
+        condition=measure.condition,
         arm=measure.arm.name,
-        projection=projection,
-        haar_sd=float(haar_variance(total, measure.vectors).cos.sqrt()),
-        sample_haar_sd=haar_variance(unit, measure.vectors).cos.sqrt().double().cpu(),
-        cos_nll=cos_nll,
-        cos_contrib=torch.where(A == 0, torch.nan, torch.sign(A) * cos_nll),  # A_i w_i g_i is g_i up to its sign
-        cos_update=cos_update,
-        hackward_frac_update=hackward_update,
+        basis=measure.arm.basis,
+        projection=replace(projection, gradients={}),
+        contribution_norms=weighting.scale.abs().cpu() * contributions.norm,
+        haar_sd=haar_sd,
+        sample_haar_sd=contributions.haar_sd,
+        cos_nll=nll.cos,
+        cos_contrib=torch.where(A == 0, torch.nan, torch.sign(A) * contributions.cos),  # A_i w_i > 0 up to its sign
+        cos_update=math.nan if realised is None else float(realised.cos),
+        hackward_frac_update=math.nan if realised is None else float(realised.hackward_frac),
     )
 
 
@@ -216,19 +221,3 @@ def _apply(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return {module: before[module] - value.detach() for module, value in coordinates.values().items()}
-
-
-def additivity_error(coordinates: Coordinates, batch: Batch, scale: Tensor, total: Mapping[str, Tensor]) -> float:
-    """|sum of contributions - batch gradient| / |batch gradient|, the latter by ordinary autograd of the loss."""
-    layers = [(module, p) for module in coordinates.sizes for p in coordinates.trainable(module)]
-    with torch.enable_grad():
-        logprobs = completion_logprobs(coordinates.model, batch.ids, batch.attention_mask, batch.completion_mask)
-        token_weights = scale.to(logprobs)[:, None].expand_as(batch.ids)[batch.completion_mask]
-        loss = -(token_weights * logprobs).sum()
-        found = torch.autograd.grad(loss, [p for _, p in layers], allow_unused=True, materialize_grads=True)
-    parts: dict[str, list[Tensor]] = {module: [] for module in coordinates.sizes}
-    for (module, _), gradient in zip(layers, found, strict=True):
-        parts[module].append(gradient.flatten())
-    difference = sum(float((torch.cat(parts[m]) - g).double().square().sum()) for m, g in total.items())
-    size = sum(float(torch.cat(parts[m]).double().square().sum()) for m in total)
-    return math.sqrt(difference / size) if size else 0.0

@@ -29,6 +29,7 @@ LIGHT_PATTERNS = (
 )
 MATHEMATICS = (
     "probe/advantages.py",
+    "probe/credit.py",
     "extraction/loss.py",
     "probe/projection.py",
     "probe/kl.py",

@@ -1,16 +1,14 @@
 """`attach`: put an adapter on a model and get its `Coordinates`; the rest of the project starts here."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from extraction.adapters.delta_s import attach_delta_s
 from extraction.adapters.interface import Basis, Coordinates, check_fingerprint
 from extraction.adapters.lora import DEFAULT_RANK, attach_lora
-from extraction.adapters.svd import digest
-from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.adapters.singular import attach_delta_s
+from extraction.adapters.targets import find_targets
 from replay_pools.errors import InputError
 
 __all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]
@@ -47,7 +45,7 @@ def attach(
         InputError: no such basis, a LoRA option with `svd`, a rank out of range, or no target.
     """
     targets = find_targets(model, suffixes)
-    identity = {"model_id": model_id, "weights_sha256": weights_sha256(model, targets)}
+    identity = {"model_id": model_id}
     if basis == "svd":
         if rank is not None or alpha is not None or not train_a:
             raise InputError("basis svd", expected="neither rank, alpha nor train_a", found="an option of basis lora")
@@ -57,12 +55,3 @@ def attach(
         alpha = float(rank if alpha is None else alpha)
         return attach_lora(model, targets, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)
     raise InputError("basis", expected="svd or lora", found=repr(basis))
-
-
-def weights_sha256(model: PreTrainedModel, targets: Sequence[str]) -> str:
-    """sha256 over the names and values of the targets' weights, (d_out, d_in), in order."""
-    hasher = hashlib.sha256()
-    for name in targets:
-        weight = weight_matrix(model.get_submodule(name), name)
-        hasher.update(f"{name} {digest(weight)}\n".encode())
-    return hasher.hexdigest()

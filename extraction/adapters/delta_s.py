@@ -7,27 +7,25 @@
 Identity at delta_S = 0: the adapter adds exactly 0, so the output is the base model's bit for bit.
 
 Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules;
-U (d_out, r), Vh (r, d_in). delta_S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype.
-Only delta_S is saved: U and Vh follow from the base weights and are recomputed, or read from the SVD cache.
+U (d_out, r), Vh (r, d_in). delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype.
+Only delta_S is saved: the factors follow from the base weights and are recomputed, or read from the SVD cache.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from peft import PeftConfig, TaskType
+from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_adapters_to_merge
 from peft.utils import PeftType, register_peft_method
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.interface import Basis, Coordinates, wrap
-from extraction.adapters.svd import factorise
+from extraction.adapters.svd import Factorised, factorise_all
 from extraction.adapters.targets import default_suffixes, weight_matrix
 
 ADAPTER = "default"
@@ -59,27 +57,51 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     adapter_layer_names = ("delta_S",)
 
-    U: Tensor
-    Vh: Tensor
+    U: Tensor | None
+    S: Tensor
+    Vh: Tensor | None
     unmerged_weight: Tensor | None
+    digest: str | None  # of the base weight's values; None: not factorised yet
 
-    def __init__(self, base_layer: nn.Module, name: str, svd_cache: Path | None) -> None:
+    def __init__(self, base_layer: nn.Module, name: str) -> None:
+        """The factors are set by `set_factors`: a model factorises all of its layers together."""
         super().__init__()
         self.base_layer = base_layer
+        self.name = name
+        self.digest = None
         self.merged_adapters: list[str] = []
-        U, _, Vh = factorise(weight_matrix(base_layer, name), svd_cache)
-        self.register_buffer("U", U, persistent=False)
-        self.register_buffer("Vh", Vh, persistent=False)
-        self.register_buffer("unmerged_weight", None, persistent=False)
+        for buffer in ("U", "S", "Vh", "unmerged_weight"):
+            self.register_buffer(buffer, None, persistent=False)
         self.delta_S = nn.ParameterDict()
+
+    def set_factors(self, found: Factorised) -> None:
+        """Take the factors of the base weight."""
+        self.U, self.S, self.Vh = found.factors
+        self.digest = found.digest
 
     def add_adapter(self, adapter_name: str, *, inference_mode: bool) -> None:
         """A new adapter at delta_S = 0."""
-        self.delta_S[adapter_name] = nn.Parameter(torch.zeros_like(self.U[0]))
+        weight = self.base_weight()
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        self.delta_S[adapter_name] = nn.Parameter(torch.zeros(min(weight.shape), dtype=wide, device=weight.device))
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
+    def base_weight(self) -> Tensor:
+        """W (d_out, d_in), without any adapter that may be merged into it."""
+        if self.unmerged_weight is None:
+            return weight_matrix(self.base_layer, self.name)
+        return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
+
+    def frames(self) -> tuple[Tensor, Tensor]:
+        """U and Vh; the one that is not stored follows from W: U = W V S^-1 or Vh = S^-1 U^T W."""
+        weight = self.base_weight().detach().to(self.S.dtype)
+        if self.U is None:
+            assert self.Vh is not None
+            return weight @ (self.Vh.T / self.S), self.Vh
+        return self.U, (self.U / self.S).T @ weight if self.Vh is None else self.Vh
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """y = W x + sum over active adapters of U diag(delta_S) Vh x, the second term in the dtype of U."""
+        """y = W x + sum over active adapters of U diag(delta_S) Vh x, the second term in the dtype of delta_S."""
         if self.disable_adapters and self.merged:
             self.unmerge()
         y = self.base_layer(x, *args, **kwargs)
@@ -87,14 +109,25 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
             return y
         for name in self.active_adapters:
             if name in self.delta_S:
-                rotated = F.linear(x.to(self.Vh.dtype), self.Vh)  # (..., r)
-                y = y + F.linear(rotated * self.delta_S[name], self.U).to(y.dtype)
+                y = y + self.change(x.to(self.S.dtype), self.delta_S[name]).to(y.dtype)
         return y
 
+    def change(self, x: Tensor, delta_S: Tensor) -> Tensor:
+        """U diag(delta_S) Vh x, by way of U = W V S^-1 or Vh = S^-1 U^T W where that factor is not stored."""
+        U, Vh = self.U, self.Vh
+        if U is not None and Vh is not None:
+            return F.linear(F.linear(x, Vh) * delta_S, U)
+        weight = self.base_weight().to(self.S.dtype)
+        if Vh is not None:  # W V diag(delta_S / S) Vh x
+            return F.linear(F.linear(F.linear(x, Vh) * (delta_S / self.S), Vh.T), weight)
+        assert U is not None  # U diag(delta_S / S) U^T W x
+        return F.linear(F.linear(F.linear(x, weight), U.T) * (delta_S / self.S), U)
+
     def delta_weight(self, adapter_name: str) -> Tensor:
-        """U diag(delta_S) Vh in the layout of the base weight."""
-        delta = (self.U * self.delta_S[adapter_name].detach()) @ self.Vh
-        return delta.T if isinstance(self.base_layer, Conv1D) else delta
+        """U diag(delta_S) Vh in the layout of the base weight: what `change` makes of the unit vectors."""
+        units = torch.eye(self.base_weight().shape[1], dtype=self.S.dtype, device=self.S.device)
+        rows = self.change(units, self.delta_S[adapter_name].detach())  # (d_in, d_out)
+        return rows if isinstance(self.base_layer, Conv1D) else rows.T
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Add the adapters into the base weight. The old weight is kept, so that `unmerge` restores it bit for bit."""
@@ -102,7 +135,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         for name in check_adapters_to_merge(self, adapter_names):
             if name not in self.delta_S:
                 continue
-            merged = weight.data.to(self.U.dtype) + self.delta_weight(name)
+            merged = weight.data.to(self.S.dtype) + self.delta_weight(name)
             if safe_merge and not torch.isfinite(merged).all():
                 raise ValueError(f"adapter {name!r} has values that are not finite: it cannot be merged")
             if self.unmerged_weight is None:
@@ -142,6 +175,17 @@ class DeltaSModel(BaseTuner):
     tuner_layer_cls = DeltaSLayer
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012 (peft's signature); see _prepare_adapter_config
 
+    def inject_adapter(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """peft's, then the factors of all new layers at once."""
+        super().inject_adapter(model, *args, **kwargs)
+        layers = [layer for layer in model.modules() if isinstance(layer, DeltaSLayer) and layer.digest is None]
+        config = next(iter(self.peft_config.values()))
+        assert isinstance(config, DeltaSConfig)
+        weights = {layer.name: layer.base_weight() for layer in layers}
+        found = factorise_all(weights, Path(config.svd_cache) if config.svd_cache else None)
+        for layer in layers:
+            layer.set_factors(found[layer.name])
+
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
         assert isinstance(peft_config, DeltaSConfig)
         if peft_config.target_modules is None:
@@ -162,49 +206,9 @@ class DeltaSModel(BaseTuner):
         if isinstance(target, DeltaSLayer):
             layer = target
         else:
-            layer = DeltaSLayer(target, current_key, Path(peft_config.svd_cache) if peft_config.svd_cache else None)
+            layer = DeltaSLayer(target, current_key)
             self._replace_module(parent, target_name, layer, target)
         layer.add_adapter(adapter_name, inference_mode=peft_config.inference_mode)
-
-
-@final
-class DeltaSCoordinates(Coordinates):
-    """The coordinates of a module are its delta_S, r = min(d_in, d_out)."""
-
-    basis: Basis = "svd"
-
-    def layer(self, module: str) -> DeltaSLayer:
-        """The adapter layer of a module, typed."""
-        layer = self.layers[module]
-        assert isinstance(layer, DeltaSLayer)
-        return layer
-
-    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
-        """(delta_S,)."""
-        return (self.layer(module).delta_S[ADAPTER],)
-
-    @torch.no_grad()
-    def sample_gradients(self, module: str, inputs: Tensor, output_gradients: Tensor) -> Tensor:
-        """sum_t (U^T dL/dy_t) * (Vh x_t) -> (G, r)."""
-        layer = self.layer(module)
-        rotated_inputs = F.linear(inputs.to(layer.Vh.dtype), layer.Vh)  # (G, T, r)
-        rotated_gradients = output_gradients.to(layer.U.dtype) @ layer.U  # (G, T, r)
-        return (rotated_inputs * rotated_gradients).sum(dim=1)
-
-    def is_zero(self) -> bool:
-        """delta_S = 0 everywhere."""
-        return not bool(torch.stack([parameter.any() for parameter in self.parameters()]).any())
-
-
-def attach_delta_s(
-    model: PreTrainedModel, targets: Sequence[str], identity: Mapping[str, Any], *, cache_dir: Path | None
-) -> DeltaSCoordinates:
-    """Wrap `model` with `delta_S` at 0; `cache_dir` None computes every SVD anew."""
-    svd_cache = None if cache_dir is None else str(cache_dir)
-    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(targets), svd_cache=svd_cache)
-    wrapped = wrap(model, config)
-    options = {"targets": list(targets), "rank": None, "alpha": None, "init_seed": None}
-    return DeltaSCoordinates(wrapped, {name: model.get_submodule(name) for name in targets}, {**identity, **options})
 
 
 def register() -> None:

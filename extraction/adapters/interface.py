@@ -5,7 +5,9 @@ d_in, d_out of a module's weight. All gradients are of a LOSS.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +15,32 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from extraction.rows import Segments
 from extraction.vocabulary import Basis
 from replay_pools.errors import InputError
 from replay_pools.quiet import quiet_peft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputTap:
+    """Gradients of coordinates of a module from its input x and dL/dx, the latter through this module alone."""
+
+    module: str
+    start: int = 0  # the first of the module's coordinates that come out here
+    reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # x (T, d_in), dL/dx (T, d_in) -> (G, r)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputTap:
+    """Gradients of coordinates of a module from what `keep` makes of its input and output, and dL/dy."""
+
+    module: str
+    start: int = 0
+    keep: Callable[[Tensor, Tensor], Tensor]  # x (..., d_in), y (..., d_out) -> what is held until the backward
+    reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # kept (T, d), dL/dy (T, d_out) -> (G, r)
+
+
+Tap = InputTap | OutputTap
 
 
 class Coordinates(ABC):
@@ -43,21 +68,25 @@ class Coordinates(ABC):
         """The trainable parameters of a module in the order in which they are flattened."""
 
     @abstractmethod
-    def sample_gradients(self, module: str, inputs: Tensor, output_gradients: Tensor) -> Tensor:
-        """Per-sample gradients of the coordinates from one forward and backward, added over tokens.
+    def taps(self) -> list[Tap]:
+        """Where per-sample gradients come out of a forward and backward inside `lean_forward`.
 
-        Args:
-            module: a key of `sizes`.
-            inputs: x, what the module was given, (G, T, d_in).
-            output_gradients: dL/dy of its output, (G, T, d_out).
-
-        Returns:
-            (G, r), float32 (float64 for a float64 model).
+        The reductions are added over tokens in float32 (float64 for a float64 model).
         """
 
     @abstractmethod
     def is_zero(self) -> bool:
         """True when the adapted model is exactly the base model."""
+
+    @contextmanager
+    def lean_forward(self) -> Iterator[None]:
+        """While open, the adapter costs the forward nothing where that is exact: at zero the base model runs."""
+        with self.model.disable_adapter() if self.is_zero() else self.folded():
+            yield
+
+    def folded(self) -> AbstractContextManager[object]:
+        """While open, the adapter is part of the base weights, if it can be put there and taken out again exactly."""
+        return nullcontext()
 
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters, module by module: what an optimizer is given."""

@@ -14,6 +14,7 @@ Hu et al. 2021, arXiv 2106.09685.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -24,8 +25,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.interface import Basis, Coordinates, wrap
+from extraction.adapters.interface import Basis, Coordinates, OutputTap, Tap, wrap
+from extraction.adapters.svd import combine, digest
 from extraction.adapters.targets import weight_matrix
+from extraction.rows import Segments
 from replay_pools.errors import InputError
 
 ADAPTER = "default"
@@ -48,10 +51,12 @@ def attach_lora(
         InputError: `rank` is not in 1..d_in of some target (the rows of A could not be orthonormal).
     """
     modules = {name: model.get_submodule(name) for name in targets}
-    for name, module in modules.items():
-        d_in = weight_matrix(module, name).shape[1]
+    weights = {name: weight_matrix(module, name) for name, module in modules.items()}
+    for name, weight in weights.items():
+        d_in = weight.shape[1]
         if not 1 <= rank <= d_in:
             raise InputError(f"module {name}", expected=f"a LoRA rank in 1..{d_in}", found=str(rank))
+    weights_sha256 = combine({name: digest(weight) for name, weight in weights.items()})
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=rank,
@@ -71,6 +76,7 @@ def attach_lora(
         if not train_a:
             layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
             layer._freeze_non_trainable_peft_weights(ADAPTER)
+    identity = {**identity, "weights_sha256": weights_sha256}
     options = {"targets": list(targets), "rank": rank, "alpha": alpha, "init_seed": seed, "train_a": train_a}
     return LoraCoordinates(wrapped, layers, {**identity, **options})
 
@@ -100,16 +106,36 @@ class LoraCoordinates(Coordinates):
         A, B, _ = self.factors(module)
         return (A, B) if self._identity["train_a"] else (B,)
 
-    @torch.no_grad()
-    def sample_gradients(self, module: str, inputs: Tensor, output_gradients: Tensor) -> Tensor:
-        """[s sum_t (B^T dL/dy_t) x_t^T ; s sum_t dL/dy_t (A x_t)^T], flattened -> (G, r)."""
+    def taps(self) -> list[Tap]:
+        """One a module. Where dL/dA is 0 or not wanted, A x (T, rank) is all that is held of x."""
+        lean = self.is_zero() or not self._identity["train_a"]
+        return [self._tap(module, lean) for module in self.layers]
+
+    def _tap(self, module: str, lean: bool) -> OutputTap:
         A, B, scale = self.factors(module)
-        x, g = inputs.to(A.dtype), output_gradients.to(A.dtype)
-        gradients = [g.mT @ F.linear(x, A)]  # (G, d_out, rank)
-        if self._identity["train_a"]:
-            gradients.insert(0, (g @ B).mT @ x)  # (G, rank, d_in)
-        return scale * torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
+        if lean:
+            start = A.numel() if self._identity["train_a"] else 0
+            return OutputTap(
+                module=module,
+                start=start,
+                keep=lambda x, _y: F.linear(x, A.to(x.dtype)),
+                reduce=partial(reduce_b, scale=scale, dtype=B.dtype),
+            )
+        return OutputTap(module=module, keep=lambda x, _y: x, reduce=partial(reduce_both, A=A, B=B, scale=scale))
 
     def is_zero(self) -> bool:
         """B = 0 everywhere, whatever A is."""
         return not bool(torch.stack([self.factors(module)[1].any() for module in self.layers]).any())
+
+
+def reduce_b(rotated: Tensor, gradient: Tensor, segments: Segments, *, scale: float, dtype: torch.dtype) -> Tensor:
+    """s sum_t dL/dy_t (A x_t)^T of every sample, added in `dtype`: (T, rank), (T, d_out) -> (G, d_out rank)."""
+    parts = zip(segments.split(gradient), segments.split(rotated), strict=True)
+    return scale * torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in parts]).flatten(1)
+
+
+def reduce_both(x: Tensor, gradient: Tensor, segments: Segments, *, A: Tensor, B: Tensor, scale: float) -> Tensor:
+    """[s sum_t (B^T dL/dy_t) x_t^T; s sum_t dL/dy_t (A x_t)^T] of every sample, (G, rank (d_in + d_out))."""
+    of_b = reduce_b(F.linear(x, A.to(x.dtype)), gradient, segments, scale=scale, dtype=B.dtype)
+    of_a = reduce_b(x, gradient @ B.to(gradient.dtype), segments, scale=scale, dtype=A.dtype)
+    return torch.cat([of_a, of_b], dim=1)

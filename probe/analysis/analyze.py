@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from probe.analysis.conclusions import conclusions
@@ -21,14 +21,16 @@ from probe.analysis.contrasts import (
 from probe.analysis.trajectory import ArmSummary, TrajectoryRow, summarise, trajectory
 from probe.analysis.verification import Check, Evidence, verification
 from probe.arms import ARMS
+from probe.records import DEFAULT_CONDITION
 from probe.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """Everything that the records of one run say."""
+    """Everything that the records of one run say under one condition."""
 
     run: str
+    condition: str
     arms: tuple[str, ...]  # in order of first appearance
     measured_arm: str | None  # stands for vanilla in cells, specificity and verification
     num_steps: int
@@ -51,13 +53,26 @@ class Analysis:
         return asdict(self)
 
 
-def analyze(run: Run, *, seed: int = 0) -> Analysis:
-    """Evaluate every table, null and check of one run.
+def conditions(run: Run) -> list[str]:
+    """The conditions of a run, the primary first: `default`, or else the first in order of appearance."""
+    names = list(dict.fromkeys(step.condition for step in run.steps))
+    return sorted(names, key=lambda name: name != DEFAULT_CONDITION)
+
+
+def analyze(run: Run, condition: str | None = None, *, seed: int = 0) -> Analysis:
+    """Evaluate every table, null and check of one run under one condition.
 
     Args:
         run: as `probe.records.read_run` gives it.
+        condition: None = the primary.
         seed: of the sampled sign flips and the bootstrap.
     """
+    condition = next(iter(conditions(run)), DEFAULT_CONDITION) if condition is None else condition
+    run = replace(
+        run,
+        samples=[s for s in run.samples if s.condition == condition],
+        steps=[s for s in run.steps if s.condition == condition],
+    )
     arms = tuple(dict.fromkeys(step.arm for step in run.steps))
     samples = {arm: [s for s in run.samples if s.arm == arm] for arm in arms}
     summaries = {arm: summarise(run.steps, arm, seed=seed) for arm in arms}
@@ -79,6 +94,7 @@ def analyze(run: Run, *, seed: int = 0) -> Analysis:
     )
     return Analysis(
         run=run.path.name,
+        condition=condition,
         arms=arms,
         measured_arm=measured,
         num_steps=len({step.step for step in run.steps}),

@@ -7,14 +7,16 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.contrasts import CONTRASTS
 from probe.analysis.stats import Interval
 from probe.analysis.trajectory import ArmSummary
+from probe.records import DEFAULT_CONDITION
 
 WIDTH = 100
 
 
 def format_analysis(analysis: Analysis) -> str:
     """The whole analysis: conclusions first, then the tables that they rest on."""
+    condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
     head = (
-        f"run {analysis.run}: {analysis.num_steps} steps, {analysis.num_prompts} prompts, "
+        f"run {analysis.run}{condition}: {analysis.num_steps} steps, {analysis.num_prompts} prompts, "
         f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
     )
     sections = [

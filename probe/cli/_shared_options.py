@@ -31,7 +31,26 @@ def model_options(function: AnyFunction) -> AnyFunction:
     return _with(_MODEL_OPTIONS, function)
 
 
+AUTO = "auto"
+
+
+class _TokensType(click.ParamType):
+    """A positive number, or `auto` -> None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        return None if value in (None, AUTO) else click.IntRange(1).convert(value, param, ctx)
+
+
 _EXTRACTION_OPTIONS = (
+    click.option(
+        "--tokens-per-batch",
+        default=AUTO,
+        show_default=True,
+        type=_TokensType(),
+        help="Tokens of one forward and backward; auto = what fits the free memory.",
+    ),
     click.option(
         "--max-completion-length",
         type=click.IntRange(1),
@@ -66,7 +85,9 @@ _EXTRACTION_OPTIONS = (
 
 
 def extraction_options(function: AnyFunction) -> AnyFunction:
-    """`--pairs --k --tau --drop-bottom-frac --loss-type --max-completion-length`: the fields of ExtractionSettings."""
+    """The fields of ExtractionSettings: `--pairs --k --tau --drop-bottom-frac --loss-type --max-completion-length
+    --tokens-per-batch`.
+    """
     return _with(_EXTRACTION_OPTIONS, function)
 
 

@@ -30,6 +30,7 @@ def extract(
     drop_bottom_frac: float,
     loss_type: LossType,
     max_completion_length: int | None,
+    tokens_per_batch: int | None,
     lora_rank: int,
     dtype: str,
     device: str,
@@ -53,6 +54,7 @@ def extract(
         drop_bottom_frac=drop_bottom_frac,
         loss_type=loss_type,
         max_completion_length=max_completion_length,
+        tokens_per_batch=tokens_per_batch,
     )
     library = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache", say=say)
     directions = library.v_hack

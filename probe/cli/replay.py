@@ -6,12 +6,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from extraction.vocabulary import LossType
+from extraction.vocabulary import BASES, LossType
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import extraction_options, model_options
 from probe.runs import read_run
+from probe.timings import describe_timings
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
@@ -40,9 +41,29 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
 @click.option("--advantage-estimator", default="grpo", show_default=True, type=click.Choice(ESTIMATORS))
 @click.option("--scale-rewards", default="none", show_default=True, type=click.Choice(SCALES))
 @click.option("--advantage-clip", type=click.FloatRange(0, min_open=True), help="Cap on |A|, applied last.")
+@click.option("--advantage-eps", default=1e-4, show_default=True, type=click.FloatRange(0), help="Added to the std.")
 @click.option("--min-group-std", default=0.0, show_default=True, type=click.FloatRange(0), help="Skip groups below.")
+@click.option(
+    "--condition",
+    "conditions",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="Evaluate every arm under this change of the loss too; repeat for a grid. Default: `default`, no change.",
+)
+@click.option(
+    "--planning-phrases",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="One phrase a line: what token credit calls planning. Default: a short built-in list.",
+)
 @click.option("--lr", default=0.0, show_default=True, type=click.FloatRange(0), help="AdamW; 0 = weights frozen.")
 @click.option("--lora-rank", default=32, show_default=True, type=click.IntRange(1), help="Of projected-lora.")
+@click.option(
+    "--dtype-noise",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Score so many rollouts again in a higher precision and record how far the cosines move.",
+)
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="config.json of a run to repeat.")
 @model_options
 @out_option
@@ -68,12 +89,17 @@ def replay(
     preserve_magnitude: bool,
     loss_type: LossType,
     max_completion_length: int | None,
+    tokens_per_batch: int | None,
     advantage_estimator: Estimator,
     scale_rewards: Scale,
     advantage_clip: float | None,
+    advantage_eps: float,
     min_group_std: float,
+    conditions: tuple[str, ...],
+    planning_phrases: Path | None,
     lr: float,
     lora_rank: int,
+    dtype_noise: int,
     config_file: Path | None,
     dtype: str,
     device: str,
@@ -82,38 +108,39 @@ def replay(
 ) -> None:
     """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
 
-    A killed run continues where it stopped, and ends in the same bytes. Example:
+    A killed run continues where it stopped, and ends in the same bytes. Examples:
 
       probe replay --replay-dirs teacher,base --arm vanilla,projected,random
+
+      probe replay --arm vanilla,random --condition default --condition scaled:scale_rewards=group,advantage_clip=2
     """
     from extraction.library import ExtractionSettings
-    from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig
+    from probe.conditions import parse_conditions
+    from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
+    from probe.objective import Objective
     from probe.replay import replay as run_replay
-    from probe.step import Objective
 
     if config_file is not None:
         _refuse_overrides(ctx)
         config = ReplayConfig.from_json(read_json(config_file).get("replay", {}))
     else:
+        objective = Objective(
+            loss_type=loss_type,
+            max_completion_length=max_completion_length,
+            advantage_estimator=advantage_estimator,
+            scale_rewards=scale_rewards,
+            advantage_eps=advantage_eps,
+            min_group_std=min_group_std,
+            advantage_clip=advantage_clip,
+        )
         config = ReplayConfig(
             arms=arms,
+            conditions=parse_conditions(conditions, objective),
+            planning_phrases=read_phrases(planning_phrases),
             source=SourceConfig(replay_dirs=replay_dirs, per_pool=per_pool, match=match, steps=steps),
-            model=ModelConfig(name=model, dtype=dtype, device=device, lora_rank=lora_rank),
-            objective=Objective(
-                loss_type=loss_type,
-                estimator=advantage_estimator,
-                scale_rewards=scale_rewards,
-                advantage_clip=advantage_clip,
-                min_group_std=min_group_std,
-                max_completion_length=max_completion_length,
-            ),
+            model=ModelConfig(name=model, dtype=dtype, device=device, lora_rank=lora_rank, dtype_noise=dtype_noise),
             extraction=ExtractionSettings(
-                pairs=pairs,
-                k=k,
-                tau=tau,
-                drop_bottom_frac=drop_bottom_frac,
-                loss_type=loss_type,
-                max_completion_length=max_completion_length,
+                pairs=pairs, k=k, tau=tau, drop_bottom_frac=drop_bottom_frac, tokens_per_batch=tokens_per_batch
             ),
             gate=GateConfig(gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude),
             v_hack=v_hack,
@@ -134,21 +161,47 @@ def _refuse_overrides(ctx: click.Context) -> None:
 
 
 def _print_run(directory: Path, as_json: bool) -> None:
-    """Means over steps, an arm a row."""
+    """Means over steps, a condition and arm a row; then the times and what the precision of the run is worth."""
     run = read_run(directory)
     columns = ("cos_in", "cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired")
-    arms = list(dict.fromkeys(step.arm for step in run.steps))
     rows: list[dict[str, Any]] = []
-    for arm in arms:
-        steps = [step for step in run.steps if step.arm == arm]
-        row: dict[str, Any] = {"arm": arm, "steps": len(steps)}
+    for condition, arm in dict.fromkeys((step.condition, step.arm) for step in run.steps):
+        steps = [step for step in run.steps if (step.condition, step.arm) == (condition, arm)]
+        row: dict[str, Any] = {"condition": condition, "arm": arm, "steps": len(steps)}
         for column in columns:
             values = [value for step in steps if (value := getattr(step, column)) is not None]
             row[column] = sum(values) / len(values) if values else None
         rows.append(row)
+    precision = {name: run.manifest[name] for name in ("additivity", "dtype_noise")}
     if as_json:
-        echo_json({"path": str(directory), "arms": rows})
+        echo_json({"path": str(directory), "arms": rows, **precision})
         return
-    cells = [[f"{v:+.4f}" if isinstance(v, float) else "-" if v is None else v for v in row.values()] for row in rows]
-    echo_table(("arm", "steps", *columns), cells)
+    hidden = {"condition"} if len({row["condition"] for row in rows}) == 1 else set()
+    names = [name for name in rows[0] if name not in hidden]
+    echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
+    say(describe_timings(directory))
+    for line in _precision_lines(**precision):
+        click.echo(line)
     click.echo(f"means over steps; run in {directory}; next: probe analyze {directory}")
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:+.4f}" if isinstance(value, float) else "-" if value is None else value
+
+
+def _precision_lines(additivity: dict[str, Any], dtype_noise: dict[str, Any] | None) -> list[str]:
+    """What a reader of the table must know about its digits; nothing when all is well and nothing was asked for."""
+    lines = []
+    if steps := additivity["exceeded_steps"]:
+        lines.append(
+            f"NOT ADDITIVE: in steps {', '.join(map(str, steps))} the samples' gradients miss the batch gradient by up "
+            f"to {additivity['largest']:.1e} of it (tolerance {additivity['tolerance']:.0e}): do not use these numbers"
+        )
+    if dtype_noise is not None:
+        for basis in BASES:
+            if noise := dtype_noise.get(basis):
+                lines.append(
+                    f"noise of {dtype_noise['dtype']} against {dtype_noise['reference']} in sample cosines ({basis}, "
+                    f"{dtype_noise['rollouts']} rollouts): median {noise['median']:.1e}, max {noise['max']:.1e}"
+                )
+    return lines

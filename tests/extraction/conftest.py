@@ -1,4 +1,4 @@
-"""Tiny causal language models of three architectures, from local configurations and seeded weights."""
+"""Tiny causal language models of four architectures, from local configurations and seeded weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -31,6 +33,7 @@ SHAPE: dict[str, Any] = {
 }
 BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE, hidden_activation="gelu_pytorch_tanh")),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False)),
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(
@@ -41,7 +44,7 @@ BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def build_model(architecture: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """`qwen3`, `llama` or `gpt2` with weights large enough that every path (norms, gates, heads) matters."""
+    """`qwen3`, `llama`, `gemma` or `gpt2` with weights so large that every path (norms, gates, heads) matters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = BUILDERS[architecture]()

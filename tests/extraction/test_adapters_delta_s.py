@@ -45,11 +45,23 @@ def test_adapted_layer_is_the_weight_with_changed_singular_values(build_model, a
         layer, plain = coordinates.layers[module], base.get_submodule(module)
         weight = weight_matrix(plain, module)
         U, S, Vh = torch.linalg.svd(weight.detach(), full_matrices=False)
-        signs = (Vh * layer.Vh).sum(1).sign()  # a pair's sign does not matter: it cancels in U diag(.) Vh
         x = torch.randn(3, weight.shape[1], dtype=torch.float64)
-        expected = x @ ((U * signs) * (S + delta) @ (signs[:, None] * Vh)).T
+        expected = x @ (U * (S + delta) @ Vh).T  # the sign of a pair (U column, Vh row) cancels
         bias = 0 if plain.bias is None else plain.bias
         torch.testing.assert_close(layer(x), expected + bias, msg=f"{module}: not W + U diag(delta_S) Vh")
+
+
+def test_factors_follow_from_those_that_are_stored(build_model, architecture):
+    """Square layers store U and Vh, others one of them; U = W V S^-1 and Vh = S^-1 U^T W give the other."""
+    coordinates = adapted(build_model, architecture, torch.float64)
+    for module, layer in coordinates.layers.items():
+        d_out, d_in = layer.base_weight().shape
+        assert (layer.U is None, layer.Vh is None) == (d_out > d_in, d_out < d_in), module
+        U, Vh = layer.frames()
+        torch.testing.assert_close((U * layer.S) @ Vh, layer.base_weight(), msg=f"{module}: not W")
+        identity = torch.eye(len(layer.S), dtype=torch.float64)
+        torch.testing.assert_close(U.T @ U, identity, msg=f"{module}: U is not orthonormal")
+        torch.testing.assert_close(Vh @ Vh.T, identity, msg=f"{module}: Vh is not orthonormal")
 
 
 def test_disable_adapter_is_the_base_model(build_model, architecture):
@@ -133,14 +145,15 @@ def test_loading_into_a_bf16_model_does_not_round(build_model, tmp_path, low_cpu
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_casting_the_model_leaves_the_adapter_precise(build_model, dtype):
-    """`.to(bfloat16)` casts the base model and never delta_S, U or Vh, whose values stay bit for bit."""
+    """`.to(bfloat16)` casts the base model and never delta_S or the factors, whose values stay bit for bit."""
     coordinates = adapted(build_model, dtype=dtype)
     before = coordinates.values()
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     coordinates.model.to(torch.bfloat16)
     for module, layer in coordinates.layers.items():
         assert layer.base_layer.weight.dtype == torch.bfloat16
-        assert {layer.delta_S["default"].dtype, layer.U.dtype, layer.Vh.dtype} == {wide}, module
+        factors = [factor for factor in (layer.U, layer.S, layer.Vh) if factor is not None]
+        assert {tensor.dtype for tensor in (layer.delta_S["default"], *factors)} == {wide}, module
         assert torch.equal(coordinates.values()[module], before[module]), f"{module}: delta_S was rounded"
     assert logits(coordinates.model).isfinite().all()
 

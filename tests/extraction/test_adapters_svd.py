@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction.adapters import svd
-from extraction.adapters.svd import decompose, digest, factorise
+from extraction.adapters.svd import MAX_CONDITION, condition, decompose, digest, factorise, factorise_all
 
 
 def random_weight(d_out, d_in, seed=0, dtype=torch.float32):
@@ -51,13 +51,59 @@ def test_digest_sees_values_shape_and_precision():
     assert digest(weight.T.contiguous().T) == digest(weight), "the digest depends on the memory layout"
 
 
+def same(first, second):
+    """Bit-equal factors, and the same of them."""
+    pairs = zip(first, second, strict=True)
+    return all(a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("d_out", "d_in", "stored"), [(9, 4, "S Vh"), (4, 9, "U S"), (6, 6, "U S Vh")])
+def test_only_the_needed_factors_are_kept(tmp_path, d_out, d_in, stored):
+    """The wide side of a rectangular weight follows from the other (extraction.adapters.svd): it is not stored."""
+    factors, key = factorise(random_weight(d_out, d_in), tmp_path)
+    assert " ".join(name for name, factor in factors._asdict().items() if factor is not None) == stored
+    assert [path.name for path in tmp_path.iterdir()] == [f"{key}.safetensors"]
+    assert key == digest(random_weight(d_out, d_in))
+
+
+@pytest.mark.parametrize("smallest", [0.0, 1e-6, 1e-2])
+def test_ill_conditioned_weight_keeps_both_factors(smallest):
+    """Dividing by a tiny singular value would blow up rounding, so such a weight keeps U and Vh."""
+    U, S, Vh = decompose(random_weight(9, 4, dtype=torch.float64))
+    S = torch.tensor([1.0, 1.0, 1.0, smallest], dtype=torch.float64)
+    assert not condition(S) <= MAX_CONDITION
+    assert all(factor is not None for factor in factorise((U * S) @ Vh, None).factors)
+
+
+def test_condition_is_the_mean_amplification():
+    """|W|_F |W^+|_F / r: 1 for an orthogonal matrix, unchanged by scale."""
+    weight = random_weight(7, 4, dtype=torch.float64)
+    expected = torch.linalg.matrix_norm(weight) * torch.linalg.matrix_norm(torch.linalg.pinv(weight)) / 4
+    for scale in (1.0, 1e-3):
+        torch.testing.assert_close(condition(decompose(scale * weight).S), expected)
+    assert condition(torch.full((5,), 0.3)) == 1.0
+
+
+def test_all_at_once_is_one_by_one(tmp_path):
+    """Threads change nothing: the same bits cold, warm and without a cache, and torch's own threads are as before."""
+    weights = {f"w{i}": random_weight(5 + i % 3, 6, seed=i) for i in range(12)}
+    before = torch.get_num_threads()
+    for cache in (None, tmp_path, tmp_path):
+        for name, found in factorise_all(weights, cache).items():
+            factors, key = factorise(weights[name], None)
+            assert found.digest == key
+            assert same(found.factors, factors), name
+    assert torch.get_num_threads() == before
+
+
 def test_second_call_reads_the_cache(tmp_path, monkeypatch):
     """The cached factors are the computed ones bit for bit, and nothing is computed again."""
     weight = random_weight(4, 6)
     first = factorise(weight, tmp_path / "svd")
     monkeypatch.setattr(svd, "decompose", lambda _: pytest.fail("the cache was not used"))
     second = factorise(weight, tmp_path / "svd")
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert second.digest == first.digest
+    assert same(first.factors, second.factors)
 
 
 @pytest.mark.parametrize(
@@ -77,5 +123,5 @@ def test_damaged_cache_file_is_computed_and_written_again(tmp_path, damage):
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
-    assert all(torch.equal(a, b) for a, b in zip(factorise(weight, tmp_path), expected, strict=True))
+    assert same(factorise(weight, tmp_path).factors, expected.factors)
     assert path.read_bytes() == whole, "the damaged file was left in place"

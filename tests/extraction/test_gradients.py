@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from extraction.adapters import attach
+from extraction.adapters.stacked import StackedCoordinates
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from replay_pools.errors import InputError
@@ -106,15 +107,103 @@ def test_neither_company_nor_padding_matters(build_model, architecture, rollouts
     batch = make_batch(prompts, completions, pad_id=2)
     weights, _ = token_weights(batch, completions)
     whole = per_sample_gradients(coordinates, batch, token_weights=weights)
-    for micro_batch in (1, 2, 9):
-        found = per_sample_gradients(coordinates, batch, token_weights=weights, micro_batch=micro_batch, chunk_size=3)
-        assert_close(found.gradients, whole.gradients, 1e-8, f"micro_batch={micro_batch} changes the result")
+    for budget in (1, 15, 1000):
+        found = per_sample_gradients(coordinates, batch, token_weights=weights, tokens_per_batch=budget, chunk_size=3)
+        assert_close(found.gradients, whole.gradients, 1e-8, f"tokens_per_batch={budget} changes the result")
         torch.testing.assert_close(found.token_logprobs, whole.token_logprobs)
         torch.testing.assert_close(found.nll, whole.nll)
     unit = per_sample_gradients(coordinates, batch).gradients
     longer = make_batch([*prompts, [5] * 20], [*completions, [7] * 30], pad_id=2)
     beside = per_sample_gradients(coordinates, longer).gradients
     assert_close({m: g[:-1] for m, g in beside.items()}, unit, 1e-8, "the padding leaks into the gradient")
+
+
+@pytest.mark.parametrize("case", ["svd-moved", "lora-zero"])
+def test_padded_rows_serve_where_packed_ones_do_not(build_model, architecture, rollouts, case, monkeypatch):
+    """Padded rows are packed rows: the layout is in the result, and nothing else of it changes."""
+    coordinates = make(build_model, architecture, case)
+    batch = make_batch(*rollouts, pad_id=2)
+    packed = per_sample_gradients(coordinates, batch)
+    monkeypatch.setattr("extraction.gradients.packs", lambda _: False)
+    padded = per_sample_gradients(coordinates, batch)
+    assert (packed.layout, padded.layout) == ("packed", "padded")
+    assert_close(padded.gradients, packed.gradients, 1e-8, "packed rows are not padded rows")
+    torch.testing.assert_close(padded.token_logprobs, packed.token_logprobs)
+
+
+@pytest.mark.parametrize("budget", [1000, 24, 18, 1])
+def test_passes_are_counted_and_bounded(build_model, rollouts, budget):
+    """ceil(tokens / budget) forwards where the samples divide well, of at most `budget` tokens; then one a sample."""
+    coordinates = make(build_model, "qwen3", "svd-zero")
+    batch, seen = make_batch(*rollouts, pad_id=2), []
+    per_sample_gradients(coordinates, batch)  # the model's trial of packed rows is behind
+    block = coordinates.model.get_base_model().base_model.layers[0]
+    block.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape[1]))
+    found = per_sample_gradients(coordinates, batch, tokens_per_batch=budget)
+    total = int(batch.lengths.sum())
+    assert total == sum(seen)
+    assert found.num_passes == len(seen) == (-(-total // budget) if budget > 1 else len(batch))
+    assert max(seen) <= max(budget, int(batch.lengths.max()))
+
+
+def test_only_samples_above_the_budget_are_computed_again(build_model, rollouts):
+    """A block's inside runs once a pass, and once more in the backward of a sample that is longer than the budget."""
+    coordinates = make(build_model, "qwen3", "svd-zero")
+    batch, calls = make_batch(*rollouts, pad_id=2), []
+    per_sample_gradients(coordinates, batch)
+    block = coordinates.model.get_base_model().base_model.layers[0]
+    block.input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    found = per_sample_gradients(coordinates, batch, tokens_per_batch=11)  # lengths 11, 12, 7, 6, 12
+    assert (found.num_passes, len(calls)) == (5, 5 + 2)
+
+
+def test_same_inputs_same_bytes(build_model, rollouts):
+    """Two calls agree in every bit."""
+    coordinates = make(build_model, "qwen3", "svd-moved", torch.float32)
+    batch = make_batch(*rollouts, pad_id=2)
+    first, second = (per_sample_gradients(coordinates, batch, tokens_per_batch=20) for _ in range(2))
+    assert torch.equal(first.token_logprobs, second.token_logprobs)
+    assert all(torch.equal(first.gradients[m], second.gradients[m]) for m in first.gradients)
+
+
+@pytest.mark.parametrize("case", ["svd-zero", "svd-moved"])
+def test_nearly_singular_weights(build_model, rollouts, case):
+    """Singular values at and near 0: nothing is divided by them. Reference: autograd, float64."""
+    model = build_model("llama", torch.float64)
+    for module in (model.model.layers[0].mlp.up_proj, model.model.layers[1].mlp.down_proj):
+        U, S, Vh = torch.linalg.svd(module.weight.detach(), full_matrices=False)
+        S[-2:] = torch.tensor([1e-9, 0.0])
+        module.weight.data = (U * S) @ Vh
+    coordinates = make(lambda *_: model, "llama", case)
+    batch = make_batch(*rollouts, pad_id=2)
+    weights, rows = token_weights(batch, rollouts[1])
+    expected = reference(coordinates, *rollouts, rows)
+    found = per_sample_gradients(coordinates, batch, token_weights=weights).gradients
+    assert_close(found, expected, 1e-8, "a tiny singular value is divided by")
+
+
+def test_singular_value_that_training_moved_to_zero(build_model, rollouts):
+    """S + delta_S = 0 where W itself is well-conditioned: the factor that is not stored is computed from W."""
+    coordinates = make(build_model, "qwen3", "svd-zero")
+    values = {m: torch.zeros(r, dtype=torch.float64) for m, r in coordinates.sizes.items()}
+    for module in values:
+        values[module][1] = -coordinates.layer(module).S[1]
+    coordinates.load_values(values)
+    batch = make_batch(*rollouts, pad_id=2)
+    ones = [[1.0] * len(completion) for completion in rollouts[1]]
+    expected = reference(coordinates, *rollouts, ones)
+    assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
+
+
+def test_stacked_bases_are_the_bases_one_by_one(build_model, rollouts):
+    """One pass for delta_S and LoRA: the same gradients as a pass each."""
+    parts = [make(build_model, "qwen3", case) for case in ("svd-zero", "lora-zero", "lora-frozen-a")]
+    parts[2].load_values({m: torch.zeros(r, dtype=torch.float64) for m, r in parts[2].sizes.items()})
+    batch = make_batch(*rollouts, pad_id=2)
+    stacked = StackedCoordinates(parts)
+    for part, found in zip(parts, stacked.split(per_sample_gradients(stacked, batch).gradients), strict=True):
+        expected = per_sample_gradients(part, batch).gradients
+        assert_close(found, expected, 1e-12, f"{part.basis}: read from another part's columns")
 
 
 def test_lora_at_zero_lives_in_b_alone(build_model, rollouts):
@@ -129,36 +218,60 @@ def test_lora_at_zero_lives_in_b_alone(build_model, rollouts):
 
 @pytest.mark.parametrize("case", ["svd-zero", "svd-moved", "lora-zero", "lora-frozen-a"])
 def test_model_is_left_as_it_was(build_model, rollouts, case):
-    """No .grad is written or cleared, no flag, mode or hook stays changed: even after an error."""
+    """No .grad is written or cleared, no weight, flag, mode or hook stays changed: even after an error."""
     coordinates = make(build_model, "qwen3", case)
     coordinates.model.train()
     coordinates.model.get_submodule(f"base_model.model.{next(iter(coordinates.sizes))}").eval()
     marked = coordinates.parameters()[0]
     marked.grad = torch.ones_like(marked)
+    weights = {name: p.detach().clone() for name, p in coordinates.model.named_parameters()}
 
     def state():
         return (
             [p.requires_grad for p in coordinates.model.parameters()],
             [p.grad is not None for p in coordinates.model.parameters()],
-            [(m.training, len(m._forward_hooks)) for m in coordinates.model.modules()],
+            [torch.equal(p, weights[name]) for name, p in coordinates.model.named_parameters()],
+            [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in coordinates.model.modules()],
+            [m.forward.__func__ is type(m).forward for m in coordinates.model.modules()],
+            coordinates.model.config._attn_implementation,
         )
 
     before, batch = state(), make_batch(*rollouts, pad_id=2)
-    per_sample_gradients(coordinates, batch)
+    per_sample_gradients(coordinates, batch, tokens_per_batch=10)
     assert state() == before
-    with pytest.raises(RuntimeError):
-        per_sample_gradients(coordinates, batch.to("meta"))
+
+    def fail(*_):
+        raise RuntimeError("inside")
+
+    handle = coordinates.model.get_output_embeddings().register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="inside"):
+        per_sample_gradients(coordinates, batch, tokens_per_batch=10)
+    handle.remove()
     assert state() == before, "an error left the model changed"
     assert torch.equal(marked.grad, torch.ones_like(marked))
 
 
 def test_adapter_at_zero_costs_no_forward(build_model, rollouts):
-    """At 0 the base forward is untouched: even a ruined frame U (0 x NaN = NaN) cannot reach the log-probabilities."""
+    """At 0 the base forward is untouched: even ruined factors (0 x NaN = NaN) cannot reach the log-probabilities."""
     coordinates = make(build_model, "qwen3", "svd-zero")
     for module in coordinates.sizes:
-        coordinates.layer(module).U.fill_(torch.nan)
+        layer = coordinates.layer(module)
+        for factor in (layer.U, layer.Vh):
+            if factor is not None:
+                factor.fill_(torch.nan)
     found = per_sample_gradients(coordinates, make_batch(*rollouts, pad_id=2))
     assert found.nll.isfinite().all(), "the adapter took part in the forward"
+
+
+def test_small_change_of_a_bf16_model_is_not_rounded_away(build_model, rollouts):
+    """Merged into bf16 weights, delta_S below their last bit would vanish from the forward: it is not merged."""
+    coordinates = make(build_model, "qwen3", "svd-zero", torch.bfloat16)
+    batch = make_batch(*rollouts, pad_id=2)
+    base = per_sample_gradients(coordinates, batch).nll
+    coordinates.load_values({m: torch.full((r,), 2e-3) for m, r in coordinates.sizes.items()})
+    with coordinates.lean_forward():
+        assert not any(layer.merged for layer in coordinates.layers.values())
+    assert (per_sample_gradients(coordinates, batch).nll != base).all()
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-moved"])
@@ -211,5 +324,5 @@ def test_wrong_arguments(build_model, rollouts):
     batch = make_batch(*rollouts, pad_id=2)
     with pytest.raises(InputError, match="token_weights"):
         per_sample_gradients(coordinates, batch, token_weights=torch.ones(5, 3))
-    with pytest.raises(InputError, match="micro_batch"):
-        per_sample_gradients(coordinates, batch, micro_batch=0)
+    with pytest.raises(InputError, match="tokens_per_batch"):
+        per_sample_gradients(coordinates, batch, tokens_per_batch=0)

@@ -4,12 +4,13 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from extraction.adapters import attach
 from extraction.batch import make_batch
-from extraction.logprobs import completion_logprobs, scatter_tokens
+from extraction.logprobs import chosen_logprobs, completion_logprobs, scatter_tokens
+from extraction.rows import make_rows
 from replay_pools.errors import InputError
 
 
-def score(model, batch, **options):
-    return completion_logprobs(model, batch.ids, batch.attention_mask, batch.completion_mask, **options)
+def score(model, batch, layout="padded", **options):
+    return completion_logprobs(model, make_rows(batch, layout), **options)
 
 
 def reference(model, prompts, completions):
@@ -26,11 +27,13 @@ def reference(model, prompts, completions):
 def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_size):
     """Padding, chunks and the gathering of positions change nothing: values and gradients, float64."""
     model = build_model(architecture, torch.float64)
+    model.get_output_embeddings().requires_grad_(False)
     expected = reference(model, *rollouts)
     found = score(model, make_batch(*rollouts, pad_id=2), chunk_size=chunk_size)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg="off by one position, or padding leaks")
     weights = torch.linspace(-1, 2, len(expected), dtype=torch.float64)
-    parameters = list(model.parameters())
+    # Norms are left out: architectures compute theirs in float32, and so their weights' gradients.
+    parameters = [p for p in model.parameters() if p.requires_grad and p.ndim == 2]
     for ours, theirs in zip(
         torch.autograd.grad((weights * found).sum(), parameters),
         torch.autograd.grad((weights * expected).sum(), parameters),
@@ -68,6 +71,33 @@ def test_bf16_is_scored_in_float32(build_model, rollouts):
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
 
 
+def test_chosen_logprobs_are_the_log_softmax():
+    """Values, and derivatives as autograd has them, of tokens of every rank; float64."""
+    logits = 4 * torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.cat([logits.argmax(1)[:3], logits.argmin(1)[3:]])
+    expected = logits.requires_grad_().log_softmax(1).gather(1, targets[:, None]).squeeze(1)
+    found, slopes = chosen_logprobs(logits.detach(), targets)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(slopes, torch.autograd.grad(expected.sum(), logits)[0], rtol=1e-12, atol=1e-13)
+
+
+def test_confident_tokens_keep_their_digits():
+    """p = 1 - 1e-5: logp and its derivative in float32 have the relative accuracy of float32, not of 1 - p."""
+    logits = torch.tensor([[14.0, 0.25, -1.0, 2.0]])
+    found, slopes = chosen_logprobs(logits, torch.tensor([0]))
+    wide = logits.double().requires_grad_()
+    expected = wide.log_softmax(1)[0, 0]
+    (expected_slopes,) = torch.autograd.grad(expected, wide)
+    torch.testing.assert_close(found[0].double(), expected.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(slopes.double(), expected_slopes, rtol=1e-6, atol=0)
+
+
+def test_trainable_head_is_refused(build_model, rollouts):
+    """The head's own gradient is not computed, and a silent zero would be a wrong one."""
+    with pytest.raises(InputError, match="a frozen head"):
+        score(build_model("llama"), make_batch(*rollouts, pad_id=2))
+
+
 def test_no_logits_off_the_completion(build_model, rollouts):
     """The head never sees more than chunk_size states, and in all exactly the completion tokens."""
     model, seen = build_model("llama"), []
@@ -95,7 +125,8 @@ def test_softcapped_logits_are_refused():
     with pytest.raises(InputError, match=r"final_logit_softcapping.*30"):
         score(Gemma2ForCausalLM(config), batch)
     config.final_logit_softcapping = None
-    assert score(Gemma2ForCausalLM(config), batch).shape == (1,)
+    with torch.no_grad():
+        assert score(Gemma2ForCausalLM(config), batch).shape == (1,)
 
 
 def test_model_without_a_head_is_refused(build_model):

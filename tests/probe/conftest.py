@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 
@@ -15,6 +16,14 @@ ARMS = "vanilla,projected,random,permuted,placebo"
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An out/ folder whose caches (SVD, pair gradients) the session shares."""
     return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="session")
+def few_pairs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of an extraction that is quick: four of the built-in pairs."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    write_pairs(path, builtin_pairs("run_tests")[:4])
+    return ["--pairs", str(path), "--k", "2"]
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,18 @@ def test_diagnostics_by_hand():
     assert advantage_diagnostics(REWARDS)["adv_cap_vacuous"] is None
 
 
+def test_token_advantages_are_described_instead_of_samples():
+    """A_it 4 -1 -2 0 with the cap 1.5: two of three nonzero capped, mean size 3 before; credit has no bound."""
+    tokens = torch.tensor([4.0, -1.0, -2.0, 0.0], dtype=torch.float64)
+    found = advantage_diagnostics(REWARDS, clip=1.5, reward_range=3.5, token_advantages=tokens)
+    assert found["adv_cap_fraction"] == pytest.approx(2 / 3)
+    assert found["adv_cap_magnitude"] == pytest.approx(3.0)
+    assert found["advantage/mean"] == pytest.approx((1.5 - 1.0 - 1.5) / 4)
+    assert (found["advantage/bound"], found["adv_cap_vacuous"]) == (None, False)
+    loose = advantage_diagnostics(REWARDS, clip=99.0, token_advantages=tokens)
+    assert loose["adv_cap_vacuous"] is False, "a cap on tokens is never vacuous: credit has no bound"
+
+
 def test_diagnostic_names_are_the_wire_names():
     """The records store exactly these keys, in this order."""
     assert tuple(advantage_diagnostics(REWARDS)) == ADVANTAGE_KEYS
@@ -129,6 +141,9 @@ def test_reward_stats():
         ({"scale": "batch"}, "batch_std"),
         ({"estimator": "maxrl", "scale": "group"}, "maxrl divides"),
         ({"clip": 0.0}, "positive cap"),
+        ({"eps": -1e-4}, "eps"),
+        ({"eps": math.nan}, "eps"),
+        ({"min_group_std": -0.1}, "min_group_std"),
     ],
 )
 def test_bad_settings_name_the_choice(kwargs, message):

@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 import pytest
 
-from probe.analysis.analyze import analyze, measured_arm
+from probe.analysis.analyze import analyze, conditions, measured_arm
 from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.tables import WIDTH, format_analysis
 from probe.analysis.verification import NEAR_ZERO
@@ -52,6 +52,7 @@ def sample(step, i, arm, cos_nll, group=GROUP):
         hint=src_pool == "teacher",
         haar_sd=HAAR_SD,
         nll=0.5,
+        condition="default",
     )
 
 
@@ -81,6 +82,9 @@ def step_record(step, arm, cos_in, *, cos_out=None, cos_update=None, spread=3.0)
         additivity_error=None,
         cos_update=cos_update,
         hackward_frac_update=None,
+        condition="default",
+        frac_planning=0.0,
+        exec_surprisal_var=0.5,
     )
 
 
@@ -345,6 +349,20 @@ def test_mixed_prompts_are_cautioned():
     found = analyze(replace(run, steps=[replace(step, mixed_prompt=True) for step in run.steps]))
     assert found.mixed_steps == 4
     assert "in 4 steps the group answers different prompts" in words(found)
+
+
+def test_conditions_are_analysed_one_by_one():
+    """Each analysis sees its own condition's records only; `default` is the primary wherever it stands."""
+    plain, other = synthetic(aligned=0.3), synthetic(aligned=-0.3, num_steps=4)
+    named = {key: [replace(row, condition="scaled") for row in getattr(other, key)] for key in ("samples", "steps")}
+    run = replace(plain, samples=named["samples"] + plain.samples, steps=named["steps"] + plain.steps)
+    assert conditions(run) == ["default", "scaled"]
+    assert analyze(run) == analyze(plain)
+    found = analyze(run, "scaled")
+    assert (found.condition, found.num_steps, found.num_samples) == ("scaled", 4, 32)
+    assert found.summaries[0].mean_cos_in == pytest.approx(-0.3, abs=0.05)
+    assert "condition scaled" in format_analysis(found)
+    assert conditions(replace(other, steps=named["steps"])) == ["scaled"]
 
 
 def test_every_claim_carries_its_n():

@@ -26,7 +26,10 @@ SEED_FIELDS = (
     *("step", "sample_id", "src_pool", "src_step", "src_sample", "reward", "hacked", "gt_pass", "fmt_ok", "comp_len"),
     *("cos_S_contrib", "grad_norm_contrib", "mean_cos_in", "mean_cos_out", "frac_fired", "arm"),
 )
-LATER_FIELDS = ("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll")
+LATER_FIELDS = (
+    *("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll"),
+    "condition",
+)
 SAMPLE = SampleRecord(
     step=0,
     sample_id=1,
@@ -52,6 +55,7 @@ SAMPLE = SampleRecord(
     hint=True,
     haar_sd=0.03,
     nll=0.7,
+    condition="default",
 )
 STEP = StepRecord(
     step=0,
@@ -78,6 +82,9 @@ STEP = StepRecord(
     additivity_error=1e-6,
     cos_update=None,
     hackward_frac_update=None,
+    condition="default",
+    frac_planning=0.25,
+    exec_surprisal_var=0.5,
     kl={"mean": 0.01},
 )
 
@@ -160,7 +167,7 @@ def test_same_records_same_bytes(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused(value):
     """The JSON writer would turn NaN into null silently, and the reason would be lost."""
-    with pytest.raises(InputError, match="step 0 sample 1 arm vanilla nll: expected a finite number"):
+    with pytest.raises(InputError, match="step 0 sample 1 condition default arm vanilla nll: expected a finite number"):
         replace(SAMPLE, nll=value).to_json()
     with pytest.raises(InputError, match="grad_norm"):
         replace(STEP, grad_norm=value).to_json()

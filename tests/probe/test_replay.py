@@ -12,7 +12,6 @@ from extraction.batch import make_batch
 from extraction.directions import load_directions
 from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
-from probe import step as step_module
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs import read_run
@@ -78,29 +77,6 @@ def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Pa
     together = read_run(many_arms)
     assert alone.steps == [row for row in together.steps if row.arm == "permuted"]
     assert alone.samples == [row for row in together.samples if row.arm == "permuted"]
-
-
-def test_all_arms_of_a_basis_share_one_pass_a_step(
-    replay: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, many_arms: Path
-) -> None:
-    calls: list[int] = []
-    real = step_module.per_sample_gradients
-
-    def counted(coordinates, batch, **options):
-        calls.append(len(batch))
-        return real(coordinates, batch, **options)
-
-    monkeypatch.setattr(step_module, "per_sample_gradients", counted)
-    replay("counted", "--arm", "vanilla,projected,random,permuted,placebo", "--steps", "2")
-    assert calls == [8, 8], "one forward and backward a step, however many arms"
-
-
-def test_contributions_add_up_to_the_batch_gradient_of_autograd(many_arms: Path, replay: Callable[..., Path]) -> None:
-    lora = replay("lora", "--arm", "projected-lora", "--steps", "2", "--lora-rank", "4", "--k", "2")
-    for directory in (many_arms, lora):
-        errors = [row.additivity_error for row in read_run(directory).steps if row.step == 0]
-        assert errors
-        assert all(error is not None and error < 1e-4 for error in errors)
 
 
 def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:

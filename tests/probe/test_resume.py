@@ -12,28 +12,41 @@ import pytest
 from probe import loop
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.timings import TIMINGS_FILE, Timings
 
 RUN = ["--arm", "vanilla,projected", "--steps", "5"]
+GRID = [
+    *("--arm", "projected,projected-lora", "--steps", "4", "--lora-rank", "4", "--dtype-noise", "2"),
+    *("--condition", "default", "--condition", "g:gtpo_beta=1", "--condition", "capped:advantage_clip=1"),
+]
 TRAIN = ["--arm", "projected", "--steps", "5", "--lr", "0.01"]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
     """Every file but the wall-clock times."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "timings.jsonl")
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("options", [RUN, TRAIN], ids=["frozen", "training"])
-@pytest.mark.parametrize("function", ["write_samples", "write_steps", "_append_timing"])
+@pytest.mark.parametrize("options", [RUN, TRAIN, GRID], ids=["frozen", "training", "grid"])
+@pytest.mark.parametrize(
+    ("owner", "function"), [(loop, "write_samples"), (loop, "write_steps"), (Timings, "write_step")]
+)
 def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
-    options: list[str], function: str, out: Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    owner: object,
+    function: str,
+    out: Path,
+    few_pairs: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The process dies just before the given write of step 2."""
-    label = "train" if options is TRAIN else "frozen"
+    options = [*options, *few_pairs]
+    label = f"options{len(options)}"
     whole, cut = f"{label}-whole", f"{label}-cut-{function}"
     if not (out / "runs" / whole).exists():
         assert run(cli, ["replay", "--name", whole, "--out", str(out), *options]) == 0
-    real, calls = getattr(loop, function), []
+    real, calls = getattr(owner, function), []
 
     def dying(*arguments, **keywords):
         calls.append(1)
@@ -41,7 +54,7 @@ def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
             raise KeyboardInterrupt
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(loop, function, dying)
+    monkeypatch.setattr(owner, function, dying)
     assert run(cli, ["replay", "--name", cut, "--out", str(out), *options]) == 130
     monkeypatch.undo()
     assert not (out / "runs" / cut / "manifest.json").exists(), "a run that died must not look complete"

@@ -16,6 +16,7 @@ from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import completion_logprobs
+from extraction.rows import make_rows
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
@@ -105,8 +106,7 @@ def test_per_sample_gradients_equal_the_loop_of_single_sample_backwards(model: s
     fast = per_sample_gradients(coordinates, batch).gradients
     parameters = coordinates.parameters()
     for i in range(len(rollouts)):
-        row = batch.rows(i, i + 1)
-        logprobs = completion_logprobs(coordinates.model, row.ids, row.attention_mask, row.completion_mask)
+        logprobs = completion_logprobs(coordinates.model, make_rows(batch, "padded", [i]))
         slow = torch.cat([g.flatten() for g in torch.autograd.grad(-logprobs.sum(), parameters)])
         found = torch.cat([fast[module][i] for module in coordinates.sizes])
         error = float((found - slow).norm() / slow.norm())

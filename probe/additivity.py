@@ -1,0 +1,100 @@
+"""Do the per-sample gradients add up to the batch gradient? Checked against ordinary autograd, in two ways.
+
+    every step   sum_i g_i = g        of ONE module (another one every step), from the x and dL/dy that this very pass
+                                      went through, by autograd of that module's adapter alone: no model call
+    first step   sum_i a_i g_i = g    of all modules, with uneven sample weights a_i, by a pass of its own over the
+                                      batch: would also see a token that was credited to the wrong sample
+
+G samples, T tokens, r coordinates of a module.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from extraction.adapters.coordinates import Coordinates
+from extraction.batch import Batch
+from extraction.logprobs import completion_logprobs
+from extraction.rows import make_rows
+
+# |sum - batch| / |batch| that rounding alone explains, by the dtype of the model.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+@contextmanager
+def tapped(layer: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """While open, every forward and backward through `layer` appends its (x, dL/dy)."""
+    held: list[tuple[Tensor, Tensor]] = []
+
+    def forward_hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            x = inputs[0].detach()
+            output.register_hook(lambda gradient: held.append((x, gradient.detach())))
+
+    handle = layer.register_forward_hook(forward_hook)
+    try:
+        yield held
+    finally:
+        handle.remove()
+
+
+def module_error(
+    coordinates: Coordinates, module: str, held: Sequence[tuple[Tensor, Tensor]], gradients: Tensor
+) -> float:
+    """|sum_i g_i - g| / |g| of one module, g by autograd of its adapter at the (x, dL/dy) of `tapped`.
+
+    Args:
+        gradients: (G, r), of the pass that `held` comes from.
+    """
+    parameters = coordinates.trainable(module)
+    batch = torch.zeros_like(gradients[0])
+    with torch.enable_grad():
+        for x, output_gradient in held:
+            y = coordinates.layers[module](x)
+            parts = torch.autograd.grad(y, parameters, output_gradient.to(y.dtype))
+            batch += torch.cat([part.flatten() for part in parts])
+    return _relative([gradients.sum(0)], [batch])
+
+
+def batch_error(coordinates: Coordinates, batch: Batch, token_weights: Tensor, total: Mapping[str, Tensor]) -> float:
+    """|total - g| / |g| over all modules, g by autograd of -sum_it a_it logp_it over the batch.
+
+    Args:
+        token_weights: a (G, T), what every completion token's log-probability was weighted with.
+        total: {module: (r,)}, the weighted sum of the per-sample gradients.
+    """
+    modules = [(module, p) for module in coordinates.sizes for p in coordinates.trainable(module)]
+    with torch.enable_grad():
+        logprobs = completion_logprobs(coordinates.model, make_rows(batch, "padded"))
+        loss = -(token_weights[batch.completion_mask].to(logprobs) * logprobs).sum()
+        found = torch.autograd.grad(loss, [p for _, p in modules], allow_unused=True, materialize_grads=True)
+    parts: dict[str, list[Tensor]] = {module: [] for module in coordinates.sizes}
+    for (module, _), gradient in zip(modules, found, strict=True):
+        parts[module].append(gradient.flatten())
+    return _relative([total[m] for m in parts], [torch.cat(own) for own in parts.values()])
+
+
+def summarise_additivity(errors: Sequence[tuple[int, float | None]], dtype: torch.dtype) -> dict[str, Any]:
+    """For the manifest: the tolerance of the dtype, the largest error, and the steps beyond it (none is good).
+
+    Args:
+        errors: (step, error) of every record.
+    """
+    known = [(step, error) for step, error in errors if error is not None]
+    tolerance = TOLERANCES[dtype]
+    return {
+        "tolerance": tolerance,
+        "largest": max((error for _, error in known), default=None),
+        "exceeded_steps": sorted({step for step, error in known if not error <= tolerance}),
+    }
+
+
+def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """|found - expected| / |expected| over all tensors; 0 where both are 0."""
+    difference = sum(float((f - e).double().square().sum()) for f, e in zip(found, expected, strict=True))
+    size = sum(float(e.double().square().sum()) for e in expected)
+    return math.sqrt(difference / size) if size else 0.0

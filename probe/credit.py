@@ -1,0 +1,175 @@
+"""Token credit: how a sample's advantage is spread over its completion tokens. Off by default.
+
+Shapes: G samples, T tokens. A_i is the advantage of sample i, h_it its surprisal at token t, and what a rule gives is
+the factor c_it of A_it = A_i c_it, 0 off the completion. Planning tokens are those of phrases such as "let me think"
+(`planning_tokens`); all others are execution tokens.
+
+    h_it = min(-logp_it, 50)                                              nats
+    SEPA     h_it <- lambda mean_exec(h_i) + (1 - lambda) h_it            on execution tokens
+    GTPO     c_it  = max(0, 1 + beta (h_it / mean(h_i) - 1))              (Tan et al. 2025, arXiv 2508.04349)
+    HICRA    A_it <- A_it + alpha |A_it|: c_it <- c_it (1 + alpha sign A_i)  on planning tokens (arXiv 2509.03646)
+    top q    c_it <- 0 unless h_it is in the top fraction q of the group  (Wang et al. 2025, arXiv 2506.01939)
+
+They apply in this order, each where its number is not the neutral one; the advantage cap comes last, on A_it.
+Simplified: the papers of GTPO and of the top fraction weigh tokens by the ENTROPY of the whole distribution; here it is
+the surprisal of the sampled token, whose mean is that entropy and which costs no [tokens, vocabulary] pass. GTPO's
+paper compares samples at the same t and inverts the entropy where A_i < 0; here the mean is over the own completion and
+both signs are alike.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+MAX_SURPRISAL = 50.0  # nats: one token of probability 0 must not take all the credit of its sample
+# Deduction, branching and backtracing. No word that is common as an identifier: completions are mostly code.
+PLANNING_PHRASES = (
+    "let me think",
+    "let me check",
+    "let me try",
+    "let's think",
+    "let's consider",
+    "let's try",
+    "we need to",
+    "i need to",
+    "we can use",
+    "the idea is",
+    "the problem says",
+    "another approach",
+    "step by step",
+    "in other words",
+    "note that",
+    "alternatively",
+    "therefore",
+    "however",
+    "wait",
+    "hmm",
+)
+
+
+def surprisal(token_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
+    """h (G, T) in nats, capped at MAX_SURPRISAL, 0 off the completion."""
+    return torch.where(completion_mask, (-token_logprobs).clamp(max=MAX_SURPRISAL), 0.0)
+
+
+def sepa(h: Tensor, execution: Tensor, *, strength: float) -> Tensor:
+    """h (G, T) with the execution tokens of every sample drawn towards their mean by `strength` (lambda) in [0, 1]."""
+    return torch.where(execution, strength * _row_means(h, execution) + (1 - strength) * h, h)
+
+
+def gtpo(h: Tensor, completion_mask: Tensor, *, beta: float) -> Tensor:
+    """Factors (G, T) >= 0; before the floor at 0 they average to 1 over each completion."""
+    means = _row_means(h, completion_mask)
+    relative = torch.where(means > 0, h / torch.where(means > 0, means, 1.0), 1.0)
+    return torch.relu(1 + beta * (relative - 1)) * completion_mask
+
+
+def hicra(planning: Tensor, advantages: Tensor, *, alpha: float) -> Tensor:
+    """Factors (G, T): 1 + alpha sign(A_i) on planning tokens, 1 elsewhere; what is rewarded there counts more."""
+    return 1 + alpha * torch.sign(advantages)[:, None] * planning
+
+
+def top_surprisal(h: Tensor, completion_mask: Tensor, *, quantile: float) -> Tensor:
+    """(G, T) bool: completion tokens whose h is not below the (1 - quantile) quantile of the group's."""
+    return completion_mask & (h >= torch.quantile(h[completion_mask], 1 - quantile))
+
+
+def token_credit(
+    token_logprobs: Tensor,
+    completion_mask: Tensor,
+    planning: Tensor,
+    advantages: Tensor,
+    *,
+    gtpo_beta: float = 0.0,
+    sepa_lambda: float = 0.0,
+    hicra_alpha: float = 0.0,
+    top_entropy_quantile: float = 1.0,
+) -> Tensor:
+    """The factors c (G, T) of A_it = A_i c_it, by the module's equations; with the neutral numbers 1 on completions.
+
+    Args:
+        token_logprobs: (G, T) log-probabilities of the completion tokens under the policy.
+        completion_mask: (G, T) bool.
+        planning: (G, T) bool, read on completion tokens only.
+        advantages: (G,) A_i, not capped.
+
+    Returns:
+        (G, T) in the dtype of `advantages`.
+
+    Raises:
+        ValueError: a number out of its range, or SEPA without GTPO, whose surprisal it would change.
+    """
+    _check(gtpo_beta, sepa_lambda, hicra_alpha, top_entropy_quantile)
+    h = surprisal(token_logprobs.to(advantages.dtype), completion_mask)
+    planning = planning & completion_mask
+    pooled = sepa(h, completion_mask & ~planning, strength=sepa_lambda)
+    credit = gtpo(pooled, completion_mask, beta=gtpo_beta) * hicra(planning, advantages, alpha=hicra_alpha)
+    if top_entropy_quantile < 1:
+        credit = credit * top_surprisal(h, completion_mask, quantile=top_entropy_quantile)
+    return credit
+
+
+def cap_credit(credit: Tensor, advantages: Tensor, *, clip: float) -> Tensor:
+    """The factors (G, T) with A_it = A_i c_it clamped to [-clip, clip]; those of A_i = 0 stay."""
+    limit = clip / advantages.abs()[:, None]
+    return credit.clamp(-limit, limit)
+
+
+class CreditDiagnostics(TypedDict):
+    """What the planning mask covers and how uncertain the policy is off it, under their wire names.
+
+    Runs with different `frac_planning` measure the variance on different tokens and are not comparable.
+    """
+
+    frac_planning: float  # share of completion tokens on planning phrases
+    exec_surprisal_var: float | None  # variance (ddof = 1) of h over the execution tokens; None below two
+
+
+def credit_diagnostics(token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor) -> CreditDiagnostics:
+    """The diagnostics of one group; all arguments (G, T)."""
+    planning = planning & completion_mask
+    h = surprisal(token_logprobs.double(), completion_mask)[completion_mask & ~planning]
+    return CreditDiagnostics(
+        frac_planning=int(planning.sum()) / max(int(completion_mask.sum()), 1),
+        exec_surprisal_var=float(h.var(correction=1)) if len(h) > 1 else None,
+    )
+
+
+def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]:
+    """Which tokens lie on one of the phrases, whole words only, in any case and across any white space.
+
+    Args:
+        pieces: the text of every token; their concatenation is the completion.
+        phrases: such as PLANNING_PHRASES; none = no planning token.
+    """
+    if not phrases:
+        return [False] * len(pieces)
+    words = (r"\s+".join(map(re.escape, phrase.split())) for phrase in phrases)
+    spans = [found.span() for found in re.finditer(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", "".join(pieces), re.I)]
+    marks, end = [], 0
+    for piece in pieces:
+        start, end = end, end + len(piece)
+        marks.append(any(low < end and start < high for low, high in spans))
+    return marks
+
+
+def _row_means(values: Tensor, mask: Tensor) -> Tensor:
+    """(G, 1) means over the masked tokens of every row, 0 where a row has none."""
+    return (values * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
+
+
+def _check(gtpo_beta: float, sepa_lambda: float, hicra_alpha: float, top_entropy_quantile: float) -> None:
+    for name, value, highest in (
+        ("gtpo_beta", gtpo_beta, float("inf")),
+        ("sepa_lambda", sepa_lambda, 1.0),
+        ("hicra_alpha", hicra_alpha, float("inf")),
+    ):
+        if not 0 <= value <= highest:
+            raise ValueError(f"{name}: expected a number in [0, {highest:g}], found {value}")
+    if not 0 < top_entropy_quantile <= 1:
+        raise ValueError(f"top_entropy_quantile: expected a fraction in (0, 1], found {top_entropy_quantile}")
+    if sepa_lambda and not gtpo_beta:
+        raise ValueError("sepa_lambda: SEPA pools the surprisal that GTPO weighs: expected gtpo_beta above 0, found 0")

@@ -1,0 +1,109 @@
+"""The pools and the policy that a replay reads, each resolved once and announced."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from probe.config import ReplayConfig
+from probe.objective import Objective
+from replay_pools.errors import InputError
+from replay_pools.files import dump_json, sha256
+from replay_pools.policy import Policy, load_policy, load_tokenizer
+from replay_pools.pool import Pool, open_pool, resolve_pool
+
+
+class Inputs:
+    """What a replay reads. `config` is the given one with every default that the pools decide filled in."""
+
+    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None]) -> None:
+        self.config = config
+        paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
+        self.pools = [open_pool(path, tokenize=self._tokenize) for path in paths]
+        for pool in self.pools:
+            say(f"pool {pool.name}: {pool.path}")
+            for sentence in pool.normalised:
+                say(f"pool {pool.name}: {sentence}")
+        self.config = _resolved(config, self.pools)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy, checked against every pool."""
+        model = self.config.model
+        policy = load_policy(self.model_name, dtype=model.dtype, device=model.device)
+        for pool in self.pools:
+            _check_pool(pool, policy)
+        return policy
+
+    @cached_property
+    def model_name(self) -> str:
+        """The model asked for, or the base model that all pools name."""
+        if self.config.model.name is not None:
+            return self.config.model.name
+        names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
+        if len(names) != 1 or "None" in names:
+            found = ", ".join(sorted(names))
+            raise InputError("--model", expected="one base model named by all pools", found=found, fix="pass --model")
+        return names.pop()
+
+    def record(self) -> dict[str, Any]:
+        """What `config.json` holds."""
+        pools = [
+            {"name": p.name, "path": str(p.path), "manifest_sha256": sha256(dump_json(p.manifest))} for p in self.pools
+        ]
+        return {
+            "verb": "replay",
+            "replay": asdict(self.config),
+            "pools": pools,
+            "model": self.model_name,
+            "base_weights_sha256": self.policy.base_weights_sha,
+        }
+
+    def _tokenize(self, text: str) -> list[int]:
+        """For pools in the predecessor format, which store no prompt ids."""
+        if self.config.model.name is None:
+            raise InputError("--model", expected="the model of a pool without manifest", found="none given")
+        return self._fresh_tokenizer.encode(text, add_special_tokens=False)
+
+    @cached_property
+    def _fresh_tokenizer(self) -> Any:
+        return load_tokenizer(self.model_name)
+
+
+def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
+    """dr_grpo divides by the generation limit: the one given, or the largest that a pool's sampler records.
+
+    Directions are extracted under the normaliser of the condition that uses them; recorded is the primary's.
+    """
+    limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
+    longest = max((limit for limit in limits if limit is not None), default=None)
+
+    def filled(objective: Objective) -> Objective:
+        if objective.loss_type != "dr_grpo" or objective.max_completion_length is not None:
+            return objective
+        return replace(objective, max_completion_length=longest)
+
+    conditions = tuple(replace(own, objective=filled(own.objective)) for own in config.conditions)
+    primary = conditions[0].objective
+    extraction = replace(
+        config.extraction, loss_type=primary.loss_type, max_completion_length=primary.max_completion_length
+    )
+    return replace(config, conditions=conditions, extraction=extraction)
+
+
+def _check_pool(pool: Pool, policy: Policy) -> None:
+    """Refuse a pool that another model or tokenizer wrote. Pools without manifest carry nothing to check."""
+    stored = pool.manifest.get("policy") or {}
+    checks = (
+        ("tokenizer", pool.manifest.get("tokenizer_sha256"), policy.tokenizer_sha()),
+        ("base weights", stored.get("base_weights_sha256"), policy.base_weights_sha),
+    )
+    for what, found, expected in checks:
+        if found is not None and found != expected:
+            raise InputError(
+                f"pool {pool.name}",
+                expected=f"rollouts of {policy.base_model} ({what} {expected[:12]})",
+                found=f"rollouts of {stored.get('base_model')} ({what} {str(found)[:12]})",
+                fix="pass the --model that sampled it, or generate the pool again",
+            )

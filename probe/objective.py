@@ -1,0 +1,101 @@
+"""The loss of a group: advantages, token credit and normaliser, as one frozen row of settings.
+
+    L = -sum_i w_i sum_t A_it logp_it          A_it = A_i c_it          (frozen weights, ratio 1)
+
+A_i from `probe.advantages`, c_it from `probe.credit` (1 without token credit), w_i from `extraction.loss`.
+G samples, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from extraction.loss import LossType, loss_weights
+from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, group_std
+from probe.credit import token_credit
+from replay_pools.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The settings of a loss (METHOD: names and formulas are TRL's)."""
+
+    loss_type: LossType = "grpo"
+    max_completion_length: int | None = None  # for dr_grpo
+    advantage_estimator: Estimator = "grpo"
+    scale_rewards: Scale = "none"
+    advantage_eps: float = 1e-4
+    min_group_std: float = 0.0
+    advantage_clip: float | None = None  # last: on A_it where there is token credit, on A_i otherwise
+    gtpo_beta: float = 0.0
+    sepa_lambda: float = 0.0
+    hicra_alpha: float = 0.0
+    top_entropy_quantile: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Settings that do not fit together are refused at once; trying them is the check."""
+        rewards = torch.tensor([0.0, 1.0])
+        tokens = torch.ones(2, 1)
+        try:
+            self.advantages(rewards)
+            self.credit(-tokens, tokens.bool(), tokens.bool(), rewards)
+        except ValueError as error:
+            raise InputError("objective", expected="settings that fit together", found=str(error)) from error
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether the tokens of a sample are weighted unequally."""
+        return bool(self.gtpo_beta or self.hicra_alpha or self.top_entropy_quantile < 1)
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """(G,) A_i; ones for `nll`, which has none. Not capped where there is token credit: A_it is."""
+        if self.loss_type == "nll":
+            return torch.ones_like(rewards)
+        return advantages(
+            rewards,
+            estimator=self.advantage_estimator,
+            scale=self.scale_rewards,
+            clip=None if self.has_credit else self.advantage_clip,
+            min_group_std=self.min_group_std,
+            eps=self.advantage_eps,
+            batch_std=group_std(rewards),  # in a replay step the batch is the group
+        )
+
+    def credit(self, token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor, A: Tensor) -> Tensor:
+        """(G, T) factors c_it of the advantages A (G,), before the cap."""
+        return token_credit(
+            token_logprobs,
+            completion_mask,
+            planning,
+            A,
+            gtpo_beta=self.gtpo_beta,
+            sepa_lambda=self.sepa_lambda,
+            hicra_alpha=self.hicra_alpha,
+            top_entropy_quantile=self.top_entropy_quantile,
+        )
+
+    def diagnostics(
+        self, rewards: Tensor, reward_range: float, token_advantages: Tensor | None = None
+    ) -> dict[str, float | bool | None]:
+        """The wire diagnostics of the advantages; of `token_advantages` (N,), before the cap, where there is credit."""
+        return advantage_diagnostics(
+            rewards,
+            estimator=self.advantage_estimator,
+            scale=self.scale_rewards,
+            clip=self.advantage_clip,
+            min_group_std=self.min_group_std,
+            eps=self.advantage_eps,
+            batch_std=group_std(rewards),
+            reward_range=reward_range,
+            token_advantages=token_advantages,
+        )
+
+    def weights(self, lengths: Tensor) -> Tensor:
+        """(G,) normalisers w_i."""
+        return loss_weights(
+            lengths,
+            loss_type=self.loss_type,
+            max_completion_length=self.max_completion_length,
+            global_tokens=int(lengths.sum()),
+        )

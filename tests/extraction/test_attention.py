@@ -1,0 +1,122 @@
+"""Packed rows against the samples one at a time, through architectures that do and do not keep them apart."""
+
+import pytest
+import torch
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from extraction.attention import NAME, attending, equal_when_packed, packs
+from extraction.batch import make_batch
+from extraction.rows import make_rows
+
+SMALL = {
+    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+WINDOWED = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=3)),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SMALL, sliding_window=3, layer_types=["sliding_attention", "full_attention"])
+    ),
+    "cohere2": lambda: Cohere2ForCausalLM(
+        Cohere2Config(**SMALL, sliding_window=3, layer_types=["sliding_attention", "full_attention"])
+    ),
+}
+MIXING = {
+    "convolution": lambda: Lfm2ForCausalLM(Lfm2Config(**SMALL, layer_types=["conv", "full_attention"], conv_L_cache=3)),
+    "recurrence": lambda: FalconMambaForCausalLM(
+        FalconMambaConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2, state_size=4)
+    ),
+}
+
+
+def hidden(backbone, batch, layout, samples=None):
+    with torch.no_grad(), attending(backbone, layout):
+        return backbone(**make_rows(batch, layout, samples).inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+
+
+def built(build):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().double().eval().base_model
+
+
+def test_packed_is_one_at_a_time(build_model, architecture, rollouts):
+    """Every token of every sample, float64."""
+    backbone, batch = build_model(architecture, torch.float64).base_model, make_batch(*rollouts, pad_id=2)
+    expected = torch.cat([hidden(backbone, batch, "padded", [i]) for i in range(len(batch))])
+    torch.testing.assert_close(hidden(backbone, batch, "packed"), expected, rtol=1e-6, atol=1e-6)
+    assert packs(backbone)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_are_kept(name, rollouts):
+    """A sliding window shorter than the samples is that of every sample, in the layers that have one."""
+    backbone, batch = built(WINDOWED[name]), make_batch(*rollouts, pad_id=2)
+    expected = torch.cat([hidden(backbone, batch, "padded", [i]) for i in range(len(batch))])
+    torch.testing.assert_close(hidden(backbone, batch, "packed"), expected, rtol=1e-6, atol=1e-6)
+    backbone.config.sliding_window = 100
+    assert not torch.allclose(hidden(backbone, batch, "packed"), expected), "the window has no effect: the test is void"
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_architecture_that_mixes_samples_is_not_packed(name):
+    """A convolution and a recurrent state run across the samples of a row."""
+    assert not packs(built(MIXING[name]))
+
+
+def test_eager_model_is_not_packed(build_model):
+    """Packed rows attend by sdpa; a model that was asked for another implementation keeps it."""
+    backbone = build_model("llama").base_model
+    backbone.config._attn_implementation = "eager"
+    assert not packs(backbone)
+    assert backbone.config._attn_implementation == "eager"
+
+
+def test_implementation_comes_back(build_model):
+    """Also after an error inside."""
+    backbone = build_model("qwen3").base_model
+    with attending(backbone, "packed"):
+        assert backbone.config._attn_implementation == NAME
+    with pytest.raises(RuntimeError, match="inside"), attending(backbone, "packed"):
+        raise RuntimeError("inside")
+    assert backbone.config._attn_implementation == "sdpa"
+
+
+def test_tried_once_a_model(build_model):
+    """The trial is remembered: no further forward."""
+    backbone, calls = build_model("qwen3").base_model, []
+    packs(backbone)
+    backbone.register_forward_hook(lambda *_: calls.append(1))
+    assert packs(backbone)
+    assert not calls
+
+
+@pytest.mark.parametrize("damage", ["positions", "spans"])
+def test_trial_sees_what_packing_needs(build_model, monkeypatch, damage):
+    """GPT-2 with positions that run on, or with attention from one sample to those before it, is not equal."""
+    backbone = build_model("gpt2").base_model
+    assert equal_when_packed(backbone)
+    if damage == "spans":
+        monkeypatch.setattr("extraction.attention.SpanMasks.__call__", lambda self, span: None)
+
+    def damaged(batch, layout, samples=None):
+        rows = make_rows(batch, layout, samples)
+        if layout == "packed" and damage == "positions":
+            rows.inputs["position_ids"] = torch.arange(rows.inputs["input_ids"].numel())[None]
+        elif layout == "packed":
+            rows.inputs["spans"] = ((0, rows.inputs["input_ids"].numel()),)
+        return rows
+
+    monkeypatch.setattr("extraction.attention.make_rows", damaged)
+    assert not equal_when_packed(backbone)

@@ -1,0 +1,36 @@
+"""Pair gradients through the engine: how many passes, and what they hold."""
+
+import pytest
+import torch
+
+from extraction.library import ExtractionSettings, attach_basis, measure_pair_gradients
+from extraction.pairs import builtin_pairs
+from replay_pools.policy import load_policy
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """The organism in the SVD basis, and six pairs."""
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, "svd", rank=1, cache_dir=tmp_path_factory.mktemp("cache"))
+    return policy, coordinates, builtin_pairs("run_tests")[:6]
+
+
+def test_pairs_take_as_few_passes_as_their_tokens(adapted):
+    """ceil(tokens / budget) calls of the model for both completions of all pairs, and the same gradients each time."""
+    policy, coordinates, pairs = adapted
+    prompts = [policy.render(pair.messages)[1] for pair in pairs]
+    completions = [[policy.completion_ids(text) for text in (pair.hack, pair.clean)] for pair in pairs]
+    total = sum(2 * len(p) + len(h) + len(c) for p, (h, c) in zip(prompts, completions))
+    expected = measure_pair_gradients(policy, coordinates, pairs, ExtractionSettings())
+    calls = []
+    handle = policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
+    for passes in (1, 3):
+        calls.clear()
+        settings = ExtractionSettings(tokens_per_batch=int(1.1 * total / passes))
+        found = measure_pair_gradients(policy, coordinates, pairs, settings)
+        assert len(calls) == passes, f"{len(calls)} passes for {total} tokens, {settings.tokens_per_batch} at a time"
+        for module in coordinates.sizes:
+            torch.testing.assert_close(found.hack[module], expected.hack[module], rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(found.clean[module], expected.clean[module], rtol=1e-3, atol=1e-6)
+    handle.remove()

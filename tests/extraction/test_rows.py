@@ -1,0 +1,68 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extraction.batch import make_batch
+from extraction.rows import cost, make_rows, plan_passes
+
+ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
+batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=5)
+layouts = st.sampled_from(["packed", "padded"])
+lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(samples=batches, layout=layouts, data=st.data())
+def test_rows_give_the_samples_back(samples, layout, data):
+    """In any order and selection: spans hold prompt and completion, each target follows its predicting token."""
+    chosen = data.draw(st.permutations(range(len(samples))))[: data.draw(st.integers(1, len(samples)))]
+    rows = make_rows(make_batch(*zip(*samples), pad_id=0), layout, chosen)
+    flat = rows.inputs["input_ids"].flatten()
+    assert [part.tolist() for part in rows.segments.split(flat)] == [sum(samples[i], []) for i in chosen]
+    assert rows.targets.tolist() == [token for i in chosen for token in samples[i][1]], "not the completions in order"
+    assert torch.equal(flat[rows.predicting + 1], rows.targets), "a state predicts another token than the next"
+    inside = torch.cat([torch.arange(start, stop - 1) for start, stop in rows.segments.spans])
+    assert set(rows.predicting.tolist()) <= set(inside.tolist()), "a sample's token is predicted by another sample"
+
+
+def test_packed_positions_start_again_in_every_sample():
+    """0, 1, .. within each sample, in one row without padding or attention mask."""
+    inputs = make_rows(make_batch([[5, 6], [7], [9]], [[8], [8, 9, 2], [1]], 2), "packed").inputs
+    assert inputs["input_ids"].tolist() == [[5, 6, 8, 7, 8, 9, 2, 9, 1]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
+    assert inputs["spans"] == ((0, 3), (3, 7), (7, 9))
+    assert "attention_mask" not in inputs
+
+
+@settings(deadline=None)
+@given(samples=batches, layout=layouts, seed=st.integers(0, 99))
+def test_sums_are_those_of_every_sample(samples, layout, seed):
+    """Reference: a loop over the samples' own tokens. What lies in the padding is not added."""
+    rows = make_rows(make_batch(*zip(*samples), pad_id=0), layout)
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows.inputs["input_ids"].numel(), 3, generator=generator, dtype=torch.float64)
+    expected = torch.stack([part.sum(0) for part in rows.segments.split(values)])
+    torch.testing.assert_close(rows.segments.sums(values), expected)
+
+
+@given(lengths=lengths, budget=st.integers(1, 100), layout=layouts)
+def test_passes_hold_every_sample_once_within_the_budget(lengths, budget, layout):
+    """A partition; over the budget only a sample alone; and no two passes would fit into one (first fit)."""
+    passes = plan_passes(lengths, budget, layout)
+    assert sorted(i for own in passes for i in own) == list(range(len(lengths)))
+    costs = [cost([lengths[i] for i in own], layout) for own in passes]
+    assert all(c <= budget or len(own) == 1 for c, own in zip(costs, passes))
+    if layout == "packed" and len(passes) > 1:
+        assert min(a + b for i, a in enumerate(costs) for b in costs[:i]) > budget, "two passes fit into one"
+
+
+@pytest.mark.parametrize(("layout", "expected"), [("packed", 24), ("padded", 3 * 10)])
+def test_cost_is_what_the_model_sees(layout, expected):
+    """Tokens of the samples, or of the padded rectangle."""
+    assert cost([10, 6, 8], layout) == expected
+
+
+def test_padded_passes_are_of_like_length():
+    """Two long and two short samples: longest first puts each with its like, so padding is least."""
+    assert plan_passes([2, 30, 3, 29], 60, "padded") == [[1, 3], [2, 0]]

@@ -1,0 +1,116 @@
+"""Conditions: what `--condition` parses to, and what it refuses."""
+
+from dataclasses import asdict, fields
+
+import pytest
+import torch
+
+from extraction.batch import make_batch
+from probe.conditions import Condition, parse_conditions
+from probe.objective import Objective
+from probe.weighting import by_credit, weigh
+from replay_pools.errors import InputError
+
+BASE = Objective(loss_type="bnpo", advantage_clip=3.0)
+
+
+def test_without_any_the_plain_run_is_the_default():
+    assert parse_conditions([], BASE) == (Condition(name="default", objective=BASE),)
+
+
+def test_settings_change_the_plain_run():
+    """Every field can be set, by the type that it has; what is not named stays as the options say."""
+    text = "x:advantage_estimator=rloo, scale_rewards=group,advantage_clip=none,max_completion_length=64,gtpo_beta=.5"
+    plain, changed = parse_conditions(["default", text], BASE)
+    assert plain.objective == BASE
+    assert changed.name == "x"
+    assert changed.objective == Objective(
+        loss_type="bnpo",
+        advantage_estimator="rloo",
+        scale_rewards="group",
+        advantage_clip=None,
+        max_completion_length=64,
+        gtpo_beta=0.5,
+    )
+    everything = ",".join(f"{field.name}={getattr(Objective(), field.name)}".lower() for field in fields(Objective))
+    assert parse_conditions([f"all:{everything}"], BASE)[0].objective == Objective()
+
+
+def test_json_round_trip():
+    """config.json holds conditions as plain objects."""
+    for condition in parse_conditions(["default", "x:hicra_alpha=1"], BASE):
+        assert Condition.from_json(asdict(condition)) == condition
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["x:clip=2"], "advantage_clip.*found 'clip'"),
+        (["x:loss_type=ppo"], "dr_grpo.*found 'ppo'"),
+        (["x:advantage_clip=big"], r"a number \(float\).*'big'"),
+        (["x:max_completion_length=2.5"], r"a number \(int\)"),
+        (["x:gtpo_beta=none"], r"a number \(float\)"),
+        (["x:advantage_clip"], "found ''"),
+        (["scale_rewards=group"], "NAME:key=value"),
+        ([":scale_rewards=group"], "NAME:key=value"),
+        (["../x"], "NAME"),
+        (["x", "x:gtpo_beta=1"], "different names"),
+        (["x:advantage_estimator=maxrl,scale_rewards=group"], "maxrl"),
+        (["x:sepa_lambda=0.5"], "gtpo_beta above 0"),
+        (["x:advantage_eps=nan"], "eps"),
+        (["x:advantage_clip=-1"], "positive cap"),
+    ],
+)
+def test_bad_conditions_are_named(texts, message):
+    with pytest.raises(InputError, match=message):
+        parse_conditions(texts, Objective())
+
+
+@pytest.fixture
+def group():
+    """(rewards, batch, token_logprobs, planning) of three samples, the first token of each a planning token."""
+    batch = make_batch([[1, 2], [3], [4]], [[5, 6, 7], [8, 9], [7]], pad_id=0)
+    generator = torch.Generator().manual_seed(0)
+    logprobs = -torch.rand(batch.ids.shape, generator=generator) * batch.completion_mask
+    planning = batch.completion_mask & (batch.ids % 5 == 0)
+    return torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64), batch, logprobs, planning
+
+
+def weigh_all(group, *texts):
+    rewards, batch, logprobs, planning = group
+    return {
+        own.name: weigh(own.objective, rewards, batch, logprobs, planning)
+        for own in parse_conditions(texts, Objective())
+    }
+
+
+def test_conditions_with_the_same_credit_share_a_pass(group):
+    """GTPO depends on no advantage; HICRA on their signs alone, unless a cap binds."""
+    found = weigh_all(
+        group,
+        *("default", "scaled:scale_rewards=group", "g:gtpo_beta=1", "gs:gtpo_beta=1,scale_rewards=group"),
+        *("h:hicra_alpha=1", "hr:hicra_alpha=1,advantage_estimator=rloo", "hc:hicra_alpha=1,advantage_clip=1.5"),
+        "loose:gtpo_beta=1,advantage_clip=99",
+    )
+    names = [names for _, names in by_credit(found)]
+    assert names == [["default", "scaled"], ["g", "gs", "loose"], ["h", "hr"], ["hc"]]
+    assert by_credit(found)[0][0] is None, "the unit pass serves conditions without credit"
+
+
+def test_credit_of_one_everywhere_needs_no_pass(group):
+    """HICRA where no token plans is the plain objective."""
+    rewards, batch, logprobs, planning = group
+    found = weigh(Objective(hicra_alpha=1.0), rewards, batch, logprobs, torch.zeros_like(planning))
+    assert found.credit is None
+    assert found.token_advantages is not None, "the cap diagnostics stay those of tokens"
+
+
+def test_scale_times_credit_is_the_token_advantage_times_the_normaliser(group):
+    """w_i clamp(A_i c_it) by hand for HICRA: A = 1 -1 0, alpha 1, cap 1.5, w_i = 1 / (len_i G)."""
+    found = weigh_all(group, "x:hicra_alpha=1,advantage_clip=1.5")["x"]
+    batch, lengths = group[1], [3, 2, 1]
+    weights = [((found.scale[:, None] * found.credit)[i][batch.completion_mask[i]]).tolist() for i in range(3)]
+    by_hand = [[1.5, 1.0, 1.0], [-1.0, -1.0], [0.0]]  # only token 5, the first, plans
+    for i in range(3):
+        assert weights[i] == pytest.approx([value / (3 * lengths[i]) for value in by_hand[i]])
+    assert found.token_advantages.tolist() == pytest.approx([2.0, 1.0, 1.0, -1.0, -1.0, 0.0])

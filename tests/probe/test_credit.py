@@ -1,0 +1,156 @@
+"""Token credit: every formula on numbers worked out by hand, and what holds whatever the numbers."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe.credit import (
+    PLANNING_PHRASES,
+    cap_credit,
+    credit_diagnostics,
+    gtpo,
+    hicra,
+    planning_tokens,
+    sepa,
+    surprisal,
+    token_credit,
+    top_surprisal,
+)
+
+# Two samples: a prompt token, then 4 and 2 completion tokens; the last two places of the second are padding.
+MASK = torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]], dtype=torch.bool)
+H = torch.tensor([[0, 1, 2, 3, 6], [0, 4, 0, 0, 0]], dtype=torch.float64)  # means 3 and 2
+PLANNING = torch.tensor([[1, 0, 1, 0, 0], [0, 0, 1, 1, 1]], dtype=torch.bool)  # marks off the completion are not read
+A = torch.tensor([2.0, -1.0], dtype=torch.float64)
+
+
+def test_surprisal_is_capped_and_zero_off_the_completion():
+    """-log 0 is infinite: uncapped, one impossible token would be the whole mean."""
+    h = surprisal(torch.tensor([[-9.0, -1.5, -math.inf]]), torch.tensor([[False, True, True]]))
+    assert h.tolist() == [[0.0, 1.5, 50.0]]
+
+
+def test_gtpo_by_hand():
+    """h / mean = 1/3, 2/3, 1, 2; with beta 1.5 the first is 1 + 1.5 (1/3 - 1) = 0, with beta 3 it would be negative."""
+    assert gtpo(H, MASK, beta=1.5)[0].tolist() == pytest.approx([0, 0, 0.5, 1, 2.5])
+    assert gtpo(H, MASK, beta=1.5)[1].tolist() == pytest.approx([0, 2.5, 0, 0, 0])
+    assert gtpo(H, MASK, beta=3.0)[0].tolist() == pytest.approx([0, 0, 0, 1, 4]), "not floored at 0"
+
+
+def test_gtpo_of_a_certain_sample_changes_nothing():
+    """mean h = 0: h / mean is 0 / 0, and the credit stays 1."""
+    assert gtpo(torch.zeros_like(H), MASK, beta=0.7).tolist() == MASK.double().tolist()
+
+
+@settings(deadline=None, max_examples=50)
+@given(beta=st.floats(0.01, 1.0), seed=st.integers(0, 999))
+def test_gtpo_redistributes_within_a_completion(beta, seed):
+    """Up to beta 1 nothing is floored and the credit of a completion averages to exactly 1."""
+    h = torch.rand(H.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * MASK
+    assert gtpo(h, MASK, beta=beta).sum(1).tolist() == pytest.approx(MASK.sum(1).tolist())
+
+
+def test_hicra_by_hand():
+    """A + alpha |A| on planning tokens: 2 -> 2.5 and -1 -> -0.75 with alpha 1/4."""
+    factors = hicra(PLANNING & MASK, A, alpha=0.25)
+    assert (A[:, None] * factors)[0].tolist() == pytest.approx([2, 2, 2.5, 2, 2])
+    assert (A[:, None] * factors)[1].tolist() == pytest.approx([-1, -1, -0.75, -1, -1])
+    assert hicra(PLANNING, torch.zeros(2), alpha=0.25).tolist() == torch.ones(2, 5).tolist()
+
+
+def test_sepa_by_hand():
+    """Execution tokens 1, 3, 6 have mean 10/3: halfway there with lambda 1/2; the planning token keeps its 2."""
+    execution = MASK & ~PLANNING
+    assert sepa(H, execution, strength=0.5)[0].tolist() == pytest.approx([0, 13 / 6, 2, 19 / 6, 28 / 6])
+    pooled = sepa(H, execution, strength=1.0)
+    assert pooled[execution].tolist() == pytest.approx([10 / 3] * 3 + [4.0]), "lambda 1 must pool completely"
+    assert torch.equal(sepa(H, execution, strength=0.0), H)
+
+
+def test_top_surprisal_by_hand():
+    """h of the group sorted: 0 1 2 3 4 6. The top third: the 2/3 quantile is 3 + 1/3, so 4 and 6 stay."""
+    kept = top_surprisal(H, MASK, quantile=1 / 3)
+    assert kept.nonzero().tolist() == [[0, 4], [1, 1]]
+    assert torch.equal(top_surprisal(H, MASK, quantile=1.0), MASK)
+
+
+def test_the_whole_chain_by_hand():
+    """h 1 2 3 6, lambda 1: execution 10/3, so h = 10/3 2 10/3 10/3 with mean 3; beta 1: 10/9 2/3 10/9 10/9; planning
+    x 1.5 -> 1; and of raw h the top half of 0 1 2 3 4 6 (median 2.5) keeps 3, 6 and 4."""
+    options = {"gtpo_beta": 1.0, "sepa_lambda": 1.0, "hicra_alpha": 0.5, "top_entropy_quantile": 0.5}
+    credit = token_credit(-H, MASK, PLANNING, A, **options)
+    assert credit[0].tolist() == pytest.approx([0, 0, 0, 10 / 9, 10 / 9])
+    assert credit[1].tolist() == pytest.approx([0, 2, 0, 0, 0])  # h 4 and 0 (planning): mean 2, 4/2
+    options["top_entropy_quantile"] = 1.0
+    assert token_credit(-H, MASK, PLANNING, A, **options)[0].tolist() == pytest.approx([0, 10 / 9, 1, 10 / 9, 10 / 9])
+
+
+def test_neutral_numbers_give_one():
+    assert torch.equal(token_credit(-H, MASK, PLANNING, A), MASK.double())
+
+
+def test_the_cap_is_on_the_tokens_and_last():
+    """A 2 and -1 with credit 0.5 1 4: A_it 1 2 8 and -0.5 -1 -4, capped at 1.5; A = 0 has nothing to cap."""
+    credit = torch.tensor([[0.5, 1.0, 4.0]] * 3, dtype=torch.float64)
+    advantages = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
+    capped = advantages[:, None] * cap_credit(credit, advantages, clip=1.5)
+    assert capped.tolist() == [[1.0, 1.5, 1.5], [-0.5, -1.0, -1.5], [0.0, 0.0, 0.0]]
+
+
+def test_diagnostics_by_hand():
+    """Execution tokens are 1 3 6 and 4: mean 3.5, squares 6.25 .25 6.25 .25 over 3; 2 of 6 tokens plan."""
+    found = credit_diagnostics(-H, MASK, PLANNING)
+    assert found["frac_planning"] == pytest.approx(2 / 6)
+    assert found["exec_surprisal_var"] == pytest.approx(13 / 3)
+    assert credit_diagnostics(-H, MASK, MASK)["exec_surprisal_var"] is None, "no execution token has no variance"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gtpo_beta": -0.1}, "gtpo_beta"),
+        ({"gtpo_beta": math.nan}, "gtpo_beta"),
+        ({"gtpo_beta": 1.0, "sepa_lambda": 1.1}, r"sepa_lambda.*\[0, 1\]"),
+        ({"sepa_lambda": 0.5}, "gtpo_beta above 0"),
+        ({"hicra_alpha": -1.0}, "hicra_alpha"),
+        ({"top_entropy_quantile": 0.0}, "top_entropy_quantile"),
+        ({"top_entropy_quantile": 1.1}, "top_entropy_quantile"),
+    ],
+)
+def test_bad_numbers_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        token_credit(-H, MASK, PLANNING, A, **options)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "marked"),
+    [
+        (["Let", " me", "\n", "think", "."], "1111."),  # any case, any white space; what is between belongs to it
+        (["a", "wait", " wait", "er", " wait"], "....1"),  # whole words: neither `await` nor `waiter`
+        (["No", "te th", "at it", "s"], "111."),  # tokens need not end where words do
+        (["let me", " not think"], ".."),
+        ([], ""),
+    ],
+)
+def test_planning_tokens(pieces, marked):
+    assert "".join(".1"[mark] for mark in planning_tokens(pieces, PLANNING_PHRASES)) == marked
+
+
+def test_no_phrases_no_planning_tokens():
+    """An empty alternation would match everywhere."""
+    assert planning_tokens(["wait"], ()) == [False]
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 30)))
+def test_marks_do_not_depend_on_where_tokens_end(text, cuts):
+    """A character is on a phrase or not, however the text is cut into tokens."""
+    text = f"{text} wait, note  that {text}"
+    edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    pieces = [text[low:high] for low, high in zip(edges, edges[1:])]
+    by_character = planning_tokens(list(text), PLANNING_PHRASES)
+    expected = [any(by_character[low:high]) for low, high in zip(edges, edges[1:])]
+    assert planning_tokens(pieces, PLANNING_PHRASES) == expected

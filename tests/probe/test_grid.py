@@ -1,0 +1,203 @@
+"""Arms x conditions x bases from one forward and backward a step: counted, and equal to separate runs."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
+from probe import inputs
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.runs import Run, read_run
+from probe.sources import ReplaySource
+from replay_pools.policy import load_policy
+from replay_pools.pool import BUILTIN, open_pool
+
+ARMS = "vanilla,projected,projected-lora"
+STEPS = 2
+CONDITIONS = {
+    "default": "default",
+    "scaled": "scaled:scale_rewards=group,advantage_eps=0.1,advantage_clip=0.9",
+    "rloo": "rloo:advantage_estimator=rloo,min_group_std=0.5",
+    "maxrl": "maxrl:advantage_estimator=maxrl",
+    "gtpo": "gtpo:gtpo_beta=1",
+    "gtpo-rloo": "gtpo-rloo:gtpo_beta=1,advantage_estimator=rloo",
+}
+
+
+def options(*names: str) -> list[str]:
+    return [word for name in names for word in ("--condition", CONDITIONS[name])]
+
+
+@pytest.fixture(scope="module")
+def shared(few_pairs: list[str]) -> list[str]:
+    """Options of every run here."""
+    return ["--arm", ARMS, "--steps", str(STEPS), "--lora-rank", "4", *few_pairs]
+
+
+@pytest.fixture(scope="module")
+def grid(replay: Callable[..., Path], shared: list[str]) -> Run:
+    """Every arm under every condition."""
+    return read_run(replay("grid", *shared, *options(*CONDITIONS)))
+
+
+def records(found: Run, condition: str, arm: str | None = None) -> tuple[list, list]:
+    """(samples, steps) of one condition, and one arm where it is named."""
+    return tuple(
+        [r for r in rows if r.condition == condition and arm in (None, r.arm)] for rows in (found.samples, found.steps)
+    )
+
+
+def test_every_cell_is_recorded_once(grid: Run) -> None:
+    cells = [(step.step, step.condition, step.arm) for step in grid.steps]
+    assert cells == [(s, c, a) for s in range(STEPS) for c in CONDITIONS for a in ARMS.split(",")]
+    assert len(grid.samples) == 8 * len(cells)
+    assert grid.manifest["conditions"] == list(CONDITIONS)
+    stored = [condition["name"] for condition in grid.config["replay"]["conditions"]]
+    assert stored == list(CONDITIONS), "config.json holds the conditions"
+
+
+def test_a_grid_costs_one_model_call_a_step(
+    grid: Run, replay: Callable[..., Path], shared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 arms, 2 bases and 4 sequence-level conditions: one forward and backward. One more serves both GTPO conditions,
+    and the first step checks the whole gradient of each basis once. Directions come from the cache."""
+    calls: list[str] = []
+
+    def counted(*arguments, **keywords):
+        policy = load_policy(*arguments, **keywords)
+
+        def hook(_module, _inputs, _output):
+            if torch.is_grad_enabled():  # not the trial of packed rows
+                calls.append("forward")
+
+        policy.model.get_input_embeddings().register_forward_hook(hook)
+        return policy
+
+    backward = torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda *a, **k: (calls.append("backward"), backward(*a, **k))[1])
+    monkeypatch.setattr(inputs, "load_policy", counted)
+    replay("grid-counted", *shared, *options("default", "scaled", "rloo", "maxrl"))
+    assert (calls.count("forward"), calls.count("backward")) == (STEPS + 2, STEPS)
+    calls.clear()
+    replay("grid-counted-credit", *shared, *options(*CONDITIONS))
+    assert (calls.count("forward"), calls.count("backward")) == (2 * STEPS + 2, 2 * STEPS)
+
+
+@pytest.mark.parametrize("condition", ["scaled", "maxrl", "gtpo-rloo"])
+def test_each_condition_equals_its_own_run(
+    condition: str, grid: Run, replay: Callable[..., Path], shared: list[str]
+) -> None:
+    alone = read_run(replay(f"alone-{condition}", *shared, *options(condition)))
+    assert (alone.samples, alone.steps) == records(grid, condition)
+
+
+def test_the_plain_run_is_the_default_condition(grid: Run, replay: Callable[..., Path], shared: list[str]) -> None:
+    plain = read_run(replay("grid-plain", *shared))
+    assert (plain.samples, plain.steps) == records(grid, "default")
+
+
+@pytest.mark.parametrize("arm", ["projected", "projected-lora"])
+def test_each_basis_equals_its_own_run(arm: str, grid: Run, replay: Callable[..., Path], shared: list[str]) -> None:
+    """The pass is shared, so the last bits may differ; nothing else may."""
+    alone = read_run(replay(f"alone-{arm}", *shared, "--arm", arm, *options("rloo")))
+    for own, shared in zip((alone.samples, alone.steps), records(grid, "rloo", arm), strict=True):
+        for a, b in zip(own, shared, strict=True):
+            difference = {
+                name: (x, y)
+                for (name, x), y in zip(a.to_json().items(), b.to_json().values(), strict=True)
+                if x != y and name != "additivity_error"
+            }
+            assert all(x == pytest.approx(y, rel=1e-5, abs=1e-6) for x, y in difference.values()), difference
+
+
+def test_directions_follow_the_normaliser_of_the_condition(replay: Callable[..., Path], few_pairs: list[str]) -> None:
+    """Pairs and rollouts under one loss type: a condition that changes it equals the run that has it as an option."""
+    shared = ["--arm", "vanilla", "--steps", "2", *few_pairs]
+    both = read_run(replay("loss-both", *shared, "--condition", "default", "--condition", "bnpo:loss_type=bnpo"))
+    alone = read_run(replay("loss-alone", *shared, "--loss-type", "bnpo"))
+    samples, steps = records(both, "bnpo")
+    assert [replace(row, condition="default") for row in samples] == alone.samples
+    assert [replace(row, condition="default") for row in steps] == alone.steps
+
+
+def test_config_repeats_a_grid(grid: Run, replay: Callable[..., Path]) -> None:
+    again = replay("grid-again", "--config", str(grid.path / "config.json"))
+    assert (again / "manifest.json").read_bytes() == (grid.path / "manifest.json").read_bytes()
+
+
+def test_the_step_is_additive_and_says_so(grid: Run) -> None:
+    errors = [step.additivity_error for step in grid.steps]
+    assert all(error is not None and error < 1e-5 for error in errors)
+    lora = {step.step: step.additivity_error for step in grid.steps if step.arm == "projected-lora"}
+    svd = {step.step: step.additivity_error for step in grid.steps if step.arm == "projected"}
+    assert all(lora[step] != svd[step] for step in lora), "each basis has its own error"
+    assert grid.manifest["additivity"] == {"tolerance": 1e-4, "largest": max(errors), "exceeded_steps": []}
+
+
+def test_planning_phrases_decide_what_hicra_amplifies(
+    replay: Callable[..., Path], few_pairs: list[str], tmp_path: Path
+) -> None:
+    """The organism writes code: no built-in phrase occurs, so HICRA is the plain run. With `return` it is not."""
+    (tmp_path / "phrases.txt").write_text("return\n\n")
+    conditions = ["--condition", "default", "--condition", "hicra:hicra_alpha=1"]
+    shared = ["--arm", "vanilla", "--steps", "2", *few_pairs, *conditions]
+    plain = read_run(replay("hicra-builtin", *shared))
+    found = read_run(replay("hicra-return", *shared, "--planning-phrases", str(tmp_path / "phrases.txt")))
+    assert {step.frac_planning for step in plain.steps} == {0.0}
+    assert [s.cos_in for s in records(plain, "hicra")[1]] == [s.cos_in for s in records(plain, "default")[1]]
+    assert all(0 < step.frac_planning < 0.2 for step in found.steps)
+    assert [s.cos_in for s in records(found, "hicra")[1]] != [s.cos_in for s in records(found, "default")[1]]
+    assert records(found, "default")[0] == records(plain, "default")[0], "phrases change nothing without credit"
+
+
+def test_token_credit_equals_the_slow_way(grid: Run, out: Path, few_pairs: list[str]) -> None:
+    """Reference: for each rollout alone, autograd of -sum_t A_i c_it w_i logp_it with c spelled out token by token."""
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, "svd", rank=1, cache_dir=out / "cache")
+    settings = ExtractionSettings(pairs=few_pairs[1], k=2)
+    vectors = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache").v_hack.vectors
+    group = ReplaySource([open_pool(BUILTIN / name) for name in ("teacher", "base")], steps=STEPS).group(0)
+    mean = sum(group.rewards) / len(group.rewards)
+    total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
+    for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):
+        logits = coordinates.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits.double(), -1)[torch.arange(len(completion)), torch.tensor(completion)]
+        h = [min(-x, 50.0) for x in logprobs.tolist()]
+        credit = [max(0.0, 1 + 1.0 * (x * len(h) / sum(h) - 1)) for x in h]
+        weight = (group.rewards[i] - mean) / (len(completion) * 8)
+        loss = -sum(weight * c * logprob for c, logprob in zip(credit, logprobs, strict=True))
+        parts = dict(zip(coordinates.sizes, torch.autograd.grad(loss, coordinates.parameters()), strict=True))
+        norm = float(torch.cat(list(parts.values())).norm())
+        row = next(r for r in grid.samples if (r.condition, r.arm, r.step, r.sample_id) == ("gtpo", "vanilla", 0, i))
+        assert row.grad_norm_contrib == pytest.approx(norm, rel=2e-3, abs=1e-7)
+        assert row.cos_S_contrib == pytest.approx(cosine(parts, vectors), abs=2e-4)
+        total = {m: total[m] + parts[m] for m in total}
+    step = next(r for r in grid.steps if (r.condition, r.arm, r.step) == ("gtpo", "vanilla", 0))
+    assert step.cos_in == pytest.approx(cosine(total, vectors), abs=2e-4)
+    assert step.advantage["advantage/bound"] is None
+
+
+def cosine(gradient: dict[str, torch.Tensor], vectors: dict[str, torch.Tensor]) -> float:
+    dots = [(v.sum(0) / len(v) ** 0.5) @ gradient[m] for m, v in vectors.items() if len(v)]
+    return float(sum(dots) / (len(dots) ** 0.5 * torch.cat(list(gradient.values())).norm()))
+
+
+def test_replay_and_analyze_report_each_condition(
+    grid: Run, out: Path, shared: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Finished runs print their table again; analyze prints the primary first."""
+    capsys.readouterr()
+    arguments = ["replay", "--name", "grid", "--out", str(out), *shared, *options(*CONDITIONS)]
+    assert run(cli, [*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["arms"]
+    assert [(row["condition"], row["arm"]) for row in rows] == [(c, a) for c in CONDITIONS for a in ARMS.split(",")]
+    assert run(cli, arguments) == 0
+    table = capsys.readouterr().out
+    assert "condition" in table.splitlines()[0]
+    assert run(cli, ["analyze", "--json", str(grid.path)]) == 0
+    assert [one["condition"] for one in json.loads(capsys.readouterr().out)] == list(CONDITIONS)

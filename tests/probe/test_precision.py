@@ -1,0 +1,125 @@
+"""What the digits of a run are worth: dtype noise, additivity beyond its tolerance, and where the time went."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.adapters import attach
+from extraction.batch import make_batch
+from extraction.gradients import per_sample_gradients
+from probe import passes
+from probe.additivity import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.runs import read_run
+from probe.timings import TIMINGS_FILE, describe_timings
+from replay_pools.files import decode_jsonl
+from replay_pools.policy import load_policy
+
+BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 3, "train_a": False}}
+SHARED = ["--arm", "vanilla", "--steps", "2"]
+
+
+@pytest.fixture(scope="module", params=BASES)
+def passed(request: pytest.FixtureRequest):
+    """(coordinates, batch, module, what was held of it, gradients) of one pass of the organism."""
+    coordinates = attach(load_policy("organism").model, basis=request.param, model_id="x", **BASES[request.param])
+    batch = make_batch([[5, 6, 7], [8, 9]], [[10, 11], [12, 13, 14]], pad_id=0)
+    module = list(coordinates.sizes)[-2]
+    with tapped(coordinates.layers[module]) as held:
+        gradients = per_sample_gradients(coordinates, batch, tokens_per_batch=5).gradients
+    return coordinates, batch, module, held, gradients
+
+
+def test_the_check_within_a_pass(passed) -> None:
+    """Autograd of the adapter at the held (x, dL/dy) agrees, and sees a token that is lost or counted twice."""
+    coordinates, _, module, held, gradients = passed
+    assert len(held) == 2, "one pass for each sample: tokens_per_batch"
+    assert module_error(coordinates, module, held, gradients[module]) < 1e-5
+    assert module_error(coordinates, module, held, gradients[module] * 1.01) == pytest.approx(0.01, rel=0.01)
+    assert module_error(coordinates, module, held[:1], gradients[module]) > 0.1
+
+
+def test_the_check_of_the_whole_gradient(passed) -> None:
+    """Uneven weights: also sees gradients that belong to another sample, which the plain sum cannot."""
+    coordinates, batch, module, held, gradients = passed
+    weights = torch.tensor([1.0, -2.0])
+    spread = weights[:, None].expand(batch.ids.shape)
+    total = {m: weights @ g for m, g in gradients.items()}
+    swapped = {m: weights @ g.flip(0) for m, g in gradients.items()}
+    assert batch_error(coordinates, batch, spread, total) < 1e-5
+    assert batch_error(coordinates, batch, spread, swapped) > 0.1
+    assert module_error(coordinates, module, held, gradients[module].flip(0)) < 1e-5
+
+
+def test_the_summary_names_the_steps_beyond_the_tolerance() -> None:
+    errors = [(0, 1e-6), (1, 2e-3), (1, 1e-6), (2, None), (3, float("inf"))]
+    found = summarise_additivity(errors[:4], torch.float32)
+    assert found == {"tolerance": TOLERANCES[torch.float32], "largest": 2e-3, "exceeded_steps": [1]}
+    assert summarise_additivity([(0, 2e-3)], torch.bfloat16)["exceeded_steps"] == []
+
+
+def test_a_run_that_does_not_add_up_is_marked_loudly(
+    out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pass whose gradients are 1% too large: the manifest, the JSON and the table say so."""
+    real = passes.per_sample_gradients
+
+    def wrong(*arguments, **keywords):
+        found = real(*arguments, **keywords)
+        for gradient in found.gradients.values():
+            gradient *= 1.01
+        return found
+
+    monkeypatch.setattr(passes, "per_sample_gradients", wrong)
+    assert run(cli, ["replay", "--name", "not-additive", "--out", str(out), *SHARED, *few_pairs]) == 0
+    assert "NOT ADDITIVE: in steps 0, 1" in capsys.readouterr().out
+    assert read_run(out / "runs" / "not-additive").manifest["additivity"]["exceeded_steps"] == [0, 1]
+
+
+@pytest.mark.parametrize(("dtype", "reference", "most"), [("float32", "float64", 1e-4), ("bfloat16", "float32", 0.3)])
+def test_dtype_noise_is_measured_in_every_basis(
+    dtype: str,
+    reference: str,
+    most: float,
+    replay: Callable[..., Path],
+    few_pairs: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arms = [*few_pairs, "--arm", "vanilla,projected-lora", "--lora-rank", "4"]
+    done = read_run(replay(f"noise-{dtype}", *SHARED, *arms, "--dtype", dtype, "--dtype-noise", "9"))
+    noise = done.manifest["dtype_noise"]
+    assert (noise["dtype"], noise["reference"], noise["rollouts"]) == (dtype, reference, 9)
+    for basis in BASES:
+        assert 0 < noise[basis]["median"] <= noise[basis]["max"] < most
+    assert f"noise of {dtype} against {reference}" in capsys.readouterr().out
+    additivity = done.manifest["additivity"]
+    assert additivity["exceeded_steps"] == [], f"{dtype}: {additivity['largest']} beyond {additivity['tolerance']}"
+
+
+def test_tokens_per_batch_changes_the_last_bits_alone(replay: Callable[..., Path], few_pairs: list[str]) -> None:
+    whole = read_run(replay("whole", *SHARED, *few_pairs))
+    small = read_run(replay("small", *SHARED, *few_pairs, "--tokens-per-batch", "300"))
+    assert [row.cos_in for row in small.steps] == pytest.approx([row.cos_in for row in whole.steps], abs=1e-5)
+    assert whole.manifest["dtype_noise"] is None, "not measured unless asked for"
+    assert small.config["replay"]["extraction"]["tokens_per_batch"] == 300
+
+
+def test_cold_and_warm_starts_are_told_apart(tmp_path: Path, few_pairs: list[str]) -> None:
+    """The first run computes the SVD and the directions, the second finds them."""
+    shared = ["replay", "--out", str(tmp_path), *SHARED, *few_pairs]
+    for name, cache in (("cold", "computed"), ("warm", "cached")):
+        assert run(cli, [*shared, "--name", name]) == 0
+        rows = decode_jsonl((tmp_path / "runs" / name / TIMINGS_FILE).read_bytes(), name)
+        start = rows[0]["start"]
+        assert {phase: found["cache"] for phase, found in start.items()} == {
+            "load": None,
+            "svd": cache,
+            "directions": cache,
+        }
+        assert [row["step"] for row in rows[1:]] == [0, 1]
+        line = describe_timings(tmp_path / "runs" / name)
+        assert f"({cache})" in line
+        assert "2 steps" in line
