@@ -177,7 +177,7 @@ def _pass(
     return Pass(
         coordinates=coordinates,
         measures=measures,
-        gram=GramRecorder(directory, library.pair_gradients) if basis == "svd" else None,
+        gram=GramRecorder(directory, library.pair_gradients, library.v_hack) if basis == "svd" else None,
     )
 
 

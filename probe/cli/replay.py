@@ -44,6 +44,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
 @click.option("--lr", default=0.0, show_default=True, type=click.FloatRange(0), help="AdamW; 0 = weights frozen.")
 @click.option("--lora-rank", default=32, show_default=True, type=click.IntRange(1), help="Of projected-lora.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="config.json of a run to repeat.")
+@click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
 @out_option
 @json_option
@@ -75,6 +76,7 @@ def replay(
     lr: float,
     lora_rank: int,
     config_file: Path | None,
+    preregistered: str | None,
     dtype: str,
     device: str,
     out: Path,
@@ -119,6 +121,7 @@ def replay(
             v_hack=v_hack,
             lr=lr,
             seed=seed,
+            preregistered=preregistered,
         )
     directory = out / "runs" / name
     run_replay(config, directory, out_dir=out, say=say, progress=progress("steps"))
