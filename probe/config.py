@@ -61,6 +61,7 @@ class ReplayConfig:
     v_hack: str | None = None  # direction file; None extracts
     lr: float = 0.0
     seed: int = 0
+    preregistered: str | None = None  # NAME@SHA256 of the spec that this run belongs to
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> "ReplayConfig":

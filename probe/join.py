@@ -50,6 +50,7 @@ def sample_records(group: Group, rollouts: Sequence[Rollout], result: StepResult
             haar_sd=nullable(float(arm.sample_haar_sd[i])),
             nll=float(result.nll[i]),
             condition=arm.condition,
+            flaky=rollout.grade.flaky,
         )
         for i, (key, rollout) in enumerate(zip(group.keys, rollouts, strict=True))
     ]

@@ -60,6 +60,7 @@ class SampleRecord:
     haar_sd: float | None  # standard deviation of cos_S_contrib under Haar directions (of cos_S_nll: without credit)
     nll: float | None  # nats per completion token
     condition: str
+    flaky: bool | None  # graded twice with different labels; None = graded once
 
     def to_json(self) -> dict[str, Any]:
         """The wire form, in field order.

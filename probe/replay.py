@@ -102,7 +102,8 @@ def _setup(
         gram = None
         if "svd" in bases:
             primary = _normaliser(config.conditions[0].objective)
-            gram = GramRecorder(directory, directions.library("svd", *primary).pair_gradients)
+            own = directions.library("svd", *primary)
+            gram = GramRecorder(directory, own.pair_gradients, own.v_hack)
     adapted = Bases(coordinates=list(bases.values()), tokens_per_batch=config.extraction.tokens_per_batch)
     noise = None
     if config.model.dtype_noise:

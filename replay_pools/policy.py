@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from replay_pools.errors import InputError
@@ -109,6 +109,15 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         model = _merge_adapter(model, name, adapter)
     model.to(device=target)  # type: ignore[call-arg]
     return Policy(model.eval().requires_grad_(False), tokenizer, name, adapter, digest)
+
+
+def load_skeleton(name: str) -> PreTrainedModel:
+    """The architecture of a policy on the meta device, by the same names: shapes without weights."""
+    source, options = _source(name)
+    with _readable(name):
+        config = AutoConfig.from_pretrained(source, **options)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

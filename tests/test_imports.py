@@ -26,6 +26,13 @@ LIGHT_PATTERNS = (
     "probe/doctor.py",
     "probe/analysis/*.py",
     "probe/cli/*.py",
+    "probe/evaluation.py",
+    "probe/jobs.py",
+    "probe/launch.py",
+    "probe/prereg.py",
+    "probe/spec.py",
+    "probe/stopping.py",
+    "probe/sweep.py",
 )
 MATHEMATICS = (
     "probe/advantages.py",
@@ -33,6 +40,7 @@ MATHEMATICS = (
     "extraction/loss.py",
     "probe/projection.py",
     "probe/kl.py",
+    "probe/stopping.py",
     "probe/analysis/stats.py",
     "probe/analysis/nulls.py",
     "probe/analysis/power.py",

@@ -3,65 +3,74 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK, Contrast, Specificity
+from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK, Contrast
+from probe.analysis.evidence import Evidence, controls, is_control
+from probe.analysis.nulls import NullTest
+from probe.analysis.specificity import Specificity
+from probe.analysis.thresholds import ALIGNED_ALPHA, NEAR_ZERO, STRONG
 from probe.analysis.trajectory import ArmSummary
-from probe.analysis.verification import NEAR_ZERO, STRONG, controls, is_control
 
-ALPHA = 0.01  # METHOD R1
+ALPHA = ALIGNED_ALPHA
 Alignment = Literal["unmeasured", "all null", "training", "null", "few", "control", "aligned", "opposed"]
 
 
-def alignment(measured: ArmSummary | None, summaries: Mapping[str, ArmSummary]) -> Alignment:
+def alignment(e: Evidence) -> Alignment:
     """Where cos_in of v_hack stands against the nulls of this run.
 
-    `aligned` / `opposed` need a sign-flip p over prompts and a Haar p (one draw shared by all steps) both below ALPHA,
-    and a larger mean than every control arm (`control` otherwise). `few`: the Haar p is below ALPHA, and so few prompts
-    could not have brought the sign-flip p there. In training the run is the unit: no verdict.
+    `aligned` / `opposed` need a sign-flip p over prompts, a Haar p (one draw shared by all steps) and, where it was
+    drawn, a label-permutation p (N2), all below ALPHA, and a larger mean than every control arm (`control` otherwise).
+    `few`: the nulls of the direction are left behind, and so few prompts could not have brought the sign-flip p below
+    ALPHA. In training the run is the unit: no verdict.
     """
+    measured, permuted = e.measured, _permuted(e)
     if measured is None:
         return "unmeasured"
     if measured.mean_cos_in is None or measured.haar is None:
         return "all null"
     if measured.trains:
         return "training"
-    if measured.haar.shared.p >= ALPHA or measured.sign_flip_p is None:
+    if measured.haar.shared.p >= ALPHA or measured.sign_flip_p is None or (permuted and permuted.p >= ALPHA):
         return "null"
     if measured.sign_flip_p >= ALPHA:
         return "few" if _too_few(measured.num_prompts) else "null"
-    if any(abs(s.mean_cos_in) >= abs(measured.mean_cos_in) for s in controls(summaries) if s.mean_cos_in is not None):
+    rivals = [abs(s.mean_cos_in) for s in controls(e.summaries) if s.mean_cos_in is not None]
+    if any(rival >= abs(measured.mean_cos_in) for rival in rivals):
         return "control"
     return "aligned" if measured.mean_cos_in > 0 else "opposed"
 
 
 def conclusions(
-    measured: ArmSummary | None,
-    summaries: Mapping[str, ArmSummary],
+    evidence: Evidence,
     contrasts: Sequence[Contrast],
     specificities: Sequence[Specificity],
     null_reasons: Mapping[str, int],
-    num_samples: int,
     mixed_steps: int,
 ) -> list[str]:
     """The sentences of a report, most important first.
 
     Args:
-        measured: the arm that stands for vanilla.
-        summaries: {arm: summary}, for the controls.
+        evidence: what the verdicts are made from.
         contrasts: of every arm.
         specificities: of the measured arm.
-        null_reasons: {reason: samples} of the measured arm, out of `num_samples`.
+        null_reasons: {reason: samples} of the measured arm.
         mixed_steps: steps whose group answers different prompts.
     """
-    sentences = [_alignment_sentence(measured, summaries)]
+    measured = evidence.measured
+    sentences = [_alignment_sentence(evidence)]
     if measured is not None and measured.mean_cos_in is not None:
-        sentences.append(_controls_sentence(measured, summaries))
-    sentences.append(_hack_sentence(measured, contrasts))
+        sentences.append(_controls_sentence(measured, evidence))
+    sentences.append(_hack_sentence(evidence, contrasts))
+    sentences += _naive_sentence(measured, contrasts)
     sentences += _specificity_sentence(specificities)
     sentences += _pure_hack_sentence(measured, contrasts)
     if null_reasons:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(null_reasons.items()))
         count = sum(null_reasons.values())
-        sentences.append(f"Excluded: {count} of {num_samples} samples have no cosine ({reasons}).")
+        sentences.append(f"Excluded: {count} of {len(evidence.samples)} samples have no cosine ({reasons}).")
+    if flaky := sum(bool(s.flaky) for s in evidence.samples):
+        sentences.append(
+            f"Excluded: {flaky} samples that were graded twice with different labels, from every contrast."
+        )
     if mixed_steps:
         sentences.append(
             f"Caution: in {mixed_steps} steps the group answers different prompts (hinted and not), so that source, "
@@ -70,8 +79,8 @@ def conclusions(
     return sentences
 
 
-def _alignment_sentence(measured: ArmSummary | None, summaries: Mapping[str, ArmSummary]) -> str:
-    state = alignment(measured, summaries)
+def _alignment_sentence(e: Evidence) -> str:
+    measured, state, permuted = e.measured, alignment(e), _permuted(e)
     if measured is None:
         return "Alignment: not measured; no arm of this run uses v_hack."
     if measured.mean_cos_in is None or measured.haar is None:
@@ -83,6 +92,7 @@ def _alignment_sentence(measured: ArmSummary | None, summaries: Mapping[str, Arm
     )
     if state == "training":
         return f"Alignment: {numbers}; the run trains, so the run is the unit (n = 1 run) and no p over steps is given."
+    numbers += f", permuted-label z {permuted.z or 0:+.1f} (p {permuted.p:.2g})" if permuted else ""
     numbers += "" if measured.sign_flip_p is None else f", sign-flip p {measured.sign_flip_p:.2g}"
     if state == "null":
         return f"Alignment: nothing above the null. {_capital(numbers)}."
@@ -109,35 +119,55 @@ def _size(measured: ArmSummary) -> str:
     return f"Small or uncertain in size: the 95% interval reaches inside {NEAR_ZERO:g}."
 
 
-def _controls_sentence(measured: ArmSummary, summaries: Mapping[str, ArmSummary]) -> str:
-    read = [(s.arm, s.mean_cos_in, s.num_prompts) for s in controls(summaries) if s.mean_cos_in is not None]
+def _controls_sentence(measured: ArmSummary, e: Evidence) -> str:
+    read = [(s.arm, s.mean_cos_in, s.num_prompts) for s in controls(e.summaries) if s.mean_cos_in is not None]
     text = ", ".join(f"{arm} {mean:+.3f} (n = {n} prompts)" for arm, mean, n in read)
     text = f"Controls: mean cos_in of {measured.arm} {measured.mean_cos_in:+.3f}; {text or 'no control arm'}."
-    if not {"permuted", "placebo"} & {arm for arm, _, _ in read}:
+    if _permuted(e) is None and not {"permuted", "placebo"} & {arm for arm, _, _ in read}:
         text += " Haar directions are a floor, not the label-permutation null, which this run did not measure."
     return text
 
 
-def _hack_sentence(measured: ArmSummary | None, contrasts: Sequence[Contrast]) -> str:
+def _hack_sentence(e: Evidence, contrasts: Sequence[Contrast]) -> str:
     rows = {c.arm: c for c in contrasts if c.name == HACK_AMONG_PAID}
-    row = rows.get(measured.arm) if measured is not None else None
+    row = rows.get(e.measured.arm) if e.measured is not None else None
+    permuted = _permuted(e, "hack_difference")
     start = "Hack versus clean among A > 0:"
     if row is None or row.difference is None or row.p is None or row.haar is None:
         return f"{start} cannot be compared; no prompt holds both (n = 0 prompts)."
     numbers = (
         f"{row.difference:+.3f} in cos_S_contrib (n = {row.num_prompts} prompts, sign-flip p {row.p:.2g}, "
-        f"Haar p {row.haar.p:.2g})"
+        f"Haar p {row.haar.p:.2g}" + (f", permuted-label p {permuted.p:.2g})" if permuted else ")")
     )
     but = f" Here it cannot be told from {', '.join(row.confounded_with)}." if row.confounded_with else ""
-    if row.haar.p < ALPHA <= row.p and _too_few(row.num_prompts):
+    directions_p = max(row.haar.p, permuted.p if permuted else 0.0)
+    if directions_p < ALPHA <= row.p and _too_few(row.num_prompts):
         return f"{start} not decided; {row.num_prompts} prompts cannot reach p < {ALPHA:g}; {numbers}.{but}"
-    if max(row.p, row.haar.p) >= ALPHA:
+    if max(row.p, directions_p) >= ALPHA:
         return f"{start} nothing above the null, {numbers}.{but}"
     rivals = {arm: c.difference for arm, c in rows.items() if is_control(arm) and c.difference is not None}
     if any(abs(difference) >= abs(row.difference) for difference in rivals.values()):
         return f"{start} nothing above the null, {numbers}, and a control arm reads as much.{but}"
     word = "more" if row.difference > 0 else "less"
     return f"{start} hacks point {word} along v_hack, {numbers}.{but}"
+
+
+def _naive_sentence(measured: ArmSummary | None, contrasts: Sequence[Contrast]) -> list[str]:
+    """What the seed's sample-level tests would have claimed, and the tests whose unit is the prompt do not."""
+    own = [c for c in contrasts if measured is not None and c.arm == measured.arm]
+    naive = [c for c in own if c.welch_p is not None and c.welch_p < ALPHA and (c.p is None or c.p >= ALPHA)]
+    if not naive:
+        return []
+    rows = ", ".join(
+        f"{c.metric} {c.name} (Welch p {c.welch_p:.2g} over {c.n_a + c.n_b} samples; "
+        + (f"sign-flip p {c.p:.2g} over {c.num_prompts} prompts)" if c.p is not None else "no prompt holds both)")
+        for c in naive
+    )
+    return [f"Naive: with the sample as its unit, Welch's test would have claimed {rows}."]
+
+
+def _permuted(e: Evidence, metric: str = "cos_in") -> NullTest | None:
+    return e.permutation.get(metric, "N2") if e.permutation is not None else None
 
 
 def _specificity_sentence(specificities: Sequence[Specificity]) -> list[str]:

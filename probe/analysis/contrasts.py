@@ -1,61 +1,21 @@
-"""Cells, buckets and contrasts of the sample cosines.
+"""Contrasts of the sample cosines: side a minus side b, the prompt as the unit.
 
-cos(A g) = sign(A) cos(g): a sample that hacks and is paid and one that fails and is not differ in the sign of A before
-they differ in anything else. Cells show that; the hack-versus-clean contrast is therefore made among A > 0, and on
-`cos_S_nll`, which has no advantage in it. The prompt is the unit; the sample-level Welch test is printed beside it.
+cos(A g) = sign(A) cos(g), so that the hack-versus-clean contrast is made among A > 0, and on `cos_S_nll`, which has no
+advantage in it. The sample-level Welch test that the seed asked for is printed beside it, its naive unit named.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from probe.analysis.adjusted import Adjusted, adjusted_effect
+from probe.analysis.bootstrap import bootstrap_mean
+from probe.analysis.cells import Metric, mean_or_none
+from probe.analysis.multiplicity import holm
 from probe.analysis.nulls import HaarTest, haar_test
-from probe.analysis.stats import (
-    Interval,
-    auroc,
-    auroc_interval,
-    bootstrap_mean,
-    sign_flip_test,
-    welch_test,
-    within_prompt_differences,
-)
+from probe.analysis.stats import Interval, sign_flip_test, welch_test, within_prompt_differences
 from probe.records import SampleRecord
-
-Metric = Literal["cos_S_contrib", "cos_S_nll"]
-METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """Samples of one source x hint x hacked x gt_pass x sign of A. Means are None when no sample has the cosine."""
-
-    src_pool: str
-    hint: bool
-    hacked: bool
-    gt_pass: bool
-    advantage_sign: int  # -1, 0, 1
-    n: int
-    num_prompts: int
-    mean_advantage: float
-    mean_cos_contrib: float | None
-    mean_cos_nll: float | None
-    dot: float  # sum of cos_S_contrib * grad_norm_contrib: the cell's additive part of the hack-ward gradient
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """One metric over the samples of one (src_pool, hacked); `n` counts the cosines, `num_null` the missing ones."""
-
-    arm: str
-    metric: Metric
-    src_pool: str
-    hacked: bool
-    n: int
-    num_null: int
-    mean: float | None
-    sd: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,21 +50,10 @@ class Contrast:
     difference: float | None  # mean within-prompt difference
     interval: Interval | None  # 95% cluster bootstrap of it
     p: float | None  # sign-flip
+    p_holm: float | None  # the same, adjusted over all CONTRASTS of the arm
     haar: HaarTest | None  # of the difference, one draw of directions shared by all samples
     confounded_with: tuple[str, ...]  # what coincides with the sides in these samples
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Specificity:
-    """AUROC of a score for `hacked` among A > 0, with a 95% bootstrap over prompts."""
-
-    arm: str
-    score: str
-    n_hacked: int
-    n_clean: int
-    num_prompts: int
-    auroc: float | None
-    interval: Interval | None
+    adjusted: Adjusted  # the difference with the other labels held constant
 
 
 def _paid(s: SampleRecord) -> bool:
@@ -138,61 +87,13 @@ CONTRASTS = (
         rivals=("src_pool", "hint"),
     ),
 )
-# The measurement first, then the trivial baselines that it has to beat.
-SCORES: dict[str, Callable[[SampleRecord], float | None]] = {
-    "cos_S_contrib": lambda s: s.cos_S_contrib,
-    "comp_len": lambda s: s.comp_len,
-    "nll": lambda s: s.nll,
-    "grad_norm_contrib": lambda s: s.grad_norm_contrib,
-    "hint": lambda s: s.hint,
-}
 
 
-def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
-    """The cells of the samples of one arm, in order of their keys."""
-    groups: dict[tuple[str, bool, bool, bool, int], list[SampleRecord]] = {}
-    for s in samples:
-        sign = (s.advantage > 0) - (s.advantage < 0)
-        groups.setdefault((s.src_pool, s.hint, s.hacked, s.gt_pass, sign), []).append(s)
-    return [
-        Cell(
-            src_pool=src_pool,
-            hint=hint,
-            hacked=hacked,
-            gt_pass=gt_pass,
-            advantage_sign=sign,
-            n=len(group),
-            num_prompts=len({s.problem_id for s in group}),
-            mean_advantage=float(np.mean([s.advantage for s in group])),
-            mean_cos_contrib=_mean(_present(s.cos_S_contrib for s in group)),
-            mean_cos_nll=_mean(_present(s.cos_S_nll for s in group)),
-            dot=sum((s.cos_S_contrib or 0.0) * s.grad_norm_contrib for s in group),
-        )
-        for (src_pool, hint, hacked, gt_pass, sign), group in sorted(groups.items())
-    ]
-
-
-def buckets(samples: Sequence[SampleRecord], arm: str) -> list[Bucket]:
-    """Every (src_pool, hacked) bucket of one arm and both metrics, the empty ones included."""
-    rows = []
-    for metric in METRICS:
-        for src_pool in sorted({s.src_pool for s in samples}):
-            for hacked in (True, False):
-                cosines = [getattr(s, metric) for s in samples if (s.src_pool, s.hacked) == (src_pool, hacked)]
-                values = _present(cosines)
-                rows.append(
-                    Bucket(
-                        arm=arm,
-                        metric=metric,
-                        src_pool=src_pool,
-                        hacked=hacked,
-                        n=len(values),
-                        num_null=len(cosines) - len(values),
-                        mean=_mean(values),
-                        sd=float(np.std(values, ddof=1)) if len(values) > 1 else None,
-                    )
-                )
-    return rows
+def contrasts(samples: Sequence[SampleRecord], arm: str, *, seed: int = 0) -> list[Contrast]:
+    """All CONTRASTS of one arm; they are the registered family of Holm's adjustment."""
+    found = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
+    adjusted = holm({row.name: row.p for row in found if row.p is not None})
+    return [replace(row, p_holm=adjusted.get(row.name)) for row in found]
 
 
 def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, seed: int = 0) -> Contrast:
@@ -212,8 +113,8 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         caveat=spec.caveat,
         n_a=len(a),
         n_b=len(b),
-        mean_a=_mean(a),
-        mean_b=_mean(b),
+        mean_a=mean_or_none(a),
+        mean_b=mean_or_none(b),
         welch_unit="sample (naive)",
         welch_t=naive.t,
         welch_p=naive.p,
@@ -222,28 +123,24 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         difference=test.mean,
         interval=bootstrap_mean(differences, seed=seed),
         p=test.p,
+        p_holm=None,
         haar=_haar_difference(test.mean, [s.haar_sd for s, _, _ in rows], sides, prompts),
         confounded_with=_confounds([s for s, _, _ in rows], sides, spec.rivals),
+        adjusted=adjusted_effect(
+            [value for _, value, _ in rows], sides, _covariates([s for s, _, _ in rows], spec), prompts, seed=seed
+        ),
     )
 
 
-def specificity(samples: Iterable[SampleRecord], score: str, arm: str, *, seed: int = 0) -> Specificity:
-    """AUROC of one score for hacked among the paid samples (A > 0) of one arm."""
-    rows = [(s, value) for s in samples if _paid(s) and (value := SCORES[score](s)) is not None]
-    values = np.array([value for _, value in rows], dtype=np.float64)
-    hacked = np.array([s.hacked for s, _ in rows], dtype=bool)
-    prompts = [s.problem_id for s, _ in rows]
-    area = auroc(values, hacked)
-    defined = not np.isnan(area)
-    return Specificity(
-        arm=arm,
-        score=score,
-        n_hacked=int(hacked.sum()),
-        n_clean=int((~hacked).sum()),
-        num_prompts=len(set(prompts)),
-        auroc=area if defined else None,
-        interval=auroc_interval(values, hacked, prompts, seed=seed) if defined else None,
-    )
+def _covariates(samples: Sequence[SampleRecord], spec: ContrastSpec) -> dict[str, list[float]]:
+    """METHOD section 6: source, gt_pass where it is a rival, log length, hint."""
+    sources = sorted({s.src_pool for s in samples})[1:]
+    columns = {f"src_pool {name}": [float(s.src_pool == name) for s in samples] for name in sources}
+    if "gt_pass" in spec.rivals:
+        columns["gt_pass"] = [float(s.gt_pass) for s in samples]
+    columns["log length"] = [float(np.log(max(s.comp_len, 1))) for s in samples]
+    columns["hint"] = [float(s.hint) for s in samples]
+    return columns
 
 
 def _haar_difference(
@@ -272,11 +169,3 @@ def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool], rivals: S
         if not a & b:
             found.append(name)
     return tuple(found)
-
-
-def _present(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if len(values) else None

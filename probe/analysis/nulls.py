@@ -1,7 +1,7 @@
-"""What a cosine is worth against directions drawn at random (null N1 of METHOD section 5).
+"""What a statistic is worth against its null: drawn (`null_test`), or the law of Haar directions (N1).
 
 Haar directions are a floor and not the whole null: directions of no-signal pairs share the decaying spectrum of real
-gradients and reach larger cosines. The permuted and placebo arms are there for that.
+gradients and reach larger cosines. The permutation nulls are there for that (`probe.analysis.permutation`).
 """
 
 import math
@@ -9,9 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
+NORMAL_95 = float(stats.norm.ppf(0.95))
 Alternative = Literal["two-sided", "greater"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullTest:
+    """A statistic against draws of the same statistic under a null."""
+
+    num_draws: int  # 0: the law itself, no draws
+    mean: float
+    sd: float
+    q95: float  # 95th percentile of the draws
+    z: float | None  # d / sd; None when all draws are equal
+    p: float  # (1 + draws at least as far from the centre) / (num_draws + 1)
+    d: float  # statistic - mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +36,11 @@ class HaarTest:
 
     z: float
     p: float
+
+    def null(self, cosine: float) -> NullTest:
+        """The same as a test against a null, with the normal law in the place of draws."""
+        sd = abs(cosine / self.z) if self.z else 0.0
+        return NullTest(num_draws=0, mean=0.0, sd=sd, q95=NORMAL_95 * sd, z=self.z, p=self.p, d=cosine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +63,37 @@ class HaarMean:
     shared: HaarTest
     sd_independent: float
     independent: HaarTest
+
+    def null(self) -> NullTest:
+        """The conservative reading, one draw shared by all gradients, as a test against a null."""
+        return self.shared.null(self.mean)
+
+
+def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> NullTest:
+    """Two-sided Monte-Carlo test (Phipson and Smyth 2010): never 0, and uniform when the statistic is one more draw.
+
+    Args:
+        draws: (B,) the statistic under the null.
+        centre: what both tails are measured from, by the symmetry of the null: 0 of a signed cosine, .5 of an AUROC.
+
+    Raises:
+        ValueError: a draw or the statistic is not a number.
+    """
+    x = np.asarray(draws, dtype=np.float64)
+    if not np.isfinite(x).all() or not math.isfinite(statistic):
+        raise ValueError(f"expected numbers, found {int((~np.isfinite(x)).sum())} of {len(x)} draws without one")
+    distance = abs(statistic - centre)
+    ties = 1e-12 * max(distance, 1e-300)  # sums in another order are not more extreme
+    mean, sd = float(x.mean()), float(x.std(ddof=1))
+    return NullTest(
+        num_draws=len(x),
+        mean=mean,
+        sd=sd,
+        q95=float(np.quantile(x, 0.95)),
+        z=(statistic - mean) / sd if sd > 0 else None,
+        p=(1 + int(np.sum(np.abs(x - centre) >= distance - ties))) / (len(x) + 1),
+        d=statistic - mean,
+    )
 
 
 def haar_law(r: int) -> Any:

@@ -4,9 +4,9 @@ The unit of every primary test is the prompt (the cluster). Welch's sample-level
 it: with labels correlated inside prompts its type-I error is a multiple of its level, which a test demonstrates.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +43,15 @@ class Welch:
     n_b: int
     t: float | None
     p: float | None  # two-sided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalence:
+    """Two one-sided tests that a mean is inside +-bound."""
+
+    bound: float
+    p: float
+    interval: Interval  # 1 - 2 alpha: inside +-bound exactly when p < alpha
 
 
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> SignFlip:
@@ -121,67 +130,26 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval 
     return Interval(low=float(low), high=float(high))
 
 
-def bootstrap_mean(
-    values: Mapping[Hashable, float], *, level: float = 0.95, num_draws: int = 1999, seed: int = 0
-) -> Interval | None:
-    """Percentile bootstrap of the mean over prompts of one value a prompt: {prompt: value}; None below two prompts."""
-    x = np.fromiter(values.values(), dtype=np.float64)
-    if len(x) < 2:
-        return None
-    return _percentiles(_cluster_counts(len(x), num_draws, seed) @ x / len(x), level)
+def prompt_weights(prompts: Sequence[Hashable]) -> NDArray[np.float64]:
+    """(rows,) weights with which a sum over rows is the mean over prompts of the prompts' means."""
+    counts = Counter(prompts)
+    return np.array([1.0 / (counts[prompt] * len(counts)) for prompt in prompts])
 
 
-def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Probability that a labelled row scores above an unlabelled one, ties counted half; NaN when a side is empty.
+def equivalence_test(values: ArrayLike, bound: float, *, alpha: float = 0.05) -> Equivalence | None:
+    """Two one-sided t-tests that the mean lies inside +-bound (Schuirmann 1987); None below two values.
 
-    AUROC = (R - n1 (n1 + 1) / 2) / (n1 n0), R the rank sum of the n1 labelled rows (Mann and Whitney 1947).
+    p is the larger of the two one-sided p-values; p < alpha exactly when the 1 - 2 alpha interval lies inside.
     """
-    x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
-    n1 = int(y.sum())
-    n0 = len(y) - n1
-    if n1 == 0 or n0 == 0:
-        return float("nan")
-    return float((stats.rankdata(x)[y].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
-
-
-def auroc_interval(
-    scores: ArrayLike,
-    labels: ArrayLike,
-    clusters: Sequence[Hashable],
-    *,
-    level: float = 0.95,
-    num_draws: int = 1999,
-    seed: int = 0,
-) -> Interval | None:
-    """Percentile bootstrap of the AUROC when whole clusters are drawn with replacement.
-
-    With W[c, d] the wins of the labelled rows of cluster c over the unlabelled rows of cluster d, and w_c the number of
-    times that a draw holds cluster c, AUROC = w W w / ((w n1) (w n0)): no draw ranks anything again.
-
-    Returns:
-        None below two clusters; draws without both labels are left out, and None when no draw is left.
-    """
-    x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
-    names = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
-    member = np.array([names[cluster] for cluster in clusters], dtype=np.intp)
-    if len(names) < 2:
+    x = np.asarray(values, dtype=np.float64)
+    interval = t_interval(x, level=1 - 2 * alpha)
+    if interval is None:
         return None
-    onto = np.eye(len(names))[member]  # (rows, clusters) indicator
-    difference = x[y][:, None] - x[~y][None, :]
-    wins = onto[y].T @ ((difference > 0) + 0.5 * (difference == 0)) @ onto[~y]
-    counts = _cluster_counts(len(names), num_draws, seed)
-    num_pairs = (counts @ onto[y].sum(0)) * (counts @ onto[~y].sum(0))
-    areas = ((counts @ wins) * counts).sum(1)[num_pairs > 0] / num_pairs[num_pairs > 0]
-    return _percentiles(areas, level) if len(areas) else None
-
-
-@lru_cache(maxsize=4)
-def _cluster_counts(num_clusters: int, num_draws: int, seed: int) -> NDArray[np.float64]:
-    """(draws, clusters): how often each cluster is in each draw of as many clusters with replacement."""
-    even = np.full(num_clusters, 1.0 / num_clusters)
-    return np.random.default_rng(seed).multinomial(num_clusters, even, num_draws).astype(np.float64)
-
-
-def _percentiles(draws: NDArray[np.float64], level: float) -> Interval:
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(low=float(low), high=float(high))
+    error = x.std(ddof=1) / np.sqrt(len(x))
+    if error == 0:
+        p = float(abs(x.mean()) >= bound)
+    else:
+        p = float(
+            max(stats.t.sf((x.mean() + bound) / error, len(x) - 1), stats.t.cdf((x.mean() - bound) / error, len(x) - 1))
+        )
+    return Equivalence(bound=bound, p=p, interval=interval)

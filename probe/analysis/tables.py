@@ -1,81 +1,51 @@
 """format_analysis: an Analysis as plain text, at most 100 columns wide."""
 
-import textwrap
 from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.contrasts import CONTRASTS
-from probe.analysis.stats import Interval
+from probe.analysis.evidence import Check
+from probe.analysis.evidence_tables import comparisons, modules, nulls, parts, sensitivity
+from probe.analysis.text import area, interval, number, p_value, render_table, share, short, wrap, yes
 from probe.analysis.trajectory import ArmSummary
 from probe.records import DEFAULT_CONDITION
 
-WIDTH = 100
-
 
 def format_analysis(analysis: Analysis) -> str:
-    """The whole analysis: conclusions first, then the tables that they rest on."""
+    """The whole analysis: the verdict first, then its reasons, then the tables that they rest on."""
     condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
     head = (
         f"run {analysis.run}{condition}: {analysis.num_steps} steps, {analysis.num_prompts} prompts, "
         f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
     )
+    verdict = f"VERDICT (R6): {analysis.decision.outcome}: {analysis.decision.why}"
     sections = [
         "\n".join(wrap(head)),
+        "\n".join(wrap(verdict, indent="  ")),
         "\n".join(line for sentence in analysis.conclusions for line in wrap(f"- {sentence}", indent="  ")),
-        _checks(analysis),
+        _checks("Rules R0 to R7 (METHOD section 7; mechanism rows are no evidence)", analysis.rules),
+        parts(analysis),
+        nulls(analysis),
+        _checks(
+            "Verification (the seed's table V and decision rules D; mechanism rows are no evidence)", analysis.checks
+        ),
         _summaries(analysis),
+        comparisons(analysis),
         _gates(analysis),
         _cells(analysis),
         _buckets(analysis),
         _contrasts(analysis),
         _specificity(analysis),
+        modules(analysis),
+        sensitivity(analysis),
         _trajectory(analysis),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Aligned columns under a title: the first `left` columns flush left, the others flush right; '' without rows."""
-    if not rows:
-        return ""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (header, *rows)
-    ]
-    return "\n".join([*wrap(title), *(f"  {line}".rstrip() for line in lines)])
-
-
-def wrap(text: str, *, indent: str = "") -> list[str]:
-    """Lines of at most WIDTH columns; later lines start with `indent`."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent)
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A signed number, or '-' for null."""
-    return "-" if value is None else f"{value:+.{digits}f}"
-
-
-def share(value: float | None) -> str:
-    """A number in [0, 1], or '-' for null."""
-    return "-" if value is None else f"{value:.2f}"
-
-
-def p_value(value: float | None) -> str:
-    """A p-value to two digits, or '-' for null; below 1e-9 the exact size says nothing."""
-    return "-" if value is None else "<1e-9" if value < 1e-9 else f"{value:.2g}"
-
-
-def interval(value: Interval | None) -> str:
-    """[low, high], or '-' for null."""
-    return "-" if value is None else f"[{value.low:+.3f}, {value.high:+.3f}]"
-
-
-def _checks(a: Analysis) -> str:
-    lines = ["Verification (the seed's table V and decision rules D; mechanism rows are no evidence)"]
-    for c in a.checks:
+def _checks(title: str, checks: Sequence[Check]) -> str:
+    lines = [title]
+    for c in checks:
         lines += wrap(f"  {c.row:<4}{c.verdict:<13}{c.kind:<10} {c.condition}", indent=" " * 28)
         value = f"{c.value}; " if c.value else ""
         lines += wrap(f"      n = {c.n} {c.unit}s: {value}{c.why}", indent=" " * 6)
@@ -126,10 +96,10 @@ def _cells(a: Analysis) -> str:
     header = ("source", "hint", "hacked", "gt", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "sum dot")
     rows = [
         (
-            _short(c.src_pool, 16),
-            _yes(c.hint),
-            _yes(c.hacked),
-            _yes(c.gt_pass),
+            short(c.src_pool, 16),
+            yes(c.hint),
+            yes(c.hacked),
+            yes(c.gt_pass),
             "-0+"[c.advantage_sign + 1],
             str(c.n),
             str(c.num_prompts),
@@ -146,7 +116,7 @@ def _cells(a: Analysis) -> str:
 def _buckets(a: Analysis) -> str:
     header = ("metric", "source", "label", "n", "null", "mean", "sd")
     rows = [
-        (b.metric, _short(b.src_pool, 24), "hacked" if b.hacked else "clean", str(b.n), str(b.num_null))
+        (b.metric, short(b.src_pool, 24), "hacked" if b.hacked else "clean", str(b.n), str(b.num_null))
         + ((number(b.mean), "-" if b.sd is None else f"{b.sd:.3f}") if b.n else ("empty", "-"))
         for b in a.buckets
         if b.arm == a.measured_arm
@@ -155,7 +125,19 @@ def _buckets(a: Analysis) -> str:
 
 
 def _contrasts(a: Analysis) -> str:
-    header = ("arm", "n a", "n b", "Welch t", "p", "prompts", "within", "95% interval", "flip p", "Haar p")
+    header = (
+        "arm",
+        "n a",
+        "n b",
+        "Welch p",
+        "prompts",
+        "within",
+        "95% interval",
+        "flip p",
+        "Holm",
+        "Haar p",
+        "adj",
+    )
     tables = []
     for spec in CONTRASTS:
         rows = [
@@ -163,13 +145,14 @@ def _contrasts(a: Analysis) -> str:
                 c.arm,
                 str(c.n_a),
                 str(c.n_b),
-                number(c.welch_t, 2),
                 p_value(c.welch_p),
                 str(c.num_prompts),
                 number(c.difference),
                 interval(c.interval),
                 p_value(c.p),
+                p_value(c.p_holm),
                 p_value(c.haar.p if c.haar else None),
+                number(c.adjusted.effect),
             )
             for c in a.contrasts
             if c.name == spec.name
@@ -180,13 +163,17 @@ def _contrasts(a: Analysis) -> str:
         tables.append(render_table(f"{spec.metric}: {spec.name}{caution}", header, rows))
     if not any(tables):
         return ""
-    title = "Contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt"
+    title = (
+        "Contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt; Holm: over the "
+        "contrasts of an arm; adj: regression within prompts on source, gt_pass, log length and hint"
+    )
+    title = "\n".join(wrap(title))
     return "\n".join([title, *tables])
 
 
 def _specificity(a: Analysis) -> str:
     rows = [
-        (s.score, str(s.n_hacked), str(s.n_clean), str(s.num_prompts), share(s.auroc), _area(s.interval))
+        (s.score, str(s.n_hacked), str(s.n_clean), str(s.num_prompts), share(s.auroc), area(s.interval))
         for s in a.specificity
     ]
     title = f"AUROC for hacked among A > 0 (arm {a.measured_arm}; interval: bootstrap over prompts)"
@@ -199,7 +186,7 @@ def _trajectory(a: Analysis) -> str:
         (
             str(t.step),
             t.arm,
-            _short(t.problem_id, 16),
+            short(t.problem_id, 16),
             number(t.cos_in),
             number(t.haar_z, 1),
             p_value(t.haar_p),
@@ -211,15 +198,3 @@ def _trajectory(a: Analysis) -> str:
         for t in a.trajectory
     ]
     return render_table("Steps (Haar z of cos_in; '-' where a cosine does not exist)", header, rows, left=3)
-
-
-def _area(value: Interval | None) -> str:
-    return "-" if value is None else f"[{value.low:.2f}, {value.high:.2f}]"
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 2]}.."
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

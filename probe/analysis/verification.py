@@ -1,70 +1,34 @@
 """The seed's verification table and decision rules, each evaluated to a verdict that can say no.
 
-PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
-fail) whatever the data say, and the reason is given. Rows of kind "mechanism" are identities of the gate: they show
-that the code ran, and are no evidence about hacking.
+What the verdicts mean is in `probe.analysis.evidence`; rows of kind "mechanism" are identities of the gate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Literal
 
-from probe.analysis.contrasts import HACK_AMONG_PAID, Bucket, Contrast, Specificity
+from probe.analysis.contrasts import HACK_AMONG_PAID
+from probe.analysis.evidence import (
+    AUTOCORRELATED,
+    Check,
+    Evidence,
+    Finding,
+    Verdict,
+    controls,
+    missing,
+    range_text,
+)
 from probe.analysis.stats import Interval, wilson_interval
-from probe.analysis.trajectory import ArmSummary
+from probe.analysis.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.arms import ARMS
-from probe.records import SampleRecord, StepRecord
-
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"]
+from probe.records import SampleRecord
 
 SPREAD = 1.0  # reward spread of a useful group
 TINY_ADVANTAGE = 0.1  # largest |A| of a group that a cap has flattened
-NEAR_ZERO = 0.05  # METHOD R2: equivalence band of a cosine
-STRONG = 0.2
 LOWERED = 0.8  # 16 of 20 steps
-ALPHA = 0.05
 SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by their sign alone
-NO_DISCRIMINATION = 0.55  # METHOD R6: AUROC upper bound
 ROUNDING = 1e-4  # a cosine below it is 0 to float32
-AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One row of the verification table."""
-
-    row: str
-    condition: str
-    kind: Literal["evidence", "mechanism"]
-    verdict: Verdict
-    value: str
-    n: int
-    unit: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What the rows are evaluated from; `measured` is the arm that stands for vanilla (None: v_hack unmeasured)."""
-
-    steps: Sequence[StepRecord]
-    samples: Sequence[SampleRecord]  # of the measured arm
-    measured: ArmSummary | None
-    summaries: Mapping[str, ArmSummary]
-    buckets: Sequence[Bucket]
-    contrasts: Sequence[Contrast]  # of the measured arm
-    specificity: Specificity | None  # of cos_S_contrib in the measured arm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Verdict, the number it rests on, its n, and the reason."""
-
-    verdict: Verdict
-    value: str
-    n: int
-    why: str
 
 
 def verification(evidence: Evidence) -> list[Check]:
@@ -78,7 +42,7 @@ def verification(evidence: Evidence) -> list[Check]:
 def _spread(e: Evidence) -> Finding:
     groups = {step.step: step for step in e.steps}.values()  # every arm sees the same groups
     if not groups:
-        return _missing("no steps")
+        return missing("no steps")
     wide = [step for step in groups if step.reward_spread > SPREAD]
     value = f"{len(wide)}/{len(groups)} steps"
     largest = [a for step in wide if (a := step.advantage["advantage/abs_max"]) is not None]
@@ -97,7 +61,7 @@ def _spread(e: Evidence) -> Finding:
 def _positive(e: Evidence) -> Finding:
     m = e.measured
     if m is None or m.mean_cos_in is None or m.haar is None:
-        return _missing("no cos_in of v_hack")
+        return missing("no cos_in of v_hack")
     n = m.num_steps - m.num_null
     value = f"{m.num_positive}/{n} steps, mean {m.mean_cos_in:+.3f}"
     if m.trains:
@@ -114,7 +78,7 @@ def _positive(e: Evidence) -> Finding:
 def _lowered(e: Evidence) -> Finding:
     p = e.summaries.get("projected")
     if p is None or p.num_steps == p.num_null:
-        return _missing("no projected arm with a cosine")
+        return missing("no projected arm with a cosine")
     n = p.num_steps - p.num_null
     why = (
         f"identity of the {ARMS['projected'].gate} gate: says that it ran; mean frac_fired {_number(p.mean_frac_fired)}"
@@ -143,8 +107,8 @@ def _among_paid(e: Evidence) -> Finding:
     row = next((c for c in e.contrasts if c.name == HACK_AMONG_PAID), None)
     if row is None or row.difference is None or row.p is None:
         sides = "" if row is None else f" ({row.n_a} hacked, {row.n_b} clean samples with A > 0)"
-        return _missing(f"no prompt holds both a hacked and a clean sample with A > 0{sides}")
-    value = f"{row.difference:+.3f} {_range(row.interval)}"
+        return missing(f"no prompt holds both a hacked and a clean sample with A > 0{sides}")
+    value = f"{row.difference:+.3f} {range_text(row.interval)}"
     why = f"within-prompt sign-flip p {row.p:.2g}"
     if row.haar is not None:
         why += f", Haar p {row.haar.p:.2g}"
@@ -161,7 +125,7 @@ def _among_paid(e: Evidence) -> Finding:
 def _near_zero(e: Evidence) -> Finding:
     m = e.measured
     if m is None or m.interval_90 is None:
-        return _missing(AUTOCORRELATED if m is not None and m.trains else "cos_in on fewer than 2 prompts")
+        return missing(AUTOCORRELATED if m is not None and m.trains else "cos_in on fewer than 2 prompts")
     low, high = m.interval_90.low, m.interval_90.high
     verdict: Verdict = "INCONCLUSIVE"
     if low > -NEAR_ZERO and high < NEAR_ZERO:
@@ -169,14 +133,14 @@ def _near_zero(e: Evidence) -> Finding:
     elif high < -NEAR_ZERO or low > NEAR_ZERO:
         verdict = "FAIL"
     why = f"equivalence: 90% interval inside +-{NEAR_ZERO}. Replay cannot see what appears later in training"
-    return Finding(verdict=verdict, value=f"{m.mean_cos_in:+.3f} {_range(m.interval_90)}", n=m.num_prompts, why=why)
+    return Finding(verdict=verdict, value=f"{m.mean_cos_in:+.3f} {range_text(m.interval_90)}", n=m.num_prompts, why=why)
 
 
 def _strong(e: Evidence) -> Finding:
     m = e.measured
     if m is None or m.interval is None:
-        return _missing(AUTOCORRELATED if m is not None and m.trains else "cos_in on fewer than 2 prompts")
-    value = f"{m.mean_cos_in:+.3f} {_range(m.interval)}"
+        return missing(AUTOCORRELATED if m is not None and m.trains else "cos_in on fewer than 2 prompts")
+    value = f"{m.mean_cos_in:+.3f} {range_text(m.interval)}"
     same = [s.arm for s in controls(e.summaries) if s.mean_cos_in is not None and s.mean_cos_in > STRONG]
     if same:
         why = (
@@ -197,7 +161,7 @@ def _strong(e: Evidence) -> Finding:
 def _effective(e: Evidence) -> Finding:
     cosines = _projected_out(e)
     if not cosines:
-        return _missing("no projected arm with a cosine")
+        return missing("no projected arm with a cosine")
     verdict: Verdict = "VACUOUS"
     why = (
         "identity: the gate leaves no hack-ward part, so cos_out <= 0 whatever v_hack is; "
@@ -212,7 +176,7 @@ def _effective(e: Evidence) -> Finding:
 def _over_projection(e: Evidence) -> Finding:
     cosines = _projected_out(e)
     if not cosines:
-        return _missing("no projected arm with a cosine")
+        return missing("no projected arm with a cosine")
     value = f"{sum(c < 0 for c in cosines)}/{len(cosines)} negative, smallest {min(cosines):+.3f}"
     why = "a negative cos_out is legitimate: a one-sided gate removes hack-ward parts and leaves the others"
     return Finding(verdict="VACUOUS", value=value, n=len(cosines), why=why)
@@ -225,7 +189,7 @@ def _projected_out(e: Evidence) -> list[float]:
 def _skip(e: Evidence) -> Finding:
     zero, area = _near_zero(e), e.specificity
     if zero.verdict == "INCONCLUSIVE" or area is None or area.interval is None:
-        return _missing("needs rule D1 decided, and an AUROC for hacked among A > 0", n=zero.n)
+        return missing("needs rule D1 decided, and an AUROC for hacked among A > 0", n=zero.n)
     value = f"D1 {zero.verdict}, AUROC {_number(area.auroc)} [{area.interval.low:.3f}, {area.interval.high:.3f}]"
     verdict: Verdict = "INCONCLUSIVE"
     if zero.verdict == "FAIL" or area.interval.low > 0.5:
@@ -250,16 +214,6 @@ _ROWS: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Ev
 )
 
 
-def controls(summaries: Mapping[str, ArmSummary]) -> list[ArmSummary]:
-    """The arms whose directions carry no hack signal."""
-    return [s for s in summaries.values() if is_control(s.arm)]
-
-
-def is_control(arm: str) -> bool:
-    """Whether the directions of an arm carry no hack signal."""
-    return arm in ARMS and ARMS[arm].directions != "v_hack"
-
-
 def _majority(successes: int, n: int) -> Verdict:
     """PASS when the 95% Wilson interval of the share lies above one half, FAIL when below it."""
     interval = wilson_interval(successes, n)
@@ -268,16 +222,8 @@ def _majority(successes: int, n: int) -> Verdict:
     return "PASS" if interval.low > 0.5 else "FAIL"
 
 
-def _missing(why: str, n: int = 0) -> Finding:
-    return Finding(verdict="INCONCLUSIVE", value="", n=n, why=why)
-
-
 def _mean_sign(samples: Sequence[SampleRecord]) -> float:
     return sum((s.advantage > 0) - (s.advantage < 0) for s in samples) / len(samples)
-
-
-def _range(interval: Interval | None) -> str:
-    return f"[{interval.low:+.3f}, {interval.high:+.3f}]" if interval else ""
 
 
 def _percent(interval: Interval | None) -> str:

@@ -1,31 +1,87 @@
-"""probe analyze: what the records of runs say, in tables and plain words."""
+"""probe analyze: what the records of runs say, or what a spec's runs say about its criteria."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from probe.cli._frame import echo_json, json_option
+from probe.cli._frame import echo_json, json_option, out_option
 from probe.runs import read_run
+from replay_pools.errors import InputError
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--seed", default=0, show_default=True, help="Of sampled sign flips and bootstraps.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path))
+@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each permutation null.")
+@click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps.")
+@click.option(
+    "--regrade-agreement",
+    type=click.FloatRange(0, 1),
+    help="Share of the pools' labels that a second grading repeats; rule R0 needs it.",
+)
+@click.option("--check", is_flag=True, help="Exit with 1 when rule R0, R1, R3, R4 or R5 (SPEC: the primary) is FAIL.")
+@click.option("--write", is_flag=True, help="SPEC: write OUT/reports/NAME.md and the Results of its .md file.")
+@out_option
 @json_option
-def analyze(runs: tuple[Path, ...], seed: int, as_json: bool) -> None:
-    """Tables, nulls and checks of each RUN (a directory), conclusions first, condition by condition.
+@click.pass_context
+def analyze(
+    ctx: click.Context,
+    runs: tuple[Path, ...],
+    draws: int,
+    seed: int,
+    regrade_agreement: float | None,
+    check: bool,
+    write: bool,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Verdict, reasons, nulls and tables of each RUN (a directory), or every criterion and the decision of SPEC
+    (spec/NAME.toml) on the runs of its sweep. Reads what the runs stored; no model, no torch.
 
-    Reads records only; no model, no torch.
+    Examples:
 
-    Example:  probe analyze out/runs/replay
+      probe analyze out/runs/replay --check
+
+      probe analyze spec/phase2.toml --write
     """
+    settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
+    specs = [run for run in runs if run.suffix == ".toml"]
+    if specs and len(runs) > 1:
+        raise InputError("RUN...|SPEC", expected="run directories, or one spec", found=" ".join(map(str, runs)))
+    if write and not specs:
+        raise InputError("--write", expected="a spec (spec/NAME.toml)", found=" ".join(map(str, runs)))
+    failed = _spec(specs[0], out, settings, write, as_json) if specs else _runs(runs, settings, as_json)
+    if check and failed:
+        ctx.exit(1)
+
+
+def _runs(runs: tuple[Path, ...], settings: dict[str, Any], as_json: bool) -> bool:
+    """Print the analysis of every run; whether a rule that a GO needs has failed."""
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
     from probe.analysis.tables import format_analysis
 
-    analyses = [analyze_run(run, own, seed=seed) for run in map(read_run, runs) for own in conditions(run)]
+    analyses = [analyze_run(run, own, **settings) for run in map(read_run, runs) for own in conditions(run)]
     if as_json:
         echo_json(analyses[0].to_json() if len(analyses) == 1 else [analysis.to_json() for analysis in analyses])
-        return
-    for analysis in analyses:
-        click.echo(format_analysis(analysis))
+    else:
+        for analysis in analyses:
+            click.echo(format_analysis(analysis))
+    return any(analysis.failed for analysis in analyses)
+
+
+def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
+    """Print the verdict of a spec, and write it where asked; whether its primary criterion failed."""
+    from probe.cli._evaluation import format_text, write_report
+    from probe.cli._spec import open_spec
+    from probe.evaluation import evaluate_spec
+
+    found = evaluate_spec(open_spec(spec_file), out, **settings)
+    written = write_report(found, spec_file, out) if write else []
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        click.echo(format_text(found))
+        for path in written:
+            click.echo(f"written: {path}")
+    return found.failed

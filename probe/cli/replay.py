@@ -65,6 +65,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     help="Score so many rollouts again in a higher precision and record how far the cosines move.",
 )
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="config.json of a run to repeat.")
+@click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
 @out_option
 @json_option
@@ -101,6 +102,7 @@ def replay(
     lora_rank: int,
     dtype_noise: int,
     config_file: Path | None,
+    preregistered: str | None,
     dtype: str,
     device: str,
     out: Path,
@@ -146,6 +148,7 @@ def replay(
             v_hack=v_hack,
             lr=lr,
             seed=seed,
+            preregistered=preregistered,
         )
     directory = out / "runs" / name
     run_replay(config, directory, out_dir=out, say=say, progress=progress("steps"))

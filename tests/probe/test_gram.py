@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from extraction.directions import PairGradients, extract_directions
+from extraction.directions import Directions, PairGradients, extract_directions
 from probe.gram import GramRecorder, gram_hashes
 from replay_pools.files import sha256
 
@@ -28,9 +28,14 @@ def pairs() -> PairGradients:
     return PairGradients(hack=draw(NUM_PAIRS, 0), clean=draw(NUM_PAIRS, 1), held_out=held_out, metadata={})
 
 
+@pytest.fixture
+def v_hack(pairs: PairGradients) -> Directions:
+    return extract_directions(pairs.differences(), k=2, tau=0.1, drop_bottom_frac=0.25)
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
-        metadata = {key: orjson.loads(value) for key, value in file.metadata().items()}
+        metadata = orjson.loads(file.metadata()["header"])
         return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 (not a dict)
 
 
@@ -38,60 +43,49 @@ def dot(a: Tensor, b: Tensor) -> float:
     return sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True))
 
 
-def test_pairs_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients) -> None:
+def test_pairs_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
     """pairs[m, i, j] = <P_i, P_j> with P = hack rows, then clean rows; held_out follows the same order."""
-    GramRecorder(tmp_path, pairs)
+    GramRecorder(tmp_path, pairs, v_hack)
     found, metadata = read(tmp_path / "gram" / "pairs.safetensors")
-    assert metadata == {"modules": list(SIZES)}
+    assert metadata["modules"] == list(SIZES)
+    assert metadata["sizes"] == list(SIZES.values())
+    assert metadata["extraction"] == {
+        "k": 2,
+        "tau": 0.1,
+        "drop_bottom_frac": 0.25,
+        "eps": torch.finfo(torch.float32).eps,
+    }
     assert found.keys() == {"pairs", "held_out"}
     assert found["pairs"].shape == (3, 2 * NUM_PAIRS, 2 * NUM_PAIRS)
     assert found["held_out"].tolist() == pairs.held_out.tolist() * 2
     for m, module in enumerate(SIZES):
         rows = [*pairs.hack[module], *pairs.clean[module]]
-        slow = torch.tensor([[dot(a, b) for b in rows] for a in rows])
-        torch.testing.assert_close(found["pairs"][m], slow, atol=1e-4, rtol=1e-5)
+        slow = torch.tensor([[dot(a, b) for b in rows] for a in rows], dtype=torch.float64)
+        torch.testing.assert_close(found["pairs"][m], slow, atol=1e-12, rtol=1e-12)
 
 
-def test_inner_and_norms_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients) -> None:
-    """inner[m, g, i] = <g, P_i> and norms[m, g] = |g|, whatever the order of the modules in the step's gradients."""
+def test_inner_and_samples_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
+    """inner[m, g, i] = <g, P_i> and samples[m, g, h] = <g, h>, whatever the order of the modules in the gradients."""
     unit = draw(NUM_SAMPLES, 2)
-    GramRecorder(tmp_path, pairs).record(3, dict(reversed(unit.items())))
+    GramRecorder(tmp_path, pairs, v_hack).record(3, dict(reversed(unit.items())))
     found, metadata = read(tmp_path / "gram" / "step_003.safetensors")
     assert metadata == {"modules": list(SIZES)}
-    assert found.keys() == {"inner", "norms"}
-    assert found["inner"].dtype == found["norms"].dtype == torch.float32
+    assert found.keys() == {"inner", "samples"}
+    assert (found["inner"].dtype, found["samples"].dtype) == (torch.float32, torch.float64)
     for m, module in enumerate(SIZES):
         rows = [*pairs.hack[module], *pairs.clean[module]]
         slow = torch.tensor([[dot(g, p) for p in rows] for g in unit[module]])
-        torch.testing.assert_close(found["inner"][m], slow, atol=1e-4, rtol=1e-5)
-        norms = torch.tensor([dot(g, g) ** 0.5 for g in unit[module]])
-        torch.testing.assert_close(found["norms"][m], norms)
+        torch.testing.assert_close(found["inner"][m], slow, atol=1e-6, rtol=1e-6)
+        products = torch.tensor([[dot(g, h) for h in unit[module]] for g in unit[module]], dtype=torch.float64)
+        torch.testing.assert_close(found["samples"][m], products, atol=1e-12, rtol=1e-12)
 
 
-def test_gram_files_determine_v_hack_and_its_cosines(tmp_path: Path, pairs: PairGradients) -> None:
-    """With D = C P, C = [1, -1]: D D^T = C G C^T = U S^2 U^T, so S and V g = S^-1 U^T C (P g) need the Gram alone."""
-    unit = draw(NUM_SAMPLES, 2)
-    GramRecorder(tmp_path, pairs).record(0, unit)
-    gram, _ = read(tmp_path / "gram" / "pairs.safetensors")
-    step, _ = read(tmp_path / "gram" / "step_000.safetensors")
-    k = 3
-    directions = extract_directions(pairs.differences(), k=k)
-    contrast = torch.cat([torch.eye(NUM_PAIRS), -torch.eye(NUM_PAIRS)], dim=1)[~gram["held_out"][:NUM_PAIRS]].double()
-    for m, module in enumerate(SIZES):
-        squares, left = torch.linalg.eigh(contrast @ gram["pairs"][m].double() @ contrast.T)
-        s, left = squares.flip(0)[:k].sqrt(), left.flip(1)[:, :k]
-        torch.testing.assert_close(s.float(), directions.singular_values[module], atol=0, rtol=1e-6)
-        coordinates = step["inner"][m].double() @ contrast.T @ left / s  # (G, k) = g V^T, up to the sign of each axis
-        expected = unit[module] @ directions.vectors[module].T
-        torch.testing.assert_close(coordinates.abs().float(), expected.abs(), atol=1e-5, rtol=1e-5)
-
-
-def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, pairs: PairGradients) -> None:
+def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
     """gram_hashes lists every gram file below the run with its sha256; writing again changes nothing."""
     assert gram_hashes(tmp_path) == {}, "a run without gram files has none to list"
     hashes = []
     for steps in (range(3), range(2, 3)):
-        recorder = GramRecorder(tmp_path, pairs)
+        recorder = GramRecorder(tmp_path, pairs, v_hack)
         for step in steps:
             recorder.record(step, draw(NUM_SAMPLES, step))
         hashes.append(gram_hashes(tmp_path))
@@ -102,13 +96,12 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, pairs: PairGradient
     }
 
 
-def test_steps_of_a_float64_model_are_recorded_in_float32(tmp_path: Path, pairs: PairGradients) -> None:
+def test_steps_of_a_float64_model_are_recorded_alike(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
     """The files of a float64 model hold the numbers of a float32 one."""
     unit = draw(NUM_SAMPLES, 2)
-    recorder = GramRecorder(tmp_path, pairs)
+    recorder = GramRecorder(tmp_path, pairs, v_hack)
     recorder.record(0, unit)
     recorder.record(1, {module: g.double() for module, g in unit.items()})
     (low, _), (high, _) = (read(tmp_path / "gram" / f"step_00{step}.safetensors") for step in (0, 1))
-    for name in ("inner", "norms"):
-        assert low[name].dtype == high[name].dtype == torch.float32
-        torch.testing.assert_close(low[name], high[name], atol=1e-4, rtol=1e-5)
+    for name in ("inner", "samples"):
+        torch.testing.assert_close(low[name], high[name], atol=0, rtol=0)

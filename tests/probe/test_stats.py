@@ -5,14 +5,16 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from probe.analysis.adjusted import adjusted_effect
+from probe.analysis.bootstrap import auroc, auroc_interval, bootstrap_mean, cluster_counts, percentiles
 from probe.analysis.stats import (
-    auroc,
-    auroc_interval,
-    bootstrap_mean,
+    equivalence_test,
     prompt_means,
+    prompt_weights,
     sign_flip_test,
     t_interval,
     welch_test,
@@ -67,22 +69,33 @@ def clustered(rng, icc):
 
 @pytest.mark.parametrize("icc", [0.0, 0.3, 0.7])
 def test_false_positive_rates_under_intra_prompt_correlation(icc):
-    """The within-prompt sign flip keeps its 5% level; Welch's test, whose unit is the sample, does not."""
+    """Sign flips, the cluster bootstraps and the adjusted effect keep 5%; Welch, by sample, does not."""
     rng = np.random.default_rng(7)
-    sign_flip = welch = 0
-    num_sims = 400
+    num_sims = 300
+    rejected = dict.fromkeys(("sign flip", "bootstrap", "AUROC", "adjusted", "welch"), 0)
     for _ in range(num_sims):
         values, labels, prompts = clustered(rng, icc)
-        differences = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
-        sign_flip += sign_flip_test([*differences.values()]).p < 0.05
+        rows = values.tolist(), labels.tolist(), prompts.tolist()
+        differences = within_prompt_differences(*rows)
+        rejected["sign flip"] += sign_flip_test([*differences.values()], num_draws=999).p < 0.05
+        rejected["bootstrap"] += excludes(bootstrap_mean(differences, num_draws=499), 0.0)
+        rejected["AUROC"] += excludes(auroc_interval(values, labels, rows[2], num_draws=499), 0.5)
+        length = rng.normal(size=len(values)) + labels
+        adjusted = adjusted_effect(rows[0], rows[1], {"length": length.tolist()}, rows[2], num_draws=299)
+        rejected["adjusted"] += excludes(adjusted.interval, 0.0)
         p = welch_test(values[labels], values[~labels]).p
-        welch += p is not None and p < 0.05
+        rejected["welch"] += p is not None and p < 0.05
     limit = 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_sims)
-    assert sign_flip / num_sims <= limit, f"sign flips reject {sign_flip / num_sims:.1%} of true nulls"
+    rates = {name: count / num_sims for name, count in rejected.items()}
+    assert all(rate <= limit for name, rate in rates.items() if name != "welch"), f"above 5%: {rates}"
     if icc >= 0.3:
-        assert welch / num_sims > 0.12, f"Welch rejects {welch / num_sims:.1%}: is the simulated correlation gone?"
+        assert rates["welch"] > 0.12, f"Welch rejects {rates['welch']:.1%}: is the simulated correlation gone?"
     else:
-        assert welch / num_sims <= limit
+        assert rates["welch"] <= limit
+
+
+def excludes(interval, value):
+    return interval is not None and not interval.low <= value <= interval.high
 
 
 def test_sign_flip_has_power():
@@ -142,15 +155,51 @@ def test_auroc_interval_equals_ranking_every_draw():
         rows = np.concatenate([np.flatnonzero(clusters == c) for c, times in zip(order, draw) for _ in range(times)])
         draws.append(auroc(scores[rows], labels[rows]))
     found = auroc_interval(scores, labels, clusters.tolist(), num_draws=200, seed=9)
-    assert (found.low, found.high) == pytest.approx(tuple(np.nanquantile(draws, [0.025, 0.975])))
+    tail = float(scipy.stats.norm.cdf(-math.sqrt(6 / 5) * scipy.stats.t.ppf(0.975, 5)))
+    assert (found.low, found.high) == pytest.approx(tuple(np.nanquantile(draws, [tail, 1 - tail])))
 
 
 def test_bootstrap_mean_covers():
-    """About 95% of intervals over 25 prompts contain the true mean (percentile bootstrap: a little fewer)."""
+    """95% of intervals over 12 prompts contain the true mean: the plain percentiles of 12 clusters do not."""
     rng = np.random.default_rng(2)
-    draws = [bootstrap_mean(dict(enumerate(rng.normal(0.3, 1, 25))), num_draws=300, seed=i) for i in range(150)]
-    assert 0.85 < np.mean([i.low < 0.3 < i.high for i in draws]) <= 1.0
+    num_sims, expanded, plain = 600, 0, 0
+    for i in range(num_sims):
+        x = rng.normal(0.3, 1, 12)
+        draws = cluster_counts(12, 400, i % 4) @ x / 12
+        found = percentiles(draws, 0.95, 12)
+        low, high = np.quantile(draws, [0.025, 0.975])
+        expanded += found.low < 0.3 < found.high
+        plain += low < 0.3 < high
+    assert expanded / num_sims == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / num_sims))
+    assert plain < expanded - 0.02 * num_sims, "the expansion changes nothing"
     assert bootstrap_mean({"a": 1.0}) is None
+
+
+def test_equivalence_is_the_90_percent_interval_inside_the_band():
+    """p < .05 exactly when the 90% interval lies inside; by hand for 1..5: mean 3, t 90% half-width 2.132 sqrt(.5)."""
+    rng = np.random.default_rng(0)
+    for shift in np.linspace(-0.3, 0.3, 13):
+        found = equivalence_test(rng.normal(shift, 0.3, 15), 0.25)
+        inside = found.interval.low > -0.25 and found.interval.high < 0.25
+        assert (found.p < 0.05) == inside
+    found = equivalence_test([1, 2, 3, 4, 5], 10)
+    assert (found.interval.low, found.interval.high) == pytest.approx((3 - 1.5075, 3 + 1.5075), abs=1e-3)
+    assert found.p == pytest.approx(float(scipy.stats.t.cdf((3 - 10) / math.sqrt(0.5), 4)))
+    assert equivalence_test([0.0, 0.0], 0.1).p == 0.0
+    assert equivalence_test([0.2, 0.2], 0.1).p == 1.0
+    assert equivalence_test([1.0], 1) is None
+
+
+def test_equivalence_holds_its_level_at_the_edge():
+    """A true mean on the edge of the band is called equivalent in at most 5% of samples."""
+    rng = np.random.default_rng(5)
+    called = np.mean([equivalence_test(rng.normal(0.5, 1, 16), 0.5).p < 0.05 for _ in range(800)])
+    assert called <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 800)
+
+
+def test_prompt_weights_give_the_mean_of_prompt_means():
+    values, prompts = np.array([1.0, 2.0, 6.0, 5.0]), ["a", "b", "b", "c"]
+    assert values @ prompt_weights(prompts) == pytest.approx(np.mean([1.0, 4.0, 5.0]))
 
 
 @settings(deadline=None, max_examples=60)

@@ -16,8 +16,8 @@ from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import completion_logprobs
-from extraction.rows import make_rows
 from extraction.pairs import builtin_pairs, write_pairs
+from extraction.rows import make_rows
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs import read_run

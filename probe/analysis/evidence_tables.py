@@ -1,0 +1,92 @@
+"""The tables that the rules rest on: parts of R0, nulls, comparisons of arms, modules."""
+
+from probe.analysis.analyze import Analysis
+from probe.analysis.text import interval, number, p_value, render_table, share, short, wrap
+
+MOST_MODULES = 8  # rows of the map over modules; the others are counted
+
+
+def parts(a: Analysis) -> str:
+    """R0, part by part."""
+    word = {True: "holds", False: "BROKEN", None: "not seen"}
+    lines = ["R0 part by part"]
+    for part in a.validity:
+        lines += wrap(f"  {word[part.holds]:<9} {part.name}: {part.text}", indent=" " * 12)
+    return "\n".join(lines)
+
+
+def nulls(a: Analysis) -> str:
+    """Every statistic against every null."""
+    if a.permutation is None:
+        return ""
+    rows = [
+        (
+            row.metric,
+            row.null,
+            number(row.value),
+            number(row.test.mean),
+            f"{row.test.sd:.3f}",
+            number(row.test.q95),
+            number(row.test.d),
+            number(row.test.z, 1),
+            p_value(row.test.p),
+            str(row.test.num_draws),
+        )
+        for row in sorted(a.permutation.rows, key=lambda row: (row.metric, row.null))
+    ]
+    header = ("statistic", "null", "value", "mean", "sd", "95th pct", "d", "z", "p", "draws")
+    title = (
+        f"Nulls (arm {a.measured_arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels "
+        "permuted within prompts, pair-swap: hack and clean swapped within pairs)"
+    )
+    return render_table(title, header, rows, left=2)
+
+
+def comparisons(a: Analysis) -> str:
+    """Arms against the measured arm, paired by prompt."""
+    rows = [
+        (
+            c.metric,
+            c.arm,
+            str(c.num_prompts),
+            number(c.difference),
+            "identical" if c.identical else interval(c.interval),
+            p_value(c.p),
+            p_value(c.equivalence.p if c.equivalence else None),
+        )
+        for c in sorted(a.comparisons, key=lambda c: c.metric)
+    ]
+    header = ("measure", "arm", "prompts", "difference", "95% interval", "flip p", "TOST p")
+    title = f"Arms minus {a.measured_arm}, paired by prompt (TOST: equivalence within +-.05)"
+    return render_table(title, header, rows, left=2)
+
+
+def modules(a: Analysis) -> str:
+    """The modules whose cosine is furthest from the null of permuted labels."""
+    if a.permutation is None or not a.permutation.modules:
+        return ""
+    ordered = sorted(a.permutation.modules, key=lambda row: -abs(row.z))
+    rows = [
+        (short(row.module, 60), number(row.mean_cos), number(row.z, 1), p_value(row.p_max_t))
+        for row in ordered[:MOST_MODULES]
+    ]
+    more = f"; {len(ordered) - MOST_MODULES} more in --json" if len(ordered) > MOST_MODULES else ""
+    title = f"Modules (mean cos_in over prompts; z: N2; p: max-T over {len(ordered)} modules{more})"
+    return render_table(title, ("module", "cos_in", "z", "p"), rows)
+
+
+def sensitivity(a: Analysis) -> str:
+    """What another k would have measured."""
+    rows = [
+        (
+            f"{row.k}{' (this run)' if row.chosen else ''}",
+            str(row.num_directions),
+            number(row.cos_in),
+            number(row.cos_out),
+            share(row.hackward_frac_in),
+            share(row.auroc),
+        )
+        for row in a.settings
+    ]
+    header = ("k", "directions", "cos_in", "cos_out one-sided", "hackward_frac_in", "AUROC")
+    return render_table("Other k, from inner products (exploratory: choosing k here spends the data)", header, rows)

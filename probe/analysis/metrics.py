@@ -1,0 +1,244 @@
+"""Every number of a run as one flat table of estimates, which criteria are evaluated from.
+
+A key names the metric, the unit of its n, and the arm and condition where it is not those that stand for vanilla and
+the first. Names are those of the records (`cos_in`, `advantage/abs_max`, `cos_S_contrib`, `hacked`, ...) and
+
+    cos_in_mean         cos_in along the direction of the mean pair difference
+    d_cos_in            cos_in of a prompt minus its mean under N2
+    hack_difference     within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
+    pure_hack_difference  the same of cos_S_nll among hacks, those that are wrong minus those that are right
+    auroc, auroc/SCORE  AUROC for hacked among A > 0: of cos_S_contrib, of a trivial score
+    pair_sign           1 for a held-out pair with the sign of v_hack, else 0
+    module_p            family-wise p of the modules (max-T)
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
+from probe.analysis.evidence import Evidence
+from probe.analysis.nulls import NullTest
+from probe.analysis.stats import Interval, prompt_means, sign_flip_test, t_interval, within_prompt_differences
+from probe.records import SampleRecord, StepRecord
+
+SAMPLE_METRICS = (
+    *("reward", "hacked", "gt_pass", "fmt_ok", "comp_len", "advantage", "hint", "nll"),
+    *("cos_S_contrib", "cos_S_nll", "grad_norm_contrib"),
+)
+STEP_METRICS = (
+    *("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired"),
+    *("reward_mean", "reward_std", "reward_spread", "grad_norm", "num_effective", "additivity_error"),
+    *("cos_update", "hackward_frac_update"),
+)
+
+
+class Key(NamedTuple):
+    """Which estimate."""
+
+    metric: str
+    unit: str
+    arm: str | None = None  # None: the arm that stands for vanilla
+    condition: str | None = None  # None: the first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One metric over n units; None where it does not exist."""
+
+    value: float | None  # mean over units, or the statistic
+    n: int
+    unit: str
+    interval: Interval | None = None  # 95%
+    interval_90: Interval | None = None
+    p: float | None = None  # two-sided, against zero
+    minimum: float | None = None
+    maximum: float | None = None
+    nulls: Mapping[str, NullTest] = field(default_factory=dict)  # by the names of a criterion's `null`
+    bar: float | None = None  # the best trivial baseline: null "baselines"
+    by_unit: Mapping[str, float] = field(default_factory=dict)
+    vacuous: str | None = None  # why the number could not have come out otherwise
+
+
+Metrics = Mapping[Key, Estimate]
+
+
+def estimate(by_unit: Mapping[str, float], unit: str, *, nulls: Mapping[str, NullTest] | None = None) -> Estimate:
+    """The mean of one value a unit, with Student's intervals and the sign-flip p (none by sample: a naive unit)."""
+    values = list(by_unit.values())
+    return Estimate(
+        value=float(np.mean(values)) if values else None,
+        n=len(values),
+        unit=unit,
+        interval=t_interval(values),
+        interval_90=t_interval(values, level=0.9),
+        p=None if unit == "sample" else sign_flip_test(values).p,
+        minimum=min(values, default=None),
+        maximum=max(values, default=None),
+        nulls=nulls or {},
+        by_unit=by_unit,
+    )
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """a minus b, paired by the units that both have."""
+    return estimate({name: a.by_unit[name] - b.by_unit[name] for name in a.by_unit if name in b.by_unit}, a.unit)
+
+
+def over_runs(tables: Mapping[str, Metrics], unit: str = "seed") -> dict[Key, Estimate]:
+    """{run: metrics} -> one table whose units are the runs: what training, whose steps are autocorrelated, needs."""
+    keys = {key._replace(unit=unit) for table in tables.values() for key in table if key.unit == "prompt"}
+    return {
+        key: estimate(
+            {
+                run: value
+                for run, table in tables.items()
+                if (row := table.get(key._replace(unit="prompt"))) is not None and (value := row.value) is not None
+            },
+            unit,
+        )
+        for key in sorted(keys, key=str)
+    }
+
+
+def by_condition(tables: Mapping[str, Metrics]) -> dict[Key, Estimate]:
+    """{condition: metrics} -> one table; the first condition is also the one that a criterion need not name."""
+    first = next(iter(tables), None)
+    found: dict[Key, Estimate] = dict(tables[first]) if first is not None else {}
+    for condition, table in tables.items():
+        found |= {key._replace(condition=condition): row for key, row in table.items()}
+    return found
+
+
+def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[Key, Estimate]:
+    """The table of one run.
+
+    Args:
+        evidence: what the verdicts are made from.
+        samples: of all arms.
+    """
+    table: dict[Key, Estimate] = {}
+    measured = evidence.measured.arm if evidence.measured else None
+    for arm in evidence.summaries:
+        steps, own = [s for s in evidence.steps if s.arm == arm], [s for s in samples if s.arm == arm]
+        for (metric, unit), by_unit in (_step_rows(steps) | _sample_rows(own)).items():
+            table[Key(metric, unit, arm)] = estimate(by_unit, unit)
+        for key in [key for key in table if key.metric == "adv_cap_fraction" and key.arm == arm]:
+            table[key] = replace(table[key], vacuous=_never_caps(steps))
+    table |= {key._replace(arm=None): row for key, row in table.items() if key.arm == measured}
+    for key, row in _derived(evidence, table).items():
+        table |= {key._replace(arm=arm): row for arm in (None, measured)}
+    return table
+
+
+def _never_caps(steps: Sequence[StepRecord]) -> str | None:
+    """Why the share of capped advantages is 0 whatever the rewards are."""
+    if not all(step.advantage["adv_cap_vacuous"] is True for step in steps):
+        return None
+    return "the cap is not below the largest advantage that a group can have"
+
+
+def _derived(e: Evidence, table: Metrics) -> dict[Key, Estimate]:
+    """Statistics that are no plain mean of a field, and the nulls of those that are."""
+    found: dict[Key, Estimate] = {}
+    cosine = table.get(Key("cos_in", "prompt"))
+    if cosine is not None:
+        found[Key("cos_in", "prompt")] = estimate(cosine.by_unit, "prompt", nulls=_nulls(e, "cos_in") | _haar(e))
+    if e.permutation is not None:
+        swapped = _nulls(e, "cos_in_mean")
+        value = next((row.value for row in e.permutation.rows if row.metric == "cos_in_mean"), None)
+        n = len(e.permutation.excess)
+        found[Key("cos_in_mean", "prompt")] = Estimate(value=value, n=n, unit="prompt", nulls=swapped)
+        found[Key("d_cos_in", "prompt")] = estimate(e.permutation.excess, "prompt", nulls=_nulls(e, "cos_in"))
+        by_module = {row.module: row.p_max_t for row in e.permutation.modules}
+        found[Key("module_p", "module")] = estimate(by_module, "module")
+    paid = [s for s in e.samples if s.advantage > 0]
+    hack = _differences([(s, s.cos_S_contrib, s.hacked) for s in paid])
+    pure = _differences([(s, s.cos_S_nll, not s.gt_pass) for s in e.samples if s.hacked])
+    found[Key("hack_difference", "prompt")] = estimate(
+        hack, "prompt", nulls=_nulls(e, "hack_difference") | _haar_of(e, HACK_AMONG_PAID)
+    )
+    found[Key("pure_hack_difference", "prompt")] = estimate(pure, "prompt", nulls=_haar_of(e, PURE_HACK))
+    for row in (e.specificity, *e.baselines):
+        if row is not None:
+            own = row is e.specificity
+            found[Key("auroc" if own else f"auroc/{row.score}", "prompt")] = Estimate(
+                value=row.auroc,
+                n=row.num_prompts,
+                unit="prompt",
+                interval=row.interval,
+                nulls=_nulls(e, "auroc") if own else {},
+                bar=max((max(b.auroc, 1 - b.auroc) for b in e.baselines if b.auroc is not None), default=None)
+                if own
+                else None,
+            )
+    if e.transfer is not None:
+        found[Key("pair_sign", "pair")] = Estimate(
+            value=e.transfer.accuracy, n=e.transfer.num_pairs, unit="pair", interval=e.transfer.interval
+        )
+    return found
+
+
+def _step_rows(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str, float]]:
+    """{(metric, unit): {unit: value}} of the fields of one arm's steps, by step and by prompt."""
+    by_step: dict[str, dict[str, float]] = {}
+    problem: dict[str, str] = {}
+    for step in steps:
+        name = str(step.step)
+        problem[name] = step.problem_id
+        values = {metric: getattr(step, metric) for metric in STEP_METRICS} | step.advantage
+        values |= {f"kl/{key}": value for key, value in step.kl.items()}
+        for metric, value in values.items():
+            if value is not None:
+                by_step.setdefault(metric, {})[name] = float(value)
+    found = {}
+    for metric, rows in by_step.items():
+        found[metric, "step"] = rows
+        found[metric, "prompt"] = _strings(prompt_means(list(rows.values()), [problem[name] for name in rows]))
+    return found
+
+
+def _sample_rows(samples: Iterable[SampleRecord]) -> dict[tuple[str, str], dict[str, float]]:
+    """{(metric, unit): {unit: value}} of the fields of one arm's samples, by sample (naive) and by prompt."""
+    rows = list(samples)
+    found = {}
+    for metric in SAMPLE_METRICS:
+        values = [(s, float(v)) for s in rows if (v := getattr(s, metric)) is not None]
+        found[metric, "sample"] = {f"{s.step}/{s.sample_id}": value for s, value in values}
+        by_prompt = prompt_means([value for _, value in values], [s.problem_id for s, _ in values])
+        found[metric, "prompt"] = _strings(by_prompt)
+    return found
+
+
+def _differences(rows: Sequence[tuple[SampleRecord, float | None, bool]]) -> dict[str, float]:
+    """{prompt: mean of the labelled minus mean of the others} of (sample, value, label)."""
+    present = [(s, value, label) for s, value, label in rows if value is not None]
+    found = within_prompt_differences(
+        [value for _, value, _ in present], [label for _, _, label in present], [s.problem_id for s, _, _ in present]
+    )
+    return _strings(found)
+
+
+def _nulls(e: Evidence, metric: str) -> dict[str, NullTest]:
+    return {row.null: row.test for row in e.permutation.rows if row.metric == metric} if e.permutation else {}
+
+
+def _haar(e: Evidence) -> dict[str, NullTest]:
+    """N1 of the mean cosine."""
+    if e.measured is None or e.measured.haar is None:
+        return {}
+    return {"N1": e.measured.haar.null()}
+
+
+def _haar_of(e: Evidence, contrast: str) -> dict[str, NullTest]:
+    """N1 of a within-prompt difference."""
+    row = next((c for c in e.contrasts if c.name == contrast), None)
+    if row is None or row.haar is None or row.difference is None:
+        return {}
+    return {"N1": row.haar.null(row.difference)}
+
+
+def _strings(values: Mapping) -> dict[str, float]:
+    return {str(key): value for key, value in values.items()}

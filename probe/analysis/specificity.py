@@ -1,0 +1,54 @@
+"""How well scores tell hacked from clean samples: the measurement, and the trivial baselines that it must beat.
+
+A base sample that solves and a teacher sample that hacks get the same advantage: everything here is among A > 0.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from probe.analysis.bootstrap import auroc, auroc_interval
+from probe.analysis.stats import Interval
+from probe.records import SampleRecord
+
+# The measurement first, then the trivial baselines that it has to beat.
+SCORES: dict[str, Callable[[SampleRecord], float | None]] = {
+    "cos_S_contrib": lambda s: s.cos_S_contrib,
+    "comp_len": lambda s: s.comp_len,
+    "nll": lambda s: s.nll,
+    "grad_norm_contrib": lambda s: s.grad_norm_contrib,
+    "hint": lambda s: s.hint,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specificity:
+    """AUROC of a score for `hacked` among A > 0, with a 95% bootstrap over prompts."""
+
+    arm: str
+    score: str
+    n_hacked: int
+    n_clean: int
+    num_prompts: int
+    auroc: float | None
+    interval: Interval | None
+
+
+def specificity(samples: Iterable[SampleRecord], score: str, arm: str, *, seed: int = 0) -> Specificity:
+    """AUROC of one score for hacked among the paid samples (A > 0) of one arm."""
+    rows = [(s, value) for s in samples if s.advantage > 0 and (value := SCORES[score](s)) is not None]
+    values = np.array([value for _, value in rows], dtype=np.float64)
+    hacked = np.array([s.hacked for s, _ in rows], dtype=bool)
+    prompts = [s.problem_id for s, _ in rows]
+    area = auroc(values, hacked)
+    defined = not np.isnan(area)
+    return Specificity(
+        arm=arm,
+        score=score,
+        n_hacked=int(hacked.sum()),
+        n_clean=int((~hacked).sum()),
+        num_prompts=len(set(prompts)),
+        auroc=area if defined else None,
+        interval=auroc_interval(values, hacked, prompts, seed=seed) if defined else None,
+    )

@@ -1,0 +1,62 @@
+"""Plain text at most 100 columns wide: tables, numbers, wrapped lines."""
+
+import textwrap
+from collections.abc import Sequence
+
+from probe.analysis.stats import Interval
+
+WIDTH = 100
+
+
+def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Aligned columns under a title: the first `left` columns flush left, the others flush right; '' without rows."""
+    if not rows:
+        return ""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    ]
+    return "\n".join([*wrap(title), *(f"  {line}".rstrip() for line in lines)])
+
+
+def wrap(text: str, *, indent: str = "") -> list[str]:
+    """Lines of at most WIDTH columns; later lines start with `indent`."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A signed number, or '-' for null."""
+    return "-" if value is None else f"{value:+.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    """A number in [0, 1], or '-' for null."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def p_value(value: float | None) -> str:
+    """A p-value to two digits, or '-' for null; below 1e-9 the exact size says nothing."""
+    return "-" if value is None else "<1e-9" if value < 1e-9 else f"{value:.2g}"
+
+
+def interval(value: Interval | None) -> str:
+    """[low, high], or '-' for null."""
+    return "-" if value is None else f"[{value.low:+.3f}, {value.high:+.3f}]"
+
+
+def area(value: Interval | None) -> str:
+    """[low, high] of a share, or '-' for null."""
+    return "-" if value is None else f"[{value.low:.2f}, {value.high:.2f}]"
+
+
+def short(text: str, width: int) -> str:
+    """The text, cut to a width."""
+    return text if len(text) <= width else f"{text[: width - 2]}.."
+
+
+def yes(value: bool) -> str:
+    """yes or no."""
+    return "yes" if value else "no"

@@ -1,0 +1,96 @@
+"""The verdict of a spec on the terminal, and in files."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from replay_pools.errors import InputError
+from replay_pools.files import write_atomic
+
+if TYPE_CHECKING:
+    from probe.evaluation import Evaluation
+
+_RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
+
+
+def format_text(found: "Evaluation") -> str:
+    """Decision first, then cautions, criteria, and the rules of METHOD; at most 100 columns."""
+    from probe.analysis.text import wrap
+
+    complete = sum(run.complete for run in found.runs)
+    lines = [f"{found.spec}: {complete} of {len(found.runs)} runs, spec sha256 {found.sha256[:12]}"]
+    lines += wrap(found.question)
+    lines += ["", *wrap(f"DECISION: {found.decision}. {found.then}", indent="  ")]
+    for name, rows in found.refused.items():
+        lines += wrap(f"  not {name}: {', '.join(rows)}", indent="    ")
+    for caution in found.cautions:
+        lines += wrap(f"CAUTION: {caution}", indent="  ")
+    lines += ["", "Criteria (mechanism rows are identities of the code and no evidence)"]
+    for row in found.rows:
+        lines += wrap(f"  {row.verdict:<13}{row.role:<10} {row.name}: {row.condition}", indent=" " * 26)
+        lines += wrap(
+            f"      n = {row.n} {row.unit}s: {row.value + '; ' if row.value else ''}{row.why}", indent=" " * 6
+        )
+    lines += ["", f"Rules R0 to R7 (METHOD section 7), run {found.rules_run}"]
+    for check in found.rules:
+        lines += wrap(f"  {check.row:<4}{check.verdict:<13}{check.kind:<10} {check.condition}", indent=" " * 28)
+        value = f"{check.value}; " if check.value else ""
+        lines += wrap(f"      n = {check.n} {check.unit}s: {value}{check.why}", indent=" " * 6)
+    return "\n".join(lines)
+
+
+def format_markdown(found: "Evaluation") -> str:
+    """The same as tables, for `out/reports/` and for the log of the spec."""
+    complete = sum(run.complete for run in found.runs)
+    lines = [
+        f"### {found.decision} (spec {found.sha256[:12]}, {complete} of {len(found.runs)} runs)",
+        "",
+        found.then,
+        *(f"\nNot {name}: {', '.join(rows)}." for name, rows in found.refused.items()),
+        *(f"\n**Caution.** {caution}" for caution in found.cautions),
+        "",
+        "| criterion | role | asked | verdict | n | found |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found.rows:
+        cells = (row.name, row.role, row.condition, row.verdict, f"{row.n} {row.unit}s", f"{row.value}; {row.why}")
+        lines.append(_cells(cells))
+    lines += [
+        "",
+        f"Rules of the method (run {found.rules_run}):",
+        "",
+        "| rule | verdict | n | found |",
+        "|---|---|---|---|",
+    ]
+    for check in found.rules:
+        n = f"{check.n} {check.unit}s"
+        lines.append(_cells((f"{check.row} {check.condition}", check.verdict, n, f"{check.value}; {check.why}")))
+    return "\n".join(lines) + "\n"
+
+
+def write_report(found: "Evaluation", spec_file: Path, out: Path) -> list[Path]:
+    """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`.
+
+    Raises:
+        InputError: `spec/NAME.md` is missing or has no Results section.
+    """
+    entry = format_markdown(found)
+    report, log = out / "reports" / f"{found.spec}.md", spec_file.with_suffix(".md")
+    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    section = _RESULTS.search(text)
+    if section is None:
+        raise InputError(log, expected="a section `## Results`", found="none" if text else "no such file")
+    words = [f"\n## {run}\n\n" + "\n".join(f"- {line}" for line in lines) for run, lines in found.conclusions.items()]
+    body = f"# {found.spec}\n\n{found.question}\n\n{entry}" + "\n".join(["", *words, ""])
+    write_atomic(report, body.encode())
+    kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
+    entries = [old.rstrip() + "\n" for old in kept if f"(spec {found.sha256[:12]}," not in old.splitlines()[0]] + [
+        entry
+    ]
+    results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
+    write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
+    return [report, log]
+
+
+def _cells(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.removeprefix("; ").replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,75 @@
+"""probe plan: what a spec can detect, what it costs, and which of its parts are vacuous, before anything is run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from probe.cli._frame import echo_json, echo_table, json_option, out_option
+
+if TYPE_CHECKING:
+    from probe.plan import Effect, Plan
+
+GIB = 2**30
+
+
+@click.command()
+@click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
+@click.option("--run", type=click.Path(path_type=Path), help="A run whose step times are taken.")
+@click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
+@out_option
+@json_option
+@click.pass_context
+def plan(ctx: click.Context, spec_file: Path, run: Path | None, check: bool, out: Path, as_json: bool) -> None:
+    """Detectable effect, hours, money, memory and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
+
+    Example:  probe plan spec/phase2.toml
+    """
+    from probe.cli._spec import open_spec, resolved_options
+    from probe.plan import make_plan
+
+    spec = open_spec(spec_file)
+    resolved = {condition.name: resolved_options(spec, condition) for condition in spec.conditions}
+    found = make_plan(spec, resolved, out_dir=out, run=run)
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        click.echo(f"{spec.name}: {spec.experiment.question}")
+        click.echo(
+            f"{found.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
+            f"seeds {', '.join(map(str, spec.seeds))}; sha256 {found.sha256[:12]}"
+        )
+        _print(found)
+    ctx.exit(1 if check and found.vacuous else 0)
+
+
+def _print(found: "Plan") -> None:
+    for title, effects in (("this spec", found.effects), ("what a GO buys", found.go_effects)):
+        if effects:
+            click.echo(f"\nSmallest effect seen with 80% power at 5%, two-sided: {title}")
+            echo_table(("seeds", "paired", "unpaired", ""), [_effect(effect) for effect in effects])
+    if found.prices:
+        click.echo("\nCost")
+        for price in found.prices:
+            money = "" if price.money is None else f", {price.money:.2f} {price.currency}"
+            click.echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
+    if found.memory:
+        click.echo("\nMemory beside activations, which depend on the lengths of the rollouts")
+        total = sum(row.num_bytes for row in found.memory)
+        rows = [(row.what, _size(row.num_bytes)) for row in found.memory]
+        echo_table(("", "size"), [*rows, ("sum", _size(total))])
+    click.echo(f"\nVacuous parts: {len(found.vacuous) or 'none found'}")
+    for part in found.vacuous:
+        click.echo(f"  VACUOUS  {part.where}: {part.why}")
+    for note in found.notes:
+        click.echo(f"note: {note}")
+
+
+def _size(num_bytes: int) -> str:
+    """MiB below one GiB."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes * 1024 / GIB:.2f} MiB"
+
+
+def _effect(effect: "Effect") -> tuple[str, str, str, str]:
+    paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
+    return str(effect.n), paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""

@@ -1,0 +1,157 @@
+"""probe sweep: run what a spec asks for."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from probe.cli._frame import echo_json, json_option, out_option
+from probe.cli._progress import say
+from replay_pools.errors import InputError
+
+if TYPE_CHECKING:
+    from probe.launch import Launcher
+    from probe.sweep import Row, Table
+
+
+@click.command()
+@click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Print the commands, a line each, and run nothing.")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
+@click.option("--retries", default=1, show_default=True, type=click.IntRange(0), help="Of a run that crashed.")
+@click.option("--cluster", type=click.Choice(["slurm", "local"]), help="Submit with submitit (extra `slurm`).")
+@click.option("--cluster-option", "settings", multiple=True, metavar="KEY=VALUE", help="For submitit; repeatable.")
+@out_option
+@json_option
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    spec_file: Path,
+    dry_run: bool,
+    workers: int,
+    retries: int,
+    cluster: str | None,
+    settings: tuple[str, ...],
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Run conditions x arms x seeds of SPEC (spec/NAME.toml), one seed after the other, as its stop rules allow.
+
+    A sweep that was killed continues; a run that crashed is retried and stays in the table. Exit code 1 when a run
+    failed for good. Example:
+
+      probe sweep spec/phase2.toml --workers 2
+    """
+    from probe.cli._spec import open_spec
+    from probe.evaluation import block_value
+    from probe.jobs import block, pool_jobs
+    from probe.sweep import sweep as run_sweep
+
+    spec = open_spec(spec_file)
+    if dry_run:
+        jobs = [*pool_jobs(spec, out), *(job for seed in spec.seeds for job in block(spec, seed, out))]
+        for job in jobs:
+            click.echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
+        return
+    table = run_sweep(
+        spec,
+        out,
+        launch=_launcher(workers, cluster, settings, out / "sweeps" / spec.name),
+        workers=workers,
+        retries=retries,
+        block_value=lambda spec, seed: block_value(spec, seed, out),
+        show=_live() if sys.stderr.isatty() else _plain(),
+    )
+    if as_json:
+        echo_json({"spec": table.spec, "stopped": table.stopped, "runs": [_cells(row) for row in table.rows]})
+    else:
+        _print(table, spec_file, out)
+    ctx.exit(1 if table.failed else 0)
+
+
+def _launcher(workers: int, cluster: str | None, settings: tuple[str, ...], folder: Path) -> "Launcher":
+    from probe.launch import Processes, Submitit
+
+    if cluster is None:
+        if settings:
+            raise InputError("--cluster-option", expected="--cluster beside it", found="none")
+        return Processes(workers)
+    return Submitit(cluster, folder / "submitit", dict(_setting(text) for text in settings))  # type: ignore[arg-type]
+
+
+def _setting(text: str) -> tuple[str, str | int]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InputError("--cluster-option", expected="KEY=VALUE", found=repr(text))
+    return key, int(value) if value.isdecimal() else value
+
+
+def _cells(row: "Row") -> dict[str, Any]:
+    """One line of the table."""
+    job = row.job
+    steps = len(list(job.directory.glob("step_*.gz")))
+    return {
+        "run": job.name,
+        "status": row.status,
+        "steps": steps,
+        "attempts": row.attempts,
+        "seconds": round(row.seconds, 1),
+        "error": row.error,
+    }
+
+
+def _live() -> "Callable[[Table], None]":
+    """Redraw the whole table in place."""
+    drawn = 0
+
+    def show(table: "Table") -> None:
+        nonlocal drawn
+        width = shutil.get_terminal_size().columns - 1
+        lines = [_line(row)[:width] for row in table.rows]
+        back = f"\x1b[{drawn}F\x1b[J" if drawn else ""
+        click.echo(back + "\n".join(lines), err=True)
+        drawn = len(lines)
+
+    return show
+
+
+def _plain() -> "Callable[[Table], None]":
+    """A line whenever a run changes its status or is tried again."""
+    shown: dict[str, tuple[str, int]] = {}
+
+    def show(table: "Table") -> None:
+        for row in table.rows:
+            now = (row.status, row.attempts)
+            if now != shown.get(row.job.name) and row.status != "waiting":
+                shown[row.job.name] = now
+                say(_line(row))
+
+    return show
+
+
+def _line(row: "Row") -> str:
+    cells = _cells(row)
+    error = f"  {cells['error']}" if cells["error"] else ""
+    return (
+        f"{cells['status']:<8} {cells['run']}  {cells['steps']} steps, attempts {cells['attempts']}, "
+        f"{cells['seconds']} s{error}"
+    )
+
+
+def _print(table: "Table", spec_file: Path, out: Path) -> None:
+    from probe.cli._frame import echo_table
+
+    rows = [_cells(row) for row in table.rows]
+    echo_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    for look in table.looks:
+        p = "-" if look.p is None else f"{look.p:.3g}"
+        click.echo(f"look at {look.num_blocks} of {look.planned} blocks: p {p}, separates below {look.level:.3g}")
+    if table.stopped:
+        click.echo(f"stopped: {table.stopped}")
+    where = "" if out == Path("out") else f" --out {out}"
+    click.echo(f"logs in {out / 'sweeps' / table.spec.partition('@')[0] / 'logs'}")
+    click.echo(f"next: probe analyze {spec_file}{where}")

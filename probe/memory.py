@@ -1,0 +1,57 @@
+"""What a step holds beside activations: exact sizes, from the shapes of a model on the meta device."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.vocabulary import Basis
+
+FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one kind of tensor."""
+
+    what: str
+    num_bytes: int
+
+
+def memory(
+    model: PreTrainedModel,
+    *,
+    dtype: str,
+    bases: set[Basis],
+    lora_rank: int,
+    num_samples: int,
+    k: int,
+    num_direction_sets: int,
+    num_pairs: int,
+) -> list[Memory]:
+    """What a step holds beside the activations, which depend on the lengths of the rollouts.
+
+    Args:
+        model: on the meta device; only shapes are read.
+        num_samples: G.
+        num_direction_sets: kinds of directions that the arms measure (v_hack, haar, ...).
+    """
+    shapes = [weight_matrix(model.get_submodule(name), name).shape for name in find_targets(model)]
+    weights = sum(p.numel() for p in model.parameters()) * WEIGHT_BYTES[dtype]
+    rows = [Memory(what=f"weights ({dtype})", num_bytes=weights)]
+    sizes = {"svd": sum(min(s) for s in shapes), "lora": sum(lora_rank * s[0] for s in shapes)}
+    frozen = {
+        "svd": ("U, S, Vh at full rank", sum(min(s) * (sum(s) + 1) for s in shapes)),
+        "lora": ("A, frozen", sum(lora_rank * s[1] for s in shapes)),
+    }
+    for basis in sorted(bases):
+        what, numbers = frozen[basis]
+        size = sizes[basis] * FLOAT32
+        rows += [
+            Memory(what=f"{basis}: {what}", num_bytes=numbers * FLOAT32),
+            Memory(what=f"{basis}: coordinates and {num_samples} sample gradients", num_bytes=size * (1 + num_samples)),
+            Memory(what=f"{basis}: {num_direction_sets} x {k} directions", num_bytes=size * k * num_direction_sets),
+            Memory(what=f"{basis}: gradients of {num_pairs} pairs", num_bytes=size * 2 * num_pairs),
+        ]
+    return rows

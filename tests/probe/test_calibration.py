@@ -1,0 +1,145 @@
+"""Permutation nulls on simulated gradients: uniform p without signal, the power of the formula with it."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from probe.analysis.draws import label_permutations, pair_swaps, placebo_couples, true_labels
+from probe.analysis.geometry import Gradients, cosines, mean_axes, svd_axes
+from probe.analysis.gram import Extraction, PairGram
+from probe.analysis.nulls import null_test
+
+NUM_DRAWS = 99
+SIZES = (24, 40)
+
+
+def pair_gram(pairs: list[np.ndarray], *, k: int = 2, num_held_out: int = 0) -> PairGram:
+    n = len(pairs[0]) // 2
+    return PairGram(
+        modules=tuple(map(str, range(len(pairs)))),
+        sizes=np.array([rows.shape[1] for rows in pairs]),
+        pairs=np.stack([rows @ rows.T for rows in pairs]),
+        held_out=np.arange(n) >= n - num_held_out,
+        extraction=Extraction(k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-7),
+    )
+
+
+def gradients(pairs: list[np.ndarray], g: list[np.ndarray]) -> Gradients:
+    return Gradients(
+        inner=np.stack([rows @ own.T for rows, own in zip(g, pairs)]),
+        norms=np.stack([np.linalg.norm(rows, axis=1) for rows in g]),
+    )
+
+
+def decaying(rng, rows: int) -> list[np.ndarray]:
+    return [rng.normal(size=(rows, r)) / np.arange(1, r + 1) for r in SIZES]
+
+
+def uniform_p(p_values: list[float], rng) -> float:
+    """KS p of Monte-Carlo p-values, made continuous: p - U / (B + 1) is uniform when p is."""
+    return stats.kstest(np.array(p_values) - rng.random(len(p_values)) / (NUM_DRAWS + 1), "uniform").pvalue
+
+
+def mean_cos(axes, found: Gradients) -> np.ndarray:
+    return cosines(axes, found).mean(1)
+
+
+def test_label_permutations_are_calibrated_on_decaying_spectra():
+    """No signal, spectrum 1 / j: p of N2 is uniform, while the Haar floor would call far more than 5% significant."""
+    rng = np.random.default_rng(0)
+    p_values, haar = [], 0
+    num_sims = 300
+    for _ in range(num_sims):
+        pairs = decaying(rng, 22)  # an odd number of pairs: no vote is tied
+        found, gram = gradients(pairs, decaying(rng, 4)), pair_gram(pairs)
+        observed = mean_cos(svd_axes(gram, *true_labels(gram.held_out), gram.extraction), found)[0]
+        axes = svd_axes(gram, *label_permutations(gram.held_out, NUM_DRAWS, rng), gram.extraction)
+        p_values.append(null_test(observed, mean_cos(axes, found)).p)
+        floor = math.sqrt(sum((found.norms[m] ** 2).mean() / r for m, r in enumerate(SIZES)) / 2) / found.norm.mean()
+        haar += abs(observed) > 1.96 * floor / math.sqrt(4)
+    assert uniform_p(p_values, rng) > 0.01, f"{np.mean(np.array(p_values) < 0.05):.1%} below .05"
+    assert haar / num_sims > 0.2, "the simulated spectrum is flat: Haar directions would be null enough"
+
+
+def test_exchanging_the_halves_of_a_permutation_turns_the_direction_around():
+    """The law of a cosine under N2 is symmetric, so that its mean is 0 without any draw."""
+    rng = np.random.default_rng(4)
+    pairs = decaying(rng, 22)
+    found, gram = gradients(pairs, decaying(rng, 3)), pair_gram(pairs)
+    first, second = label_permutations(gram.held_out, 20, rng)
+    there, back = (
+        cosines(svd_axes(gram, *halves, gram.extraction), found) for halves in ((first, second), (second, first))
+    )
+    np.testing.assert_allclose(there, -back, atol=1e-9)
+
+
+def test_pair_swaps_are_exact_where_pairs_share_their_prompt():
+    """Hack and clean of a pair share a large component: swaps of the mean difference stay uniform."""
+    rng = np.random.default_rng(1)
+    p_values = []
+    for _ in range(300):
+        shared = decaying(rng, 10)
+        pairs = [np.concatenate([s, s]) + 0.3 * own for s, own in zip(shared, decaying(rng, 20))]
+        found, gram = gradients(pairs, decaying(rng, 3)), pair_gram(pairs)
+        observed = mean_cos(mean_axes(gram, *true_labels(gram.held_out)), found)[0]
+        draws = mean_cos(mean_axes(gram, *pair_swaps(gram.held_out, NUM_DRAWS, rng)), found)
+        p_values.append(null_test(observed, draws).p)
+    assert uniform_p(p_values, rng) > 0.01
+
+
+def test_placebo_couples_are_centred_and_as_wide_as_permutations():
+    """Without signal, clean-clean directions give the distribution of permuted ones, up to their number of pairs."""
+    rng = np.random.default_rng(2)
+    pairs = decaying(rng, 44)
+    found, gram = gradients(pairs, decaying(rng, 4)), pair_gram(pairs)
+    placebo = mean_cos(svd_axes(gram, *placebo_couples(gram.held_out, 800, rng), gram.extraction), found)
+    permuted = mean_cos(svd_axes(gram, *label_permutations(gram.held_out, 800, rng), gram.extraction), found)
+    assert abs(placebo.mean()) < 4 * placebo.std() / math.sqrt(800)
+    assert 0.6 < placebo.std() / permuted.std() < 1.6
+
+
+def test_planted_signal_is_found_with_the_power_of_the_formula():
+    """One module, D_p = delta mu + eps_p and g = gamma mu + zeta, |eps_p| = |zeta| = 1, against pair swaps at 5%.
+
+    u = (delta mu + mean eps) / sqrt(delta^2 + 1/n); with c = 1 + gamma^2, cos = <u, g> / sqrt(c) has
+
+        mean      gamma delta / sqrt(delta^2 + 1/n) / sqrt(c)
+        variance  (1 + gamma^2 / n / (delta^2 + 1/n)) / r / c
+        null      (gamma delta Z + sqrt(c / r) W) / sqrt(c (delta^2 Z^2 + 1)), Z and W standard normal: swapped signs
+                  leave delta Z / sqrt(n) of delta
+        power     P(|cos| > q), q the 97.5% quantile of the null
+    """
+    rng = np.random.default_rng(3)
+    r, n, num_sims = 200, 31, 400
+    for delta, gamma in ((0.3, 0.2), (0.5, 0.25), (0.0, 0.2)):
+        c, size = 1 + gamma**2, delta**2 + 1 / n
+        mean, sd = gamma * delta / math.sqrt(size * c), math.sqrt((1 + gamma**2 / n / size) / r / c)
+        z, w = rng.normal(size=(2, 200_000))
+        q = np.quantile((gamma * delta * z + math.sqrt(c / r) * w) / np.sqrt(c * (delta**2 * z**2 + 1)), 0.975)
+        power = stats.norm.sf((q - mean) / sd) + stats.norm.cdf((-q - mean) / sd)
+        found = sum(planted(rng, r, n, delta, gamma) < 0.05 for _ in range(num_sims)) / num_sims
+        error = math.sqrt(power * (1 - power) / num_sims)
+        assert found == pytest.approx(power, abs=4 * error), f"delta {delta}, gamma {gamma}"
+
+
+def planted(rng, r: int, n: int, delta: float, gamma: float) -> float:
+    """p of one simulated experiment."""
+    mu = np.eye(r)[0]
+    noise = rng.normal(size=(2 * n, r)) / math.sqrt(2 * r)
+    pairs = [noise + delta * mu * (np.arange(2 * n) < n)[:, None]]
+    found, gram = gradients(pairs, [gamma * mu + rng.normal(size=(1, r)) / math.sqrt(r)]), pair_gram(pairs)
+    observed = mean_cos(mean_axes(gram, *true_labels(gram.held_out)), found)[0]
+    return null_test(observed, mean_cos(mean_axes(gram, *pair_swaps(gram.held_out, 199, rng)), found)).p
+
+
+def test_null_test_by_hand():
+    """Draws -3 .. 3 without 0: |2| is reached by -3, -2, 2, 3, so p = (1 + 4) / (6 + 1)."""
+    found = null_test(2.0, [-3, -2, -1, 1, 2, 3])
+    assert (found.p, found.mean, found.d, found.num_draws) == (5 / 7, 0.0, 2.0, 6)
+    assert found.z == pytest.approx(2 / math.sqrt(28 / 5))
+    assert null_test(0.9, [0.5, 0.6, 0.4], centre=0.5).p == 0.25
+    assert null_test(1.0, [1.0, 1.0]).z is None
+    with pytest.raises(ValueError, match="without one"):
+        null_test(0.1, [0.1, math.nan])

@@ -1,0 +1,327 @@
+"""Verdicts of specs on real replays of the organism: from the sweep's runs to one decision, and into files."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.evaluation import Evaluation, block_value, evaluate_spec
+from probe.jobs import runs_of
+from probe.launch import Attempt
+from probe.prereg import load_spec
+from probe.runs import read_run
+from probe.spec import Spec
+from probe.sweep import sweep
+from replay_pools.errors import InputError
+
+SPEC = """
+arms = ["vanilla", "projected", "random"]
+seeds = {seeds}
+[experiment]
+name = "judged"
+question = "Is anything there?"
+hypotheses = ["Something is."]
+[base]
+verb = "replay"
+steps = {steps}
+per_pool = 2
+[[conditions]]
+name = "plain"
+[[conditions]]
+name = "capped"
+advantage_clip = 5.0
+k = 3
+[[criteria]]
+name = "aligned"
+metric = "cos_in"
+statistic = "mean"
+comparison = ">"
+threshold = 0.05
+unit = "prompt"
+role = "primary"
+arm = "vanilla"
+versus_arm = "random"
+[[criteria]]
+name = "p"
+metric = "cos_in"
+statistic = "p"
+comparison = "<"
+threshold = {level}
+unit = "prompt"
+role = "check"
+[[criteria]]
+name = "p-capped"
+metric = "cos_in"
+statistic = "p"
+comparison = "<"
+threshold = {level}
+unit = "prompt"
+role = "check"
+condition = "capped"
+[[criteria]]
+name = "cap-binds"
+metric = "adv_cap_fraction"
+statistic = "max"
+comparison = ">"
+threshold = 0.0
+unit = "step"
+role = "check"
+condition = "capped"
+[[criteria]]
+name = "absent"
+metric = "no_such_metric"
+statistic = "mean"
+comparison = ">"
+threshold = 0.0
+unit = "prompt"
+role = "check"
+[[criteria]]
+name = "gate"
+metric = "hackward_frac_out"
+statistic = "max"
+comparison = "<"
+threshold = 1e-5
+unit = "step"
+role = "mechanism"
+arm = "projected"
+[[decisions]]
+name = "GO"
+then = "on"
+[decisions.requires]
+R4 = "PASS"
+aligned = "PASS"
+[[decisions]]
+name = "MORE"
+then = "again"
+[budget.go]
+seeds = 5
+sd = 0.1
+expected_effect = 0.5
+"""
+TRAINED = """
+arms = ["vanilla", "random"]
+seeds = [0, 1]
+[experiment]
+name = "judged"
+question = "Does training tell the arms apart?"
+hypotheses = ["It does."]
+[base]
+verb = "replay"
+steps = 2
+per_pool = 2
+lr = 1e-3
+[[criteria]]
+name = "aligned"
+metric = "cos_in"
+statistic = "mean"
+comparison = ">"
+threshold = 0.05
+unit = "seed"
+role = "primary"
+arm = "vanilla"
+versus_arm = "random"
+[[decisions]]
+name = "MORE"
+"""
+DEFAULTS = {"seeds": "[0]", "steps": "5", "level": "0.9"}
+
+
+def spec_file(directory: Path, **lines: str) -> Spec:
+    """The spec with some lines changed, and its .md beside it."""
+    path = directory / "judged.toml"
+    path.write_text(SPEC.format(**DEFAULTS | lines))
+    if not path.with_suffix(".md").exists():
+        path.with_suffix(".md").write_text("# judged\n\n## Why\n\nSo.\n\n## Results\n\n(nothing yet)\n")
+    return load_spec(path)
+
+
+class InProcess:
+    """The real verbs in this process, where torch and the caches are warm."""
+
+    def __call__(self, args: Sequence[str], log: Path) -> Attempt:
+        return Attempt(returncode=run(cli, list(args)), seconds=0.0, error="")
+
+    def stop(self) -> None:
+        raise AssertionError("nothing interrupts this sweep")
+
+
+def run_sweep(spec: Spec, out: Path, caches: Path) -> None:
+    """Sweep into `out`, with the caches of the session."""
+    out.mkdir(exist_ok=True)
+    caches.mkdir(exist_ok=True)
+    if not (out / "cache").exists():
+        (out / "cache").symlink_to(caches)
+    assert not sweep(spec, out, launch=InProcess(), block_value=lambda _spec, _seed: None).failed
+
+
+@pytest.fixture(scope="session")
+def default_runs(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An out/ with the runs of the spec as it is, made once."""
+    place = tmp_path_factory.mktemp("judged")
+    run_sweep(spec_file(place), place / "out", out / "cache")
+    return place / "out"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Spec]:
+    """write(**lines) -> the spec."""
+    return lambda **lines: spec_file(tmp_path, **lines)
+
+
+@pytest.fixture
+def swept(
+    write: Callable[..., Spec], out: Path, default_runs: Path, tmp_path: Path
+) -> Callable[..., tuple[Spec, Path]]:
+    """swept(**lines) -> (spec, its own out/ with finished runs)."""
+
+    def make(**lines: str) -> tuple[Spec, Path]:
+        spec, own = write(**lines), tmp_path / "out"
+        if lines:
+            run_sweep(spec, own, out / "cache")
+        else:
+            shutil.copytree(default_runs, own, symlinks=True)
+        return spec, own
+
+    return make
+
+
+def verdicts(found: Evaluation) -> dict[str, str]:
+    return {row.name: row.verdict for row in found.rows}
+
+
+def test_every_criterion_and_rule_gets_a_verdict_and_one_decision_follows(
+    swept: Callable[..., tuple[Spec, Path]],
+) -> None:
+    """The primary against records by hand; a cap above its bound is VACUOUS, an unknown metric INCONCLUSIVE."""
+    spec, out = swept()
+    found = evaluate_spec(spec, out, num_draws=99)
+    record = read_run(out / "runs" / "judged-plain-seed0")
+    cosines = {arm: {s.problem_id: s.cos_in for s in record.steps if s.arm == arm} for arm in spec.arms}
+    both = [(cosines["vanilla"][p], cosines["random"][p]) for p in cosines["vanilla"]]
+    difference = np.mean([a - b for a, b in both if a is not None and b is not None])
+    primary = found.rows[0]
+    assert primary.value.startswith(f"{difference:+.3g}")
+    assert primary.condition == "mean of cos_in > 0.05 (vanilla - random)"
+    assert verdicts(found)["cap-binds"] == "VACUOUS"
+    assert verdicts(found)["absent"] == "INCONCLUSIVE"
+    assert verdicts(found)["gate"] == "PASS"
+    assert {check.row for check in found.rules} >= {"R0", "R1", "R2", "R3", "R4", "R5", "R7"}
+    assert {check.row: check.verdict for check in found.rules}["R7"] == "PASS", "the budget's plan, not the default"
+    assert found.decision == "MORE"
+    assert "R4 INCONCLUSIVE" in found.refused["GO"]
+    assert found.cautions == []
+
+
+def test_a_family_of_p_values_is_adjusted(swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]) -> None:
+    """At a level between the smaller p and twice it, that criterion would pass alone; Holm takes the pass away."""
+    spec, out = swept()
+    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).rows}
+    assert (rows["p"].verdict, rows["p-capped"].verdict) == ("PASS", "PASS")
+    values = {name: float(rows[name].why.split("p ")[1].split()[0]) for name in ("p", "p-capped")}
+    name, p = min(values.items(), key=lambda item: item[1])
+    assert f"Holm-adjusted p {2 * p:.2g}" in rows[name].why
+    assert verdicts(evaluate_spec(write(level=f"{1.5 * p:.6f}"), out, num_draws=99))[name] == "INCONCLUSIVE"
+
+
+def test_an_edited_spec_and_a_missing_run_are_said(
+    swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]
+) -> None:
+    """Runs keep the hash they were made under; a threshold that moved afterwards is in every verdict."""
+    _, out = swept()
+    edited = write(level="0.8")
+    shutil.rmtree(out / "runs" / "judged-capped-seed0")
+    found = evaluate_spec(edited, out, num_draws=99)
+    assert any("EDITED: judged-plain-seed0" in line for line in found.cautions)
+    assert any("1 of 2 runs are not complete: judged-capped-seed0" in line for line in found.cautions)
+    assert verdicts(found)["cap-binds"] == "INCONCLUSIVE"
+
+
+def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec, Path]]) -> None:
+    """Two seeds draw twice from the same prompts: n stays the number of prompts, not twice as many."""
+    spec, out = swept(seeds="[0, 1]", steps="3")
+    found = evaluate_spec(spec, out, num_draws=99)
+    runs = [read_run(one.job.directory) for one in runs_of(spec, out) if one.job.conditions == ("plain",)]
+    prompts = {s.problem_id for one in runs for s in one.steps if s.cos_in is not None}
+    assert found.rows[1].n == len(prompts)
+    values = {
+        p: [
+            s.cos_in
+            for one in runs
+            for s in one.steps
+            if (s.arm, s.problem_id) == ("vanilla", p) and s.cos_in is not None
+        ]
+        for p in prompts
+    }
+    assert found.rows[1].value.startswith(f"{np.mean([np.mean(v) for v in values.values()]):+.3g}")
+
+
+def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
+    """With a learning rate each arm is a run and each seed one number: n = 2 seeds, paired; a look sees the same."""
+    (tmp_path / "judged.toml").write_text(TRAINED)
+    spec, caches = load_spec(tmp_path / "judged.toml"), out / "cache"
+    out = tmp_path / "out"
+    run_sweep(spec, out, caches)
+    found = evaluate_spec(spec, out, num_draws=99)
+    assert (found.rows[0].n, found.rows[0].unit) == (2, "seed")
+
+    def mean(arm: str, seed: int) -> float:
+        steps = read_run(out / "runs" / f"judged-base-{arm}-seed{seed}").steps
+        by_prompt: dict[str, list[float]] = {}
+        for step in steps:
+            if step.cos_in is not None:
+                by_prompt.setdefault(step.problem_id, []).append(step.cos_in)
+        return float(np.mean([np.mean(v) for v in by_prompt.values()]))
+
+    differences = [mean("vanilla", seed) - mean("random", seed) for seed in (0, 1)]
+    assert found.rows[0].value.startswith(f"{np.mean(differences):+.3g}")
+    assert block_value(spec, 1, out) == pytest.approx(differences[1] - 0.05)
+    assert block_value(spec, 7, out) is None
+
+
+def test_results_are_written_and_kept(
+    swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--write: a report, and one entry a version of the spec in its log, whatever stands before or after."""
+    spec, out = swept()
+    log = spec.path.with_suffix(".md")
+    log.write_text(log.read_text() + "\n## Notes\n\nMine.\n")
+    command = ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--write"]
+    assert run(cli, command) == 0
+    first = log.read_text()
+    assert run(cli, command) == 0
+    assert log.read_text() == first, "the same results are one entry"
+    assert first.count("### MORE") == 1
+    assert "(nothing yet)" not in first
+    assert first.endswith("\n## Notes\n\nMine.\n")
+    assert "| aligned | primary |" in (out / "reports" / "judged.md").read_text()
+    assert "DECISION: MORE. again" in capsys.readouterr().out
+    write(level="0.8")
+    assert run(cli, command) == 0
+    assert log.read_text().count("### MORE") == 2, "an edited spec adds an entry"
+
+
+def test_check_and_json(swept: Callable[..., tuple[Spec, Path]], capsys: pytest.CaptureFixture[str]) -> None:
+    """--json is one object; --check exits with 1 exactly when the primary failed."""
+    spec, out = swept()
+    capsys.readouterr()
+    code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--json", "--check"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["decision"] == "MORE"
+    assert code == (1 if found["rows"][0]["verdict"] == "FAIL" else 0)
+
+
+def test_a_spec_without_runs_says_what_to_do(
+    write: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write()
+    with pytest.raises(InputError, match="run: probe sweep"):
+        evaluate_spec(spec, tmp_path / "none", num_draws=99)
+    assert run(cli, ["analyze", str(spec.path), "out/runs/x"]) == 2
+    assert "run directories, or one spec" in capsys.readouterr().err
+    assert run(cli, ["analyze", "out/runs/x", "--write"]) == 2
+    assert "--write: expected a spec" in capsys.readouterr().err

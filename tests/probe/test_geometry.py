@@ -1,0 +1,197 @@
+"""Offline geometry against the online one: extraction.directions and probe.projection on the same gradients."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from torch import Tensor
+
+from extraction.controls import permuted_directions
+from extraction.directions import PairGradients, extract_directions, sign_accuracy
+from probe.analysis.draws import label_permutations, pair_swaps, placebo_couples, true_labels
+from probe.analysis.gates import gate_all
+from probe.analysis.geometry import Axes, cosines, extract, mean_axes, module_cosines, samples_of, svd_axes, weighted
+from probe.analysis.gram import Extraction, PairGram, StepGram, read_pairs, read_step
+from probe.analysis.linked import link
+from probe.analysis.transfer import sign_transfer
+from probe.projection import project_modules, sample_cosines
+from probe.runs import read_run
+from replay_pools.errors import InputError
+
+SIZES = {"a": 40, "b": 17, "c": 64}
+NUM_PAIRS, NUM_SAMPLES = 12, 6
+
+
+def decaying(rows: int, seed: int) -> dict[str, Tensor]:
+    """Gradients whose spectrum decays, as real ones do."""
+    generator = torch.Generator().manual_seed(seed)
+    return {m: torch.randn(rows, r, generator=generator) / torch.arange(1, r + 1) ** 0.5 for m, r in SIZES.items()}
+
+
+@pytest.fixture(scope="module")
+def pairs() -> PairGradients:
+    held_out = torch.arange(NUM_PAIRS) % 4 == 1
+    hack, clean = decaying(NUM_PAIRS, 0), decaying(NUM_PAIRS, 1)
+    return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata={})
+
+
+def gram_of(pairs: PairGradients, **settings) -> PairGram:
+    rows = {m: torch.cat([pairs.hack[m], pairs.clean[m]]).double() for m in SIZES}
+    how = {"k": 3, "tau": 0.0, "drop_bottom_frac": 0.0, "eps": float(torch.finfo(torch.float32).eps)} | settings
+    return PairGram(
+        modules=tuple(SIZES),
+        sizes=np.array(list(SIZES.values())),
+        pairs=np.stack([(g @ g.T).numpy() for g in rows.values()]),
+        held_out=pairs.held_out.numpy(),
+        extraction=Extraction(**how),
+    )
+
+
+def step_of(pairs: PairGradients, unit: dict[str, Tensor]) -> StepGram:
+    rows = {m: torch.cat([pairs.hack[m], pairs.clean[m]]).double() for m in SIZES}
+    return StepGram(
+        inner=np.stack([(unit[m].double() @ rows[m].T).numpy() for m in SIZES]),
+        samples=np.stack([(unit[m].double() @ unit[m].double().T).numpy() for m in SIZES]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("k", "tau", "floor"), [(1, 0.0, 0.0), (3, 0.0, 0.0), (5, 0.6, 0.0), (4, 0.0, 0.5), (4, 0.7, 0.3)]
+)
+def test_directions_and_every_gate_equal_the_online_ones(pairs: PairGradients, k: int, tau: float, floor: float):
+    """Same V (up to float32), and with it every measure before and after every gate, within 1e-6."""
+    gram = gram_of(pairs, k=k, tau=tau, drop_bottom_frac=floor)
+    online = extract_directions(pairs.differences(), k=k, tau=tau, drop_bottom_frac=floor)
+    offline = extract(gram, *true_labels(gram.held_out), gram.extraction)
+    for m, module in enumerate(SIZES):
+        kept = offline.kept[0, m]
+        assert kept.sum() == len(online.vectors[module]), f"{module}: other directions were dropped"
+        np.testing.assert_allclose(offline.singular_values[0, m][kept], online.singular_values[module], rtol=1e-6)
+    unit = decaying(NUM_SAMPLES, 2)
+    for gate in ("one_sided", "two_sided", "reverse"):
+        for overshoot, preserve in ((1.0, False), (1.3, True)):
+            options = {"gate": gate, "overshoot": overshoot, "preserve_magnitude": preserve}
+            expected = project_modules({m: g.double() for m, g in unit.items()}, online.vectors, **options)
+            found = gate_all(offline, samples_of(step_of(pairs, unit)), **options)
+            for name in found.__dataclass_fields__:
+                np.testing.assert_allclose(
+                    getattr(found, name), getattr(expected, name).numpy(), atol=1e-6, err_msg=f"{gate} {name}"
+                )
+
+
+def test_weighted_totals_equal_summing_gradients(pairs: PairGradients):
+    """cos of sum_i w_i g_i for three advantage settings at once, against the sum itself; per module as well."""
+    unit, gram = decaying(NUM_SAMPLES, 3), gram_of(pairs)
+    weights = np.random.default_rng(0).normal(size=(3, NUM_SAMPLES))
+    axes = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
+    totals = weighted(step_of(pairs, unit), weights)
+    online = extract_directions(pairs.differences(), k=3)
+    sums = {m: torch.from_numpy(weights) @ g.double() for m, g in unit.items()}
+    expected = sample_cosines(sums, online.vectors)
+    np.testing.assert_allclose(cosines(axes, totals)[0], expected.cos, atol=1e-6)
+    np.testing.assert_allclose(module_cosines(axes, totals)[0].mean(1), expected.mean_cos, atol=1e-6)
+
+
+def test_each_draw_equals_an_extraction_of_its_own(pairs: PairGradients):
+    """Batched label permutations: draw b is the extraction of D = P[first_b] - P[second_b]."""
+    gram = gram_of(pairs, drop_bottom_frac=0.25)
+    first, second = label_permutations(gram.held_out, 7, np.random.default_rng(1))
+    axes, unit = svd_axes(gram, first, second, gram.extraction), decaying(NUM_SAMPLES, 4)
+    both = {m: torch.cat([pairs.hack[m], pairs.clean[m]]) for m in SIZES}
+    for b in range(7):
+        differences = {m: rows[first[b].tolist()] - rows[second[b].tolist()] for m, rows in both.items()}
+        online = extract_directions(differences, k=3, drop_bottom_frac=0.25)
+        expected = sample_cosines({m: g.double() for m, g in unit.items()}, online.vectors).cos
+        np.testing.assert_allclose(cosines(axes, samples_of(step_of(pairs, unit)))[b], expected, atol=1e-6)
+
+
+def test_the_permuted_arm_is_one_of_the_draws(pairs: PairGradients):
+    """With torch's permutation of a seed, the offline draw is the arm `permuted` of that seed."""
+    gram = gram_of(pairs)
+    hack, clean = true_labels(gram.held_out)
+    n = hack.shape[1]
+    order = torch.randperm(2 * n, generator=torch.Generator().manual_seed(5)).numpy()
+    both = np.concatenate([hack[0], clean[0]])[order]
+    online = permuted_directions(pairs, k=3, tau=0.0, drop_bottom_frac=0.0, seed=5, metadata={})
+    unit = decaying(NUM_SAMPLES, 4)
+    found = cosines(svd_axes(gram, both[None, :n], both[None, n:], gram.extraction), samples_of(step_of(pairs, unit)))
+    np.testing.assert_allclose(found[0], sample_cosines(unit, online.vectors).cos, atol=1e-6)
+
+
+def test_mean_axes_equal_the_normalised_mean(pairs: PairGradients):
+    """u = mean D / |mean D|; swapping hack and clean of every pair turns it around."""
+    gram, unit = gram_of(pairs), decaying(NUM_SAMPLES, 6)
+    hack, clean = true_labels(gram.held_out)
+    axes = mean_axes(gram, np.concatenate([hack, clean]), np.concatenate([clean, hack]))
+    vectors = {m: d.double().mean(0, keepdim=True) for m, d in pairs.differences().items()}
+    vectors = {m: v / v.norm() for m, v in vectors.items()}
+    expected = sample_cosines({m: g.double() for m, g in unit.items()}, vectors).cos
+    found = cosines(axes, samples_of(step_of(pairs, unit)))
+    np.testing.assert_allclose(found, [expected.numpy(), -expected.numpy()], atol=1e-9)
+
+
+def test_draws_keep_to_the_extraction_pairs():
+    """No draw touches a held-out pair; permutations use every gradient once, swaps stay in their pair."""
+    held_out = np.arange(8) % 3 == 2
+    allowed = {*np.flatnonzero(~held_out), *(np.flatnonzero(~held_out) + 8)}
+    rng = np.random.default_rng(0)
+    first, second = label_permutations(held_out, 50, rng)
+    assert all({*a, *b} == allowed for a, b in zip(first, second)), "a gradient is used twice, or a held-out one"
+    first, second = pair_swaps(held_out, 50, rng)
+    assert np.all(np.abs(first - second) == 8)
+    assert 0.3 < np.mean(first < 8) < 0.7
+    first, second = placebo_couples(held_out, 50, rng)
+    assert first.shape == (50, 3)
+    assert np.all((first >= 8) & (second >= 8)), "a hack gradient is in a placebo"
+    assert all(len({*a, *b}) == 6 for a, b in zip(first, second))
+
+
+def test_zero_gradients_have_no_cosine(pairs: PairGradients):
+    gram, unit = gram_of(pairs), decaying(2, 7)
+    unit = {m: torch.cat([g[:1], torch.zeros_like(g[:1])]) for m, g in unit.items()}
+    directions = extract(gram, *true_labels(gram.held_out), gram.extraction)
+    found = gate_all(directions, samples_of(step_of(pairs, unit)))
+    for name in found.__dataclass_fields__:
+        assert np.isnan(getattr(found, name)).tolist() == [False, True], f"{name} of a zero gradient"
+    none = Axes(rows=directions.axes().rows * 0, kept=directions.axes().kept & False)
+    assert np.isnan(cosines(none, samples_of(step_of(pairs, unit)))).all(), "no direction, and yet a cosine"
+
+
+def test_held_out_sign_equals_the_online_one(pairs: PairGradients):
+    online = sign_accuracy(pairs, extract_directions(pairs.differences(), k=3))
+    offline = sign_transfer(gram_of(pairs))
+    assert (offline.num_pairs, offline.accuracy) == (online["num_pairs"], online["accuracy"])
+    assert [offline.interval.low, offline.interval.high] == pytest.approx(online["ci95"])
+    assert offline.mean_cos == pytest.approx(online["mean_cos"], abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [(), ("--k", "2", "--loss-type", "dr_grpo", "--advantage-clip", "1")])
+def test_offline_equals_the_records_of_a_real_run(
+    many_arms: Path, replay: Callable[..., Path], options: tuple[str, ...]
+):
+    """cos_S_nll, cos_in and the projected arm's cos_out of every record, from inner products alone, within 1e-6."""
+    arms = ("--arm", "vanilla,projected", "--steps", "3")
+    run = read_run(replay("offline-" + "-".join(options).replace("--", ""), *arms, *options) if options else many_arms)
+    steps = [s for s in run.steps if s.arm == "projected" and s.cos_in is not None]
+    linked = link(run, [s for s in run.samples if s.arm == "projected"], steps)
+    assert linked.error < 1e-6
+    pairs = linked.pairs
+    found = gate_all(extract(pairs, *true_labels(pairs.held_out), pairs.extraction), linked.totals)
+    for name in ("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "frac_fired"):
+        recorded = [getattr(s, name) for s in steps]
+        np.testing.assert_allclose(getattr(found, name), recorded, atol=1e-6, err_msg=name)
+
+
+def test_a_gram_file_that_was_changed_is_refused(many_arms: Path, tmp_path: Path):
+    run = read_run(many_arms)
+    assert read_step(run, 0).inner.shape[1] == 8
+    listed = run.manifest["files"] | {"gram/pairs.safetensors": "0" * 64}
+    changed = orjson.loads(orjson.dumps(run.manifest)) | {"files": listed}
+    object.__setattr__(run, "manifest", changed)
+    with pytest.raises(InputError, match=r"pairs\.safetensors: expected sha256 0000"):
+        read_pairs(run)
+    with pytest.raises(InputError, match="no such file"):
+        read_step(run, 99)

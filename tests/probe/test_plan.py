@@ -1,0 +1,234 @@
+"""Plans: what a spec can detect, what it costs, what is vacuous in it, all before the first run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from extraction.adapters.coordinates import attach
+from probe.analysis.power import mde
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.cli._spec import open_spec, resolved_options
+from probe.memory import memory
+from probe.vacuity import vacuous_parts
+from replay_pools.policy import load_policy, load_skeleton
+
+ROOT = Path(__file__).parents[2]
+SPEC = """
+arms = ["vanilla", "projected", "placebo"]
+seeds = [{seeds}]
+[experiment]
+name = "planned"
+question = "What does it cost?"
+hypotheses = ["Little."]
+[base]
+verb = "replay"
+steps = 10
+[[conditions]]
+name = "plain"
+[[conditions]]
+name = "other"
+{other}
+[[criteria]]
+name = "main"
+metric = "{metric}"
+statistic = "mean"
+comparison = ">"
+threshold = 0.0
+unit = "prompt"
+role = "primary"
+{main}
+[[decisions]]
+name = "MORE"
+[budget]
+{budget}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """write(other, metric, main, budget, seeds) -> a spec with these lines."""
+    defaults = {"other": "k = 2", "metric": "cos_in", "main": 'null = "N2"', "budget": "", "seeds": "0"}
+
+    def make(**lines: str) -> Path:
+        path = tmp_path / "planned.toml"
+        path.write_text(SPEC.format(**defaults | lines))
+        return path
+
+    return make
+
+
+def vacuous(path: Path) -> dict[str, str]:
+    spec = open_spec(path)
+    found = vacuous_parts(spec, {c.name: resolved_options(spec, c) for c in spec.conditions})
+    return {part.where: part.why for part in found}
+
+
+def test_a_sound_spec_has_no_vacuous_part(write: Callable[..., Path]) -> None:
+    assert vacuous(write()) == {}
+
+
+VACUOUS: list[tuple[dict[str, str], str, str]] = [
+    ({"other": "advantage_clip = 5.0"}, "conditions.other.advantage_clip", "not below 3.06"),
+    ({"other": 'advantage_clip = 7.0\nadvantage_estimator = "maxrl"'}, "conditions.other.advantage_clip", "below 7,"),
+    ({"other": 'advantage_clip = 2.5\nscale_rewards = "group"'}, "conditions.other.advantage_clip", "not below 2.47"),
+    ({"other": 'loss_type = "nll"\nadvantage_clip = 1.0'}, "conditions.other.advantage_clip", "no advantage"),
+    ({"other": ""}, "conditions.other", "same options as plain"),
+    ({"other": 'pairs = "builtin:placebo"'}, "conditions.other.pairs", "no control"),
+    (
+        {"other": 'scale_rewards = "group"', "main": 'condition = "other"\nversus_condition = "plain"'},
+        "criteria.main",
+        "one positive number",
+    ),
+    ({"metric": "cos_out", "main": 'arm = "projected"\nnull = "N2"'}, "criteria.main", "identity of the gate"),
+    ({"main": 'null = "pair-swap"'}, "criteria.main.null", "that control is void"),
+    ({"main": ""}, "criteria.main.null", "matched null"),
+    ({"seeds": "0, 1"}, "seeds", "nulls belong to one run"),
+    ({"budget": '[stop]\nspending = "obrien-fleming"\nalpha = 0.05'}, "stop", "no independent blocks"),
+]
+
+
+@pytest.mark.parametrize(("changes", "where", "why"), VACUOUS, ids=[why for _, _, why in VACUOUS])
+def test_vacuous_parts_are_named_with_the_reason(
+    write: Callable[..., Path], changes: dict[str, str], where: str, why: str
+) -> None:
+    """Each change makes exactly one part vacuous."""
+    found = vacuous(write(**changes))
+    assert list(found) == [where], found
+    assert why in found[where]
+
+
+def test_a_ratio_clip_without_old_logprobs_is_vacuous(write: Callable[..., Path]) -> None:
+    """epsilon with old = current never acts; with recorded ones it may."""
+    spec = open_spec(write())
+    options = {c.name: resolved_options(spec, c) for c in spec.conditions}
+    options["other"] |= {"epsilon": 0.2, "old_logprobs": "current"}
+    assert [part.where for part in vacuous_parts(spec, options)] == ["conditions.other.epsilon"]
+    options["other"] |= {"old_logprobs": "recorded"}
+    assert vacuous_parts(spec, options) == []
+
+
+def test_caps_that_can_bind_are_left_alone(write: Callable[..., Path]) -> None:
+    """2 < 3.06 centred; 5 < 7 for maxrl; a scaled comparison with a cap is no identity."""
+    assert vacuous(write(other="advantage_clip = 2.0")) == {}
+    assert vacuous(write(other='advantage_clip = 5.0\nadvantage_estimator = "maxrl"')) == {}
+    compared = 'condition = "other"\nversus_condition = "plain"'
+    assert vacuous(write(other='scale_rewards = "group"\nadvantage_clip = 1.0', main=compared)) == {}
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:
+    assert run(cli, ["plan", *args, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: 6 runs of 10 steps at 30 s and 4 a hour; 9 runs of 7.2 hours at 6.15; effects from the power module."""
+    budget = "price_per_hour = 4.0\n[budget.go]\nseeds = 3\narms = 3\nhours_per_run = 7.2\nprice_per_hour = 6.15\n"
+    budget += 'sd = 0.15\nexpected_effect = 0.3\npaired_correlation = 0.5\neffect_unit = "rate"'
+    path = write(seeds="0, 1, 2", budget=budget)
+    timed = tmp_path / "timed"
+    timed.mkdir()
+    (timed / "timings.jsonl").write_text('{"step":0,"seconds":99}\n{"step":1,"seconds":30}\n{"step":2,"seconds":20}\n')
+    found = plan(capsys, str(path), "--run", str(timed))
+    own, go = found["prices"]
+    assert (own["runs"], own["hours"], own["money"]) == (6, pytest.approx(0.5), pytest.approx(2.0))
+    assert "median step" in own["source"]
+    assert (go["runs"], go["hours"], go["money"]) == (9, pytest.approx(64.8), pytest.approx(398.52))
+    planned = next(effect for effect in found["go_effects"] if effect["planned"])
+    assert planned == {
+        "n": 3,
+        "paired": mde(0.15, 3, paired_correlation=0.5),
+        "unpaired": mde(0.15, 3),
+        "planned": True,
+    }
+    assert any("CANNOT see the expected effect of 0.3 rate" in note for note in found["notes"])
+    assert any("[budget] states no sd" in note for note in found["notes"]), "nothing is left out silently"
+
+
+def test_what_cannot_be_said_is_noted(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """No timings, no stated hours, pools that are not there: notes, not errors, and no invented number."""
+    found = plan(capsys, str(write(other='replay_dirs = ["nowhere"]')))
+    assert found["prices"] == []
+    notes = " ".join(found["notes"])
+    assert "no hours" in notes
+    assert "no memory of condition other" in notes
+
+
+def test_check_exits_with_one_for_a_vacuous_part(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(other="advantage_clip = 5.0"))
+    assert run(cli, ["plan", path]) == 0
+    assert "VACUOUS  conditions.other.advantage_clip" in capsys.readouterr().out
+    assert run(cli, ["plan", path, "--check"]) == 1
+
+
+def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
+    """Coordinates and weights against those of the organism, really adapted; the skeleton itself holds nothing."""
+    policy = load_policy("organism")
+    weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    skeleton = load_skeleton("organism")
+    assert all(p.is_meta for p in skeleton.parameters())
+    rows = memory(
+        skeleton,
+        dtype="float32",
+        bases={"svd", "lora"},
+        lora_rank=4,
+        num_samples=8,
+        k=2,
+        num_direction_sets=3,
+        num_pairs=5,
+    )
+    sizes = {row.what: row.num_bytes for row in rows}
+    assert sizes["weights (float32)"] == weights
+    for basis, options in (("svd", {}), ("lora", {"rank": 4, "train_a": False})):
+        own = load_policy("organism")
+        coordinates = attach(own.model, basis=basis, model_id="organism", **options)  # type: ignore[arg-type]
+        numbers = sum(coordinates.sizes.values())
+        assert sizes[f"{basis}: coordinates and 8 sample gradients"] == 4 * 9 * numbers
+        assert sizes[f"{basis}: 3 x 2 directions"] == 4 * 6 * numbers
+        assert sizes[f"{basis}: gradients of 5 pairs"] == 4 * 10 * numbers
+
+
+def test_memory_of_a_large_model_needs_no_weights() -> None:
+    """Qwen3-4B shapes: 7.5 GiB of weights in bf16, 0.53 M coordinates, 18 GiB of full-rank factors in float32."""
+    config = AutoConfig.for_model(
+        "qwen3",
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    rows = memory(
+        model,
+        dtype="bfloat16",
+        bases={"svd"},
+        lora_rank=32,
+        num_samples=8,
+        k=4,
+        num_direction_sets=3,
+        num_pairs=48,
+    )
+    weights, factors, coordinates, *_ = [row.num_bytes for row in rows]
+    assert weights / 2**30 == pytest.approx(7.5, abs=0.05)
+    assert factors / 2**30 == pytest.approx(18.2, abs=0.2)
+    assert coordinates / (4 * 9) == pytest.approx(0.53e6, rel=0.01)
+
+
+def test_shipped_specs_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the shipped specs only the cap of 5 is vacuous, which its .md explains."""
+    found = {}
+    for path in sorted((ROOT / "spec").glob("*.toml")):
+        found |= {f"{path.stem} {where}": why for where, why in vacuous(path).items()}
+    assert list(found) == ["advantage-capping conditions.C2-cap5.advantage_clip"], found

@@ -1,0 +1,191 @@
+"""The rules R3, R4, R5, R6, R7 on hand-made evidence; whole worlds are in test_worlds.py."""
+
+from dataclasses import replace
+
+import pytest
+
+from probe.analysis.evidence import Check, Evidence, GateFacts, Plan, Update
+from probe.analysis.nulls import NullTest
+from probe.analysis.permutation import NullRow, Permutation
+from probe.analysis.specificity import Specificity
+from probe.analysis.stats import Interval
+from probe.analysis.trajectory import summarise
+from probe.analysis.verdicts import correct, decide, effective, powered, specific
+from probe.records import ADVANTAGE_KEYS, StepRecord
+
+
+def area(score="cos_S_contrib", value=0.8, low=0.7, high=0.9) -> Specificity:
+    bounds = Interval(low=low, high=high)
+    return Specificity(
+        arm="vanilla", score=score, n_hacked=40, n_clean=40, num_prompts=20, auroc=value, interval=bounds
+    )
+
+
+def nulls(**q95: float) -> Permutation:
+    tests = {
+        name: NullTest(num_draws=99, mean=0.5, sd=0.1, q95=q, z=3.0, p=0.01 if q < 0.8 else 0.3, d=0.3)
+        for name, q in q95.items()
+    }
+    rows = [NullRow(metric="auroc", null=name, value=0.8, test=test) for name, test in tests.items()]
+    return Permutation(rows=rows, modules=[], excess={})
+
+
+def step(arm: str, **changes) -> StepRecord:
+    fields = {
+        "step": 0,
+        "arm": arm,
+        "problem_id": "p0",
+        "mixed_prompt": False,
+        "cos_in": 0.3,
+        "cos_out": 0.0,
+        "mean_cos_in": 0.3,
+        "mean_cos_out": 0.0,
+        "hackward_frac_in": 0.4,
+        "hackward_frac_out": 1e-7,
+        "frac_fired": 0.9,
+        "haar_sd": 0.02,
+        "reward_mean": 1.0,
+        "reward_std": 1.0,
+        "reward_spread": 3.0,
+        "advantage": dict.fromkeys(ADVANTAGE_KEYS, 1.0),
+        "grad_norm": 1.0,
+        "num_effective": 8,
+        "loss_type": "grpo",
+        "reference": None,
+        "null_reason": None,
+        "additivity_error": None,
+        "cos_update": None,
+        "hackward_frac_update": None,
+    }
+    return StepRecord(**fields | changes)
+
+
+def evidence(steps=(), **changes) -> Evidence:
+    own = [*steps] or [step("vanilla"), step("projected")]
+    summaries = {arm: summarise(own, arm) for arm in dict.fromkeys(s.arm for s in own)}
+    fields = {
+        "steps": own,
+        "samples": [],
+        "measured": summaries.get("vanilla"),
+        "summaries": summaries,
+        "buckets": [],
+        "contrasts": [],
+        "specificity": area(),
+        "baselines": [area("comp_len", 0.55, 0.4, 0.7)],
+        "permutation": nulls(N2=0.7, N3=0.7, N4=0.6),
+    }
+    return Evidence(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "words"),
+    [
+        ({}, "PASS", "best trivial score comp_len 0.55"),
+        ({"permutation": nulls(N2=0.85, N4=0.6)}, "INCONCLUSIVE", "not above the null's 95th percentile: N2 0.85"),
+        ({"permutation": None}, "INCONCLUSIVE", "N2 was not measured"),
+        ({"baselines": [area("hint", 1.0, 1.0, 1.0)]}, "FAIL", "hint 1.00"),
+        ({"baselines": [area("nll", 0.1, 0.0, 0.2)]}, "FAIL", "nll 0.90"),  # in either direction
+        ({"specificity": area(value=0.55, low=0.45, high=0.65)}, "INCONCLUSIVE", "does not exceed .5"),
+        ({"specificity": area(value=0.2, low=0.1, high=0.3)}, "FAIL", "clean samples score higher"),
+        ({"specificity": None}, "INCONCLUSIVE", "no hacked and clean samples"),
+    ],
+)
+def test_specific(changes, verdict, words):
+    found = specific(evidence(**changes))
+    assert (found.verdict, words in found.why) == (verdict, True), found.why
+
+
+def test_two_scores_that_tell_nothing_do_not_compete():
+    """AUROC .52 against a length of .54, both within noise: INCONCLUSIVE, not a lost comparison."""
+    weak = evidence(specificity=area(value=0.52, low=0.42, high=0.62), baselines=[area("comp_len", 0.54, 0.44, 0.64)])
+    assert specific(weak).verdict == "INCONCLUSIVE"
+
+
+def update(projected=(0, 0.5), random=(1, 2), vanilla=(1, 2), hackward_frac=0.1) -> Update:
+    """Realised updates whose null's 95th percentile is .2; drifts as (low, high)."""
+    drifts = {"vanilla": vanilla, "projected": projected, "random": random}
+    ends = {arm: Interval(low=low, high=high) for arm, (low, high) in drifts.items() if low is not None}
+    return Update(hackward_frac=hackward_frac, hackward_q95=0.2, drift=ends)
+
+
+@pytest.mark.parametrize(
+    ("update", "verdict"),
+    [
+        (update(), "PASS"),
+        (update(hackward_frac=0.3), "FAIL"),
+        (update(random=(0, 0.6)), "FAIL"),  # the random arm achieves the same
+        (update(projected=(3, 4)), "FAIL"),  # it moves more than vanilla
+        (update(projected=(0, 1.5)), "INCONCLUSIVE"),
+        (update(random=(None, None)), "INCONCLUSIVE"),
+        (None, "INCONCLUSIVE"),
+    ],
+)
+def test_effective_on_updates(update, verdict):
+    trained = [step("vanilla", cos_update=0.1), step("projected", cos_update=0.0)]
+    assert effective(evidence(trained, update=update)).verdict == verdict
+
+
+def test_effective_is_not_evaluated_at_frozen_weights():
+    assert "NOT EVALUATED" in effective(evidence()).why
+
+
+@pytest.mark.parametrize(
+    ("gate", "changes", "verdict"),
+    [
+        (GateFacts(), {}, "PASS"),
+        (GateFacts(), {"hackward_frac_out": 1e-3}, "FAIL"),
+        (GateFacts(gate="two_sided"), {"cos_out": 0.01}, "FAIL"),
+        (GateFacts(gate="two_sided"), {"cos_out": 1e-7}, "PASS"),
+        (GateFacts(), {"cos_out": -0.2}, "PASS"),  # one-sided: a negative cos_out is legitimate
+        (GateFacts(gate="reverse"), {}, "VACUOUS"),
+        (GateFacts(overshoot=0.5), {}, "VACUOUS"),
+        (GateFacts(), {"frac_fired": 0.0}, "FAIL"),
+        (GateFacts(), {"cos_in": None, "cos_out": None, "null_reason": "zero"}, "INCONCLUSIVE"),
+    ],
+)
+def test_correct(gate, changes, verdict):
+    found = correct(evidence([step("vanilla"), step("projected", **changes)], gate=gate))
+    assert found.verdict == verdict, found.why
+
+
+def test_powered_by_the_plan():
+    """METHOD's plan, 3 seeds and 30 points, is refused; 8 seeds, or 3 that pair well, are not."""
+    assert powered(evidence()).verdict == "FAIL"
+    assert powered(evidence(plan=Plan(seeds=8))).verdict == "PASS"
+    assert powered(evidence(plan=Plan(paired_correlation=0.9))).verdict == "PASS"
+    assert "inf detectable" in powered(evidence(plan=Plan(seeds=1))).value
+
+
+def verdict_rows(**verdicts) -> list[Check]:
+    rows = dict.fromkeys(("R0", "R1", "R3", "R4", "R7"), "PASS") | {"R2": "FAIL", "R5": "PASS"} | verdicts
+    return [
+        Check(row=row, condition="", kind="evidence", verdict=verdict, value="", n=1, unit="prompt", why=f"{row} why")
+        for row, verdict in rows.items()
+    ]
+
+
+BLIND = area(value=0.5, low=0.46, high=0.54)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "specificity", "outcome", "words"),
+    [
+        ({}, area(), "GO", "can see the expected effect"),
+        ({"R7": "FAIL"}, area(), "BUY MORE PROMPTS", "GO refused by R7"),
+        ({"R4": "INCONCLUSIVE"}, area(), "BUY MORE PROMPTS", "R4 INCONCLUSIVE. Next: R4 why"),
+        ({"R0": "FAIL"}, area(), "BUY MORE PROMPTS", "mend the measurement first"),
+        ({"R3": "FAIL"}, area(), "BUY MORE PROMPTS", "Prompts do not repair R3"),
+        ({"R1": "FAIL", "R2": "PASS", "R3": "INCONCLUSIVE"}, BLIND, "SKIP", "R0 and R2 hold"),
+        (
+            {"R0": "INCONCLUSIVE", "R1": "FAIL", "R2": "PASS", "R3": "FAIL"},
+            BLIND,
+            "BUY MORE PROMPTS",
+            "R0 INCONCLUSIVE",
+        ),
+        ({"R1": "FAIL", "R2": "PASS", "R3": "INCONCLUSIVE"}, area(), "BUY MORE PROMPTS", "R1 FAIL"),
+    ],
+)
+def test_decision(verdicts, specificity, outcome, words):
+    """GO needs R0 R1 R3 R4 and a plan that can see; SKIP needs R0 R2 and a blind score; else neither."""
+    found = decide(verdict_rows(**verdicts), replace(evidence(), specificity=specificity))
+    assert (found.outcome, words in found.why) == (outcome, True), found.why
