@@ -114,9 +114,7 @@ def stack(parts: list[Gradients]) -> Gradients:
 
 def cosines(axes: Axes, gradients: Gradients) -> Array:
     """(B, S) global signed cosines: sum_m <u_m, g_m> / (sqrt(M) norm(g)), M the modules that keep a direction."""
-    num_draws, num_gradients = len(axes.rows), gradients.inner.shape[1]
-    flat = gradients.inner.transpose(1, 0, 2).reshape(num_gradients, -1)
-    dots = axes.rows.reshape(num_draws, -1) @ flat.T
+    dots = np.einsum("bmn,msn->bs", axes.rows, gradients.inner, optimize=True)
     return ratio(dots, np.sqrt(axes.kept.sum(1))[:, None] * gradients.norm)
 
 

@@ -54,6 +54,7 @@ def sample(step, i, arm, cos_nll, group=GROUP):
         haar_sd=HAAR_SD,
         nll=0.5,
         condition="default",
+        flaky=None,
     )
 
 

@@ -28,7 +28,7 @@ SEED_FIELDS = (
 )
 LATER_FIELDS = (
     *("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll"),
-    "condition",
+    *("condition", "flaky"),
 )
 SAMPLE = SampleRecord(
     step=0,
@@ -56,6 +56,7 @@ SAMPLE = SampleRecord(
     haar_sd=0.03,
     nll=0.7,
     condition="default",
+    flaky=None,
 )
 STEP = StepRecord(
     step=0,

@@ -56,6 +56,9 @@ def step(arm: str, **changes) -> StepRecord:
         "additivity_error": None,
         "cos_update": None,
         "hackward_frac_update": None,
+        "condition": "default",
+        "frac_planning": 0.0,
+        "exec_surprisal_var": None,
     }
     return StepRecord(**fields | changes)
 

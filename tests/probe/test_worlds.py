@@ -153,6 +153,8 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
             hint=True,
             haar_sd=float(haar_variance(unit, own.vectors).cos.sqrt()[i]),
             nll=float(rng.normal(0.5, 0.1)),
+            condition="default",
+            flaky=None,
         )
         for i in range(8)
     ]
@@ -181,6 +183,9 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         additivity_error=1e-6 if step == 0 else None,
         cos_update=None,
         hackward_frac_update=None,
+        condition="default",
+        frac_planning=0.0,
+        exec_surprisal_var=None,
     )
     return samples, step_record
 
