@@ -1,5 +1,6 @@
 """probe analyze: what the records of runs say, or what a spec's runs say about its criteria."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def analyze(
 
       probe analyze spec/phase2.toml --write
     """
+    # The nulls are many small factorisations: BLAS threads only wait for one another. numpy is not loaded yet.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
     specs = [run for run in runs if run.suffix == ".toml"]
     if specs and len(runs) > 1:
