@@ -4,7 +4,7 @@ Frozen weights: the prompt is the unit, one run a condition. Training: steps are
 one number a metric and the seed is the unit (METHOD section 6).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from probe.runs import read_run
 from probe.spec import RULES, Condition, Criterion, Role, Spec, SpecStatus, Verdict
 from replay_pools.errors import InputError
 
+Analyses = dict[tuple[str, str], Analysis]
 STOP_DRAWS = 99  # the value of a metric needs no fine null
 
 
@@ -91,20 +92,12 @@ def evaluate_spec(
     if not done:
         fix = f"run: probe sweep {spec.path}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    analyses = {
-        run.job.name: analyze(
-            read_run(run.job.directory),
-            num_draws=num_draws,
-            seed=seed,
-            plan=_plan(spec),
-            regrade_agreement=regrade_agreement,
-        )
-        for run in done
-    }
+    settings = {"num_draws": num_draws, "seed": seed, "plan": _plan(spec), "regrade_agreement": regrade_agreement}
+    analyses = _analyses(done, **settings)
     table = by_condition({c.name: _table(spec, c, done, analyses) for c in spec.conditions})
     rows = _rows(spec.criteria, table)
-    rules_run = _rules_run(spec, done)
-    rules = analyses[rules_run].rules if rules_run else []
+    rules_of = _rules_of(spec, done)
+    rules = analyses[rules_of].rules if rules_of else []
     verdicts: dict[str, Verdict] = {row.name: row.verdict for row in rows}
     verdicts |= {check.row: check.verdict for check in rules}
     for name in RULES:
@@ -117,12 +110,12 @@ def evaluate_spec(
         runs=[RunState(name=r.job.name, complete=r.complete, spec_status=r.spec_status) for r in runs],
         rows=rows,
         rules=rules,
-        rules_run=rules_run or "",
+        rules_run=" ".join(rules_of or ()),
         decision=decision.name,
         then=decision.then,
         refused={other.name: unmet(other, verdicts) for other in spec.decisions[: spec.decisions.index(decision)]},
         cautions=_cautions(spec, runs),
-        conclusions={name: analysis.conclusions for name, analysis in analyses.items()},
+        conclusions={" ".join(key): analysis.conclusions for key, analysis in analyses.items()},
     )
 
 
@@ -132,7 +125,7 @@ def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
     What the stop rules look at: a mean over the prompts of the block, without its interval.
     """
     done = [run for run in runs_of(spec, out_dir) if run.complete and run.job.seed == seed]
-    analyses = {run.job.name: analyze(read_run(run.job.directory), num_draws=STOP_DRAWS, seed=seed) for run in done}
+    analyses = _analyses(done, num_draws=STOP_DRAWS, seed=seed)
     table = by_condition({c.name: _merged(c, done, analyses) for c in spec.conditions})
     own = spec.primary
     value = _value(table, own.metric, own.arm, own.condition)
@@ -142,6 +135,12 @@ def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
     if value is None or isinstance(own.threshold, tuple):
         return value
     return value - (0.0 if own.statistic == "p" else own.threshold)
+
+
+def _analyses(done: Sequence[SweepRun], **settings: Any) -> Analyses:
+    """{(run, condition): analysis}."""
+    read = [(run, read_run(run.job.directory)) for run in done]
+    return {(run.job.name, c): analyze(one, c, **settings) for run, one in read for c in run.job.conditions}
 
 
 def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) -> float | None:
@@ -159,7 +158,7 @@ def _plan(spec: Spec) -> Plan:
     return replace(Plan(), **given, paired_correlation=go.paired_correlation)
 
 
-def _table(spec: Spec, condition: Condition, done: Sequence[SweepRun], analyses: Mapping[str, Analysis]) -> Metrics:
+def _table(spec: Spec, condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:
     """The metrics of one condition over its seeds."""
     seeds = dict.fromkeys(run.job.seed for run in done)
     tables = {str(s): _merged(condition, [run for run in done if run.job.seed == s], analyses) for s in seeds}
@@ -169,12 +168,12 @@ def _table(spec: Spec, condition: Condition, done: Sequence[SweepRun], analyses:
     return _pooled(list(tables.values()))
 
 
-def _merged(condition: Condition, done: Sequence[SweepRun], analyses: Mapping[str, Analysis]) -> dict[Key, Estimate]:
+def _merged(condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> dict[Key, Estimate]:
     """The metrics of one condition and seed: of its one run, or of its runs of one arm each, the first arm first."""
     found: dict[Key, Estimate] = {}
     for run in done:
         if condition.name in run.job.conditions:
-            found = analyses[run.job.name].metrics | found
+            found = analyses[run.job.name, condition.name].metrics | found
     return found
 
 
@@ -234,10 +233,10 @@ def _side(own: str | None, versus: str | None) -> str:
     return f"{own or 'default'} - {versus}" if versus else own or ""
 
 
-def _rules_run(spec: Spec, done: Sequence[SweepRun]) -> str | None:
-    """The run that the rules are read from: the primary's condition, the first seed that is there."""
+def _rules_of(spec: Spec, done: Sequence[SweepRun]) -> tuple[str, str] | None:
+    """(run, condition) that the rules are read from: the primary's condition, the first seed that is there."""
     condition = spec.primary.condition or spec.conditions[0].name
-    return next((run.job.name for run in done if condition in run.job.conditions), None)
+    return next(((run.job.name, condition) for run in done if condition in run.job.conditions), None)
 
 
 def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:

@@ -11,6 +11,14 @@ from probe.runs import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
 from probe.spec import Condition, Option, Spec, SpecStatus
 from replay_pools.files import read_json
 
+# The fields of probe.objective.Objective, which `probe replay --condition` takes: conditions that differ in these alone
+# are evaluated side by side in one pass.
+ONE_PASS = (
+    *("loss_type", "max_completion_length", "advantage_estimator", "scale_rewards", "advantage_eps", "min_group_std"),
+    *("advantage_clip", "gtpo_beta", "sepa_lambda", "hicra_alpha", "top_entropy_quantile"),
+)
+NORMALISER = ("loss_type", "max_completion_length")  # v_hack has that of its run: with another one there are no nulls
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -51,12 +59,23 @@ def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
 
 def block(spec: Spec, seed: int, out_dir: Path) -> list[Job]:
-    """The runs of one seed. Frozen weights: one pass serves all arms. Training: an arm is a run."""
+    """The runs of one seed. Frozen weights: one pass serves all arms and conditions. Training: each is a run."""
     return [
-        _job(spec, condition, arms, seed, out_dir)
-        for condition in spec.conditions
-        for arms in ([spec.arms] if frozen(spec, condition) else [(arm,) for arm in spec.arms])
+        _job(spec, conditions, arms, seed, out_dir)
+        for conditions in _passes(spec)
+        for arms in ([spec.arms] if frozen(spec, conditions[0]) else [(arm,) for arm in spec.arms])
     ]
+
+
+def _passes(spec: Spec) -> list[list[Condition]]:
+    """The conditions, those that one pass serves together."""
+    passes: dict[str, list[Condition]] = {}
+    for condition in spec.conditions:
+        own = spec.options(condition)
+        others = {name: value for name, value in own.items() if name not in ONE_PASS or name in NORMALISER}
+        key = repr(sorted(others.items())) if frozen(spec, condition) else condition.name
+        passes.setdefault(key, []).append(condition)
+    return list(passes.values())
 
 
 def runs_of(spec: Spec, out_dir: Path) -> list[SweepRun]:
@@ -80,20 +99,28 @@ def flags(options: dict[str, Option]) -> list[str]:
     return arguments
 
 
-def _job(spec: Spec, condition: Condition, arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
-    """The run of one condition and seed in some arms."""
-    parts = [spec.name, condition.name, *(arms if arms != spec.arms else ()), f"seed{seed}"]
-    name = "-".join(parts)
+def _job(spec: Spec, conditions: list[Condition], arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
+    """The run of one pass and seed in some arms, named after its first condition unless it holds several and all."""
+    first = [] if len(conditions) == len(spec.conditions) > 1 else [conditions[0].name]
+    name = "-".join([spec.name, *first, *(arms if arms != spec.arms else ()), f"seed{seed}"])
     own = ("--name", name, "--out", str(out_dir), "--arm", ",".join(arms), "--seed", str(seed))
     mark = ("--preregistered", preregistered(spec))
+    options = spec.options(conditions[0])
+    shared = flags({name: value for name, value in options.items() if name not in ONE_PASS})
     return Job(
         name=name,
-        args=(spec.base.verb, *own, *mark, *flags(spec.options(condition))),
+        args=(spec.base.verb, *own, *mark, *shared, *(part for c in conditions for part in _condition(spec, c))),
         directory=out_dir / "runs" / name,
         seed=seed,
-        conditions=(condition.name,),
+        conditions=tuple(condition.name for condition in conditions),
         arms=arms,
     )
+
+
+def _condition(spec: Spec, condition: Condition) -> tuple[str, str]:
+    """`--condition NAME:key=value,...` with every setting of the loss that the base or the condition names."""
+    settings = [f"{name}={value}" for name, value in spec.options(condition).items() if name in ONE_PASS]
+    return "--condition", condition.name + (f":{','.join(settings)}" if settings else "")
 
 
 def frozen(spec: Spec, condition: Condition) -> bool:

@@ -125,7 +125,7 @@ def _compare(effect: Effect, expected: float, unit: str, key: str) -> str:
 
 def _own_price(spec: Spec, resolved: Resolved, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
     """What the spec's own runs cost."""
-    names = [name for seed in spec.seeds for job in block(spec, seed, out_dir) for name in job.conditions]
+    names = [job.conditions[0] for seed in spec.seeds for job in block(spec, seed, out_dir)]
     stated = spec.budget.hours_per_run
     if run is not None:
         seconds = seconds_per_step(run)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from probe.cli import cli
-from probe.jobs import flags, pool_jobs
+from probe.jobs import ONE_PASS, flags, pool_jobs
 from probe.prereg import load_spec, option_tables
 from probe.spec import Condition, Option, Spec
 from replay_pools.errors import InputError
@@ -36,10 +36,16 @@ def open_spec(path: Path) -> Spec:
 
 
 def resolved_options(spec: Spec, condition: Condition) -> dict[str, Any]:
-    """{option: value} of the verb under a condition, defaults included, under the verb's parameter names."""
+    """{option: value} of the verb under a condition, defaults included, under the verb's parameter names.
+
+    Settings of the loss that the verb takes through `--condition` alone are added as they are.
+    """
     verb = _find(spec, "base.verb", (spec.base.verb,))
+    known, options = _names(verb), spec.options(condition)
     arms = ("--arm", ",".join(spec.arms))
-    return _parse(spec, f"conditions.{condition.name}", verb, [*arms, *flags(spec.options(condition))])
+    own = flags({name: value for name, value in options.items() if name in known})
+    rest = {name: value for name, value in options.items() if name not in known}
+    return _parse(spec, f"conditions.{condition.name}", verb, [*arms, *own]) | rest
 
 
 def _find(spec: Spec, key: str, names: Sequence[str]) -> click.Command:
@@ -54,13 +60,20 @@ def _find(spec: Spec, key: str, names: Sequence[str]) -> click.Command:
     return command
 
 
-def _check_names(spec: Spec, key: str, command: click.Command, options: Mapping[str, Option]) -> None:
-    known = {
+def _names(command: click.Command) -> set[str]:
+    """The long names of a command's options, with `_` for `-`."""
+    return {
         name.removeprefix("--").replace("-", "_")
         for parameter in command.params
         for name in parameter.opts
         if name.startswith("--")
     }
+
+
+def _check_names(spec: Spec, key: str, command: click.Command, options: Mapping[str, Option]) -> None:
+    known = _names(command)
+    if "condition" in known:
+        known |= {*ONE_PASS}
     for name in options:
         if name not in known:
             close = get_close_matches(name, known, n=1)

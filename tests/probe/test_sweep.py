@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import pytest
 from probe import launch
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.jobs import Job, block, runs_of
+from probe.cli._spec import open_spec
+from probe.jobs import ONE_PASS, Job, block, runs_of
 from probe.launch import Attempt, Processes, Submitit
+from probe.objective import Objective
 from probe.prereg import load_spec, preregistered
 from probe.spec import Spec
 from probe.sweep import Row, Runner, Table, sweep
@@ -209,6 +212,23 @@ def test_training_runs_one_arm_each(tiny: Callable[..., Spec], tmp_path: Path) -
         (("narrow",), ("random",)),
     ]
     assert len({job.name for job in jobs}) == 4
+
+
+def test_conditions_of_the_loss_share_a_pass(tmp_path: Path) -> None:
+    """Conditions that differ in settings of the loss alone are one run; base settings go to each of them."""
+    text = TINY.format(seeds="0", base='scale_rewards = "group"', threshold=0.0)
+    (tmp_path / "tiny.toml").write_text(text.replace("k = 2", "advantage_clip = 2.0\ngtpo_beta = 0.1"))
+    spec = open_spec(tmp_path / "tiny.toml")
+    (job,) = block(spec, 0, tmp_path)
+    assert (job.name, job.conditions) == ("tiny-seed0", ("plain", "narrow"))
+    own = [job.args[i + 1] for i, part in enumerate(job.args) if part == "--condition"]
+    assert own == ["plain:scale_rewards=group", "narrow:scale_rewards=group,advantage_clip=2.0,gtpo_beta=0.1"]
+    assert "--scale-rewards" not in job.args
+
+
+def test_the_settings_of_a_pass_are_those_of_the_loss() -> None:
+    """The torch-free list in probe.jobs is the fields of Objective."""
+    assert {field.name for field in fields(Objective)} == {*ONE_PASS}
 
 
 def test_dry_run_prints_the_commands(
