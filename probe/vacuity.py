@@ -49,14 +49,16 @@ def vacuous_parts(spec: Spec, resolved: Resolved) -> list[Vacuous]:
 Found = Iterator[tuple[str, str]]
 
 
-CREDIT = ("gtpo_beta", "hicra_alpha", "top_entropy_quantile")  # each spreads an advantage unevenly over its tokens
+def _has_credit(options: Mapping[str, Any]) -> bool:
+    """Whether the advantage of a sample is spread unevenly over its tokens (probe.objective)."""
+    return bool(options.get("gtpo_beta") or options.get("hicra_alpha") or options.get("top_entropy_quantile", 1) < 1)
 
 
 def _cap(_spec: Spec, resolved: Resolved) -> Found:
     """An advantage cap at or above what any group can reach."""
     for name, options in resolved.items():
         clip = options.get("advantage_clip")
-        if clip is None or options["loss_type"] == "nll" or any(options.get(name) for name in CREDIT):
+        if clip is None or options["loss_type"] == "nll" or _has_credit(options):
             continue  # the advantages of single tokens have no such bound
         # In a replay step the batch is the group, so both scalings divide by the group's standard deviation.
         scale = "none" if options["scale_rewards"] == "none" else "group"
