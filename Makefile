@@ -6,7 +6,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 JOBS ?= 2
 
-PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+# The build backend warns of every editable installation from a flat layout, which this one is on purpose.
+PIP = PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 RUN_DEPS = $(VENV)/.run-deps
 TEST_DEPS = $(VENV)/.test-deps
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
