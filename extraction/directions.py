@@ -202,16 +202,17 @@ def _save(path: Path, groups: Mapping[str, Mapping[str, Tensor]], metadata: Mapp
     """{prefix: {module: tensor}}, the order of the modules (seeded controls and sums follow it), and the metadata."""
     tensors = {f"{prefix}/{module}": t.contiguous() for prefix, group in groups.items() for module, t in group.items()}
     header = {"metadata": dict(metadata), "modules": list(next(iter(groups.values())))}
-    text = {key: orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode() for key, value in header.items()}
-    write_atomic(path, save(tensors, text))
+    # One string under one key: safetensors writes several keys in no fixed order.
+    text = orjson.dumps(header, option=orjson.OPT_SORT_KEYS).decode()
+    write_atomic(path, save(tensors, {"header": text}))
 
 
 def _load(path: Path, prefixes: tuple[str, ...]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Tensors by prefix and module, and the metadata."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            metadata, modules = orjson.loads(header["metadata"]), orjson.loads(header["modules"])
+            header = orjson.loads((file.metadata() or {})["header"])
+            metadata, modules = header["metadata"], header["modules"]
             # A mapped tensor starts where the file's header ends; a copy is aligned as a computed tensor is, so that
             # matrix products of the two agree to the last bit.
             groups = {prefix: {m: file.get_tensor(f"{prefix}/{m}").clone() for m in modules} for prefix in prefixes}

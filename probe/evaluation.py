@@ -19,7 +19,8 @@ from probe.analysis.multiplicity import holm
 from probe.jobs import SweepRun, frozen, runs_of
 from probe.prereg import decide, unmet
 from probe.runs import read_run
-from probe.spec import RULES, Condition, Criterion, Role, Spec, SpecStatus, Verdict
+from probe.spec import RULES, Condition, Criterion, Role, Spec, SpecStatus
+from probe.vocabulary import Verdict
 from replay_pools.errors import InputError
 
 Analyses = dict[tuple[str, str], Analysis]

@@ -15,7 +15,8 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from probe.arms import get_arm
-from probe.spec import RULES, Budget, Cost, Criterion, Decision, Experiment, Option, Spec, SpecStatus, Stop, Verdict
+from probe.spec import RULES, Budget, Cost, Criterion, Decision, Experiment, Option, Spec, SpecStatus, Stop
+from probe.vocabulary import Verdict
 from replay_pools.errors import InputError
 from replay_pools.files import sha256
 

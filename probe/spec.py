@@ -8,13 +8,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from probe.vocabulary import Verdict
+
 Verb = Literal["replay", "train"]
 Role = Literal["primary", "check", "mechanism"]
 Statistic = Literal["mean", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
 Comparison = Literal[">", ">=", "<", "<=", "inside"]
 Unit = Literal["prompt", "seed", "step", "sample", "pair", "module", "pool"]
 Null = Literal["none", "N1", "N2", "N3", "N4", "baselines", "pair-swap"]
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"]
 SpecStatus = Literal["frozen", "edited", "none"]
 Option = bool | int | float | str | list[str] | list[int] | list[float]
 

@@ -6,6 +6,7 @@ Gate = Literal["one_sided", "two_sided", "reverse"]
 Estimator = Literal["grpo", "maxrl", "rloo"]
 Scale = Literal["none", "group", "batch"]
 Match = Literal["problem", "prompt", "none"]
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"]
 
 GATES: tuple[Gate, ...] = get_args(Gate)
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)

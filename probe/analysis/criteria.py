@@ -8,10 +8,11 @@ signal: the statistic lies within the criterion's own null, or the two sides of 
 import operator
 from collections.abc import Callable
 
-from probe.analysis.evidence import Finding, Verdict, missing, range_text
+from probe.analysis.evidence import Finding, missing, range_text
 from probe.analysis.metrics import Estimate, Key, Metrics, difference
 from probe.analysis.thresholds import ALPHA
 from probe.spec import Criterion
+from probe.vocabulary import Verdict
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,

@@ -18,8 +18,7 @@ from probe.analysis.trajectory import ArmSummary
 from probe.analysis.transfer import SignTransfer
 from probe.arms import ARMS
 from probe.records import SampleRecord, StepRecord
-
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"]
+from probe.vocabulary import Verdict
 
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from probe.analysis.evidence import Evidence, Finding, Verdict
+from probe.analysis.evidence import Evidence, Finding
 from probe.analysis.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED, REPRODUCED
 from probe.arms import ARMS
+from probe.vocabulary import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

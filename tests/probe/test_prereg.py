@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from probe.cli._spec import open_spec
 from probe.prereg import decide, load_spec, preregistered, spec_status
-from probe.spec import Verdict
+from probe.vocabulary import Verdict
 from replay_pools.errors import InputError
 
 ROOT = Path(__file__).parents[2]
