@@ -27,8 +27,11 @@ def tokens_that_fit(backbone: PreTrainedModel) -> int:
     resumed must split as it did before.
     """
     weights = sum(parameter.nbytes for parameter in backbone.parameters())
-    linears = [(name, module) for name, module in backbone.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    floats = sum(sum(weight_matrix(module, name).shape) for name, module in linears)
+    floats = sum(
+        sum(weight_matrix(module, name).shape)
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in name  # A x and B A x are small or not formed
+    )
     bytes_a_token = ALLOWANCE * floats * backbone.dtype.itemsize
     tokens = int(SHARE * (total_bytes(backbone.device) - weights)) // bytes_a_token
     return max(FEWEST, min(MOST, 1 << (max(tokens, 1).bit_length() - 1)))

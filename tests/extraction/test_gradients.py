@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from extraction.adapters import attach
-from extraction.adapters.stacked import StackedCoordinates
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from replay_pools.errors import InputError
@@ -193,17 +192,6 @@ def test_singular_value_that_training_moved_to_zero(build_model, rollouts):
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
     expected = reference(coordinates, *rollouts, ones)
     assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
-
-
-def test_stacked_bases_are_the_bases_one_by_one(build_model, rollouts):
-    """One pass for delta_S and LoRA: the same gradients as a pass each."""
-    parts = [make(build_model, "qwen3", case) for case in ("svd-zero", "lora-zero", "lora-frozen-a")]
-    parts[2].load_values({m: torch.zeros(r, dtype=torch.float64) for m, r in parts[2].sizes.items()})
-    batch = make_batch(*rollouts, pad_id=2)
-    stacked = StackedCoordinates(parts)
-    for part, found in zip(parts, stacked.split(per_sample_gradients(stacked, batch).gradients), strict=True):
-        expected = per_sample_gradients(part, batch).gradients
-        assert_close(found, expected, 1e-12, f"{part.basis}: read from another part's columns")
 
 
 def test_lora_at_zero_lives_in_b_alone(build_model, rollouts):
