@@ -2,13 +2,22 @@
 
 1. grading: see bench_grading.py, which also runs alone
 2. sampling: tokens a second
+3. pools: reading and writing, MB of JSON and rollouts a second
+4. a cold and a warm start of `probe replay`, phase by phase
 """
 
-from bench_grading import grading
-from timing import seconds
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
+from bench_grading import grading
+from timing import interleaved, seconds
+
+from replay_pools.files import encode_jsonl
 from replay_pools.policy import Policy, load_policy
-from replay_pools.pool import BUILTIN, open_pool
+from replay_pools.pool import BUILTIN, PoolWriter, open_pool
 from replay_pools.sampling import Sampler, sample
 
 
@@ -19,6 +28,40 @@ def sampling(policy: Policy) -> None:
     print(f"sampling: {sum(len(c.ids) for c in completions) / taken:.0f} tokens a second in a batch of {len(prompts)}")
 
 
+def pools() -> None:
+    """One built-in pool, read whole with its hashes, and written whole with the syncs of every file."""
+    pool = open_pool(BUILTIN / "teacher")
+    count = sum(map(len, pool.steps))
+    megabytes = sum(len(encode_jsonl(r.to_json() for r in group)) for group in pool.steps) / 1e6
+
+    def read() -> None:
+        assert sum(map(len, open_pool(BUILTIN / "teacher").steps)) == count
+
+    def write() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            writer = PoolWriter(Path(folder) / "pool", header=pool.header())
+            for group in pool.steps:
+                writer.write_step(group[0].step, group)
+            writer.finish()
+
+    for name, taken in interleaved(5, read=read, write=write).items():
+        print(f"pool {name}: {megabytes / taken:.1f} MB and {count / taken:.0f} rollouts a second")
+
+
+def starts() -> None:
+    """`probe replay` twice into the same empty folder, a process each: without and with its caches."""
+    with tempfile.TemporaryDirectory() as out:
+        for name in ("cold", "warm"):
+            words = ["-m", "probe", "replay", "--steps", "2", "--name", name, "--out", out]
+            taken = seconds(
+                lambda words=words: subprocess.run([sys.executable, *words], check=True, capture_output=True)
+            )
+            lines = (Path(out) / "runs" / name / "timings.jsonl").read_text().splitlines()
+            print(f"{name} start of probe replay: {taken:.1f} s in all; {json.loads(lines[0])}")
+
+
 if __name__ == "__main__":
     grading()
     sampling(load_policy("organism"))
+    pools()
+    starts()
