@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from extraction.library import ExtractionSettings
-from probe.step import Objective
+from probe.objective import Objective
 from probe.vocabulary import Gate, Match
 from replay_pools.errors import InputError
 
