@@ -7,8 +7,8 @@ import torch
 
 from probe.controllers import BetaController, SepaSchedule
 from probe.kl import KlEstimator
-from probe.ratio import Level, surrogate
 from probe.objective import Objective
+from probe.ratio import Level, surrogate
 from replay_pools.errors import InputError
 
 

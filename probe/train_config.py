@@ -1,20 +1,20 @@
 """What one training run is told: frozen groups of settings, written whole to `config.json` and read back by `--config`.
 
-A preset is a TOML file with the same tables, which may leave out what keeps its default: `smoke`, `fast` and `full` in
+Every setting that is here acts; a table or field that is not here is refused, with the names of those that are. A
+preset is a TOML file with the same tables, which may leave out what keeps its default: `smoke`, `fast` and `full` in
 `probe/presets/`, or any file of the user's.
 """
 
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from extraction.library import ExtractionSettings
 from probe.arms import get_arm
 from probe.config import GateConfig, ModelConfig
-from probe.controllers import Limits
 from probe.decode import decode
-from probe.loss_config import LossConfig
+from probe.objective import Objective
 from replay_pools.environments.loopholes import get_loophole
 from replay_pools.errors import InputError
 from replay_pools.sampling import Sampler
@@ -41,34 +41,16 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherConfig:
-    """Stored rollouts that replace some of a group's own."""
-
-    pool: str | None = None
-    fraction: float = 0.0  # of each group
-    off_step: int | None = None  # the first step without them
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 1 or (self.fraction > 0) != (self.pool is not None):
-            raise ValueError(f"pool and fraction: expected both or neither, fraction in [0, 1), found {self}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InterventionConfig:
-    """The arm, its directions, and what its gate acts on."""
+    """The arm and its directions, which are extracted once, at the start; the gate acts on the gradient."""
 
     arm: str = "projected"
-    project: Literal["gradient", "update"] = "gradient"
     gate: GateConfig = field(default_factory=GateConfig)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
     v_hack: str | None = None  # direction file; None extracts
-    refresh_every: int | None = None  # steps between extractions; None = once, at the start
 
     def __post_init__(self) -> None:
         get_arm(self.arm)
-        _at_least(1, refresh_every=self.refresh_every)
-        if self.v_hack is not None and self.refresh_every is not None:
-            raise ValueError("refresh_every: directions from a file are not extracted again, expected no v_hack")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,29 +72,14 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """Held-out problems, the same for every arm and seed."""
+    """Held-out problems in the mode of the rollouts with its hint, the same problems for every arm and seed."""
 
     every: int = 20  # steps; also before the first and after the last
     num_problems: int = 64
     rollouts_per_problem: int = 1  # with more, the unit of the intervals is no longer the rollout
-    modes: tuple[str, ...] = ("run_tests",)
 
     def __post_init__(self) -> None:
-        for mode in self.modes:
-            get_loophole(mode)
         _at_least(1, every=self.every, num_problems=self.num_problems, rollouts_per_problem=self.rollouts_per_problem)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
-    """When the state is saved, and how many states are kept."""
-
-    every: int = 1
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        _at_least(1, every=self.every)
-        _at_least(2, keep=self.keep)  # a run that is killed between two writes needs the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,40 +88,29 @@ class TrainConfig:
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(name="organism"))
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
+    objective: Objective = field(default_factory=Objective)
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    limits: Limits = field(default_factory=Limits)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.model.name is None:
             raise InputError("model name", expected="the policy to train", found="none")
-        live, pairs = self.loss.objective, self.intervention.extraction
+        if self.model.dtype_noise:
+            found = str(self.model.dtype_noise)
+            raise InputError("model dtype_noise", expected="0: probe replay measures it", found=found)
+        if self.objective.loss_type == "nll":
+            raise InputError("objective loss_type", expected="a loss with advantages", found="nll")
+        live, pairs = self.objective, self.intervention.extraction
         for name in ("loss_type", "max_completion_length"):
             here, there = getattr(live, name), getattr(pairs, name)
             if here != there:
                 raise InputError(
                     f"intervention.extraction {name}",
-                    expected=f"{here!r}, that of loss.objective: one normaliser for both",
+                    expected=f"{here!r}, that of objective: one normaliser for both",
                     found=repr(there),
                 )
-        self._check_law()
-
-    def _check_law(self) -> None:
-        """Recorded log-probabilities are of the sampler's law; only at temperature 1, uncut, is that the policy's."""
-        sampler = self.rollouts.sampler
-        plain = (sampler.temperature, sampler.top_p, sampler.top_k) == (1.0, 1.0, 0)
-        recorded = "recorded" in (self.loss.ratio.old_logprobs, self.loss.kl.reference)
-        if recorded and not plain:
-            raise InputError(
-                "rollouts.sampler",
-                expected="temperature 1, top_p 1, top_k 0 where recorded log-probabilities enter the loss",
-                found=f"temperature {sampler.temperature}, top_p {sampler.top_p}, top_k {sampler.top_k}",
-            )
 
     @classmethod
     def from_json(cls, row: Any, where: object = "--config") -> "TrainConfig":
