@@ -136,9 +136,9 @@ def advantage_diagnostics(
     reward_range: float | None = None,
     token_advantages: Tensor | None = None,
 ) -> dict[str, float | bool | None]:
-    """What the advantages of one group look like and what the cap did to them, under their wire names.
+    """What the advantages of a step look like and what the cap did to them, under their wire names.
 
-    Takes the settings of `advantages`, and
+    Takes the settings of `advantages`, with rewards (G,) of one group or (P, G) of the P groups of a step, and
         reward_range: R of the environment; None = the range seen in this group.
         token_advantages: (N,) A_it of all completion tokens before the cap, where token credit made them differ within
             a sample. They are then what is described; they have no bound, so no cap on them is vacuous.
@@ -147,22 +147,27 @@ def advantage_diagnostics(
         `advantage/{mean,std,abs_max}` after the cap; `advantage/bound` (None: unbounded); `adv_cap_fraction` =
         capped / nonzero; `adv_cap_magnitude` = mean |A| before the cap of the capped ones (None: none capped);
         `adv_cap_vacuous` = the cap is not below its bound and can never bind (None: no cap); `frac_reward_zero_std`
-        and `skip_rate`, which are 0 or 1 for one group (skipped = below `min_group_std`, zero variance apart).
+        and `skip_rate` are shares of the groups (skipped = below `min_group_std`, zero variance apart).
     """
-    rewards = _as_vector(rewards)
-    own = advantages(
-        rewards, estimator=estimator, scale=scale, min_group_std=min_group_std, eps=eps, batch_std=batch_std
-    )
+    groups = [_as_vector(group) for group in as_groups(rewards)]
+    settings: Settings = {
+        "estimator": estimator,
+        "scale": scale,
+        "min_group_std": min_group_std,
+        "eps": eps,
+        "batch_std": batch_std,
+    }
+    own = torch.cat([advantages(group, **settings) for group in groups])
     before = own if token_advantages is None else token_advantages
     after = before if clip is None else before.clamp(-clip, clip)
     spread = float(rewards.max() - rewards.min()) if reward_range is None else reward_range
     bound = None
     if token_advantages is None:
-        bound = advantage_bound(len(rewards), spread, estimator=estimator, scale=scale, eps=eps, batch_std=batch_std)
+        bound = advantage_bound(len(groups[0]), spread, estimator=estimator, scale=scale, eps=eps, batch_std=batch_std)
     magnitude = before.abs()
     capped = magnitude > (math.inf if clip is None else clip)
     num_nonzero = int((magnitude > 0).sum())
-    std = group_std(rewards)
+    stds = [group_std(group) for group in groups]
     return {
         "advantage/mean": float(after.mean()),
         "advantage/std": group_std(after),
@@ -171,27 +176,42 @@ def advantage_diagnostics(
         "adv_cap_fraction": int(capped.sum()) / num_nonzero if num_nonzero else 0.0,
         "adv_cap_magnitude": float(magnitude[capped].mean()) if bool(capped.any()) else None,
         "adv_cap_vacuous": None if clip is None else bound is not None and clip >= bound,
-        "frac_reward_zero_std": float(std == 0.0),
-        "skip_rate": float(0.0 < std < min_group_std),
+        "frac_reward_zero_std": sum(std == 0.0 for std in stds) / len(stds),
+        "skip_rate": sum(0.0 < std < min_group_std for std in stds) / len(stds),
     }
 
 
+class Settings(TypedDict):
+    """The keywords of `advantages` but for the cap."""
+
+    estimator: Estimator
+    scale: Scale
+    min_group_std: float
+    eps: float
+    batch_std: float | None
+
+
 class RewardStats(TypedDict):
-    """Rewards of one group, under their wire names."""
+    """Rewards of a step, under their wire names: means over its groups."""
 
     reward_mean: float
-    reward_std: float  # ddof = 1
-    reward_spread: float  # largest minus smallest
+    reward_std: float  # within a group, ddof = 1
+    reward_spread: float  # largest minus smallest of a group
 
 
 def reward_stats(rewards: Tensor) -> RewardStats:
-    """The reward statistics of one group (G,)."""
-    rewards = _as_vector(rewards)
+    """The reward statistics of one group (G,), or of the groups of a step (P, G)."""
+    groups = [_as_vector(group) for group in as_groups(rewards)]
     return RewardStats(
         reward_mean=float(rewards.mean()),
-        reward_std=group_std(rewards),
-        reward_spread=float(rewards.max() - rewards.min()),
+        reward_std=sum(map(group_std, groups)) / len(groups),
+        reward_spread=sum(float(group.max() - group.min()) for group in groups) / len(groups),
     )
+
+
+def as_groups(rewards: Tensor) -> Tensor:
+    """(P, G) of a step's rewards, which are (G,) where it has one group."""
+    return rewards if rewards.ndim == 2 else rewards[None]
 
 
 def _as_vector(rewards: Tensor) -> Tensor:

@@ -13,19 +13,23 @@ from probe.weighting import Weighting
 from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
 
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED
+PROBLEM_SEPARATOR = " + "
 NO_ADVANTAGE = "advantage is 0"
 NO_GRADIENT = "gradient is 0"
 NO_VARIANCE = "no reward variance in the group"
 
 
-def sample_records(group: Group, rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult) -> list[SampleRecord]:
-    """One record a rollout, under the condition and arm of `arm`.
+def sample_records(
+    groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
+) -> list[SampleRecord]:
+    """One record a rollout of the step, group after group, under the condition and arm of `arm`.
 
     `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's, as in the seed's records.
     """
+    keys = [key for group in groups for key in group.keys]
     return [
         SampleRecord(
-            step=group.step,
+            step=groups[0].step,
             sample_id=i,
             src_pool=key.pool,
             src_step=key.step,
@@ -52,19 +56,19 @@ def sample_records(group: Group, rollouts: Sequence[Rollout], result: StepResult
             condition=arm.condition,
             flaky=rollout.grade.flaky,
         )
-        for i, (key, rollout) in enumerate(zip(group.keys, rollouts, strict=True))
+        for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
     ]
 
 
-def step_record(group: Group, result: StepResult, arm: ArmResult, objective: Objective) -> StepRecord:
+def step_record(groups: Sequence[Group], result: StepResult, arm: ArmResult, objective: Objective) -> StepRecord:
     """The record of one step under one condition, that of `objective`, and one arm."""
-    rewards = torch.tensor(group.rewards, dtype=torch.float64)
+    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     weighting, projection = result.weightings[arm.condition], arm.projection
     return StepRecord(
-        step=group.step,
+        step=groups[0].step,
         arm=arm.arm,
-        problem_id=group.problem_id,
-        mixed_prompt=group.mixed_prompt,
+        problem_id=PROBLEM_SEPARATOR.join(dict.fromkeys(group.problem_id for group in groups)),
+        mixed_prompt=any(group.mixed_prompt for group in groups),
         cos_in=nullable(float(projection.cos_in)),
         cos_out=nullable(float(projection.cos_out)),
         mean_cos_in=nullable(float(projection.mean_cos_in)),

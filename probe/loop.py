@@ -1,9 +1,10 @@
 """The loop: steps, records, checkpoints, resume. The step computes; only this file writes a run.
 
-A run directory fills in this order: `config.json`; for every step `gram/step_NNN.safetensors`, `checkpoint/` (when it
-trains), `step_NNN.cos.jsonl.gz` and last `steps.jsonl`, whose lines say which steps are done; at the end
-`manifest.json`. So a run that was killed and resumed ends in the same bytes as one that was not. Wall-clock times
-differ from run to run and live in `timings.jsonl`, which no hash covers.
+A run directory fills in this order: `config.json`; for every step what `before_step` and the source write (in training
+evaluations and `rollouts/`), `gram/step_NNN.safetensors` (in a replay), `checkpoint/` (when it trains),
+`step_NNN.cos.jsonl.gz` and last `steps.jsonl`, whose lines say which steps are done; at the end `manifest.json`. So a
+run that was killed and resumed ends in the same bytes as one that was not. Wall-clock times differ from run to run and
+live in `timings.jsonl`, which no hash covers.
 """
 
 import shutil
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 
 from probe.additivity import summarise_additivity
 from probe.checkpoint import load_checkpoint, save_checkpoint
 from probe.gram import GramRecorder, gram_hashes
 from probe.join import sample_records, step_record
 from probe.objective import Objective
+from probe.optimizer import Stepper
 from probe.passes import Bases
 from probe.records import StepRecord
 from probe.runs import (
@@ -28,6 +29,7 @@ from probe.runs import (
     MANIFEST_FILE,
     STEPS_FILE,
     file_hashes,
+    other_hashes,
     read_steps,
     write_samples,
     write_steps,
@@ -101,56 +103,60 @@ def run_steps(
     *,
     done: Sequence[StepRecord],
     timings: Timings,
-    lr: float = 0.0,
+    stepper: Stepper | None = None,
+    before_step: Callable[[int], None] = lambda done: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run every step that is not done and write the manifest.
 
     Args:
         done: what `open_run` returned.
-        lr: 0 leaves the weights frozen; above 0 the one arm is stepped with AdamW under the one condition.
+        stepper: steps the one arm under the one condition; None leaves the weights frozen.
+        before_step: called with the number of steps done, before every step and after the last, and again after a
+            resume: it must leave alone what it has done already.
         progress: called with (steps done, steps in all) after every step.
     """
     records = list(done)
     first = 1 + max((record.step for record in records), default=-1)
-    optimizer = None
-    if lr > 0:
-        (coordinates,) = setup.bases.coordinates
-        optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=0.0)
-        load_checkpoint(directory, first, coordinates, optimizer)
+    if stepper is not None:
+        load_checkpoint(directory, first, stepper)
     for step in range(first, source.num_steps):
         start = time.monotonic()
-        records += _run_step(directory, step, source, setup, optimizer)
+        before_step(step)
+        records += _run_step(directory, step, source, setup, stepper)
         write_steps(directory, records)
         timings.write_step(directory, step, time.monotonic() - start)
         progress(step + 1, source.num_steps)
-    if optimizer is not None:
-        setup.bases.coordinates[0].model.save_pretrained(str(directory / "adapter"))
+    before_step(source.num_steps)
+    if stepper is not None:
+        stepper.coordinates.model.save_pretrained(str(directory / "adapter"))
     _write_manifest(directory, source, setup, records)
 
 
 def _run_step(
-    directory: Path, step: int, source: GroupSource, setup: Setup, optimizer: torch.optim.Optimizer | None
+    directory: Path, step: int, source: GroupSource, setup: Setup, stepper: Stepper | None
 ) -> list[StepRecord]:
     """Compute and write one step; its step records are returned for `steps.jsonl`."""
-    group = source.group(step)
-    rollouts = [source.rollout(key) for key in group.keys]
+    groups = source.groups(step)
+    rollouts = [source.rollout(key) for group in groups for key in group.keys]
     result = train_step(
         setup.bases,
-        group,
+        groups,
         setup.measures,
         conditions=setup.conditions,
-        planning=[setup.planning(ids) for ids in group.completion_ids],
+        planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
         pad_id=setup.pad_id,
-        optimizer=optimizer,
+        stepper=stepper,
         check_whole=step == 0,
     )
     if setup.gram is not None:
         setup.gram.record(step, result.unit["svd"])
-    if optimizer is not None:
-        save_checkpoint(directory, step + 1, setup.bases.coordinates[0], optimizer)
-    write_samples(directory, step, [row for arm in result.arms for row in sample_records(group, rollouts, result, arm)])
-    return [step_record(group, result, arm, setup.conditions[arm.condition]) for arm in result.arms]
+    if stepper is not None:
+        save_checkpoint(directory, step + 1, stepper)
+    write_samples(
+        directory, step, [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
+    )
+    return [step_record(groups, result, arm, setup.conditions[arm.condition]) for arm in result.arms]
 
 
 def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:
@@ -163,7 +169,7 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, setup.bases.coordinates[0].model.dtype),
         "dtype_noise": setup.dtype_noise,
-        "files": file_hashes(directory) | gram_hashes(directory),
+        "files": file_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
     }
     remove_leftovers(directory)
     write_json(directory / MANIFEST_FILE, manifest)

@@ -1,9 +1,9 @@
-"""The loss of a group: advantages, token credit and normaliser, as one frozen row of settings.
+"""The loss of a step: advantages, token credit and normaliser, as one frozen row of settings.
 
     L = -sum_i w_i sum_t A_it logp_it          A_it = A_i c_it          (frozen weights, ratio 1)
 
 A_i from `probe.advantages`, c_it from `probe.credit` (1 without token credit), w_i from `extraction.loss`.
-G samples, T tokens.
+G samples in a group, T tokens; a step of P groups has P G samples, and baselines within each group.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from extraction.loss import LossType, loss_weights
-from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, group_std
+from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, as_groups, group_std
 from probe.credit import token_credit
 from replay_pools.errors import InputError
 
@@ -49,18 +49,25 @@ class Objective:
         return bool(self.gtpo_beta or self.hicra_alpha or self.top_entropy_quantile < 1)
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """(G,) A_i; ones for `nll`, which has none. Not capped where there is token credit: A_it is."""
+        """(P G,) A_i of rewards (P, G), or (G,) of one group's; ones for `nll`, which has none.
+
+        Not capped where there is token credit: A_it is.
+        """
         if self.loss_type == "nll":
-            return torch.ones_like(rewards)
-        return advantages(
-            rewards,
-            estimator=self.advantage_estimator,
-            scale=self.scale_rewards,
-            clip=None if self.has_credit else self.advantage_clip,
-            min_group_std=self.min_group_std,
-            eps=self.advantage_eps,
-            batch_std=group_std(rewards),  # in a replay step the batch is the group
-        )
+            return torch.ones_like(rewards.flatten())
+        own = [
+            advantages(
+                group,
+                estimator=self.advantage_estimator,
+                scale=self.scale_rewards,
+                clip=None if self.has_credit else self.advantage_clip,
+                min_group_std=self.min_group_std,
+                eps=self.advantage_eps,
+                batch_std=group_std(rewards.flatten()),
+            )
+            for group in as_groups(rewards)
+        ]
+        return torch.cat(own)
 
     def credit(self, token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor, A: Tensor) -> Tensor:
         """(G, T) factors c_it of the advantages A (G,), before the cap."""
@@ -86,13 +93,13 @@ class Objective:
             clip=self.advantage_clip,
             min_group_std=self.min_group_std,
             eps=self.advantage_eps,
-            batch_std=group_std(rewards),
+            batch_std=group_std(rewards.flatten()),
             reward_range=reward_range,
             token_advantages=token_advantages,
         )
 
     def weights(self, lengths: Tensor) -> Tensor:
-        """(G,) normalisers w_i."""
+        """(P G,) normalisers w_i: those of the mean loss over all samples (tokens) of the step."""
         return loss_weights(
             lengths,
             loss_type=self.loss_type,

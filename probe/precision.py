@@ -56,12 +56,14 @@ def dtype_noise(
 
 
 def _first_rollouts(source: GroupSource, num_rollouts: int) -> list[tuple[list[list[int]], list[list[int]]]]:
-    """(prompts, completions) of the run's first rollouts, group by group."""
+    """(prompts, completions) of the run's first rollouts, step by step."""
     groups, step = [], 0
     while num_rollouts > 0 and step < source.num_steps:
-        group = source.group(step)
-        groups.append((list(group.prompt_ids[:num_rollouts]), list(group.completion_ids[:num_rollouts])))
-        num_rollouts, step = num_rollouts - len(group.prompt_ids), step + 1
+        found = source.groups(step)
+        prompts = [ids for group in found for ids in group.prompt_ids][:num_rollouts]
+        completions = [ids for group in found for ids in group.completion_ids][:num_rollouts]
+        groups.append((prompts, completions))
+        num_rollouts, step = num_rollouts - len(prompts), step + 1
     return groups
 
 

@@ -79,15 +79,15 @@ class SampleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step (one group) under one condition and arm.
+    """One step under one condition and arm: one group in a replay, all groups of the optimizer step in training.
 
     `*_in` is before the gate, `*_out` after; all in the arm's directions.
     """
 
     step: int
     arm: str
-    problem_id: str
-    mixed_prompt: bool  # the group's rollouts answer different prompts (hinted and not)
+    problem_id: str  # of a step with several groups: the problems, joined by " + "
+    mixed_prompt: bool  # a group's rollouts answer different prompts (hinted and not)
     cos_in: float | None
     cos_out: float | None
     mean_cos_in: float | None
@@ -97,7 +97,7 @@ class StepRecord:
     frac_fired: float | None
     haar_sd: float | None  # standard deviation of cos_in under Haar directions
     reward_mean: float
-    reward_std: float
+    reward_std: float  # within a group, as the next
     reward_spread: float  # largest minus smallest reward
     advantage: dict[str, float | bool | None]  # ADVANTAGE_KEYS, flattened on the wire
     grad_norm: float

@@ -1,7 +1,8 @@
 """A run on disk: writers, readers, hashes. No torch here.
 
 A run directory holds `config.json`, `step_NNN.cos.jsonl.gz` (one line a rollout and arm), `steps.jsonl` (one line a
-step and arm) and, written last, `manifest.json` with `files`: {name: sha256 of the decompressed bytes}.
+step and arm) and, written last, `manifest.json` with `files`: {name: sha256 of the decompressed bytes}. A run that
+trains also holds pools (`rollouts/`, `evaluations/step_NNNNNN/`), `evals.jsonl` (one line an evaluation), `adapter/`.
 """
 
 import re
@@ -15,6 +16,13 @@ from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl, encode_jsonl, read_gz, read_json, sha256, write_atomic, write_jsonl_gz
 
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
+EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
+OTHER_FILES = (  # of a run that trains; a pool's manifest has the hashes of its files
+    EVALS_FILE,
+    f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
+    f"{EVALUATIONS_DIR}/*/{MANIFEST_FILE}",
+    "adapter/*.safetensors",
+)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)
 
@@ -60,6 +68,12 @@ def read_steps(path: Path) -> list[StepRecord]:
 def file_hashes(directory: Path) -> dict[str, str]:
     """{name: sha256 of the decompressed bytes} of the files that this module reads, for the manifest."""
     return {name: sha256(plain) for name, plain in _contents(directory).items()}
+
+
+def other_hashes(directory: Path) -> dict[str, str]:
+    """{name below the run: sha256} of what a run that trains leaves beside its records."""
+    paths = [path for pattern in OTHER_FILES for path in sorted(directory.glob(pattern))]
+    return {str(path.relative_to(directory)): sha256(path.read_bytes()) for path in paths}
 
 
 def read_run(directory: Path) -> Run:

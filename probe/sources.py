@@ -1,4 +1,4 @@
-"""Where groups of rollouts come from. `ReplaySource` mixes stored pools into groups, step by step.
+"""Where groups of rollouts come from. `ReplaySource` mixes stored pools into groups, `LiveSource` samples them.
 
 A `Group` is all that the train step receives: ids and rewards. The oracle's labels stay behind in the rollouts; the
 loop joins them back by `Key`, so that no label can leak into a gradient.
@@ -42,13 +42,26 @@ class GroupSource(Protocol):
 
     num_steps: int
 
-    def group(self, step: int) -> Group:
-        """The group of a step."""
+    def groups(self, step: int) -> tuple[Group, ...]:
+        """The groups of a step, all of one size; the gradient is that of their mean loss."""
         ...
 
     def rollout(self, key: Key) -> Rollout:
         """The rollout with its labels, for the records only."""
         ...
+
+
+def make_group(step: int, chosen: Sequence[tuple[Key, Rollout]]) -> Group:
+    """What a train step may see of stored rollouts; every source makes its groups here."""
+    return Group(
+        step=step,
+        prompt_ids=tuple(r.prompt_ids for _, r in chosen),
+        completion_ids=tuple(r.completion_ids for _, r in chosen),
+        rewards=tuple(r.reward for _, r in chosen),
+        keys=tuple(key for key, _ in chosen),
+        problem_id=chosen[0][1].problem_id,
+        mixed_prompt=len({r.prompt_sha for _, r in chosen}) > 1,
+    )
 
 
 class ReplaySource:
@@ -95,21 +108,13 @@ class ReplaySource:
         self.num_steps = len(self._steps)
         self._check_sizes()
 
-    def group(self, step: int) -> Group:
-        """The mixed group of a step."""
+    def groups(self, step: int) -> tuple[Group, ...]:
+        """The mixed group of a step, alone."""
         chosen: list[tuple[Key, Rollout]] = []
         for pool, rollouts in self._steps[step]:
             draw = random.Random(f"replay/{self._seed}/{step}/{pool.name}").sample(range(len(rollouts)), self._per_pool)
             chosen += [(Key(pool.name, rollouts[i].step, rollouts[i].sample_id), rollouts[i]) for i in sorted(draw)]
-        return Group(
-            step=step,
-            prompt_ids=tuple(r.prompt_ids for _, r in chosen),
-            completion_ids=tuple(r.completion_ids for _, r in chosen),
-            rewards=tuple(r.reward for _, r in chosen),
-            keys=tuple(key for key, _ in chosen),
-            problem_id=chosen[0][1].problem_id,
-            mixed_prompt=len({r.prompt_sha for _, r in chosen}) > 1,
-        )
+        return (make_group(step, chosen),)
 
     def rollout(self, key: Key) -> Rollout:
         """The rollout with its labels."""

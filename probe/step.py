@@ -1,15 +1,16 @@
-"""The step: one group through one forward and backward, then every condition and arm on the same gradients.
+"""The step: its groups through one forward and backward, then every condition and arm on the same gradients.
 
     g_i     = grad of sum_t -logp_it                 per sample, unit weight ("NLL gradient")
-    total   = sum_i A_i w_i g_i                      the policy gradient of the group (frozen weights, ratio 1)
+    total   = sum_i A_i w_i g_i                      the policy gradient of the step (ratio 1)
     arm     : cosines of `total` with the arm's directions before and after its gate
 
 The gradient is linear in A_i w_i, so conditions that differ in advantages or normaliser cost no pass. Token credit c_it
 weights tokens unequally inside the backward: every DIFFERENT credit costs one more pass, whose g_i is the gradient of
 sum_t -c_it logp_it; conditions with the same credit share it. All bases share every pass.
 
-G samples, T tokens, N completion tokens of the group, r coordinates of a module, k directions, M modules. The step
-returns; the loop writes.
+The normalisers w_i are those of the mean over all groups, so that the mean comes before the gate, which does not
+commute with it. G samples of all groups together, T tokens, N completion tokens, r coordinates of a module, k
+directions, M modules. The step returns; the loop writes.
 """
 
 import math
@@ -19,12 +20,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from extraction.adapters.coordinates import Coordinates
 from extraction.batch import Batch, make_batch
 from extraction.vocabulary import Basis
 from probe.arms import Arm
 from probe.credit import credit_diagnostics
 from probe.objective import Objective
+from probe.optimizer import Stepper
 from probe.passes import Bases, Gradients, weighted_sums
 from probe.projection import Gate, Projection, haar_variance, project_modules, sample_cosines
 from probe.sources import Group
@@ -62,7 +63,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One group: what is shared, and the measures in the order in which they were asked for."""
+    """One step: what is shared, and the measures in the order in which they were asked for."""
 
     nll: Tensor  # (G,) nats per completion token
     unit: Gradients  # (G, r) g_i without token credit
@@ -75,31 +76,34 @@ class StepResult:
 
 def train_step(
     bases: Bases,
-    group: Group,
+    groups: Sequence[Group],
     measures: Sequence[Measure],
     *,
     conditions: Mapping[str, Objective],
     planning: Sequence[Sequence[bool]],
     pad_id: int,
-    optimizer: torch.optim.Optimizer | None = None,
+    stepper: Stepper | None = None,
     check_whole: bool = False,
 ) -> StepResult:
-    """One step on one group; `probe replay` and `probe train` both call exactly this.
+    """One step on its groups; `probe replay` and `probe train` both call exactly this.
 
     Args:
         bases: one adapted copy of the policy for each basis; several only at frozen weights.
-        measures: every arm under every condition; with an optimizer, exactly one.
+        groups: at least one, all of one size.
+        measures: every arm under every condition; with a stepper, exactly one.
         conditions: the objectives by name.
         planning: which completion tokens are planning tokens, (G,) ragged.
-        optimizer: steps the coordinates along the arm's gradient; None leaves the weights frozen.
+        stepper: steps the coordinates along the arm's gradient; None leaves the weights frozen.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
     """
-    if optimizer is not None and (len(measures), len(bases.coordinates)) != (1, 1):
-        raise ValueError(f"an optimizer steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
-    batch = make_batch(group.prompt_ids, group.completion_ids, pad_id).to(bases.device)
-    unit, errors = bases.run_checked(batch, turn=group.step, whole=check_whole)
+    if stepper is not None and (len(measures), len(bases.coordinates)) != (1, 1):
+        raise ValueError(f"a stepper steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
+    prompts = [ids for group in groups for ids in group.prompt_ids]
+    completions = [ids for group in groups for ids in group.completion_ids]
+    batch = make_batch(prompts, completions, pad_id).to(bases.device)
+    unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole)
     planned = _on_completions(planning, batch)
-    rewards = torch.tensor(group.rewards, dtype=torch.float64, device=bases.device)
+    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
     weightings = {name: weigh(own, rewards, batch, unit.token_logprobs, planned) for name, own in conditions.items()}
     nll = _sample_measures(unit.gradients)
     results: dict[tuple[str, str], ArmResult] = {}
@@ -111,7 +115,7 @@ def train_step(
             for m in (measure for measure in measures if measure.condition == name):
                 total = totals[m.arm.basis]
                 projection = _project(m, total) if m.arm.projects else _leave(m, total)
-                update = None if optimizer is None else _apply(bases.coordinates[0], projection.gradients, optimizer)
+                update = None if stepper is None else stepper.step(projection.gradients)
                 haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
                 results[name, m.arm.name] = _arm_result(
                     m, weightings[name], projection, haar_sd, nll(m), contributions(m), update
@@ -210,14 +214,3 @@ def _leave(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
         norm_in=found.norm,
         norm_out=found.norm,
     )
-
-
-def _apply(
-    coordinates: Coordinates, gradients: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor]:
-    """Step the optimizer; returns minus the realised update, which points the way of a loss gradient."""
-    before = {module: value.detach().clone() for module, value in coordinates.values().items()}
-    coordinates.set_gradients(dict(gradients))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return {module: before[module] - value.detach() for module, value in coordinates.values().items()}

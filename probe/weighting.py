@@ -1,6 +1,6 @@
-"""What a condition makes of a group: advantages, normalisers and token credit as numbers.
+"""What a condition makes of a step: advantages, normalisers and token credit as numbers.
 
-G samples, T tokens, N completion tokens of the group.
+P groups of a step, G samples in all of them, T tokens, N completion tokens.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from probe.objective import Objective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """One condition on one group."""
+    """One condition on one step."""
 
     advantages: Tensor  # (G,) A_i
     scale: Tensor  # (G,) A_i w_i
@@ -25,10 +25,10 @@ class Weighting:
 
 
 def weigh(objective: Objective, rewards: Tensor, batch: Batch, token_logprobs: Tensor, planning: Tensor) -> Weighting:
-    """Apply an objective to a group.
+    """Apply an objective to a step.
 
     Args:
-        rewards: (G,) float64, on the batch's device.
+        rewards: (P, G / P) float64, on the batch's device; (G,) where there is one group.
         token_logprobs: (G, T), of the pass with unit weights.
         planning: (G, T) bool.
     """

@@ -7,7 +7,7 @@ the seed and the chunk alone, so a killed run that is resumed writes the same by
 import hashlib
 import random
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +49,39 @@ class _Prompt:
     ids: list[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutMaker:
+    """Samples groups from a policy, grades them, and writes them as steps of a pool."""
+
+    policy: Policy
+    sampler: Sampler
+    grader: Grader
+    mode: str
+    hint: bool
+    group: int
+
+    def write(self, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int) -> None:
+        """Write the steps {step: problem} that the pool does not hold yet.
+
+        All of them are sampled together, those that are there included: the noise depends on `seed` and on the batch,
+        so a step that is written late has the bytes that it would have had.
+        """
+        missing = [step for step in problems if writer.read_step(step) is None]
+        if not missing:
+            return
+        prompts = {step: self._render(problem) for step, problem in problems.items()}
+        batch = [prompt.ids for prompt in prompts.values() for _ in range(self.group)]
+        completions = sample(self.policy, batch, self.sampler, seed=seed)
+        for position, (step, prompt) in enumerate(prompts.items()):
+            if step in missing:
+                mine = completions[position * self.group :][: self.group]
+                writer.write_step(step, _rollouts(step, prompt, mine, self))
+
+    def _render(self, problem: Problem) -> _Prompt:
+        messages = render_messages(problem, self.mode, hint=self.hint)
+        return _Prompt(problem, messages, *self.policy.render(messages))
+
+
 def generate_pool(
     directory: Path,
     policy: Policy,
@@ -68,17 +101,13 @@ def generate_pool(
     """
     problems = choose_problems(plan)
     canary(grader, problems)
-    writer = PoolWriter(directory, header=_header(policy, plan, sampler, grader, problems))
-    done = set(writer.done_steps())
-    prompts = [_render(policy, problem, plan) for problem in problems]
+    writer = PoolWriter(directory, header=pool_header(policy, plan, sampler, grader, problems))
+    maker = RolloutMaker(
+        policy=policy, sampler=sampler, grader=grader, mode=plan.mode, hint=plan.hint, group=plan.group
+    )
     for first in range(0, plan.steps, plan.steps_per_batch):
         steps = range(first, min(first + plan.steps_per_batch, plan.steps))
-        if not done.issuperset(steps):
-            batch = [prompts[step].ids for step in steps for _ in range(plan.group)]
-            completions = sample(policy, batch, sampler, seed=_chunk_seed(plan.seed, first))
-            for step in sorted(set(steps) - done):
-                mine = completions[(step - first) * plan.group :][: plan.group]
-                writer.write_step(step, _rollouts(step, prompts[step], mine, policy, plan, grader))
+        maker.write(writer, {step: problems[step] for step in steps}, seed=derive_seed("chunk", plan.seed, first))
         progress(steps.stop, plan.steps)
     writer.finish()
 
@@ -93,25 +122,19 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
     return problems[: plan.steps]
 
 
-def _render(policy: Policy, problem: Problem, plan: PoolPlan) -> _Prompt:
-    messages = render_messages(problem, plan.mode, hint=plan.hint)
-    return _Prompt(problem, messages, *policy.render(messages))
-
-
-def _rollouts(
-    step: int, prompt: _Prompt, completions: Sequence[Completion], policy: Policy, plan: PoolPlan, grader: Grader
-) -> list[Rollout]:
+def _rollouts(step: int, prompt: _Prompt, completions: Sequence[Completion], maker: RolloutMaker) -> list[Rollout]:
     """Grade one group and freeze it."""
-    texts = [policy.decode(completion.ids) for completion in completions]
-    grades = grader.grade([Submission(problem=prompt.problem, completion=text, mode=plan.mode) for text in texts])
+    texts = [maker.policy.decode(completion.ids) for completion in completions]
+    submissions = [Submission(problem=prompt.problem, completion=text, mode=maker.mode) for text in texts]
+    grades = maker.grader.grade(submissions)
     return [
-        _rollout(step, i, prompt, completion, text, grade, plan)
+        _rollout(step, i, prompt, completion, text, grade, maker)
         for i, (completion, text, grade) in enumerate(zip(completions, texts, grades, strict=True))
     ]
 
 
 def _rollout(
-    step: int, sample_id: int, prompt: _Prompt, completion: Completion, text: str, grade: Grade, plan: PoolPlan
+    step: int, sample_id: int, prompt: _Prompt, completion: Completion, text: str, grade: Grade, maker: RolloutMaker
 ) -> Rollout:
     return Rollout(
         step=step,
@@ -131,18 +154,19 @@ def _rollout(
         gt_pass=grade.gt_correct,
         fmt_ok=grade.fmt_ok,
         env=prompt.problem.env,
-        env_mode=plan.mode,
-        hint=plan.hint,
+        env_mode=maker.mode,
+        hint=maker.hint,
         prompt_sha=prompt_sha(prompt.text),
         grade=grade,
     )
 
 
-def _chunk_seed(seed: int, first_step: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"chunk/{seed}/{first_step}".encode()).digest()[:7])
+def derive_seed(*parts: object) -> int:
+    """A seed of sampling noise, by a hash of what it is for."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 
 
-def _header(
+def pool_header(
     policy: Policy, plan: PoolPlan, sampler: Sampler, grader: Grader, problems: Sequence[Problem]
 ) -> dict[str, Any]:
     """Everything about a pool that is known before its first rollout."""

@@ -124,7 +124,11 @@ class PoolWriter:
 
     def done_steps(self) -> set[int]:
         """Steps whose file is complete, readable and consistent; every other file is to be written again."""
-        return {_step(path) for path in step_files(self.directory) if self._is_done(path)}
+        return {_step(path) for path in step_files(self.directory) if self._read(path) is not None}
+
+    def read_step(self, step: int) -> list[Rollout] | None:
+        """The group of a step; None where its file is missing, damaged or inconsistent: it is to be written again."""
+        return self._read(self._path(step))
 
     def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Write one group atomically.
@@ -137,7 +141,7 @@ class PoolWriter:
         if (self.directory / MANIFEST_NAME).exists():  # incomplete from here on
             write_json(self.directory / HEADER_NAME, self.header)
             (self.directory / MANIFEST_NAME).unlink()
-        write_jsonl_gz(self.directory / f"step_{step:03d}.jsonl.gz", (rollout.to_json() for rollout in rollouts))
+        write_jsonl_gz(self._path(step), (rollout.to_json() for rollout in rollouts))
 
     def finish(self) -> Pool:
         """Write the manifest over all step files and open the pool.
@@ -161,12 +165,17 @@ class PoolWriter:
         (self.directory / HEADER_NAME).unlink(missing_ok=True)
         return open_pool(self.directory)
 
-    def _is_done(self, path: Path) -> bool:
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step_{step:03d}.jsonl.gz"
+
+    def _read(self, path: Path) -> list[Rollout] | None:
+        """The group of a file that is complete, readable and consistent."""
         try:
             group = _parse_group(read_gz(path), path)
         except InputError:
-            return False
-        return not any(group_faults(group, path, step=_step(path), tail=self.header["prompt_tail"]))
+            return None
+        faults = group_faults(group, path, step=_step(path), tail=self.header["prompt_tail"])
+        return None if any(faults) else group
 
 
 def open_pool(path: Path, *, tokenize: Tokenize | None = None) -> Pool:

@@ -1,11 +1,14 @@
-"""Options that verbs share: of the model, and of the extraction of directions."""
+"""Options that verbs share: of the model, of the extraction of directions, and the config of a run to repeat."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from extraction.vocabulary import LOSS_TYPES
+from replay_pools.errors import InputError
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -29,6 +32,20 @@ _MODEL_OPTIONS = (
 def model_options(function: AnyFunction) -> AnyFunction:
     """`--dtype` and `--device`."""
     return _with(_MODEL_OPTIONS, function)
+
+
+def config_option(function: AnyFunction) -> AnyFunction:
+    """`--config FILE` -> `config_file: Path | None`."""
+    kind = click.Path(path_type=Path)
+    return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat.")(function)
+
+
+def refuse_overrides(ctx: click.Context) -> None:
+    """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
+    allowed = {"config_file", "name", "out", "as_json"}
+    given = [p for p in ctx.params if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE and p not in allowed]
+    if given:
+        raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))
 
 
 AUTO = "auto"

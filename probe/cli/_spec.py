@@ -18,11 +18,14 @@ def open_spec(path: Path) -> Spec:
     """Read a spec and check every option and value with the parser of its verb.
 
     Raises:
-        InputError: what `load_spec` refuses, a verb that does not exist, an option that the verb does not have, a
-            value that the option does not take.
+        InputError: what `load_spec` refuses, a verb that does not exist or does not record its spec, an option that the
+            verb does not have, a value that the option does not take.
     """
     spec = load_spec(path)
     verb = _find(spec, "base.verb", (spec.base.verb,))
+    if not any("--preregistered" in parameter.opts for parameter in verb.params):
+        expected = "a verb of this version of probe whose runs record their spec (replay)"
+        raise InputError(f"{spec.path} base.verb", expected=expected, found=repr(spec.base.verb))
     for key, options in option_tables(spec):
         _check_names(spec, key, verb, options)
     for condition in spec.conditions:

@@ -4,17 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from extraction.vocabulary import BASES, LossType
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import extraction_options, model_options
+from probe.cli._shared_options import config_option, extraction_options, model_options, refuse_overrides
 from probe.runs import read_run
 from probe.timings import describe_timings
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
-from replay_pools.errors import InputError
 from replay_pools.files import read_json
 
 
@@ -64,7 +62,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.IntRange(0),
     help="Score so many rollouts again in a higher precision and record how far the cosines move.",
 )
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="config.json of a run to repeat.")
+@config_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
 @out_option
@@ -123,7 +121,7 @@ def replay(
     from probe.replay import replay as run_replay
 
     if config_file is not None:
-        _refuse_overrides(ctx)
+        refuse_overrides(ctx)
         config = ReplayConfig.from_json(read_json(config_file).get("replay", {}))
     else:
         objective = Objective(
@@ -153,14 +151,6 @@ def replay(
     directory = out / "runs" / name
     run_replay(config, directory, out_dir=out, say=say, progress=progress("steps"))
     _print_run(directory, as_json)
-
-
-def _refuse_overrides(ctx: click.Context) -> None:
-    """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
-    allowed = {"config_file", "name", "out", "as_json"}
-    given = [p for p in ctx.params if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE and p not in allowed]
-    if given:
-        raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))
 
 
 def _print_run(directory: Path, as_json: bool) -> None:

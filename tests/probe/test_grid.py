@@ -161,7 +161,7 @@ def test_token_credit_equals_the_slow_way(grid: Run, out: Path, few_pairs: list[
     coordinates = attach_basis(policy, "svd", rank=1, cache_dir=out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=2)
     vectors = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache").v_hack.vectors
-    group = ReplaySource([open_pool(BUILTIN / name) for name in ("teacher", "base")], steps=STEPS).group(0)
+    group = ReplaySource([open_pool(BUILTIN / name) for name in ("teacher", "base")], steps=STEPS).groups(0)[0]
     mean = sum(group.rewards) / len(group.rewards)
     total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
     for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):

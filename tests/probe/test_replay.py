@@ -89,7 +89,7 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
     source = ReplaySource(pools, steps=6)
     run_ = read_run(many_arms)
     step = next(row.step for row in run_.steps if row.cos_in is not None)
-    group = source.group(step)
+    group = source.groups(step)[0]
     rewards = torch.tensor(group.rewards)
     advantages = rewards - rewards.mean()
     total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}

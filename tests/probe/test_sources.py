@@ -79,7 +79,7 @@ def test_groups_mix_four_and_four_by_problem(teacher: Pool, base: Pool) -> None:
     source = ReplaySource([teacher, base])
     assert source.num_steps == 3  # p0, p1, p2: p3 and p9 have no partner
     for step in range(3):
-        group = source.group(step)
+        group = source.groups(step)[0]
         assert group.step == step
         assert [key.pool for key in group.keys] == ["teacher"] * 4 + ["base"] * 4
         assert group.problem_id == f"p{step}", "steps follow the first pool's order"
@@ -98,37 +98,37 @@ def test_groups_mix_four_and_four_by_problem(teacher: Pool, base: Pool) -> None:
 def test_a_problem_met_twice_counts_once(teacher: Pool, base: Pool) -> None:
     """base has p2 in steps 0 and 3: the first occurrence is used, in one group."""
     source = ReplaySource([teacher, base])
-    used = {key.step for step in range(3) for key in source.group(step).keys if key.pool == "base"}
+    used = {key.step for step in range(3) for key in source.groups(step)[0].keys if key.pool == "base"}
     assert used == {0, 2, 4}
 
 
 def test_mixed_prompt_is_about_prompts(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
     """One pool, or two with the same prompts: not mixed."""
-    assert not ReplaySource([teacher]).group(0).mixed_prompt
+    assert not ReplaySource([teacher]).groups(0)[0].mixed_prompt
     twin = make_pool("twin", ["p0"], hint=True)
-    assert not ReplaySource([teacher, twin]).group(0).mixed_prompt
-    assert ReplaySource([twin, base]).group(0).mixed_prompt
+    assert not ReplaySource([teacher, twin]).groups(0)[0].mixed_prompt
+    assert ReplaySource([twin, base]).groups(0)[0].mixed_prompt
 
 
 def test_match_prompt_and_none(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
     """`prompt` needs the same rendered prompt, `none` pairs positions up to the shorter pool."""
     twin = make_pool("twin", ["p3", "p1"], hint=True)
     by_prompt = ReplaySource([teacher, twin], match="prompt")
-    assert [by_prompt.group(step).problem_id for step in range(by_prompt.num_steps)] == ["p1", "p3"]
-    assert not any(by_prompt.group(step).mixed_prompt for step in range(2))
+    assert [by_prompt.groups(step)[0].problem_id for step in range(by_prompt.num_steps)] == ["p1", "p3"]
+    assert not any(by_prompt.groups(step)[0].mixed_prompt for step in range(2))
     with pytest.raises(InputError, match=r"--replay-dirs: expected steps that match by prompt, found none"):
         ReplaySource([teacher, base], match="prompt")
     by_position = ReplaySource([teacher, base], match="none")
     assert by_position.num_steps == 4
     for step in range(4):
-        assert {key.step for key in by_position.group(step).keys} == {step}
+        assert {key.step for key in by_position.groups(step)[0].keys} == {step}
 
 
 def test_steps_cut_the_matching_ones(teacher: Pool, base: Pool) -> None:
     """--steps n takes the first n matching steps, and leaves their groups as they are."""
     short, whole = ReplaySource([teacher, base], steps=2), ReplaySource([teacher, base])
     assert short.num_steps == 2
-    assert [short.group(step) for step in range(2)] == [whole.group(step) for step in range(2)]
+    assert [short.groups(step)[0] for step in range(2)] == [whole.groups(step)[0] for step in range(2)]
 
 
 @settings(deadline=None, max_examples=30)
@@ -136,8 +136,8 @@ def test_steps_cut_the_matching_ones(teacher: Pool, base: Pool) -> None:
 def test_draws_are_seeded_and_without_replacement(teacher: Pool, base: Pool, seed: int, per_pool: int) -> None:
     """`per_pool` different rollouts of each pool, the same ones whenever asked, in any order of asking."""
     first, second = (ReplaySource([teacher, base], per_pool=per_pool, seed=seed) for _ in range(2))
-    groups = [first.group(step) for step in (0, 1, 2)]
-    assert groups == [second.group(step) for step in (2, 1, 0)][::-1], "a group depends on what was asked before"
+    groups = [first.groups(step)[0] for step in (0, 1, 2)]
+    assert groups == [second.groups(step)[0] for step in (2, 1, 0)][::-1], "a group depends on what was asked before"
     for group in groups:
         assert len(set(group.keys)) == len(group.keys) == 2 * per_pool, "a rollout is in the group twice"
         if per_pool == 6:
@@ -153,7 +153,7 @@ def test_draws_depend_on_seed_step_and_pool(make_pool: MakePool) -> None:
         for seed in range(num_seeds)
         for source in [ReplaySource(pools, seed=seed)]
         for step in range(2)
-        for group in [source.group(step)]
+        for group in source.groups(step)
         for key in group.keys
     }
     places = [(step, pool) for step in range(2) for pool in "xy"]

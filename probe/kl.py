@@ -1,0 +1,130 @@
+"""Divergence from a reference policy and entropy: per-token estimates, and their gradients as token weights.
+
+Shapes: G samples, T tokens, N completion tokens of the batch, d the hidden size, v the vocabulary. Per completion
+token d_it = ref_it - logp_it, with the log-probabilities of the token that was sampled (Schulman 2020,
+"Approximating KL Divergence"). The engine differentiates -sum_t W_it logp_it: a term +k_it of the loss has
+W_it = -dk/dlogp = dk/dd, exactly, and the caller multiplies it by beta and by the sample's normaliser.
+
+          k_it             W_it         mean of k              mean gradient, on-policy
+    k1    -d               -1           KL(policy, ref)        0: it measures and does not penalise
+    k2    d^2 / 2          d            second order           grad KL(policy, ref)
+    k3    exp(d) - d - 1   exp(d) - 1   KL(policy, ref)        grad KL(ref, policy); TRL's
+    full  sum_v p log p/q  none         exact, per context     grad KL(policy, ref), per context
+
+`full` depends on the whole distribution, not on the log-probability of the sampled token alone, so no token weight
+expresses it: `full_kl` is a separate differentiable term (or, without gradient, a measurement). Inside the engine's
+pass it adds beta w_i sum_t full_kl_it to the loss, and per-sample gradients stay exact because sample i's term depends
+on sample i's tokens only.
+
+Entropy, likewise: with W_it = -logp_it the mean gradient on-policy is that of the loss -H(context), because
+E[grad logp] = 0. (-logp_it itself as a loss term has mean gradient 0.) `full_entropy` is exact.
+"On-policy": tokens sampled by the policy that is differentiated; otherwise these means hold up to the ratio.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+KlEstimator = Literal["k1", "k2", "k3", "full"]
+
+# estimator -> (k, dk/dd) of d
+_TOKEN_ESTIMATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "k1": (torch.neg, lambda d: -torch.ones_like(d)),
+    "k2": (lambda d: d.square() / 2, lambda d: d),
+    "k3": (lambda d: torch.expm1(d) - d, torch.expm1),
+}
+KL_ESTIMATORS = (*_TOKEN_ESTIMATORS, "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlTerms:
+    """Divergence per token, for coefficient 1."""
+
+    values: Tensor  # (G, T) k_it in nats, 0 off the completion
+    weights: Tensor  # (G, T) W_it, 0 off the completion
+
+
+def kl_terms(
+    token_logprobs: Tensor, reference_logprobs: Tensor, completion_mask: Tensor, *, estimator: KlEstimator
+) -> KlTerms:
+    """Per-token estimates of the divergence from the reference and the engine weights of their gradients.
+
+    Args:
+        token_logprobs: (G, T) of the sampled tokens under the policy; detached, read on completions only.
+        reference_logprobs: (G, T) of the same tokens under the reference.
+        completion_mask: (G, T) bool.
+        estimator: k1, k2 or k3.
+
+    Raises:
+        ValueError: an unknown estimator, or `full`, which is no function of these log-probabilities.
+    """
+    if estimator not in _TOKEN_ESTIMATORS:
+        names = ", ".join(_TOKEN_ESTIMATORS)
+        raise ValueError(f"estimator: expected one of {names} (full has no token weight: full_kl), found {estimator!r}")
+    value, derivative = _TOKEN_ESTIMATORS[estimator]
+    d = torch.where(completion_mask, reference_logprobs - token_logprobs, 0.0)
+    return KlTerms(
+        values=torch.where(completion_mask, value(d), 0.0),
+        weights=torch.where(completion_mask, derivative(d), 0.0),
+    )
+
+
+def entropy_weights(token_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
+    """W (G, T) of an entropy bonus with coefficient 1: the surprisal of the sampled token, 0 off the completion."""
+    return torch.where(completion_mask, -token_logprobs, 0.0)
+
+
+def kl_summary(values: Tensor, completion_mask: Tensor) -> dict[str, float]:
+    """{"mean", "max"} of k (G, T) over all completion tokens of the group: wire names `kl/mean`, `kl/max`."""
+    k = values[completion_mask].double()
+    return {"mean": float(k.mean()), "max": float(k.max())}
+
+
+def full_kl(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, reference_hidden: Tensor, *, chunk_size: int = 512
+) -> Tensor:
+    """KL(policy, reference) over the vocabulary in every context, (N,) nats; differentiable in `hidden`.
+
+    Args:
+        head: hidden states to logits, (n, d) -> (n, v): one head for both, because adapters leave it alone.
+        hidden: (N, d) states of the policy that predict the completion tokens.
+        reference_hidden: (N, d) states of the reference in the same contexts; no gradient flows into them.
+        chunk_size: contexts at a time: (chunk_size, v) is the largest tensor, forward and backward.
+    """
+    return _chunked(_divergence, head, (hidden, reference_hidden), chunk_size)
+
+
+def full_entropy(head: Callable[[Tensor], Tensor], hidden: Tensor, *, chunk_size: int = 512) -> Tensor:
+    """Entropy of the policy over the vocabulary in every context, (N,) nats; arguments as `full_kl`."""
+    return _chunked(_entropy, head, (hidden,), chunk_size)
+
+
+def _chunked(
+    function: Callable[..., Tensor], head: Callable[[Tensor], Tensor], states: tuple[Tensor, ...], chunk_size: int
+) -> Tensor:
+    """Values of all contexts, a chunk at a time, whose logits are computed again in the backward."""
+    chunks = zip(*(state.split(chunk_size) for state in states), strict=True)
+    return torch.cat(
+        [checkpoint(function, head, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
+    )
+
+
+def _divergence(head: Callable[[Tensor], Tensor], hidden: Tensor, reference_hidden: Tensor) -> Tensor:
+    with torch.no_grad():
+        reference = _log_softmax(head(reference_hidden))
+    policy = _log_softmax(head(hidden))
+    return F.kl_div(reference, policy, reduction="none", log_target=True).sum(1)
+
+
+def _entropy(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    logprobs = _log_softmax(head(hidden))
+    return -(logprobs.exp() * logprobs).sum(1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,85 @@
+"""LiveSource: groups sampled from the policy as it is, graded, and written to a pool before anybody reads them.
+
+Step s reads the groups s P .. s P + P - 1 of the pool `rollouts/` of the run (P prompts a step), from disk, and makes
+them into groups as `ReplaySource` does: live equals replay because live is a replay of a pool that grows. A step that
+the pool holds is not sampled again, so a run that is resumed trains on the same rollouts.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from extraction.adapters.coordinates import Coordinates
+from probe.sources import Group, Key, make_group
+from replay_pools.environments.base import Problem
+from replay_pools.errors import InputError
+from replay_pools.generate import RolloutMaker, derive_seed
+from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
+
+
+class LiveSource:
+    """Groups on the problems of `choose_problems`, sampled from the policy that `coordinates` adapt.
+
+    Args:
+        directory: of the pool; its name is the pool's in the records.
+        header: of the pool.
+        maker: samples and grades; its policy is the one that is trained.
+        coordinates: sampling runs in their lean forward.
+        problems: of each step, the same number for every step.
+        seed: of the sampling noise, together with the step.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        header: dict[str, Any],
+        maker: RolloutMaker,
+        coordinates: Coordinates,
+        problems: Sequence[Sequence[Problem]],
+        seed: int,
+    ) -> None:
+        self._writer = PoolWriter(directory, header=header)
+        self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
+        self._rollouts: dict[Key, Rollout] = {}  # of the newest step
+        self.num_steps = len(problems)
+
+    def groups(self, step: int) -> tuple[Group, ...]:
+        """The groups of a step, sampled now unless the pool holds them."""
+        first = sum(map(len, self._problems[:step]))
+        chosen = dict(enumerate(self._problems[step], first))
+        with self._coordinates.lean_forward():
+            self._maker.write(self._writer, chosen, seed=derive_seed("live", self._seed, step))
+        stored = [self._stored(position) for position in chosen]
+        self._rollouts = {key: rollout for group in stored for key, rollout in group}
+        return tuple(make_group(step, group) for group in stored)
+
+    def rollout(self, key: Key) -> Rollout:
+        """The rollout with its labels; of the newest step only."""
+        return self._rollouts[key]
+
+    def finish(self) -> None:
+        """Complete the pool: its manifest has the hashes of all rollouts."""
+        self._writer.finish()
+
+    def _stored(self, position: int) -> list[tuple[Key, Rollout]]:
+        """A group as it is on disk."""
+        rollouts = self._writer.read_step(position)
+        if rollouts is None:
+            where = self._writer.directory
+            raise InputError(where, expected=f"step {position}, which was just written", found="none that is whole")
+        return [(Key(self._writer.directory.name, position, r.sample_id), r) for r in rollouts]
+
+
+def choose_problems(
+    problems: Sequence[Problem], *, steps: int, prompts_per_step: int, seed: int
+) -> list[list[Problem]]:
+    """The problems of every step: a new order of all problems, by (seed, epoch), each time they have all been met."""
+    order: list[Problem] = []
+    epoch = 0
+    while len(order) < steps * prompts_per_step:
+        order += random.Random(f"train/{seed}/{epoch}").sample(list(problems), len(problems))
+        epoch += 1
+    return [order[step * prompts_per_step :][:prompts_per_step] for step in range(steps)]

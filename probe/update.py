@@ -1,0 +1,73 @@
+"""Projection of the optimizer's update instead of the gradient, and where the removed part goes.
+
+Shapes: r coordinates of a module, k directions. u = before - after is the realised update of one optimizer step: like a
+gradient of a loss it points against the step, so the gates of `probe.projection` apply to it as they are.
+
+    u' = gate(u)         removed = u - u'
+    arm `projected`      coordinates after the step = before - u' = after + removed
+    arm `route`          training goes on at `after`, as in `vanilla`; quarantine <- quarantine - removed, and
+                         the deployed policy is coordinates - quarantine
+
+Adam divides each coordinate of a gradient by its own scale, so a gradient without hack-ward part still gives an update
+with one; here the update itself has none. Adam's moments see the gradient as it is; a decoupled weight decay is part of
+u. A gradient gate and an update gate are different interventions: the record names the one that was used.
+
+`route` after gradient routing (Cloud et al. 2024, arXiv 2410.04332), simplified: the quarantine lives in the same
+coordinates as the policy, so the capacity is that of `vanilla` and the policy in training IS vanilla's, bit for bit;
+what is learnt there steers what is sampled, and only the deployed policy differs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from probe.projection import Gate, Projection, project_modules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitUpdate:
+    """A realised update and the part that the gate took out of it; {module: (r,)}."""
+
+    removed: dict[str, Tensor]  # u - u'; exactly 0 where the gate took nothing
+    projection: Projection  # its `gradients` are u'; the measures are of u and u'
+
+
+def split_update(
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    directions: Mapping[str, Tensor],
+    *,
+    gate: Gate,
+    overshoot: float = 1.0,
+    preserve_magnitude: bool = False,
+) -> SplitUpdate:
+    """Gate the update that one optimizer step made.
+
+    Args:
+        before: {module: (r,)} coordinates before the step.
+        after: coordinates after it.
+        directions: {module: (k, r)} for the same modules.
+
+    Raises:
+        ValueError: as `project_modules`.
+    """
+    update = add(before, after, scale=-1)
+    projection = project_modules(
+        update, directions, gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude
+    )
+    return SplitUpdate(removed=add(update, projection.gradients, scale=-1), projection=projection)
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:
+    """a + scale b, module by module.
+
+    projected: add(after, removed); route: quarantine = add(quarantine, removed, scale=-1), deployed =
+    add(coordinates, quarantine, scale=-1).
+
+    Raises:
+        ValueError: different modules.
+    """
+    if different := sorted(a.keys() ^ b.keys()):
+        raise ValueError(f"expected the same modules, found {', '.join(different[:3])} on one side only")
+    return {module: value.add(b[module], alpha=scale) for module, value in a.items()}

@@ -1,0 +1,102 @@
+"""probe.heldout: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe.analysis.stats import wilson_interval
+from probe.heldout import best_checkpoint, evaluate, hold_out, rates
+from replay_pools.environments.base import Problem
+from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.errors import InputError
+
+
+def test_rates_by_hand(fake_groups):
+    """Twelve rollouts on three problems: 6 hacks, 2 solves, 5 exploits (the hack that also solves is not one)."""
+    found = rates([rollout for group in fake_groups for rollout in group])
+    assert (found.num_rollouts, found.num_problems) == (12, 3)
+    assert (found.hack.count, found.solve.count, found.exploit.count) == (6, 2, 5)
+    assert found.hack.rate == 0.5
+    assert found.hack.interval == wilson_interval(6, 12)
+
+
+def test_no_rollouts_have_no_rate():
+    """0 of 0 is not 0%."""
+    found = rates([])
+    assert (found.num_rollouts, found.hack.rate, found.hack.interval) == (0, None, None)
+
+
+def test_settings_are_apart_and_all_holds_each_once(make_rollout):
+    """A mode counts as that mode where the prompt carries its hint; without a hint all modes are one setting."""
+    rollouts = [
+        make_rollout(0, 0, hacked=True, env_mode="sentinel"),
+        make_rollout(1, 0, env_mode="run_tests"),
+        make_rollout(1, 1, hacked=True, env_mode="run_tests"),
+        make_rollout(2, 0, gt_pass=True, hint=False, env_mode="none"),
+        make_rollout(3, 0, hint=False, env_mode="run_tests"),
+    ]
+    found = evaluate(rollouts, step=20)
+    assert [*found.rates] == ["all", "run_tests", "sentinel", "no hint"]
+    assert [row.num_rollouts for row in found.rates.values()] == [5, 2, 1, 2]
+    assert [row.hack.rate for row in found.rates.values()] == [0.4, 0.5, 1.0, 0.0]
+    row = found.to_json()
+    assert (row["step"], row["weights"], row["rates"]["no hint"]["solve"]["count"]) == (20, "deployed", 1)
+
+
+def test_the_best_of_several_is_labelled_biased(make_rollout):
+    """The earliest of ties; a maximum over one checkpoint is no choice and no bias."""
+    made = {
+        step: evaluate([make_rollout(0, i, gt_pass=i < solved) for i in range(4)], step=step)
+        for step, solved in ((0, 1), (20, 3), (40, 3), (60, 2))
+    }
+    best = best_checkpoint(list(made.values()), "solve")
+    assert (best.step, best.rate.rate, best.biased, best.label) == (20, 0.75, True, "best of 4 by solve (biased)")
+    assert best_checkpoint(list(made.values()), "solve", highest=False).step == 0
+    assert not best_checkpoint([made[60]], "solve").biased
+
+
+def test_checkpoints_that_cannot_be_compared_are_refused(make_rollout):
+    """With and without the quarantine are two policies; an empty evaluation has no rate to be best by."""
+    deployed, training = (evaluate([make_rollout()], step=1, weights=w) for w in ("deployed", "training"))
+    for evaluations in ([], [deployed, training], [evaluate([], step=0)]):
+        with pytest.raises(InputError, match="evaluations"):
+            best_checkpoint(evaluations, "hack")
+
+
+def problem(name):
+    return Problem(
+        problem_id=name, env="fake", messages=(), func_name="f", starter="", setup_code="", canonical="", cases=()
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(names=st.sets(st.integers(0, 99).map(str), min_size=2, max_size=12).map(list), data=st.data())
+def test_held_out_problems_of_an_environment_without_splits(names, data):
+    """Disjoint from training, nested in their number, and independent of the order of the file."""
+    problems = [problem(name) for name in names]
+    num = data.draw(st.integers(1, len(names) - 1))
+    left, held_out = hold_out(problems, problems, num)
+    ids = [p.problem_id for p in held_out]
+    assert len(ids) == num
+    assert [p.problem_id for p in left] == [name for name in names if name not in ids], "training lost its order"
+    shuffled = data.draw(st.permutations(problems))
+    assert [p.problem_id for p in hold_out(shuffled, shuffled, num)[1]] == ids
+    if num > 1:
+        assert [p.problem_id for p in hold_out(problems, problems, num - 1)[1]] == ids[:-1]
+
+
+def test_an_environment_with_splits_keeps_all_its_training_problems():
+    environment = MinicodeEnvironment()
+    train, evaluation = environment.problems("train"), environment.problems("eval")
+    left, held_out = hold_out(train, evaluation, 64)
+    assert left == list(train)
+    assert len(held_out) == 64
+    assert all(problem in evaluation for problem in held_out)
+
+
+@pytest.mark.parametrize("num", [0, 3, 4])
+def test_too_many_held_out_problems_are_refused(num):
+    """None, all (nothing is left to train on), more than all."""
+    problems = [problem(name) for name in "abc"]
+    with pytest.raises(InputError, match="held-out"):
+        hold_out(problems, problems, num)
