@@ -103,6 +103,26 @@ def per_sample_gradients(
     )
 
 
+@torch.no_grad()
+def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None) -> Tensor:
+    """log p of every completion token, (G, T), 0 off the completion: forward passes alone, split as the gradients are.
+
+    Arguments and errors as `per_sample_gradients`.
+    """
+    backbone, _ = split_model(coordinates.model)
+    wide = {"dtype": torch.promote_types(backbone.dtype, torch.float32), "device": backbone.device}
+    token_logprobs = torch.zeros(batch.ids.shape, **wide)
+    with frozen(coordinates.model), coordinates.lean_forward():
+        layout: Layout = "packed" if packs(backbone) else "padded"
+        budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
+        for samples in plan_passes(batch.lengths.tolist(), budget, layout):
+            rows = make_rows(batch, layout, samples)
+            with attending(backbone, layout):
+                logprobs = completion_logprobs(coordinates.model, rows)
+            token_logprobs[rows.samples] = scatter_tokens(logprobs, batch.completion_mask[rows.samples])
+    return token_logprobs
+
+
 @torch.enable_grad()
 def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor, chunk_size: int) -> Tensor:
     """Forward, and backward of -sum_n w_n logp_n; returns the log-probabilities (N,)."""

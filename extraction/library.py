@@ -157,8 +157,10 @@ class DirectionLibrary:
         return self.measured(self.settings.pairs)
 
     def measured(self, pairs_source: str) -> PairGradients:
-        """Pair gradients of any pairs source, through the cache."""
+        """Pair gradients of any pairs source; through the cache where the adapter is at zero."""
         pairs = load_pairs(pairs_source)
+        if not self.coordinates.is_zero():  # a policy that has moved is met once
+            return measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings)
         identity = _identity(self.policy, self.coordinates, pairs, self.settings)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"

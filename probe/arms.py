@@ -23,12 +23,14 @@ class Arm:
     directions: DirectionKind
     gate: Gate
     projects: bool  # the gated gradient replaces the gradient; otherwise the gradient is left alone
+    routes: bool = False  # in training, what the gate would remove is parked and not deployed (`probe.update`)
 
 
 _ROWS = (
     Arm(name="vanilla", basis="svd", directions="v_hack", gate="one_sided", projects=False),
     Arm(name="projected", basis="svd", directions="v_hack", gate="one_sided", projects=True),
     Arm(name="projected-lora", basis="lora", directions="v_hack", gate="one_sided", projects=True),
+    Arm(name="route", basis="svd", directions="v_hack", gate="one_sided", projects=False, routes=True),
     # Controls: what a gate of the same shape does along directions that carry no hack signal.
     Arm(name="random", basis="svd", directions="haar", gate="one_sided", projects=True),
     Arm(name="permuted", basis="svd", directions="permuted", gate="one_sided", projects=True),

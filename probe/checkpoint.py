@@ -1,38 +1,71 @@
 """Checkpoints of a run that trains: its state after so many steps, written whole or not at all.
 
-There is no random state to keep: what a run draws depends on its seed and the step alone.
+There is no random state to keep: what a run draws depends on its seed and the step alone. A run that was killed goes
+back to its newest checkpoint and does the steps after it again, to the same bytes.
 """
 
 import io
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from probe.optimizer import Stepper
-from replay_pools.errors import InputError
+from probe.runs import CHECKPOINT_DIR
 from replay_pools.files import write_atomic
 
-KEEP = 2  # the newest may be one step ahead of steps.jsonl when a run is killed between the two
+
+class Resumable(Protocol):
+    """What is checkpointed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a step changes."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        ...
 
 
-def save_checkpoint(directory: Path, done: int, stepper: Stepper) -> None:
-    """Write the state after `done` steps and drop all but the newest KEEP."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and how many stay. The last step has one, too."""
+
+    every: int = 1  # steps
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.keep < 1:
+            raise ValueError(f"every, keep: expected at least 1, found {self.every}, {self.keep}")
+
+
+def save_checkpoint(directory: Path, done: int, state: Resumable, *, keep: int) -> None:
+    """Write the state after `done` steps, then drop all but the newest `keep`."""
     buffer = io.BytesIO()
-    torch.save(stepper.state_dict(), buffer)
+    torch.save(state.state_dict(), buffer)
     write_atomic(_path(directory, done), buffer.getvalue())
-    for old in sorted((directory / "checkpoint").glob("step_*.pt"))[:-KEEP]:
-        old.unlink()
+    for old in _all(directory)[:-keep]:
+        _path(directory, old).unlink()
 
 
-def load_checkpoint(directory: Path, done: int, stepper: Stepper) -> None:
-    """Restore the state after `done` steps (0: as it is)."""
-    if done == 0:
-        return
-    path = _path(directory, done)
-    if not path.is_file():
-        raise InputError(path, expected=f"the checkpoint after {done} steps", found="no such file", fix="use --name")
-    stepper.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+def load_checkpoint(directory: Path, recorded: int, state: Resumable) -> int:
+    """Restore the newest state that is not ahead of the `recorded` steps.
+
+    A run killed between a checkpoint and the line in `steps.jsonl` has one that is ahead by one step.
+
+    Returns:
+        The number of steps that it is after; 0 = the start, and `state` is as it was.
+    """
+    done = max((done for done in _all(directory) if done <= recorded), default=0)
+    if done:
+        state.load_state_dict(torch.load(_path(directory, done), map_location="cpu", weights_only=True))
+    return done
+
+
+def _all(directory: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("step_")) for path in (directory / CHECKPOINT_DIR).glob("step_*.pt"))
 
 
 def _path(directory: Path, done: int) -> Path:
-    return directory / "checkpoint" / f"step_{done:06d}.pt"
+    return directory / CHECKPOINT_DIR / f"step_{done:06d}.pt"

@@ -8,7 +8,7 @@ from extraction.library import ExtractionSettings
 from probe.conditions import Condition, parse_conditions
 from probe.credit import PLANNING_PHRASES
 from probe.objective import Objective
-from probe.vocabulary import Gate, Match
+from probe.vocabulary import Gate, Match, Target
 from replay_pools.errors import InputError
 
 
@@ -45,6 +45,7 @@ class GateConfig:
     gate: Gate | None = None
     overshoot: float = 1.0
     preserve_magnitude: bool = False
+    target: Target = "gradient"  # where weights move: the gate acts on the gradient, or on the optimizer's update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

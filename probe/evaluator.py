@@ -1,71 +1,131 @@
 """Evaluations of a policy while it trains: held-out problems, sampled, graded, and counted (`probe.heldout`).
 
-Each evaluation is a pool `evaluations/step_NNNNNN/` of the run, complete before its line is in `evals.jsonl`; the
-number is that of optimizer steps. The noise depends on the seed and that number, so arms of one seed start alike.
+Each evaluation leaves a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with its hint, or
+without), complete before its line is in `evals.jsonl`; the number is that of optimizer steps. A policy with a
+quarantine is evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, that number and
+the setting, so arms of one seed start alike.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
-from extraction.adapters.coordinates import Coordinates
-from probe.heldout import Evaluation, evaluate
+from probe.frozen_batch import FrozenBatch
+from probe.heldout import Evaluation, Weights, evaluate
 from probe.runs import EVALS_FILE, EVALUATIONS_DIR
+from probe.update import Updater
 from replay_pools.environments.base import Problem
 from replay_pools.files import decode_jsonl, encode_jsonl, write_atomic
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What an evaluation's prompts say, and what their grading lets pass."""
+
+    mode: str
+    hint: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of its pool."""
+        return self.mode if self.hint else f"{self.mode}-no-hint"
+
+
+@final
+class HeldOut:
+    """Samples a policy on held-out problems in several settings.
+
+    Args:
+        maker: samples and grades; its mode and hint are replaced by the setting's.
+        plan: of one setting's pool, likewise.
+        problems: one step of each pool.
+        settings: at least one.
+    """
+
+    def __init__(
+        self, maker: RolloutMaker, plan: PoolPlan, problems: Sequence[Problem], settings: Sequence[Setting]
+    ) -> None:
+        self._maker, self._plan, self._problems, self._settings = maker, plan, problems, settings
+
+    def rollouts(self, directory: Path, done: int) -> list[Rollout]:
+        """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
+        return [rollout for setting in self._settings for rollout in self._of(setting, directory, done)]
+
+    def _of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
+        plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
+        maker = replace(self._maker, group=plan.group, mode=setting.mode, hint=setting.hint)
+        header = pool_header(maker.policy, plan, maker.sampler, maker.grader, self._problems)
+        writer = PoolWriter(directory / setting.name, header=header)
+        seed = derive_seed("evaluation", plan.seed, done, setting.name)
+        maker.write(writer, dict(enumerate(self._problems)), seed=seed)
+        return [rollout for group in writer.finish().steps for rollout in group]
+
+
+@final
 class Evaluator:
-    """Evaluates after 0, `every`, 2 `every`, ... and `steps` optimizer steps, each once, resumed or not.
+    """Evaluates after 0, `every`, 2 `every`, ... and the last optimizer step, each once, resumed or not.
 
     Args:
         directory: of the run.
-        maker: samples with the hint and grades; its policy is the one that is trained.
-        plan: of one evaluation's pool.
-        coordinates: sampling runs in their lean forward.
-        problems: held out, one step of the pool each.
+        held_out: samples from the policy that is trained.
+        updater: of that policy.
+        frozen: the frozen probe batch; None where no pair is held out.
+        every: steps.
         say: told of every new evaluation.
     """
 
     def __init__(
         self,
         directory: Path,
-        maker: RolloutMaker,
-        plan: PoolPlan,
-        coordinates: Coordinates,
-        problems: Sequence[Problem],
+        held_out: HeldOut,
+        updater: Updater,
+        frozen: FrozenBatch | None,
         *,
         every: int,
-        steps: int,
         say: Callable[[str], None],
     ) -> None:
-        self._directory, self._maker, self._plan = directory, maker, plan
-        self._coordinates, self._problems = coordinates, problems
-        self._every, self._steps, self._say = every, steps, say
+        self._directory, self._held_out, self._updater, self._frozen = directory, held_out, updater, frozen
+        self._every, self._say = every, say
         self._rows = read_evals(directory)
 
-    def __call__(self, done: int) -> None:
-        """Evaluate the policy after `done` steps, if that is due and not done yet."""
-        due = done % self._every == 0 or done == self._steps
-        if not due or any(row["step"] == done for row in self._rows):
-            return
-        evaluation = self._evaluate(done)
-        self._rows.append(evaluation.to_json())
+    def __call__(self, done: int, last: bool) -> float | None:
+        """Evaluate the policy after `done` steps, if that is due and not done yet.
+
+        Returns:
+            The mean log-probability per token of the frozen clean completions; None where it was not measured.
+        """
+        if done % self._every and not last:
+            return None
+        kinds: tuple[Weights, ...] = ("training", "deployed") if self._updater.routes else ("deployed",)
+        for weights in kinds:
+            if self._row(done, weights) is None:
+                self._add(done, weights)
+        row = self._row(done, "deployed")
+        return row["frozen"]["logprob_clean"] if row and row["frozen"] else None
+
+    def _row(self, done: int, weights: Weights) -> dict[str, Any] | None:
+        return next((row for row in self._rows if (row["step"], row["weights"]) == (done, weights)), None)
+
+    def _add(self, done: int, weights: Weights) -> None:
+        evaluation, frozen = self._evaluate(done, weights)
+        self._rows.append(evaluation.to_json() | {"frozen": frozen})
         write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
         rates = evaluation.rates["all"]
-        self._say(f"after {done} steps: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
+        which = f" ({weights})" if self._updater.routes else ""
+        self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
 
-    def _evaluate(self, done: int) -> Evaluation:
-        maker = replace(self._maker, group=self._plan.group, hint=True)
-        header = pool_header(maker.policy, self._plan, maker.sampler, maker.grader, self._problems)
-        writer = PoolWriter(self._directory / EVALUATIONS_DIR / f"step_{done:06d}", header=header)
-        with self._coordinates.lean_forward():
-            seed = derive_seed("evaluation", self._plan.seed, done)
-            maker.write(writer, dict(enumerate(self._problems)), seed=seed)
-        return evaluate([rollout for group in writer.finish().steps for rollout in group], step=done)
+    def _evaluate(self, done: int, weights: Weights) -> tuple[Evaluation, dict[str, Any] | None]:
+        name = f"step_{done:06d}" + ("-training" if weights == "training" else "")
+        with self._updater.deployed() if weights == "deployed" else nullcontext():
+            with self._updater.coordinates.lean_forward():
+                rollouts = self._held_out.rollouts(self._directory / EVALUATIONS_DIR / name, done)
+            frozen = None if self._frozen is None else self._frozen.measure().to_json()
+        return evaluate(rollouts, step=done, weights=weights), frozen
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 from probe.config import ReplayConfig
 from probe.objective import Objective
 from replay_pools.errors import InputError
-from replay_pools.files import dump_json, sha256
 from replay_pools.policy import Policy, load_policy, load_tokenizer
 from replay_pools.pool import Pool, open_pool, resolve_pool
 
@@ -49,13 +48,10 @@ class Inputs:
 
     def record(self) -> dict[str, Any]:
         """What `config.json` holds."""
-        pools = [
-            {"name": p.name, "path": str(p.path), "manifest_sha256": sha256(dump_json(p.manifest))} for p in self.pools
-        ]
         return {
             "verb": "replay",
             "replay": asdict(self.config),
-            "pools": pools,
+            "pools": [pool.identity() for pool in self.pools],
             "model": self.model_name,
             "base_weights_sha256": self.policy.base_weights_sha,
         }

@@ -1,6 +1,6 @@
 """Records from results: the only place where measurements meet the oracle's labels again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED
 PROBLEM_SEPARATOR = " + "
 NO_ADVANTAGE = "advantage is 0"
+ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
 NO_VARIANCE = "no reward variance in the group"
 
@@ -49,7 +50,7 @@ def sample_records(
             cos_S_nll=nullable(float(arm.cos_nll[i])),
             problem_id=rollout.problem_id,
             prompt_sha=rollout.prompt_sha,
-            null_reason=_sample_reason(arm, i),
+            null_reason=_sample_reason(result.weightings[arm.condition], arm, i),
             hint=rollout.hint,
             haar_sd=nullable(float(arm.sample_haar_sd[i])),
             nll=float(result.nll[i]),
@@ -60,8 +61,14 @@ def sample_records(
     ]
 
 
-def step_record(groups: Sequence[Group], result: StepResult, arm: ArmResult, objective: Objective) -> StepRecord:
-    """The record of one step under one condition, that of `objective`, and one arm."""
+def step_record(
+    groups: Sequence[Group], result: StepResult, arm: ArmResult, objective: Objective, control: Mapping[str, float]
+) -> StepRecord:
+    """The record of one step under one condition, that of `objective`, and one arm.
+
+    Args:
+        control: what the controller of beta did, by wire names without "kl/".
+    """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     weighting, projection = result.weightings[arm.condition], arm.projection
     return StepRecord(
@@ -82,7 +89,7 @@ def step_record(groups: Sequence[Group], result: StepResult, arm: ArmResult, obj
         grad_norm=float(projection.norm_in),
         num_effective=int((weighting.advantages != 0).sum()),
         loss_type=objective.loss_type,
-        reference=None,
+        reference=objective.reference,
         null_reason=_step_reason(weighting, arm),
         additivity_error=result.additivity_errors[arm.basis],
         cos_update=nullable(arm.cos_update),
@@ -90,6 +97,10 @@ def step_record(groups: Sequence[Group], result: StepResult, arm: ArmResult, obj
         condition=arm.condition,
         frac_planning=result.frac_planning,
         exec_surprisal_var=result.exec_surprisal_var,
+        direction_age=arm.direction_age,
+        direction_overlap=arm.direction_overlap,
+        kl={**weighting.kl, **control},
+        ratio=dict(weighting.ratio),
     )
 
 
@@ -98,15 +109,17 @@ def _frac_fired(arm: ArmResult) -> float | None:
     return None if bool(arm.projection.cos_in.isnan()) else float(arm.projection.frac_fired)
 
 
-def _sample_reason(arm: ArmResult, i: int) -> str | None:
+def _sample_reason(weighting: Weighting, arm: ArmResult, i: int) -> str | None:
     """Why a cosine of this sample is null."""
     if bool(arm.cos_nll[i].isnan()):
         return NO_GRADIENT
-    return NO_ADVANTAGE if bool(arm.cos_contrib[i].isnan()) else None
+    if not bool(arm.cos_contrib[i].isnan()):
+        return None
+    return NO_ADVANTAGE if float(weighting.advantages[i]) == 0 else ALL_CLIPPED
 
 
 def _step_reason(weighting: Weighting, arm: ArmResult) -> str | None:
     """Why the cosine of the whole gradient is null."""
-    if not bool((weighting.advantages != 0).any()):
-        return NO_VARIANCE
-    return NO_GRADIENT if bool(arm.projection.cos_in.isnan()) else None
+    if not bool(arm.projection.cos_in.isnan()):
+        return None
+    return NO_GRADIENT if bool((weighting.advantages != 0).any()) else NO_VARIANCE

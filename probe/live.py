@@ -1,12 +1,13 @@
 """LiveSource: groups sampled from the policy as it is, graded, and written to a pool before anybody reads them.
 
-Step s reads the groups s P .. s P + P - 1 of the pool `rollouts/` of the run (P prompts a step), from disk, and makes
-them into groups as `ReplaySource` does: live equals replay because live is a replay of a pool that grows. A step that
-the pool holds is not sampled again, so a run that is resumed trains on the same rollouts.
+Batch b is the groups b P .. b P + P - 1 of the pool `rollouts/` of the run (P prompts), read from disk and made into
+groups as `ReplaySource` does: live equals replay because live is a replay of a pool that grows. Step s trains on batch
+s // iterations. What the pool holds is not sampled again, so a run that is resumed trains on the same rollouts.
 """
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ class LiveSource:
         header: of the pool.
         maker: samples and grades; its policy is the one that is trained.
         coordinates: sampling runs in their lean forward.
-        problems: of each step, the same number for every step.
-        seed: of the sampling noise, together with the step.
+        problems: of each batch, the same number for every batch.
+        seed: of the sampling noise, together with the batch.
+        iterations: steps on each batch; the later ones are off-policy.
     """
 
     def __init__(
@@ -40,24 +42,35 @@ class LiveSource:
         coordinates: Coordinates,
         problems: Sequence[Sequence[Problem]],
         seed: int,
+        iterations: int = 1,
     ) -> None:
         self._writer = PoolWriter(directory, header=header)
         self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
-        self._rollouts: dict[Key, Rollout] = {}  # of the newest step
-        self.num_steps = len(problems)
+        self._rollouts: dict[Key, Rollout] = {}  # of the newest batch
+        self._iterations = iterations
+        self.num_steps = len(problems) * iterations
+
+    def batch(self, step: int) -> int:
+        """The batch that a step trains on."""
+        return step // self._iterations
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """The groups of a step, sampled now unless the pool holds them."""
-        first = sum(map(len, self._problems[:step]))
-        chosen = dict(enumerate(self._problems[step], first))
+        return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
+
+    def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[Key, Rollout]]]:
+        """The groups of a batch as they are on disk, each with so many rollouts fewer than the maker's groups."""
+        first = sum(map(len, self._problems[:batch]))
+        chosen = dict(enumerate(self._problems[batch], first))
+        maker = replace(self._maker, group=self._maker.group - fewer)
         with self._coordinates.lean_forward():
-            self._maker.write(self._writer, chosen, seed=derive_seed("live", self._seed, step))
+            maker.write(self._writer, chosen, seed=derive_seed("live", self._seed, batch))
         stored = [self._stored(position) for position in chosen]
         self._rollouts = {key: rollout for group in stored for key, rollout in group}
-        return tuple(make_group(step, group) for group in stored)
+        return stored
 
     def rollout(self, key: Key) -> Rollout:
-        """The rollout with its labels; of the newest step only."""
+        """The rollout with its labels; of the newest batch only."""
         return self._rollouts[key]
 
     def finish(self) -> None:
@@ -74,12 +87,12 @@ class LiveSource:
 
 
 def choose_problems(
-    problems: Sequence[Problem], *, steps: int, prompts_per_step: int, seed: int
+    problems: Sequence[Problem], *, batches: int, prompts_per_step: int, seed: int
 ) -> list[list[Problem]]:
-    """The problems of every step: a new order of all problems, by (seed, epoch), each time they have all been met."""
+    """The problems of every batch: a new order of all problems, by (seed, epoch), each time all have been met."""
     order: list[Problem] = []
     epoch = 0
-    while len(order) < steps * prompts_per_step:
+    while len(order) < batches * prompts_per_step:
         order += random.Random(f"train/{seed}/{epoch}").sample(list(problems), len(problems))
         epoch += 1
-    return [order[step * prompts_per_step :][:prompts_per_step] for step in range(steps)]
+    return [order[batch * prompts_per_step :][:prompts_per_step] for batch in range(batches)]

@@ -1,10 +1,10 @@
 """The loop: steps, records, checkpoints, resume. The step computes; only this file writes a run.
 
 A run directory fills in this order: `config.json`; for every step what `before_step` and the source write (in training
-evaluations and `rollouts/`), `gram/step_NNN.safetensors` (in a replay), `checkpoint/` (when it trains),
-`step_NNN.cos.jsonl.gz` and last `steps.jsonl`, whose lines say which steps are done; at the end `manifest.json`. So a
-run that was killed and resumed ends in the same bytes as one that was not. Wall-clock times differ from run to run and
-live in `timings.jsonl`, which no hash covers.
+evaluations, `rollouts/` and `directions/`), `gram/step_NNN.safetensors` (in a replay), `step_NNN.cos.jsonl.gz`,
+`checkpoint/` (when it trains) and last `steps.jsonl`, whose lines say which steps are done; at the end `manifest.json`,
+which says why where a run stopped early. So a run that was killed and resumed ends in the same bytes as one that was
+not. Wall-clock times differ from run to run and live in `timings.jsonl`, which no hash covers.
 """
 
 import shutil
@@ -17,16 +17,18 @@ from typing import Any
 import orjson
 
 from probe.additivity import summarise_additivity
-from probe.checkpoint import load_checkpoint, save_checkpoint
+from probe.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from probe.gram import GramRecorder, gram_hashes
 from probe.join import sample_records, step_record
 from probe.objective import Objective
-from probe.optimizer import Stepper
 from probe.passes import Bases
 from probe.records import StepRecord
+from probe.reference import References
 from probe.runs import (
+    ADAPTER_DIR,
     CONFIG_FILE,
     MANIFEST_FILE,
+    ROLLOUTS_DIR,
     STEPS_FILE,
     file_hashes,
     other_hashes,
@@ -37,6 +39,7 @@ from probe.runs import (
 from probe.sources import GroupSource
 from probe.step import Measure, train_step
 from probe.timings import Timings
+from probe.training import Training
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, remove_leftovers, write_json
 
@@ -49,9 +52,10 @@ class Setup:
 
     bases: Bases
     conditions: Mapping[str, Objective]  # by name, the primary first
-    measures: Sequence[Measure]  # every arm under every condition, in the order of the records
+    measures: Callable[[int], Sequence[Measure]]  # at a step: every arm under every condition, as in the records
     planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
     pad_id: int
+    references: References  # of a policy that stays where it is; one that trains brings its own
     gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.precision
 
@@ -103,69 +107,98 @@ def run_steps(
     *,
     done: Sequence[StepRecord],
     timings: Timings,
-    stepper: Stepper | None = None,
-    before_step: Callable[[int], None] = lambda done: None,
+    training: Training | None = None,
+    checkpoints: CheckpointConfig | None = None,
+    before_step: Callable[[int, bool], None] = lambda done, last: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run every step that is not done and write the manifest.
 
     Args:
         done: what `open_run` returned.
-        stepper: steps the one arm under the one condition; None leaves the weights frozen.
-        before_step: called with the number of steps done, before every step and after the last, and again after a
-            resume: it must leave alone what it has done already.
+        training: of the one arm under the one condition; None leaves the weights frozen.
+        checkpoints: when the state of `training` is written; default: after every step.
+        before_step: called with the number of steps done, before every step and after the last (True), and again after
+            a resume: it must leave alone what it has done already.
         progress: called with (steps done, steps in all) after every step.
     """
     records = list(done)
     first = 1 + max((record.step for record in records), default=-1)
-    if stepper is not None:
-        load_checkpoint(directory, first, stepper)
+    checkpoints = checkpoints or CheckpointConfig()
+    if training is not None:
+        first = load_checkpoint(directory, first, training)
+        records = [record for record in records if record.step < first]
     for step in range(first, source.num_steps):
+        if training is not None and training.stopped:
+            break
         start = time.monotonic()
-        before_step(step)
-        records += _run_step(directory, step, source, setup, stepper)
+        before_step(step, False)
+        records += _run_step(directory, step, source, setup, training)
+        is_due = training is not None and (
+            (step + 1) % checkpoints.every == 0 or step + 1 == source.num_steps or training.stopped
+        )
+        if training is not None and is_due:
+            save_checkpoint(directory, step + 1, training, keep=checkpoints.keep)
         write_steps(directory, records)
         timings.write_step(directory, step, time.monotonic() - start)
         progress(step + 1, source.num_steps)
-    before_step(source.num_steps)
-    if stepper is not None:
-        stepper.coordinates.model.save_pretrained(str(directory / "adapter"))
-    _write_manifest(directory, source, setup, records)
+    before_step(1 + max((record.step for record in records), default=-1), True)
+    if training is not None:
+        _save_adapter(directory, training)
+    _write_manifest(directory, source, setup, records, training)
 
 
 def _run_step(
-    directory: Path, step: int, source: GroupSource, setup: Setup, stepper: Stepper | None
+    directory: Path, step: int, source: GroupSource, setup: Setup, training: Training | None
 ) -> list[StepRecord]:
     """Compute and write one step; its step records are returned for `steps.jsonl`."""
     groups = source.groups(step)
-    rollouts = [source.rollout(key) for group in groups for key in group.keys]
+    keys = [key for group in groups for key in group.keys]
+    rollouts = [source.rollout(key) for key in keys]
+    conditions = setup.conditions
+    if training is not None:
+        conditions = dict.fromkeys(conditions, training.objective())
     result = train_step(
         setup.bases,
         groups,
-        setup.measures,
-        conditions=setup.conditions,
+        setup.measures(step),
+        conditions=conditions,
         planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
         pad_id=setup.pad_id,
-        stepper=stepper,
+        references=setup.references if training is None else training.references,
+        updater=None if training is None else training.updater,
         check_whole=step == 0,
     )
     if setup.gram is not None:
         setup.gram.record(step, result.unit["svd"])
-    if stepper is not None:
-        save_checkpoint(directory, step + 1, stepper)
+    control: dict[str, float] = {}
+    if training is not None:
+        control = training.finish_step(result, rollouts, own=[key.pool == ROLLOUTS_DIR for key in keys])
     write_samples(
         directory, step, [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
     )
-    return [step_record(groups, result, arm, setup.conditions[arm.condition]) for arm in result.arms]
+    return [step_record(groups, result, arm, conditions[arm.condition], control) for arm in result.arms]
 
 
-def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:
+def _save_adapter(directory: Path, training: Training) -> None:
+    """The deployed policy; beside it the one in training, where that is another."""
+    model = training.updater.coordinates.model
+    with training.updater.deployed():
+        model.save_pretrained(str(directory / ADAPTER_DIR))
+    if training.updater.routes:
+        model.save_pretrained(str(directory / f"{ADAPTER_DIR}-training"))
+
+
+def _write_manifest(
+    directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: Training | None
+) -> None:
     errors = [(record.step, record.additivity_error) for record in records]
     manifest = {
         "schema": RUN_SCHEMA,
         "num_steps": source.num_steps,
+        "stopped": None if training is None else training.stopped,
         "conditions": list(setup.conditions),
-        "arms": list(dict.fromkeys(measure.arm.name for measure in setup.measures)),
+        "arms": list(dict.fromkeys(record.arm for record in records)),
         "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, setup.bases.coordinates[0].model.dtype),
         "dtype_noise": setup.dtype_noise,

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from extraction.adapters.coordinates import Coordinates
+from extraction.directions import Directions
 from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
 from extraction.vocabulary import Basis, LossType
 from probe.arms import Arm, DirectionKind
@@ -61,6 +62,10 @@ class ArmDirections:
         """The directions of a basis under the normaliser of an objective."""
         return self._cached_library(basis, objective.loss_type, objective.max_completion_length)
 
+    def extract(self, arm: Arm, objective: Objective) -> Directions:
+        """The arm's directions, extracted anew at the coordinates as they are."""
+        return self._library(arm.basis, objective.loss_type, objective.max_completion_length).get(arm.directions)
+
     def measures(self, conditions: Mapping[str, Objective], arms: Sequence[Arm], gate: GateConfig) -> list[Measure]:
         """Every arm under every condition."""
         return [
@@ -73,6 +78,7 @@ class ArmDirections:
                 gate=gate.gate or arm.gate,
                 overshoot=gate.overshoot,
                 preserve_magnitude=gate.preserve_magnitude,
+                target=gate.target,
             )
             for name, objective in conditions.items()
             for arm in arms

@@ -1,12 +1,14 @@
-"""The loss of a step: advantages, token credit and normaliser, as one frozen row of settings.
+"""The loss of a step as one frozen row of settings: advantages, token credit, normaliser, ratio, KL, entropy.
 
-    L = -sum_i w_i sum_t A_it logp_it          A_it = A_i c_it          (frozen weights, ratio 1)
+    L = sum_i w_i sum_t ( -A_it logp_it  +  beta k_it  -  entropy_coef H_it )          A_it = A_i c_it
 
-A_i from `probe.advantages`, c_it from `probe.credit` (1 without token credit), w_i from `extraction.loss`.
+A_i from `probe.advantages`, c_it from `probe.credit` (1 without token credit), w_i from `extraction.loss`, k_it and
+H_it from `probe.kl`; with recorded log-probabilities the first term is the clipped surrogate of `probe.ratio`.
 G samples in a group, T tokens; a step of P groups has P G samples, and baselines within each group.
 """
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +16,12 @@ from torch import Tensor
 from extraction.loss import LossType, loss_weights
 from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, as_groups, group_std
 from probe.credit import token_credit
+from probe.kl import KlEstimator, kl_terms
+from probe.ratio import Level, surrogate
 from replay_pools.errors import InputError
+
+Old = Literal["current", "recorded"]
+Reference = Literal["base", "ema", "recorded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +39,30 @@ class Objective:
     sepa_lambda: float = 0.0
     hicra_alpha: float = 0.0
     top_entropy_quantile: float = 1.0
+    old_logprobs: Old = "current"  # what the ratio is against; current: it is 1 and nothing is clipped
+    importance_sampling_level: Level = "token"
+    epsilon: float | None = 0.2  # None = not clipped
+    epsilon_high: float | None = None  # None = epsilon
+    delta: float | None = None
+    reference: Reference | None = None  # of the KL; None = no KL is measured
+    kl_estimator: KlEstimator = "k3"
+    beta: float = 0.0  # with a reference and beta 0 the KL is measured and does not act
+    entropy_coef: float = 0.0
 
     def __post_init__(self) -> None:
         """Settings that do not fit together are refused at once; trying them is the check."""
         rewards = torch.tensor([0.0, 1.0])
         tokens = torch.ones(2, 1)
+        if self.beta and self.reference is None:
+            raise InputError("objective beta", expected="a reference: base, ema or recorded", found="none")
+        if self.beta < 0 or (self.loss_type == "nll" and self.has_token_terms):
+            expected = "beta >= 0, and neither ratio, KL nor entropy with loss_type nll"
+            raise InputError("objective", expected=expected, found=f"beta {self.beta}, {self.loss_type}")
         try:
             self.advantages(rewards)
             self.credit(-tokens, tokens.bool(), tokens.bool(), rewards)
+            surrogate(-tokens, -tokens, tokens.bool(), rewards, **self.ratio_options())
+            kl_terms(-tokens, -tokens, tokens.bool(), estimator=self.kl_estimator)
         except ValueError as error:
             raise InputError("objective", expected="settings that fit together", found=str(error)) from error
 
@@ -47,6 +70,20 @@ class Objective:
     def has_credit(self) -> bool:
         """Whether the tokens of a sample are weighted unequally."""
         return bool(self.gtpo_beta or self.hicra_alpha or self.top_entropy_quantile < 1)
+
+    @property
+    def has_token_terms(self) -> bool:
+        """Whether the loss has terms that are not advantage times log-probability: ratio, KL, entropy."""
+        return bool(self.old_logprobs == "recorded" or self.beta or self.entropy_coef)
+
+    def ratio_options(self) -> dict[str, Any]:
+        """The keywords of `probe.ratio.surrogate`."""
+        return {
+            "level": self.importance_sampling_level,
+            "epsilon": self.epsilon,
+            "epsilon_high": self.epsilon_high,
+            "delta": self.delta,
+        }
 
     def advantages(self, rewards: Tensor) -> Tensor:
         """(P G,) A_i of rewards (P, G), or (G,) of one group's; ones for `nll`, which has none.

@@ -25,7 +25,7 @@ ADVANTAGE_KEYS = (
     "frac_reward_zero_std",
     "skip_rate",
 )
-_PREFIXED = ("kl",)  # fields {name: number}, flattened to "kl/name"
+_PREFIXED = ("kl", "ratio")  # fields {name: number}, flattened to "kl/name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +111,13 @@ class StepRecord:
     condition: str
     frac_planning: float  # share of completion tokens on planning phrases
     exec_surprisal_var: float | None  # variance of the surprisal of the other completion tokens
+    direction_age: int  # optimizer steps since the directions were extracted
+    direction_overlap: float | None  # with those of the start: mean squared cosine of the principal angles
     kl: dict[str, float | None] = field(default_factory=dict)  # empty without KL
+    ratio: dict[str, float | None] = field(default_factory=dict)  # empty at ratio 1
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form: field order, `advantage` and `kl` flattened in their places.
+        """The wire form: field order, `advantage`, `kl` and `ratio` flattened in their places.
 
         Raises:
             InputError: a number that is not finite, a null cosine without its reason, wrong `advantage` keys.

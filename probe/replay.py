@@ -9,6 +9,7 @@ from pathlib import Path
 
 from probe.arms import Arm, get_arm
 from probe.config import ReplayConfig
+from probe.control import Control, ControlConfig
 from probe.gram import GramRecorder
 from probe.inputs import Inputs
 from probe.loop import Setup, is_complete, open_run, run_steps
@@ -17,8 +18,11 @@ from probe.optimizer import Stepper
 from probe.passes import Bases
 from probe.planning import PlanningMarker
 from probe.precision import dtype_noise
+from probe.reference import References, check_recorded
 from probe.sources import ReplaySource
 from probe.timings import Timings
+from probe.training import Training
+from probe.update import Updater
 from replay_pools.errors import InputError
 from replay_pools.policy import Policy
 
@@ -47,6 +51,8 @@ def replay(
         steps=config.source.steps,
         seed=config.seed,
     )
+    samplers = {f"pool {pool.name}": pool.manifest["sampler"] for pool in inputs.pools}
+    check_recorded([own.objective for own in config.conditions], samplers)
     with timings.phase("load", uses_cache=False):
         policy = inputs.policy
     done = open_run(directory, inputs.record())
@@ -55,8 +61,8 @@ def replay(
         return
     setup = _setup(config, arms, policy, source, directory, out_dir / "cache", timings, say)
     timings.write_start(directory)
-    stepper = Stepper(setup.bases.coordinates[0], lr=config.lr) if config.lr > 0 else None
-    run_steps(directory, source, setup, done=done, timings=timings, stepper=stepper, progress=progress)
+    training = _training(config, arms, setup) if config.lr > 0 else None
+    run_steps(directory, source, setup, done=done, timings=timings, training=training, progress=progress)
 
 
 def _arms(config: ReplayConfig) -> list[Arm]:
@@ -70,6 +76,12 @@ def _arms(config: ReplayConfig) -> list[Arm]:
         found = ", ".join(condition.name for condition in config.conditions)
         raise InputError("--condition", expected="one condition when --lr is above 0", found=found)
     return arms
+
+
+def _training(config: ReplayConfig, arms: Sequence[Arm], setup: Setup) -> Training:
+    """Plain AdamW in the one arm under the one condition."""
+    updater = Updater(Stepper(setup.bases.coordinates[0], lr=config.lr), arms[0], config.gate.target)
+    return Training(updater, setup.references, Control(config.conditions[0].objective, ControlConfig()))
 
 
 def _setup(
@@ -101,7 +113,8 @@ def _setup(
     return Setup(
         bases=adapted,
         conditions=conditions,
-        measures=measures,
+        measures=lambda step: measures,
+        references=References(adapted.coordinates[0]),
         planning=PlanningMarker(policy.tokenizer, config.planning_phrases),
         pad_id=policy.pad_id,
         gram=gram,

@@ -2,7 +2,8 @@
 
 A run directory holds `config.json`, `step_NNN.cos.jsonl.gz` (one line a rollout and arm), `steps.jsonl` (one line a
 step and arm) and, written last, `manifest.json` with `files`: {name: sha256 of the decompressed bytes}. A run that
-trains also holds pools (`rollouts/`, `evaluations/step_NNNNNN/`), `evals.jsonl` (one line an evaluation), `adapter/`.
+trains also holds pools (`rollouts/`, `evaluations/step_NNNNNN/SETTING/`), `evals.jsonl` (one line an evaluation),
+`checkpoint/`, `adapter/` and, where directions were refreshed, `directions/`.
 """
 
 import re
@@ -17,11 +18,13 @@ from replay_pools.files import decode_jsonl, encode_jsonl, read_gz, read_json, s
 
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
+CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 OTHER_FILES = (  # of a run that trains; a pool's manifest has the hashes of its files
     EVALS_FILE,
     f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
-    f"{EVALUATIONS_DIR}/*/{MANIFEST_FILE}",
-    "adapter/*.safetensors",
+    f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
+    f"{DIRECTIONS_DIR}/*.safetensors",
+    f"{ADAPTER_DIR}*/*.safetensors",
 )
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)

@@ -32,6 +32,7 @@ class Group:
     prompt_ids: tuple[list[int], ...]  # (G,) ragged
     completion_ids: tuple[list[int], ...]  # (G,) ragged
     rewards: tuple[float, ...]  # (G,)
+    sampling_logprobs: tuple[list[float] | None, ...]  # (G,) ragged, under the law that sampled; None = not recorded
     keys: tuple[Key, ...]  # (G,)
     problem_id: str
     mixed_prompt: bool  # the prompts differ within the group (hinted teacher, unhinted base)
@@ -58,6 +59,7 @@ def make_group(step: int, chosen: Sequence[tuple[Key, Rollout]]) -> Group:
         prompt_ids=tuple(r.prompt_ids for _, r in chosen),
         completion_ids=tuple(r.completion_ids for _, r in chosen),
         rewards=tuple(r.reward for _, r in chosen),
+        sampling_logprobs=tuple(r.sampling_logprobs for _, r in chosen),
         keys=tuple(key for key, _ in chosen),
         problem_id=chosen[0][1].problem_id,
         mixed_prompt=len({r.prompt_sha for _, r in chosen}) > 1,

@@ -4,9 +4,10 @@
     total   = sum_i A_i w_i g_i                      the policy gradient of the step (ratio 1)
     arm     : cosines of `total` with the arm's directions before and after its gate
 
-The gradient is linear in A_i w_i, so conditions that differ in advantages or normaliser cost no pass. Token credit c_it
-weights tokens unequally inside the backward: every DIFFERENT credit costs one more pass, whose g_i is the gradient of
-sum_t -c_it logp_it; conditions with the same credit share it. All bases share every pass.
+The gradient is linear in A_i w_i, so conditions that differ in advantages or normaliser cost no pass. Token credit,
+recorded ratios, a KL penalty and an entropy bonus weight tokens unequally inside the backward: every DIFFERENT W_it
+costs one more pass, whose g_i is the gradient of sum_t -W_it logp_it (`probe.weighting`); conditions with the same W
+share it. All bases share every pass.
 
 The normalisers w_i are those of the mean over all groups, so that the mean comes before the gate, which does not
 commute with it. G samples of all groups together, T tokens, N completion tokens, r coordinates of a module, k
@@ -14,8 +15,9 @@ directions, M modules. The step returns; the loop writes.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,11 +27,13 @@ from extraction.vocabulary import Basis
 from probe.arms import Arm
 from probe.credit import credit_diagnostics
 from probe.objective import Objective
-from probe.optimizer import Stepper
 from probe.passes import Bases, Gradients, weighted_sums
 from probe.projection import Gate, Projection, haar_variance, project_modules, sample_cosines
+from probe.reference import References, needed
 from probe.sources import Group
-from probe.weighting import Weighting, by_credit, weigh
+from probe.update import SplitUpdate, Updater, split_update
+from probe.vocabulary import Target
+from probe.weighting import Scores, Weighting, by_token_weights, weigh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,9 @@ class Measure:
     gate: Gate
     overshoot: float = 1.0
     preserve_magnitude: bool = False
+    target: Target = "gradient"  # what the gate of an arm that projects acts on
+    age: int = 0  # optimizer steps since the directions were extracted
+    overlap: float | None = None  # mean squared cosine of the principal angles with the directions of the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +59,15 @@ class ArmResult:
     arm: str
     basis: Basis
     projection: Projection  # without its gradients: memory would grow with arms times conditions
-    contribution_norms: Tensor  # (G,) norm of A_i w_i g_i
+    contribution_norms: Tensor  # (G,) norm of each sample's contribution
     haar_sd: float
-    sample_haar_sd: Tensor  # (G,) of cos_contrib; of cos_nll too unless there is token credit
+    sample_haar_sd: Tensor  # (G,) of cos_contrib; of cos_nll too unless tokens are weighted
     cos_nll: Tensor  # (G,) signed cosine of each sample's NLL gradient; NaN where it is zero
-    cos_contrib: Tensor  # (G,) of A_i g_i; NaN where A_i = 0
+    cos_contrib: Tensor  # (G,) of the sample's contribution; NaN where that is zero
     cos_update: float  # of the realised update; NaN when nothing was stepped
     hackward_frac_update: float
+    direction_age: int
+    direction_overlap: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +91,9 @@ def train_step(
     conditions: Mapping[str, Objective],
     planning: Sequence[Sequence[bool]],
     pad_id: int,
-    stepper: Stepper | None = None,
+    references: References,
+    updater: Updater | None = None,
+    reduce: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda total: total,
     check_whole: bool = False,
 ) -> StepResult:
     """One step on its groups; `probe replay` and `probe train` both call exactly this.
@@ -90,32 +101,36 @@ def train_step(
     Args:
         bases: one adapted copy of the policy for each basis; several only at frozen weights.
         groups: at least one, all of one size.
-        measures: every arm under every condition; with a stepper, exactly one.
+        measures: every arm under every condition; with an updater, exactly one.
         conditions: the objectives by name.
         planning: which completion tokens are planning tokens, (G,) ragged.
-        stepper: steps the coordinates along the arm's gradient; None leaves the weights frozen.
+        references: of the KL penalty.
+        updater: steps the coordinates along the arm's gradient; None leaves the weights frozen.
+        reduce: of a gradient {module: (r,)}, to the mean over processes; before the gate.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
     """
-    if stepper is not None and (len(measures), len(bases.coordinates)) != (1, 1):
-        raise ValueError(f"a stepper steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
+    if updater is not None and (len(measures), len(bases.coordinates)) != (1, 1):
+        raise ValueError(f"an updater steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
     prompts = [ids for group in groups for ids in group.prompt_ids]
     completions = [ids for group in groups for ids in group.completion_ids]
     batch = make_batch(prompts, completions, pad_id).to(bases.device)
     unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole)
     planned = _on_completions(planning, batch)
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
-    weightings = {name: weigh(own, rewards, batch, unit.token_logprobs, planned) for name, own in conditions.items()}
+    scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases.tokens_per_batch)
+    weightings = {name: weigh(own, rewards, batch, scores, planned) for name, own in conditions.items()}
     nll = _sample_measures(unit.gradients)
     results: dict[tuple[str, str], ArmResult] = {}
-    for credit, names in by_credit(weightings):
-        own = unit.gradients if credit is None else bases.run(batch, credit).gradients
-        contributions = nll if credit is None else _sample_measures(own)
+    for token_weights, names in by_token_weights(weightings):
+        own = unit.gradients if token_weights is None else bases.run(batch, token_weights).gradients
+        contributions = nll if token_weights is None else _sample_measures(own)
         for name in names:
             totals = weighted_sums(weightings[name].scale, own)
             for m in (measure for measure in measures if measure.condition == name):
-                total = totals[m.arm.basis]
-                projection = _project(m, total) if m.arm.projects else _leave(m, total)
-                update = None if stepper is None else stepper.step(projection.gradients)
+                total = reduce(totals[m.arm.basis])
+                gated = m.arm.projects and m.target == "gradient"
+                projection = _project(m, total) if gated else _leave(m, total)
+                update = None if updater is None else updater.step(projection.gradients, partial(_split, m))
                 haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
                 results[name, m.arm.name] = _arm_result(
                     m, weightings[name], projection, haar_sd, nll(m), contributions(m), update
@@ -130,10 +145,35 @@ def train_step(
     )
 
 
-def _on_completions(marks: Sequence[Sequence[bool]], batch: Batch) -> Tensor:
-    """(G, T) bool from one mark for each completion token, (G,) ragged."""
-    flat = torch.tensor([mark for row in marks for mark in row], device=batch.ids.device)
-    return torch.zeros_like(batch.completion_mask).masked_scatter(batch.completion_mask, flat)
+def _scores(
+    objectives: Iterable[Objective],
+    groups: Sequence[Group],
+    batch: Batch,
+    current: Tensor,
+    references: References,
+    tokens_per_batch: int | None,
+) -> Scores:
+    """The log-probabilities that the objectives compare with, each computed once."""
+    objectives = list(objectives)
+    names: set[str] = {own.reference for own in objectives if own.reference is not None}
+    needs_old = any(own.old_logprobs == "recorded" for own in objectives)
+    rows = [row for group in groups for row in group.sampling_logprobs if row is not None]
+    recorded = None
+    if (needs_old or "recorded" in names) and len(rows) == len(batch):
+        recorded = _on_completions(rows, batch).to(current.dtype)
+    wanted = sorted(names | ({"base"} if "ema" in names else set()))
+    return Scores(
+        current=current,
+        old=needed(recorded) if needs_old else None,
+        references=references.logprobs(wanted, batch, current, recorded, tokens_per_batch),
+    )
+
+
+def _on_completions(values: Sequence[Sequence[float]], batch: Batch) -> Tensor:
+    """(G, T) from one value (bool or number) for each completion token, (G,) ragged; 0 off the completion."""
+    flat = torch.tensor([value for row in values for value in row], device=batch.ids.device)
+    zeros = torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device)
+    return zeros.masked_scatter(batch.completion_mask, flat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,26 +212,39 @@ def _arm_result(
     contributions: SampleMeasures,
     update: Mapping[str, Tensor] | None,
 ) -> ArmResult:
-    A = weighting.advantages.cpu()
+    scale = weighting.scale.cpu()
     realised = None if update is None else sample_cosines(update, measure.vectors)
     return ArmResult(
         condition=measure.condition,
         arm=measure.arm.name,
         basis=measure.arm.basis,
         projection=replace(projection, gradients={}),
-        contribution_norms=weighting.scale.abs().cpu() * contributions.norm,
+        contribution_norms=scale.abs() * contributions.norm,
         haar_sd=haar_sd,
         sample_haar_sd=contributions.haar_sd,
         cos_nll=nll.cos,
-        cos_contrib=torch.where(A == 0, torch.nan, torch.sign(A) * contributions.cos),  # A_i w_i > 0 up to its sign
+        cos_contrib=torch.where(scale == 0, torch.nan, torch.sign(scale) * contributions.cos),
         cos_update=math.nan if realised is None else float(realised.cos),
         hackward_frac_update=math.nan if realised is None else float(realised.hackward_frac),
+        direction_age=measure.age,
+        direction_overlap=measure.overlap,
     )
 
 
 def _project(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
     return project_modules(
         total,
+        measure.vectors,
+        gate=measure.gate,
+        overshoot=measure.overshoot,
+        preserve_magnitude=measure.preserve_magnitude,
+    )
+
+
+def _split(measure: Measure, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> SplitUpdate:
+    return split_update(
+        before,
+        after,
         measure.vectors,
         gate=measure.gate,
         overshoot=measure.overshoot,

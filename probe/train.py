@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
-from probe.arms import get_arm
-from probe.credit import PLANNING_PHRASES
-from probe.evaluator import Evaluator
+from probe.evaluator import Evaluator, HeldOut, Setting
 from probe.heldout import hold_out
 from probe.live import LiveSource, choose_problems
-from probe.loop import Setup, is_complete, open_run, run_steps
-from probe.measures import ArmDirections, DirectionSettings, attach_bases
-from probe.optimizer import Decay, Stepper
-from probe.passes import Bases
-from probe.planning import PlanningMarker
-from probe.records import DEFAULT_CONDITION
+from probe.loop import is_complete, open_run, run_steps
+from probe.mixed import MixedSource, taught_problems
+from probe.reference import check_recorded
 from probe.runs import ROLLOUTS_DIR
+from probe.subject import Subject, make_subject
 from probe.timings import Timings
 from probe.train_config import TrainConfig
 from replay_pools.environments.base import Problem
@@ -30,6 +26,7 @@ from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.policy import Policy, load_policy
+from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
 def train(
@@ -47,35 +44,37 @@ def train(
     """
     config = _resolved(config)
     timings = Timings(out_dir / "cache")
-    problems, held_out = _problems(config)
+    teacher = _teacher(config, out_dir)
+    problems, held_out = _problems(config, teacher)
     with timings.phase("load", uses_cache=False):
         policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=config.model.device)
-    done = open_run(directory, _record(config, policy))
+    done = open_run(directory, _record(config, policy, teacher))
     if is_complete(directory):
         say(f"{directory} is complete; nothing to do")
         return
-    setup, coordinates = _setup(config, policy, out_dir / "cache", timings, say)
+    subject = make_subject(config, policy, directory, out_dir / "cache", timings, say)
     with Grader() as grader:
         say(f"policy {config.model.name}, arm {config.intervention.arm}; grading under isolation {grader.isolation}")
         with timings.phase("canary", uses_cache=False):
             canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
         timings.write_start(directory)
         maker = _maker(config, policy, grader)
-        source = _source(config, directory / ROLLOUTS_DIR, maker, coordinates, problems)
-        evaluator = _evaluator(config, directory, maker, coordinates, held_out, say)
+        live = _live_source(config, directory / ROLLOUTS_DIR, maker, subject.coordinates, problems)
+        evaluator = _evaluator(config, directory, maker, subject, held_out, say)
 
-        def before_step(num_done: int) -> None:
-            evaluator(num_done)
-            if num_done == source.num_steps:
-                source.finish()
+        def before_step(num_done: int, last: bool) -> None:
+            subject.training.logprob = evaluator(num_done, last)
+            if last:
+                live.finish()
 
         run_steps(
             directory,
-            source,
-            setup,
+            live if teacher is None else _mixed_source(config, live, teacher),
+            subject.setup(config),
             done=done,
             timings=timings,
-            stepper=_stepper(config, coordinates),
+            training=subject.training,
+            checkpoints=config.checkpoints,
             before_step=before_step,
             progress=progress,
         )
@@ -94,8 +93,17 @@ def _resolved(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _problems(config: TrainConfig) -> tuple[list[list[Problem]], list[Problem]]:
-    """(the training problems of every step, the held-out problems)."""
+def _teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
+    """The pool of the teacher, if there is one."""
+    if config.rollouts.teacher is None:
+        return None
+    pool = open_pool(resolve_pool(config.rollouts.teacher.pool, out_dir))
+    check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
+    return pool
+
+
+def _problems(config: TrainConfig, teacher: Pool | None) -> tuple[list[list[Problem]], list[Problem]]:
+    """(training problems of every batch, held-out problems); a teacher teaches on the problems that it knows."""
     environment = get_environment(config.rollouts.env)
     left, held_out = hold_out(
         environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems
@@ -104,53 +112,25 @@ def _problems(config: TrainConfig) -> tuple[list[list[Problem]], list[Problem]]:
     if wanted > len(left):
         found = f"{len(left)} that are not held out"
         raise InputError("rollouts num_problems", expected=f"{wanted} problems to train on", found=found)
-    steps, width = config.optimizer.steps, config.rollouts.prompts_per_step
-    return choose_problems(left[:wanted], steps=steps, prompts_per_step=width, seed=config.seed), held_out
+    batches, width = config.optimizer.steps // config.rollouts.iterations, config.rollouts.prompts_per_step
+    taught: list[list[Problem]] = []
+    if teacher is not None and config.rollouts.teacher is not None:
+        mixed = min(-(-config.rollouts.teacher.off_step // config.rollouts.iterations), batches)
+        known = taught_problems(left[:wanted], teacher)
+        taught = choose_problems(known, batches=mixed, prompts_per_step=width, seed=config.seed)
+    own = choose_problems(left[:wanted], batches=batches - len(taught), prompts_per_step=width, seed=config.seed)
+    return taught + own, held_out
 
 
-def _record(config: TrainConfig, policy: Policy) -> dict[str, Any]:
+def _record(config: TrainConfig, policy: Policy, teacher: Pool | None) -> dict[str, Any]:
     """What `config.json` holds."""
     return {
         "verb": "train",
         "train": asdict(config),
         "model": policy.base_model,
         "base_weights_sha256": policy.base_weights_sha,
+        "teacher": None if teacher is None else teacher.identity(),
     }
-
-
-def _setup(
-    config: TrainConfig, policy: Policy, cache_dir: Path, timings: Timings, say: Callable[[str], None]
-) -> tuple[Setup, Coordinates]:
-    """Adapt the policy in the arm's basis and get the arm's directions, at the start of training."""
-    arm, intervention = get_arm(config.intervention.arm), config.intervention
-    conditions = {DEFAULT_CONDITION: config.objective}
-    bases = attach_bases(policy, [arm], config.model.lora_rank, cache_dir, timings)
-    with timings.phase("directions", uses_cache=True):
-        settings = DirectionSettings(extraction=intervention.extraction, v_hack=intervention.v_hack, seed=config.seed)
-        directions = ArmDirections(settings, policy, bases, cache_dir, say)
-        measures = directions.measures(conditions, [arm], intervention.gate)
-    coordinates = bases[arm.basis]
-    setup = Setup(
-        bases=Bases(coordinates=[coordinates], tokens_per_batch=intervention.extraction.tokens_per_batch),
-        conditions=conditions,
-        measures=measures,
-        planning=PlanningMarker(policy.tokenizer, PLANNING_PHRASES),
-        pad_id=policy.pad_id,
-        gram=None,  # inner products with pair gradients of the start would be stale from the second step on
-        dtype_noise=None,
-    )
-    return setup, coordinates
-
-
-def _stepper(config: TrainConfig, coordinates: Coordinates) -> Stepper:
-    optimizer = config.optimizer
-    return Stepper(
-        coordinates,
-        lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        decay=Decay(warmup_steps=optimizer.warmup_steps, steps=optimizer.steps),
-    )
 
 
 def _maker(config: TrainConfig, policy: Policy, grader: Grader) -> RolloutMaker:
@@ -166,7 +146,7 @@ def _maker(config: TrainConfig, policy: Policy, grader: Grader) -> RolloutMaker:
     )
 
 
-def _source(
+def _live_source(
     config: TrainConfig,
     directory: Path,
     maker: RolloutMaker,
@@ -184,29 +164,49 @@ def _source(
         seed=config.seed,
         steps_per_batch=rollouts.prompts_per_step,
     )
-    header = pool_header(maker.policy, plan, maker.sampler, maker.grader, list(chain(*problems)))
     return LiveSource(
-        directory, header=header, maker=maker, coordinates=coordinates, problems=problems, seed=config.seed
+        directory,
+        header=pool_header(maker.policy, plan, maker.sampler, maker.grader, list(chain(*problems))),
+        maker=maker,
+        coordinates=coordinates,
+        problems=problems,
+        seed=config.seed,
+        iterations=rollouts.iterations,
     )
+
+
+def _mixed_source(config: TrainConfig, live: LiveSource, teacher: Pool) -> MixedSource:
+    settings = config.rollouts.teacher
+    assert settings is not None
+    num_teacher = settings.num_rollouts(config.rollouts.group)
+    return MixedSource(live, teacher, num_teacher=num_teacher, off_step=settings.off_step, seed=config.seed)
 
 
 def _evaluator(
     config: TrainConfig,
     directory: Path,
     maker: RolloutMaker,
-    coordinates: Coordinates,
+    subject: Subject,
     held_out: Sequence[Problem],
     say: Callable[[str], None],
 ) -> Evaluator:
+    evaluation, mode = config.evaluation, config.rollouts.mode
     plan = PoolPlan(
         env=config.rollouts.env,
         split="eval",
-        mode=config.rollouts.mode,
-        hint=True,
         steps=len(held_out),
-        group=config.evaluation.rollouts_per_problem,
+        group=evaluation.rollouts_per_problem,
         seed=config.seed,
         steps_per_batch=len(held_out),
     )
-    every, steps = config.evaluation.every, config.optimizer.steps
-    return Evaluator(directory, maker, plan, coordinates, held_out, every=every, steps=steps, say=say)
+    settings = [Setting(mode=own) for own in evaluation.modes or (mode,)]
+    if evaluation.without_hint:
+        settings.append(Setting(mode=mode, hint=False))
+    return Evaluator(
+        directory,
+        HeldOut(maker, plan, held_out, settings),
+        subject.training.updater,
+        subject.frozen,
+        every=evaluation.every,
+        say=say,
+    )

@@ -12,14 +12,35 @@ from typing import Any
 
 from extraction.library import ExtractionSettings
 from probe.arms import get_arm
+from probe.checkpoint import CheckpointConfig
 from probe.config import GateConfig, ModelConfig
+from probe.control import Control, ControlConfig
 from probe.decode import decode
 from probe.objective import Objective
+from probe.reference import check_recorded
 from replay_pools.environments.loopholes import get_loophole
 from replay_pools.errors import InputError
 from replay_pools.sampling import Sampler
 
 PRESETS = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherConfig:
+    """Stored rollouts in the place of some of the policy's own, in the first steps (`probe.mixed`)."""
+
+    pool: str = "teacher"
+    fraction: float = 0.25  # of a group
+    off_step: int = 10  # steps with the teacher
+
+    def __post_init__(self) -> None:
+        _at_least(1, off_step=self.off_step)
+        if not 0 < self.fraction < 1:
+            raise ValueError(f"fraction: expected a number between 0 and 1, found {self.fraction}")
+
+    def num_rollouts(self, group: int) -> int:
+        """How many of a group's rollouts are the teacher's: at least one, and not all."""
+        return min(max(round(self.fraction * group), 1), group - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +54,31 @@ class RolloutConfig:
     prompts_per_step: int = 8
     group: int = 8  # G
     sampler: Sampler = field(default_factory=Sampler)
+    teacher: TeacherConfig | None = None
+    iterations: int = 1  # optimizer steps on the same rollouts; more need objective.old_logprobs = "recorded"
 
     def __post_init__(self) -> None:
         get_loophole(self.mode)
         _at_least(1, prompts_per_step=self.prompts_per_step, num_problems=self.num_problems)
+        _at_least(1, iterations=self.iterations)
         _at_least(2, group=self.group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterventionConfig:
-    """The arm and its directions, which are extracted once, at the start; the gate acts on the gradient."""
+    """The arm and its directions."""
 
     arm: str = "projected"
     gate: GateConfig = field(default_factory=GateConfig)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
     v_hack: str | None = None  # direction file; None extracts
+    refresh_every: int | None = None  # steps between extractions from the policy as it is; None = at the start alone
 
     def __post_init__(self) -> None:
         get_arm(self.arm)
+        _at_least(1, refresh_every=self.refresh_every)
+        if self.v_hack is not None and self.refresh_every is not None:
+            raise ValueError("v_hack, refresh_every: expected one of them, found both: a file cannot be extracted anew")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +100,18 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """Held-out problems in the mode of the rollouts with its hint, the same problems for every arm and seed."""
+    """Held-out problems, the same for every arm and seed, in every mode with its hint."""
 
     every: int = 20  # steps; also before the first and after the last
     num_problems: int = 64
+    modes: tuple[str, ...] = ()  # none = the mode of the rollouts
+    without_hint: bool = False  # also the mode of the rollouts, not told
     rollouts_per_problem: int = 1  # with more, the unit of the intervals is no longer the rollout
 
     def __post_init__(self) -> None:
         _at_least(1, every=self.every, num_problems=self.num_problems, rollouts_per_problem=self.rollouts_per_problem)
+        for mode in self.modes:
+            get_loophole(mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +123,11 @@ class TrainConfig:
     objective: Objective = field(default_factory=Objective)
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     seed: int = 0
+    preregistered: str | None = None  # NAME@SHA256 of the spec that this run belongs to
 
     def __post_init__(self) -> None:
         if self.model.name is None:
@@ -102,6 +137,14 @@ class TrainConfig:
             raise InputError("model dtype_noise", expected="0: probe replay measures it", found=found)
         if self.objective.loss_type == "nll":
             raise InputError("objective loss_type", expected="a loss with advantages", found="nll")
+        check_recorded([self.objective], {"rollouts.sampler": self.rollouts.sampler.to_json()})
+        if self.rollouts.iterations > 1 and self.objective.old_logprobs == "current":
+            found = f"current with {self.rollouts.iterations} iterations"
+            raise InputError("objective old_logprobs", expected="recorded: only then is there a ratio", found=found)
+        if self.optimizer.steps % self.rollouts.iterations:
+            found = f"{self.optimizer.steps} with {self.rollouts.iterations} iterations"
+            raise InputError("optimizer steps", expected="a multiple of rollouts.iterations", found=found)
+        Control(self.objective, self.control)
         live, pairs = self.objective, self.intervention.extraction
         for name in ("loss_type", "max_completion_length"):
             here, there = getattr(live, name), getattr(pairs, name)

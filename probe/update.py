@@ -17,12 +17,20 @@ coordinates as the policy, so the capacity is that of `vanilla` and the policy i
 what is learnt there steers what is sampled, and only the deployed policy differs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, final
 
+import torch
 from torch import Tensor
 
+from probe.arms import Arm
+from probe.optimizer import Stepper
 from probe.projection import Gate, Projection, project_modules
+from probe.vocabulary import Target
+
+Split = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], "SplitUpdate"]  # of coordinates before and after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,68 @@ def split_update(
         update, directions, gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude
     )
     return SplitUpdate(removed=add(update, projection.gradients, scale=-1), projection=projection)
+
+
+@final
+class Updater:
+    """Steps the policy as an arm does: along its gradient, along the gated update, or with the rest in quarantine.
+
+    Args:
+        stepper: of the coordinates in training.
+        arm: whether the gated update replaces the update (`projects`) or the gate's part is parked (`routes`).
+        target: what a projecting arm's gate acts on; under `gradient` the gradient that comes in is gated already.
+    """
+
+    def __init__(self, stepper: Stepper, arm: Arm, target: Target = "gradient") -> None:
+        self._stepper, self._arm, self._target = stepper, arm, target
+        self.coordinates = stepper.coordinates
+        self._quarantine = {module: torch.zeros_like(v) for module, v in self.coordinates.values().items()}
+
+    @property
+    def routes(self) -> bool:
+        """Whether the deployed policy is another one than that in training."""
+        return self._arm.routes
+
+    def step(self, gradients: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
+        """One step along -gradients {module: (r,)}.
+
+        Args:
+            split: gates a realised update; called where the arm acts on updates.
+
+        Returns:
+            Minus the realised update of the deployed policy, which points the way of a loss gradient.
+        """
+        gates_update = self._arm.projects and self._target == "update"
+        if not (gates_update or self.routes):
+            return self._stepper.step(gradients)
+        before = self.coordinates.values()
+        self._stepper.step(gradients)
+        after = self.coordinates.values()
+        parts = split(before, after)
+        if self.routes:
+            self._quarantine = add(self._quarantine, parts.removed, scale=-1)
+            return parts.projection.gradients
+        self.coordinates.load_values(add(after, parts.removed))
+        return add(before, self.coordinates.values(), scale=-1)
+
+    @contextmanager
+    def deployed(self) -> Iterator[None]:
+        """While open, the coordinates are those of the deployed policy, without the quarantine."""
+        if not self.routes:
+            yield
+            return
+        with self.coordinates.at(add(self.coordinates.values(), self._quarantine, scale=-1)):
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a step changes."""
+        return {"stepper": self._stepper.state_dict(), "quarantine": self._quarantine}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self._stepper.load_state_dict(state["stepper"])
+        device = self.coordinates.model.device
+        self._quarantine = {module: value.to(device) for module, value in state["quarantine"].items()}
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:

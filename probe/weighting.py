@@ -1,17 +1,35 @@
-"""What a condition makes of a step: advantages, normalisers and token credit as numbers.
+"""What a condition makes of a step: advantages, normalisers and token weights as numbers.
+
+    contribution of sample i  =  scale_i  grad of  -sum_t W_it logp_it
+
+                                       scale_i    W_it
+    advantages alone                   A_i w_i    1: no pass of its own
+    token credit                       A_i w_i    c_it
+    ratio, KL penalty, entropy bonus   w_i        surrogate weights of A_i c_it + beta dk/dd + entropy_coef h_it
 
 P groups of a step, G samples in all of them, T tokens, N completion tokens.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from extraction.batch import Batch
 from probe.credit import cap_credit
+from probe.kl import entropy_weights, kl_summary, kl_terms
 from probe.objective import Objective
+from probe.ratio import Surrogate, surrogate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log-probabilities of a step's completion tokens under everything that a loss compares; (G, T) each, detached."""
+
+    current: Tensor  # the policy that is differentiated
+    old: Tensor | None = None  # the law that sampled them, as recorded
+    references: Mapping[str, Tensor] = field(default_factory=dict)  # by name: base, ema, recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,42 +37,96 @@ class Weighting:
     """One condition on one step."""
 
     advantages: Tensor  # (G,) A_i
-    scale: Tensor  # (G,) A_i w_i
-    credit: Tensor | None  # (G, T) c_it; None where it is 1 on every completion token
-    token_advantages: Tensor | None  # (N,) A_it before the cap; None for an objective without token credit
+    scale: Tensor  # (G,)
+    token_weights: Tensor | None = None  # (G, T) W_it; None where it is 1 on every completion token
+    token_advantages: Tensor | None = None  # (N,) A_it before the cap; None for an objective without token credit
+    ratio: Mapping[str, float] = field(default_factory=dict)  # wire names without "ratio/"; empty at ratio 1
+    kl: Mapping[str, float] = field(default_factory=dict)  # wire names without "kl/"; empty without a reference
 
 
-def weigh(objective: Objective, rewards: Tensor, batch: Batch, token_logprobs: Tensor, planning: Tensor) -> Weighting:
+def weigh(objective: Objective, rewards: Tensor, batch: Batch, scores: Scores, planning: Tensor) -> Weighting:
     """Apply an objective to a step.
 
     Args:
         rewards: (P, G / P) float64, on the batch's device; (G,) where there is one group.
-        token_logprobs: (G, T), of the pass with unit weights.
+        scores: with what the objective compares.
         planning: (G, T) bool.
     """
     mask = batch.completion_mask
     A = objective.advantages(rewards)
-    scale = A * objective.weights(batch.completion_lengths.double())
+    normalisers = objective.weights(batch.completion_lengths.double())
+    credit, before = _credit(objective, scores.current, mask, planning, A)
+    kl, penalty = _kl(objective, scores, mask)
+    if not objective.has_token_terms:
+        return Weighting(
+            advantages=A, scale=A * normalisers, token_weights=credit, token_advantages=before, ratio={}, kl=kl
+        )
+    A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
+    weights, ratio = A_it, {}
+    if objective.old_logprobs == "recorded":
+        assert scores.old is not None
+        found = surrogate(scores.current, scores.old, mask, A_it, **objective.ratio_options())
+        weights, ratio = found.weights, _ratio_summary(found, mask)
+    weights = weights + objective.beta * penalty
+    weights = weights + objective.entropy_coef * entropy_weights(scores.current, mask)
+    return Weighting(
+        advantages=A, scale=normalisers, token_weights=weights, token_advantages=before, ratio=ratio, kl=kl
+    )
+
+
+def by_token_weights(weightings: Mapping[str, Weighting]) -> list[tuple[Tensor | None, list[str]]]:
+    """(W, names of its conditions): what needs the same pass together, in order of first appearance."""
+    passes: list[tuple[Tensor | None, list[str]]] = []
+    for name, weighting in weightings.items():
+        same = (names for weights, names in passes if _equal(weights, weighting.token_weights))
+        if (names := next(same, None)) is None:
+            passes.append((weighting.token_weights, [name]))
+        else:
+            names.append(name)
+    return passes
+
+
+def _credit(
+    objective: Objective, token_logprobs: Tensor, mask: Tensor, planning: Tensor, A: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """(c (G, T) after the cap, None where it is 1 everywhere; A_it (N,) before the cap, None without token credit)."""
     if not objective.has_credit:
-        return Weighting(advantages=A, scale=scale, credit=None, token_advantages=None)
+        return None, None
     credit = objective.credit(token_logprobs, mask, planning, A)
     before = (A[:, None] * credit)[mask]
     if objective.advantage_clip is not None:
         credit = cap_credit(credit, A, clip=objective.advantage_clip)
-    neutral = bool((credit == 1)[mask].all())
-    return Weighting(advantages=A, scale=scale, credit=None if neutral else credit, token_advantages=before)
+    return (None if bool((credit == 1)[mask].all()) else credit), before
 
 
-def by_credit(weightings: Mapping[str, Weighting]) -> list[tuple[Tensor | None, list[str]]]:
-    """(credit, names of its conditions): what needs the same pass together, in order of first appearance."""
-    passes: list[tuple[Tensor | None, list[str]]] = []
-    for name, weighting in weightings.items():
-        same = (names for credit, names in passes if _equal(credit, weighting.credit))
-        if (names := next(same, None)) is None:
-            passes.append((weighting.credit, [name]))
-        else:
-            names.append(name)
-    return passes
+def _kl(objective: Objective, scores: Scores, mask: Tensor) -> tuple[dict[str, float], Tensor]:
+    """(summary, engine weights (G, T) for beta 1); empty and 0 without a reference.
+
+    Beside a moving reference the KL from the base is measured too: it is what tells a reference that moves from one
+    that was silently replaced.
+    """
+    if objective.reference is None:
+        return {}, torch.zeros_like(scores.current)
+    terms = {
+        name: kl_terms(scores.current, logprobs, mask, estimator=objective.kl_estimator)
+        for name, logprobs in scores.references.items()
+    }
+    own = terms[objective.reference]
+    summary = kl_summary(own.values, mask)
+    if objective.reference == "ema" and "base" in terms:
+        summary["from_base"] = kl_summary(terms["base"].values, mask)["mean"]
+    return summary, own.weights
+
+
+def _ratio_summary(found: Surrogate, mask: Tensor) -> dict[str, float]:
+    ratio = found.ratio[mask].double()
+    return {
+        "mean": float(ratio.mean()),
+        "max": float(ratio.max()),
+        "frac_clip_low": found.frac_clip_low,
+        "frac_clip_high": found.frac_clip_high,
+        "frac_clip_delta": found.frac_clip_delta,
+    }
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

@@ -70,6 +70,10 @@ class Pool:
         """The manifest without what a writer computes: the header of a copy."""
         return {key: value for key, value in self.manifest.items() if key not in COMPUTED_FIELDS}
 
+    def identity(self) -> dict[str, str]:
+        """Which pool it is, for the config of a run: name, path, hash of the manifest."""
+        return {"name": self.name, "path": str(self.path), "manifest_sha256": sha256(dump_json(self.manifest))}
+
     def verify(self) -> list[str]:
         """Every fault, one line each: damaged, changed or unlisted files, and rollouts that contradict themselves."""
         if "files" not in self.manifest:  # the predecessor format: no hashes to compare

@@ -104,6 +104,16 @@ class Coordinates(ABC):
             for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
                 parameter.copy_(part)
 
+    @contextmanager
+    def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """While open, the coordinates are `values`; InputError when modules or sizes differ."""
+        own = self.values()
+        self.load_values(values)
+        try:
+            yield
+        finally:
+            self.load_values(own)
+
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Overwrite `.grad` of the trainable parameters by {module: (r,)}; InputError when modules or sizes differ."""
         self._check(gradients)

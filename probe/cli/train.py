@@ -93,12 +93,17 @@ def _print_run(directory: Path, as_json: bool) -> None:
     names = ("hack", "exploit", "solve")
     rows = []
     for row in evals:
-        rates = row["rates"]["all"]
-        rows.append([row["step"], rates["num_rollouts"], *(_rate(rates[name]) for name in names)])
-    echo_table(("after steps", "held-out rollouts", *names), rows)
+        for setting, rates in row["rates"].items():
+            if setting == "all" and len(row["rates"]) == 2:
+                continue  # the one setting says it
+            found = [_rate(rates[name]) for name in names]
+            rows.append([row["step"], row["weights"], setting, rates["num_rollouts"], *found])
+    echo_table(("after steps", "weights", "setting", "rollouts", *names), rows)
+    if reason := run.manifest["stopped"]:
+        click.echo(f"STOPPED after {len(run.steps)} steps: {reason}")
     click.echo(f"{run.steps[0].arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")
     say(describe_timings(directory))
-    click.echo(f"rates with Wilson 95% intervals, with the hint; run in {directory}")
+    click.echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}")
 
 
 def _rate(rate: dict[str, Any]) -> str:

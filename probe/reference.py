@@ -1,0 +1,117 @@
+"""The reference policies of a KL penalty, each a point in the coordinates of the policy, or what a pool recorded.
+
+    base      the coordinates at the start, where the adapter is switched off: exactly the base model
+    ema       reference <- decay reference + (1 - decay) policy, every so many steps; decay 0: synced
+    recorded  the log-probabilities that the rollouts were sampled with
+
+Which one is used is the objective's `reference` and is written in the record: nothing that was recorded or cached ever
+stands in for a reference that moves.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from extraction.adapters.coordinates import Coordinates
+from extraction.batch import Batch
+from extraction.gradients import score
+from probe.controllers import ema_update
+from probe.objective import Objective
+from replay_pools.errors import InputError
+
+PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+@final
+class References:
+    """Log-probabilities of the references, computed when they are asked for.
+
+    Args:
+        coordinates: of the policy, as they are at the start, which is the base model.
+        ema_decay: of the EMA, in [0, 1].
+        ema_every: steps between its updates.
+    """
+
+    def __init__(self, coordinates: Coordinates, *, ema_decay: float = 0.99, ema_every: int = 1) -> None:
+        self._coordinates, self._decay, self._every = coordinates, ema_decay, ema_every
+        self._base = coordinates.values()
+        self._ema, self._updates = self._base, 0
+
+    def logprobs(
+        self, names: Iterable[str], batch: Batch, current: Tensor, recorded: Tensor | None, tokens_per_batch: int | None
+    ) -> dict[str, Tensor]:
+        """{name: (G, T)}, 0 off the completion.
+
+        Args:
+            names: base, ema, recorded.
+            current: (G, T) of the policy, which are also those of a reference at the same point.
+            recorded: (G, T) of the sampler, or None.
+
+        Raises:
+            InputError: `recorded` is asked for and there are none.
+        """
+        found: dict[str, Tensor] = {}
+        values = self._coordinates.values()
+        for name in dict.fromkeys(names):
+            if name == "recorded":
+                found[name] = needed(recorded)
+                continue
+            point = self._base if name == "base" else self._ema
+            if all(torch.equal(values[module], point[module]) for module in values):
+                found[name] = current
+                continue
+            with self._coordinates.at(point):
+                found[name] = score(self._coordinates, batch, tokens_per_batch=tokens_per_batch)
+        return found
+
+    def update(self) -> None:
+        """Take in the policy after an optimizer step."""
+        self._updates += 1
+        if self._updates % self._every == 0:
+            self._ema = ema_update(self._ema, self._coordinates.values(), decay=self._decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes from step to step."""
+        return {"ema": dict(self._ema), "updates": self._updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        device = self._coordinates.model.device
+        self._ema = {module: value.to(device) for module, value in state["ema"].items()}
+        self._updates = state["updates"]
+
+
+def needed(recorded: Tensor | None) -> Tensor:
+    """The recorded log-probabilities; InputError where the rollouts have none."""
+    if recorded is None:
+        raise InputError(
+            "log-probabilities of the rollouts",
+            expected="recorded ones for old_logprobs or reference `recorded`",
+            found="a rollout without",
+            fix="use a pool whose manifest names the sampler, or old_logprobs=current and reference base",
+        )
+    return recorded
+
+
+def check_recorded(objectives: Iterable[Objective], samplers: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Refuse recorded log-probabilities that are not of the policy's own law.
+
+    Args:
+        samplers: {where it is recorded: temperature, top_p, top_k}; None = not known.
+
+    Raises:
+        InputError: an objective compares with them, and they were sampled under another law.
+    """
+    if not any("recorded" in (own.old_logprobs, own.reference) for own in objectives):
+        return
+    for where, sampler in samplers.items():
+        found = None if sampler is None else {name: sampler[name] for name in PLAIN_LAW}
+        if found != PLAIN_LAW:
+            raise InputError(
+                f"{where} sampler",
+                expected=f"{PLAIN_LAW}: recorded log-probabilities of the policy's own law",
+                found="not recorded" if found is None else str(found),
+                fix="use old_logprobs=current, and another reference than recorded",
+            )

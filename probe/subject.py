@@ -1,0 +1,89 @@
+"""What is trained, and along which directions: all that a training run makes from the policy before its first step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from extraction.adapters.coordinates import Coordinates
+from extraction.pairs import load_pairs
+from probe.arms import get_arm
+from probe.control import Control
+from probe.credit import PLANNING_PHRASES
+from probe.frozen_batch import FrozenBatch
+from probe.loop import Setup
+from probe.measures import ArmDirections, DirectionSettings, attach_bases
+from probe.optimizer import Decay, Stepper
+from probe.passes import Bases
+from probe.planning import PlanningMarker
+from probe.records import DEFAULT_CONDITION
+from probe.reference import References
+from probe.refresh import RefreshedMeasures
+from probe.timings import Timings
+from probe.train_config import TrainConfig
+from probe.training import Training
+from probe.update import Updater
+from replay_pools.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One policy in training, in one arm."""
+
+    policy: Policy
+    coordinates: Coordinates
+    training: Training
+    measures: RefreshedMeasures
+    frozen: FrozenBatch | None
+
+    def setup(self, config: TrainConfig) -> Setup:
+        """What every step is evaluated with."""
+        return Setup(
+            bases=Bases(
+                coordinates=[self.coordinates], tokens_per_batch=config.intervention.extraction.tokens_per_batch
+            ),
+            conditions={DEFAULT_CONDITION: config.objective},
+            measures=self.measures,
+            planning=PlanningMarker(self.policy.tokenizer, PLANNING_PHRASES),
+            pad_id=self.policy.pad_id,
+            references=self.training.references,
+            gram=None,  # inner products with pair gradients of the start would be stale from the second step on
+            dtype_noise=None,
+        )
+
+
+def make_subject(
+    config: TrainConfig, policy: Policy, directory: Path, cache_dir: Path, timings: Timings, say: Callable[[str], None]
+) -> Subject:
+    """Adapt the policy in the arm's basis, get the arm's directions at the start, and make what trains it."""
+    arm, intervention = get_arm(config.intervention.arm), config.intervention
+    bases = attach_bases(policy, [arm], config.model.lora_rank, cache_dir, timings)
+    coordinates = bases[arm.basis]
+    with timings.phase("directions", uses_cache=True):
+        settings = DirectionSettings(extraction=intervention.extraction, v_hack=intervention.v_hack, seed=config.seed)
+        directions = ArmDirections(settings, policy, bases, cache_dir, say)
+        (start,) = directions.measures({DEFAULT_CONDITION: config.objective}, [arm], intervention.gate)
+        pairs = [pair for pair in load_pairs(intervention.extraction.pairs) if pair.held_out]
+        frozen = FrozenBatch(policy, coordinates, pairs, start.vectors) if pairs else None
+    updater = Updater(_stepper(config, coordinates), arm, intervention.gate.target)
+    control = config.control
+    references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
+    return Subject(
+        policy=policy,
+        coordinates=coordinates,
+        training=Training(updater, references, Control(config.objective, control)),
+        measures=RefreshedMeasures(
+            directory, start, lambda: directions.extract(arm, config.objective), updater, intervention.refresh_every
+        ),
+        frozen=frozen,
+    )
+
+
+def _stepper(config: TrainConfig, coordinates: Coordinates) -> Stepper:
+    optimizer = config.optimizer
+    return Stepper(
+        coordinates,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        decay=Decay(warmup_steps=optimizer.warmup_steps, steps=optimizer.steps),
+    )
