@@ -6,64 +6,17 @@ quarantine is evaluated twice, as it trains and as it would be deployed. The noi
 the setting, so arms of one seed start alike.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from probe.frozen_batch import FrozenBatch
 from probe.heldout import Evaluation, Weights, evaluate
+from probe.heldout_sampling import HeldOut
 from probe.runs import EVALS_FILE, EVALUATIONS_DIR
 from probe.update import Updater
-from replay_pools.environments.base import Problem
 from replay_pools.files import decode_jsonl, encode_jsonl, write_atomic
-from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
-from replay_pools.pool import PoolWriter
-from replay_pools.rollout import Rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What an evaluation's prompts say, and what their grading lets pass."""
-
-    mode: str
-    hint: bool = True
-
-    @property
-    def name(self) -> str:
-        """The name of its pool."""
-        return self.mode if self.hint else f"{self.mode}-no-hint"
-
-
-@final
-class HeldOut:
-    """Samples a policy on held-out problems in several settings.
-
-    Args:
-        maker: samples and grades; its mode and hint are replaced by the setting's.
-        plan: of one setting's pool, likewise.
-        problems: one step of each pool.
-        settings: at least one.
-    """
-
-    def __init__(
-        self, maker: RolloutMaker, plan: PoolPlan, problems: Sequence[Problem], settings: Sequence[Setting]
-    ) -> None:
-        self._maker, self._plan, self._problems, self._settings = maker, plan, problems, settings
-
-    def rollouts(self, directory: Path, done: int) -> list[Rollout]:
-        """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
-        return [rollout for setting in self._settings for rollout in self._of(setting, directory, done)]
-
-    def _of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
-        plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
-        maker = replace(self._maker, group=plan.group, mode=setting.mode, hint=setting.hint)
-        header = pool_header(maker.policy, plan, maker.sampler, maker.grader, self._problems)
-        writer = PoolWriter(directory / setting.name, header=header)
-        seed = derive_seed("evaluation", plan.seed, done, setting.name)
-        maker.write(writer, dict(enumerate(self._problems)), seed=seed)
-        return [rollout for group in writer.finish().steps for rollout in group]
 
 
 @final

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from probe.analysis.stats import Interval, wilson_interval
+from probe.decode import decode
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout
@@ -53,6 +54,14 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """The wire form."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> "Evaluation":
+        """Inverse of `to_json`, of a line that may say more; InputError names the field that is wrong."""
+        if not isinstance(row, dict) or not isinstance(row.get("rates"), dict):
+            raise InputError(where, expected="an evaluation with rates", found=repr(row)[:60])
+        rates = {name: decode(Rates, own, f"{where} rates {name}") for name, own in row["rates"].items()}
+        return cls(step=row["step"], weights=row["weights"], rates=rates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,12 @@
 """LiveSource: groups sampled from the policy as it is, graded, and written to a pool before anybody reads them.
 
-Batch b is the groups b P .. b P + P - 1 of the pool `rollouts/` of the run (P prompts), read from disk and made into
-groups as `ReplaySource` does: live equals replay because live is a replay of a pool that grows. Step s trains on batch
+The groups of a batch are steps of the pool `rollouts/` of the run, read from disk and made into groups as
+`ReplaySource` does: live equals replay because live is a replay of a pool that grows. Step s trains on batch
 s // iterations. What the pool holds is not sampled again, so a run that is resumed trains on the same rollouts.
+
+A group without reward variance has no policy gradient. With refills, its place is offered to another problem, so many
+times (dynamic sampling of DAPO, arXiv 2503.14476); with P prompts and R refills batch b owns the pool's steps
+b P (1 + R) .. (b + 1) P (1 + R) - 1, in which place i of attempt a is P a + i, and those not needed stay empty.
 """
 
 import random
@@ -28,9 +32,10 @@ class LiveSource:
         header: of the pool.
         maker: samples and grades; its policy is the one that is trained.
         coordinates: sampling runs in their lean forward.
-        problems: of each batch, the same number for every batch.
+        problems: of each batch, P (1 + refills) of them.
         seed: of the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
+        refills: further attempts at a group without reward variance.
     """
 
     def __init__(
@@ -43,11 +48,12 @@ class LiveSource:
         problems: Sequence[Sequence[Problem]],
         seed: int,
         iterations: int = 1,
+        refills: int = 0,
     ) -> None:
         self._writer = PoolWriter(directory, header=header)
         self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
         self._rollouts: dict[Key, Rollout] = {}  # of the newest batch
-        self._iterations = iterations
+        self._iterations, self._refills = iterations, refills
         self.num_steps = len(problems) * iterations
 
     def batch(self, step: int) -> int:
@@ -59,15 +65,33 @@ class LiveSource:
         return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
 
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[Key, Rollout]]]:
-        """The groups of a batch as they are on disk, each with so many rollouts fewer than the maker's groups."""
+        """The groups of a batch as they are on disk, each with so many rollouts fewer than the maker's groups.
+
+        Groups that somebody else's rollouts will complete (`fewer`) are not refilled.
+        """
+        width = len(self._problems[batch]) // (1 + self._refills)
+        groups = self._attempt(batch, 0, range(width), fewer)
+        for attempt in range(1, 1 + (0 if fewer else self._refills)):
+            flat = [i for i, group in groups.items() if len({rollout.reward for _, rollout in group}) == 1]
+            groups |= self._attempt(batch, attempt, flat, fewer)
+        self._rollouts = {key: rollout for group in groups.values() for key, rollout in group}
+        return list(groups.values())
+
+    def _attempt(
+        self, batch: int, attempt: int, places: Sequence[int], fewer: int
+    ) -> dict[int, list[tuple[Key, Rollout]]]:
+        """{place: its group} of one attempt, sampled together unless the pool holds them."""
+        if not places:
+            return {}
+        problems = self._problems[batch]
+        offset = attempt * (len(problems) // (1 + self._refills))
         first = sum(map(len, self._problems[:batch]))
-        chosen = dict(enumerate(self._problems[batch], first))
+        positions = {first + offset + i: problems[offset + i] for i in places}
         maker = replace(self._maker, group=self._maker.group - fewer)
+        seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
         with self._coordinates.lean_forward():
-            maker.write(self._writer, chosen, seed=derive_seed("live", self._seed, batch))
-        stored = [self._stored(position) for position in chosen]
-        self._rollouts = {key: rollout for group in stored for key, rollout in group}
-        return stored
+            maker.write(self._writer, positions, seed=seed)
+        return {i: self._stored(position) for i, position in zip(places, positions, strict=True)}
 
     def rollout(self, key: Key) -> Rollout:
         """The rollout with its labels; of the newest batch only."""

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
-from probe.evaluator import Evaluator, HeldOut, Setting
+from probe.evaluator import Evaluator
 from probe.heldout import hold_out
+from probe.heldout_sampling import HeldOut, make_settings
 from probe.live import LiveSource, choose_problems
 from probe.loop import is_complete, open_run, run_steps
 from probe.mixed import MixedSource, taught_problems
@@ -112,7 +113,8 @@ def _problems(config: TrainConfig, teacher: Pool | None) -> tuple[list[list[Prob
     if wanted > len(left):
         found = f"{len(left)} that are not held out"
         raise InputError("rollouts num_problems", expected=f"{wanted} problems to train on", found=found)
-    batches, width = config.optimizer.steps // config.rollouts.iterations, config.rollouts.prompts_per_step
+    batches = config.optimizer.steps // config.rollouts.iterations
+    width = config.rollouts.prompts_per_step * (1 + config.rollouts.refills)
     taught: list[list[Problem]] = []
     if teacher is not None and config.rollouts.teacher is not None:
         mixed = min(-(-config.rollouts.teacher.off_step // config.rollouts.iterations), batches)
@@ -172,6 +174,7 @@ def _live_source(
         problems=problems,
         seed=config.seed,
         iterations=rollouts.iterations,
+        refills=rollouts.refills,
     )
 
 
@@ -199,9 +202,7 @@ def _evaluator(
         seed=config.seed,
         steps_per_batch=len(held_out),
     )
-    settings = [Setting(mode=own) for own in evaluation.modes or (mode,)]
-    if evaluation.without_hint:
-        settings.append(Setting(mode=mode, hint=False))
+    settings = make_settings(evaluation.modes, mode, without_hint=evaluation.without_hint)
     return Evaluator(
         directory,
         HeldOut(maker, plan, held_out, settings),

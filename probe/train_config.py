@@ -55,12 +55,14 @@ class RolloutConfig:
     group: int = 8  # G
     sampler: Sampler = field(default_factory=Sampler)
     teacher: TeacherConfig | None = None
+    refills: int = 0  # further attempts at a group without reward variance, each on another problem
     iterations: int = 1  # optimizer steps on the same rollouts; more need objective.old_logprobs = "recorded"
 
     def __post_init__(self) -> None:
         get_loophole(self.mode)
         _at_least(1, prompts_per_step=self.prompts_per_step, num_problems=self.num_problems)
         _at_least(1, iterations=self.iterations)
+        _at_least(0, refills=self.refills)
         _at_least(2, group=self.group)
 
 

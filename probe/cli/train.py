@@ -1,15 +1,16 @@
 """probe train: GRPO on live rollouts through the step of `probe replay`, one arm, evaluated on held-out problems."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from probe.arms import ARMS
-from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._evals import echo_evaluations
+from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import config_option, refuse_overrides
-from probe.runs import read_run
+from probe.runs import EVALS_FILE, read_run
 from probe.timings import describe_timings
 from replay_pools.files import read_json
 
@@ -81,6 +82,7 @@ def _overridden(
 def _print_run(directory: Path, as_json: bool) -> None:
     """The evaluations, one a row, and the means of the steps."""
     from probe.evaluator import read_evals
+    from probe.heldout import Evaluation, best_checkpoint
 
     run, evals = read_run(directory), read_evals(directory)
     means = {
@@ -90,25 +92,16 @@ def _print_run(directory: Path, as_json: bool) -> None:
     if as_json:
         echo_json({"path": str(directory), "arm": run.steps[0].arm, "steps": len(run.steps), **means, "evals": evals})
         return
-    names = ("hack", "exploit", "solve")
-    rows = []
-    for row in evals:
-        for setting, rates in row["rates"].items():
-            if setting == "all" and len(row["rates"]) == 2:
-                continue  # the one setting says it
-            found = [_rate(rates[name]) for name in names]
-            rows.append([row["step"], row["weights"], setting, rates["num_rollouts"], *found])
-    echo_table(("after steps", "weights", "setting", "rollouts", *names), rows)
+    found = [Evaluation.from_json(row, directory / EVALS_FILE) for row in evals]
+    echo_evaluations(found)
     if reason := run.manifest["stopped"]:
         click.echo(f"STOPPED after {len(run.steps)} steps: {reason}")
+    deployed = [evaluation for evaluation in found if evaluation.weights == "deployed"]
+    best = best_checkpoint(deployed, "hack", highest=False)
+    click.echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
     click.echo(f"{run.steps[0].arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")
     say(describe_timings(directory))
     click.echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}")
-
-
-def _rate(rate: dict[str, Any]) -> str:
-    interval = rate["interval"]
-    return f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -1,0 +1,60 @@
+"""Samples of a policy on held-out problems: a pool for every setting, a loophole mode with its hint or without."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+from replay_pools.environments.base import Problem
+from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
+from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What an evaluation's prompts say, and what their grading lets pass."""
+
+    mode: str
+    hint: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of its pool."""
+        return self.mode if self.hint else f"{self.mode}-no-hint"
+
+
+@final
+class HeldOut:
+    """Samples a policy on held-out problems in several settings.
+
+    Args:
+        maker: samples and grades; its mode and hint are replaced by the setting's.
+        plan: of one setting's pool, likewise.
+        problems: one step of each pool.
+        settings: at least one.
+    """
+
+    def __init__(
+        self, maker: RolloutMaker, plan: PoolPlan, problems: Sequence[Problem], settings: Sequence[Setting]
+    ) -> None:
+        self._maker, self._plan, self._problems, self._settings = maker, plan, problems, settings
+
+    def rollouts(self, directory: Path, done: int) -> list[Rollout]:
+        """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
+        return [rollout for setting in self._settings for rollout in self._of(setting, directory, done)]
+
+    def _of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
+        plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
+        maker = replace(self._maker, group=plan.group, mode=setting.mode, hint=setting.hint)
+        header = pool_header(maker.policy, plan, maker.sampler, maker.grader, self._problems)
+        writer = PoolWriter(directory / setting.name, header=header)
+        seed = derive_seed("evaluation", plan.seed, done, setting.name)
+        maker.write(writer, dict(enumerate(self._problems)), seed=seed)
+        return [rollout for group in writer.finish().steps for rollout in group]
+
+
+def make_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[Setting]:
+    """Every mode of `modes` (none: `mode`) with its hint; `mode` without it, where that is asked for."""
+    settings = [Setting(mode=own) for own in modes or (mode,)]
+    return [*settings, Setting(mode=mode, hint=False)] if without_hint else settings
