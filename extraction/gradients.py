@@ -20,12 +20,15 @@ from extraction.adapters import Coordinates
 from extraction.adapters.interface import InputTap, Tap
 from extraction.attention import attending, packs
 from extraction.batch import Batch
-from extraction.logprobs import CHUNK_SIZE, completion_logprobs, scatter_tokens, split_model
+from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.memory import checkpointed, tokens_that_fit
 from extraction.rows import Rows, cost, make_rows, plan_passes
 from extraction.vocabulary import Layout
 from replay_pools.errors import InputError
 
+# Which completion tokens of the batch (n,), the hidden states (n, d) that predict them, and the head -> a term of the
+# loss. Sample i's part of it must depend on sample i's states only.
+Penalty = Callable[[Tensor, Tensor, nn.Module], Tensor]
 Keep = Callable[[Tensor, Tensor], Tensor]  # see OutputTap
 Reduced = Callable[[Tensor, Tensor], None]  # what was kept, and the gradient that arrives
 
@@ -46,10 +49,11 @@ def per_sample_gradients(
     batch: Batch,
     *,
     token_weights: Tensor | None = None,
+    penalty: Penalty | None = None,
     tokens_per_batch: int | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> SampleGradients:
-    """Gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
+    """Gradient of L_i = -sum_t w_it log p(token_it) + penalty_i for every sample i, in the coordinates of every module.
 
     At delta_S = 0 (B = 0) the adapter is switched off in the forward: the base model runs untouched. The model is
     left as it was found: weights, modes, `requires_grad` and `.grad`.
@@ -58,6 +62,7 @@ def per_sample_gradients(
         coordinates: the adapted model.
         batch: on the model's device.
         token_weights: w (G, T), read on completion tokens only; None is 1 there (the summed NLL).
+        penalty: a term of the loss that is no function of the log-probabilities of the tokens alone; None is 0.
         tokens_per_batch: tokens in one pass; None is what fits the machine's memory, at most 8192. The
             results depend on it in their rounding alone. A longer sample has a pass of its own in which activations
             are computed again in the backward.
@@ -78,6 +83,7 @@ def per_sample_gradients(
     gradients = {module: torch.zeros(len(batch), r, **wide) for module, r in coordinates.sizes.items()}
     token_logprobs = torch.zeros(batch.ids.shape, **wide)
     lengths = batch.lengths.tolist()
+    numbers = completion_numbers(batch)
     with frozen(coordinates.model), coordinates.lean_forward():
         layout: Layout = "packed" if packs(backbone) else "padded"
         budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
@@ -92,7 +98,8 @@ def per_sample_gradients(
                 checkpointed(backbone, too_long),
                 tapped(coordinates, taps, rows, gradients),
             ):
-                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion], chunk_size)
+                added = None if penalty is None else partial(penalty, numbers[rows.samples][completion])
+                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion], chunk_size, added)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
     return SampleGradients(
         gradients=gradients,
@@ -103,31 +110,61 @@ def per_sample_gradients(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """A forward of G samples without gradients."""
+
+    token_logprobs: Tensor  # (G, T), 0 off the completion
+    states: Tensor  # (N, d) hidden states that predict the completion tokens, sample after sample
+
+
 @torch.no_grad()
-def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None) -> Tensor:
-    """log p of every completion token, (G, T), 0 off the completion: forward passes alone, split as the gradients are.
+def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None) -> TokenScores:
+    """Log-probabilities and hidden states of the completion tokens: forwards alone, split as the gradients are.
 
     Arguments and errors as `per_sample_gradients`.
     """
-    backbone, _ = split_model(coordinates.model)
+    backbone, head = split_model(coordinates.model)
     wide = {"dtype": torch.promote_types(backbone.dtype, torch.float32), "device": backbone.device}
     token_logprobs = torch.zeros(batch.ids.shape, **wide)
+    numbers = completion_numbers(batch)
+    parts: list[tuple[Tensor, Tensor]] = []
     with frozen(coordinates.model), coordinates.lean_forward():
         layout: Layout = "packed" if packs(backbone) else "padded"
         budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
         for samples in plan_passes(batch.lengths.tolist(), budget, layout):
             rows = make_rows(batch, layout, samples)
+            completion = batch.completion_mask[rows.samples]
             with attending(backbone, layout):
-                logprobs = completion_logprobs(coordinates.model, rows)
-            token_logprobs[rows.samples] = scatter_tokens(logprobs, batch.completion_mask[rows.samples])
-    return token_logprobs
+                states = completion_states(coordinates.model, rows)
+            logprobs = ChosenLogprobs.apply(states, rows.targets, head, CHUNK_SIZE)
+            token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+            parts.append((numbers[rows.samples][completion], states))
+    order = torch.cat([index for index, _ in parts]).argsort()
+    return TokenScores(token_logprobs=token_logprobs, states=torch.cat([own for _, own in parts])[order])
+
+
+def completion_numbers(batch: Batch) -> Tensor:
+    """(G, T): which completion token of the batch is at a place, counted sample after sample; read on completions."""
+    return batch.completion_mask.flatten().cumsum(0).view_as(batch.ids) - 1
 
 
 @torch.enable_grad()
-def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor, chunk_size: int) -> Tensor:
-    """Forward, and backward of -sum_n w_n logp_n; returns the log-probabilities (N,)."""
-    logprobs = completion_logprobs(coordinates.model, rows, chunk_size=chunk_size)
-    (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
+def one_pass(
+    coordinates: Coordinates,
+    rows: Rows,
+    weights: Tensor,
+    chunk_size: int,
+    penalty: Callable[[Tensor, nn.Module], Tensor] | None = None,
+) -> Tensor:
+    """Forward, and backward of -sum_n w_n logp_n + penalty; returns the log-probabilities (N,)."""
+    _, head = split_model(coordinates.model)
+    states = completion_states(coordinates.model, rows)
+    logprobs = ChosenLogprobs.apply(states, rows.targets, head, chunk_size)
+    loss = -(weights.to(logprobs.dtype) * logprobs).sum()
+    if penalty is not None:
+        loss = loss + penalty(states, head)
+    loss.backward()
     return logprobs.detach()
 
 

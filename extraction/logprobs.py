@@ -43,11 +43,17 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows, *, chunk
     Raises:
         InputError: the model rescales or caps its logits, has no separate backbone and head, or a trainable head.
     """
+    _, head = split_model(model)
+    return ChosenLogprobs.apply(completion_states(model, rows), rows.targets, head, chunk_size)
+
+
+def completion_states(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
+    """The hidden states that predict the completion tokens, (N, d); arguments and errors as `completion_logprobs`."""
     backbone, head = split_model(model)
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in head.parameters()):
         raise InputError(type(model).__name__, expected="a frozen head", found="a head that requires gradients")
     hidden = backbone(**rows.inputs, use_cache=False).last_hidden_state  # (R, W, d)
-    return ChosenLogprobs.apply(hidden.flatten(0, 1)[rows.predicting], rows.targets, head, chunk_size)
+    return hidden.flatten(0, 1)[rows.predicting]
 
 
 class ChosenLogprobs(torch.autograd.Function):

@@ -62,12 +62,12 @@ class FrozenBatch:
         self._batch = make_batch([*prompts, *prompts], completions, policy.pad_id).to(policy.device)
         self._coordinates, self._vectors, self._num_pairs = coordinates, vectors, len(pairs)
         self._start = coordinates.values()
-        self._base = score(coordinates, self._batch)
+        self._base = score(coordinates, self._batch).token_logprobs
 
     def measure(self) -> FrozenMeasure:
         """The policy as it is."""
         n, mask = self._num_pairs, self._batch.completion_mask
-        logprobs = score(self._coordinates, self._batch)
+        logprobs = score(self._coordinates, self._batch).token_logprobs
         kl = kl_terms(logprobs, self._base, mask, estimator="k3").values
         gained = (logprobs - self._base).sum(1).double()
         moved = {module: self._start[module] - value for module, value in self._coordinates.values().items()}

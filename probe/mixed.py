@@ -1,6 +1,6 @@
 """MixedSource: live groups in which a teacher's stored rollouts take the place of some of the policy's own.
 
-For the first `off_step` steps a group is G - n live rollouts and n of the teacher's on the same rendered prompt, so
+In the first batches a group is G - n live rollouts and n of the teacher's on the same rendered prompt, so
 that they share one baseline; after that it is G live ones, as in `LiveSource`. The teacher's rollouts are off-policy:
 at ratio 1 (`old_logprobs` "current") a rewarded one is learnt like a demonstration; with recorded log-probabilities the
 ratio to the teacher's law would all but remove it.
@@ -20,21 +20,21 @@ from replay_pools.rollout import Rollout
 
 @final
 class MixedSource:
-    """A live source with a teacher in its first steps.
+    """A live source with a teacher in its first batches.
 
     Args:
-        live: its groups have G rollouts; its problems of the first `off_step` steps are among the teacher's.
+        live: its groups have G rollouts; its problems of the first `num_batches` batches are among the teacher's.
         teacher: rollouts on the very prompts that the live source renders.
         num_teacher: n, rollouts of the teacher in a group, drawn without replacement by (seed, batch, problem).
-        off_step: number of steps with the teacher.
+        num_batches: batches with the teacher.
 
     Raises:
         InputError: a prompt of the teacher has fewer than `num_teacher` rollouts.
     """
 
-    def __init__(self, live: LiveSource, teacher: Pool, *, num_teacher: int, off_step: int, seed: int) -> None:
+    def __init__(self, live: LiveSource, teacher: Pool, *, num_teacher: int, num_batches: int, seed: int) -> None:
         self._live, self._teacher, self._seed = live, teacher, seed
-        self._num_teacher, self._off_step = num_teacher, off_step
+        self._num_teacher, self._num_batches = num_teacher, num_batches
         self._by_prompt: dict[str, list[Rollout]] = {}
         for step in teacher.steps:
             for rollout in step:
@@ -49,9 +49,10 @@ class MixedSource:
     def groups(self, step: int) -> tuple[Group, ...]:
         """The groups of a step: the policy's rollouts first, the teacher's last."""
         self._rollouts = {}
-        if step >= self._off_step:
+        batch = self._live.batch(step)
+        if batch >= self._num_batches:
             return self._live.groups(step)
-        groups, batch = [], self._live.batch(step)
+        groups = []
         for own in self._live.sampled(batch, fewer=self._num_teacher):
             theirs = self._drawn(batch, own[0][1])
             self._rollouts |= theirs

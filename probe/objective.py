@@ -16,7 +16,7 @@ from torch import Tensor
 from extraction.loss import LossType, loss_weights
 from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, as_groups, group_std
 from probe.credit import token_credit
-from probe.kl import KlEstimator, kl_terms
+from probe.kl import KL_ESTIMATORS, KlEstimator
 from probe.ratio import Level, surrogate
 from replay_pools.errors import InputError
 
@@ -55,14 +55,19 @@ class Objective:
         tokens = torch.ones(2, 1)
         if self.beta and self.reference is None:
             raise InputError("objective beta", expected="a reference: base, ema or recorded", found="none")
+        if self.kl_estimator not in KL_ESTIMATORS:
+            found = repr(self.kl_estimator)
+            raise InputError("objective kl_estimator", expected=f"one of {', '.join(KL_ESTIMATORS)}", found=found)
         if self.beta < 0 or (self.loss_type == "nll" and self.has_token_terms):
             expected = "beta >= 0, and neither ratio, KL nor entropy with loss_type nll"
             raise InputError("objective", expected=expected, found=f"beta {self.beta}, {self.loss_type}")
+        if self.kl_estimator == "full" and self.reference == "recorded":
+            expected = "base or ema with kl_estimator full, which needs whole distributions"
+            raise InputError("objective reference", expected=expected, found="recorded")
         try:
             self.advantages(rewards)
             self.credit(-tokens, tokens.bool(), tokens.bool(), rewards)
             surrogate(-tokens, -tokens, tokens.bool(), rewards, **self.ratio_options())
-            kl_terms(-tokens, -tokens, tokens.bool(), estimator=self.kl_estimator)
         except ValueError as error:
             raise InputError("objective", expected="settings that fit together", found=str(error)) from error
 

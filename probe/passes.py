@@ -12,7 +12,7 @@ from torch import Tensor
 from extraction.adapters.coordinates import Coordinates
 from extraction.adapters.stacked import StackedCoordinates
 from extraction.batch import Batch
-from extraction.gradients import per_sample_gradients
+from extraction.gradients import Penalty, per_sample_gradients
 from extraction.vocabulary import Basis
 from probe.additivity import batch_error, module_error, tapped
 
@@ -23,7 +23,7 @@ Gradients = Mapping[Basis, Mapping[str, Tensor]]  # {basis: {module: (G, r)}}, o
 class GroupPass:
     """One forward and backward."""
 
-    gradients: Gradients  # (G, r) of -sum_t c_it logp_it
+    gradients: Gradients  # (G, r) of -sum_t W_it logp_it + penalty_i
     token_logprobs: Tensor  # (G, T), 0 off the completion
     nll: Tensor  # (G,) -sum_t logp_it
 
@@ -40,10 +40,12 @@ class Bases:
         """Where the weights are."""
         return next(self.coordinates[0].model.parameters()).device
 
-    def run(self, batch: Batch, token_weights: Tensor | None = None) -> GroupPass:
-        """Per-sample gradients of -sum_t c_it logp_it in every basis, with c (G, T) = `token_weights`, 1 when None."""
+    def run(self, batch: Batch, token_weights: Tensor | None = None, penalty: Penalty | None = None) -> GroupPass:
+        """Per-sample gradients of -sum_t W_it logp_it + penalty_i in every basis; W (G, T) is 1 when None."""
         one = self.coordinates[0] if len(self.coordinates) == 1 else StackedCoordinates(self.coordinates)
-        found = per_sample_gradients(one, batch, token_weights=token_weights, tokens_per_batch=self.tokens_per_batch)
+        found = per_sample_gradients(
+            one, batch, token_weights=token_weights, penalty=penalty, tokens_per_batch=self.tokens_per_batch
+        )
         parts = one.split(found.gradients) if isinstance(one, StackedCoordinates) else [found.gradients]
         gradients: Gradients = {own.basis: part for own, part in zip(self.coordinates, parts, strict=True)}
         return GroupPass(gradients=gradients, token_logprobs=found.token_logprobs, nll=found.nll)

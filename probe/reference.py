@@ -9,19 +9,30 @@ stands in for a reference that moves.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from extraction.adapters.coordinates import Coordinates
 from extraction.batch import Batch
-from extraction.gradients import score
+from extraction.gradients import Penalty, score
+from extraction.logprobs import scatter_tokens, split_model
 from probe.controllers import ema_update
+from probe.kl import full_kl
 from probe.objective import Objective
 from replay_pools.errors import InputError
 
 PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceScores:
+    """What a reference says of the completion tokens of a batch."""
+
+    token_logprobs: Tensor  # (G, T), 0 off the completion
+    states: Tensor | None  # (N, d) that predict them; None: those of the policy, or none at all (`recorded`)
 
 
 @final
@@ -39,32 +50,53 @@ class References:
         self._base = coordinates.values()
         self._ema, self._updates = self._base, 0
 
-    def logprobs(
+    def scores(
         self, names: Iterable[str], batch: Batch, current: Tensor, recorded: Tensor | None, tokens_per_batch: int | None
-    ) -> dict[str, Tensor]:
-        """{name: (G, T)}, 0 off the completion.
+    ) -> dict[str, ReferenceScores]:
+        """What each reference says of a batch.
 
         Args:
             names: base, ema, recorded.
-            current: (G, T) of the policy, which are also those of a reference at the same point.
+            current: (G, T) log-probabilities of the policy, which are also those of a reference at the same point.
             recorded: (G, T) of the sampler, or None.
 
         Raises:
             InputError: `recorded` is asked for and there are none.
         """
-        found: dict[str, Tensor] = {}
+        found: dict[str, ReferenceScores] = {}
         values = self._coordinates.values()
         for name in dict.fromkeys(names):
             if name == "recorded":
-                found[name] = needed(recorded)
+                found[name] = ReferenceScores(token_logprobs=needed(recorded), states=None)
                 continue
             point = self._base if name == "base" else self._ema
             if all(torch.equal(values[module], point[module]) for module in values):
-                found[name] = current
+                found[name] = ReferenceScores(token_logprobs=current, states=None)
                 continue
             with self._coordinates.at(point):
-                found[name] = score(self._coordinates, batch, tokens_per_batch=tokens_per_batch)
+                own = score(self._coordinates, batch, tokens_per_batch=tokens_per_batch)
+            found[name] = ReferenceScores(token_logprobs=own.token_logprobs, states=own.states)
         return found
+
+    def divergence(
+        self, reference: ReferenceScores, batch: Batch, tokens_per_batch: int | None
+    ) -> tuple[Tensor, Penalty | None]:
+        """KL(policy, reference) over the vocabulary in every context: (G, T) nats, and as a term of a loss.
+
+        The term is None where the reference is at the same point: KL and its gradient are 0 there.
+        """
+        if reference.states is None:
+            return torch.zeros_like(reference.token_logprobs), None
+        there = reference.states
+        here = score(self._coordinates, batch, tokens_per_batch=tokens_per_batch).states
+        _, head = split_model(self._coordinates.model)
+        with torch.no_grad():
+            values = full_kl(head, here, there)
+
+        def penalty(index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
+            return full_kl(head, states, there[index]).sum()
+
+        return scatter_tokens(values, batch.completion_mask), penalty
 
     def update(self) -> None:
         """Take in the policy after an optimizer step."""

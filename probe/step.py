@@ -33,7 +33,7 @@ from probe.reference import References, needed
 from probe.sources import Group
 from probe.update import SplitUpdate, Updater, split_update
 from probe.vocabulary import Target
-from probe.weighting import Scores, Weighting, by_token_weights, weigh
+from probe.weighting import Scores, Weighting, by_pass, weigh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +121,10 @@ def train_step(
     weightings = {name: weigh(own, rewards, batch, scores, planned) for name, own in conditions.items()}
     nll = _sample_measures(unit.gradients)
     results: dict[tuple[str, str], ArmResult] = {}
-    for token_weights, names in by_token_weights(weightings):
-        own = unit.gradients if token_weights is None else bases.run(batch, token_weights).gradients
-        contributions = nll if token_weights is None else _sample_measures(own)
+    for shared, names in by_pass(weightings):
+        plain = shared.token_weights is None
+        own = unit.gradients if plain else bases.run(batch, shared.token_weights, shared.penalty).gradients
+        contributions = nll if plain else _sample_measures(own)
         for name in names:
             totals = weighted_sums(weightings[name].scale, own)
             for m in (measure for measure in measures if measure.condition == name):
@@ -162,10 +163,13 @@ def _scores(
     if (needs_old or "recorded" in names) and len(rows) == len(batch):
         recorded = _on_completions(rows, batch).to(current.dtype)
     wanted = sorted(names | ({"base"} if "ema" in names else set()))
+    found = references.scores(wanted, batch, current, recorded, tokens_per_batch)
+    is_full = any(own.kl_estimator == "full" for own in objectives)
     return Scores(
         current=current,
         old=needed(recorded) if needs_old else None,
-        references=references.logprobs(wanted, batch, current, recorded, tokens_per_batch),
+        references={name: own.token_logprobs for name, own in found.items()},
+        full_kl={n: references.divergence(own, batch, tokens_per_batch) for n, own in found.items() if is_full},
     )
 
 

@@ -117,7 +117,7 @@ def _problems(config: TrainConfig, teacher: Pool | None) -> tuple[list[list[Prob
     width = config.rollouts.prompts_per_step * (1 + config.rollouts.refills)
     taught: list[list[Problem]] = []
     if teacher is not None and config.rollouts.teacher is not None:
-        mixed = min(-(-config.rollouts.teacher.off_step // config.rollouts.iterations), batches)
+        mixed = min(config.rollouts.teacher.num_batches(config.rollouts.iterations), batches)
         known = taught_problems(left[:wanted], teacher)
         taught = choose_problems(known, batches=mixed, prompts_per_step=width, seed=config.seed)
     own = choose_problems(left[:wanted], batches=batches - len(taught), prompts_per_step=width, seed=config.seed)
@@ -182,7 +182,8 @@ def _mixed_source(config: TrainConfig, live: LiveSource, teacher: Pool) -> Mixed
     settings = config.rollouts.teacher
     assert settings is not None
     num_teacher = settings.num_rollouts(config.rollouts.group)
-    return MixedSource(live, teacher, num_teacher=num_teacher, off_step=settings.off_step, seed=config.seed)
+    num_batches = settings.num_batches(config.rollouts.iterations)
+    return MixedSource(live, teacher, num_teacher=num_teacher, num_batches=num_batches, seed=config.seed)
 
 
 def _evaluator(

@@ -42,6 +42,10 @@ class TeacherConfig:
         """How many of a group's rollouts are the teacher's: at least one, and not all."""
         return min(max(round(self.fraction * group), 1), group - 1)
 
+    def num_batches(self, iterations: int) -> int:
+        """Batches with the teacher: those whose first step is before `off_step`."""
+        return -(-self.off_step // iterations)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
