@@ -1,4 +1,4 @@
-"""README is the manual: its commands run, and its tree is the tree."""
+"""README and spec/*.md are the manual: commands and snippets run, the tree is the tree, and what is named exists."""
 
 import re
 import shlex
@@ -9,19 +9,29 @@ import pytest
 from probe.arms import ARMS
 from probe.cli import VERBS, cli
 from probe.cli._frame import run
+from probe.cli._spec import open_spec
+from probe.records import SampleRecord, StepRecord
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BASH = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]
+METHOD = (ROOT / "spec" / "METHOD.md").read_text()
+EXAMPLES = ("spec/NAME.toml", "spec/same-prompt.toml")  # names that stand for a reader's own
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.S)
 
 
-def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_and_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom in one empty folder, as a reader would."""
     monkeypatch.chdir(tmp_path)
-    assert len(BASH) >= 6
-    for line in BASH:
-        program, *arguments = shlex.split(line)
-        assert program == "probe"
-        assert run(cli, arguments) == 0, line
+    commands = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
+    assert len(commands) >= 6
+    for language, block in BLOCKS:
+        if language == "python":
+            exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+            continue
+        for line in filter(None, block.splitlines()):
+            program, *arguments = shlex.split(line)
+            assert program == "probe"
+            assert run(cli, arguments) == 0, line
 
 
 def test_the_make_targets_exist() -> None:
@@ -51,3 +61,34 @@ def test_the_tree_lists_every_source_file_once() -> None:
 def test_every_verb_and_arm_is_described() -> None:
     assert all(f"`probe {verb}" in README for verb in VERBS)
     assert all(f"| `{arm}` |" in README for arm in ARMS)
+
+
+def test_every_file_that_the_documents_name_exists() -> None:
+    for document in (ROOT / "README.md", *(ROOT / "spec").glob("*.md")):
+        named = re.findall(r"`((?:probe|extraction|replay_pools|tests|spec)/[\w./-]+\.\w+)`", document.read_text())
+        missing = {name for name in named if name not in EXAMPLES and not (ROOT / name).exists()}
+        assert not missing, f"{document.name} names {', '.join(sorted(missing))}"
+
+
+def test_the_method_names_fields_of_the_records() -> None:
+    """Section 4's table says which record holds a field, and the rules are those of the program."""
+    fields = {"step": StepRecord.__dataclass_fields__, "sample": SampleRecord.__dataclass_fields__}
+    section = METHOD.split("## 4.")[1].split("## 5.")[0]
+    rows = re.findall(r"^\| (`.+?) \| .*? \| (step(?:, sample)?|sample) \|$", section, re.M)
+    assert len(rows) == 9
+    for names, records in rows:
+        own = re.findall(r"`(\w+)`", names)
+        own = [own[0].removesuffix("_in") + name if name.startswith("_") else name for name in own]
+        for record in records.split(", "):
+            absent = [name for name in own if name not in fields[record]]
+            assert not absent, f"METHOD says that a {record} record has {', '.join(absent)}"
+    rules = re.findall(r"^\| (R\d) ", METHOD, re.M)
+    assert rules == [f"R{i}" for i in range(8)]
+
+
+def test_the_example_of_a_spec_is_one(tmp_path: Path) -> None:
+    """Every table and option is read as `probe plan`, `sweep` and `analyze` read it."""
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "spec" / "README.md").read_text(), re.S)
+    path = tmp_path / "same-prompt.toml"
+    path.write_text(example)
+    assert [criterion.name for criterion in open_spec(path).criteria] == ["aligned"]

@@ -37,7 +37,7 @@ def model_options(function: AnyFunction) -> AnyFunction:
 def config_option(function: AnyFunction) -> AnyFunction:
     """`--config FILE` -> `config_file: Path | None`."""
     kind = click.Path(path_type=Path)
-    return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat.")(function)
+    return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat whole.")(function)
 
 
 def refuse_overrides(ctx: click.Context) -> None:
@@ -66,37 +66,40 @@ _EXTRACTION_OPTIONS = (
         default=AUTO,
         show_default=True,
         type=_TokensType(),
-        help="Tokens of one forward and backward; auto = what fits the free memory.",
+        help="Tokens of one forward and backward; auto = by the memory of the device.",
     ),
     click.option(
         "--max-completion-length",
         type=click.IntRange(1),
-        help="Tokens, the divisor of dr_grpo; replay takes it from the pools.",
+        help="In tokens: what dr_grpo divides by. Default in a replay: the pools' generation limit.",
     ),
     click.option(
         "--loss-type",
         default="grpo",
         show_default=True,
         type=click.Choice(LOSS_TYPES),
-        help="Normaliser, of the loss and of the pair gradients alike.",
+        help="Normaliser of the loss, and of the pair gradients alike.",
     ),
     click.option(
         "--drop-bottom-frac",
         default=0.25,
         show_default=True,
         type=click.FloatRange(0, 1, max_open=True),
-        help="Noise floor: drop directions below this quantile of S over all modules.",
+        help="Noise floor: drop the directions with the lowest singular values S, this share over all modules.",
     ),
     click.option(
         "--tau",
         default=0.0,
         show_default=True,
         type=click.FloatRange(0, 1),
-        help="Drop directions with S_i / S_0 below.",
+        help="Drop directions with S_i / S_0 below this, in each module.",
     ),
-    click.option("--k", default=4, show_default=True, type=click.IntRange(1), help="Directions a module."),
+    click.option("--k", default=4, show_default=True, type=click.IntRange(1), help="Directions in a module."),
     click.option(
-        "--pairs", default="builtin", show_default=True, help="builtin, builtin:MODE, builtin:placebo or a file."
+        "--pairs",
+        default="builtin",
+        show_default=True,
+        help="builtin (mode run_tests), builtin:MODE, builtin:placebo, or a .jsonl file of pairs.",
     ),
 )
 

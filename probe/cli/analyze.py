@@ -13,12 +13,12 @@ from replay_pools.errors import InputError
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path))
-@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each permutation null.")
+@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each null, N2 to N4.")
 @click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps.")
 @click.option(
     "--regrade-agreement",
     type=click.FloatRange(0, 1),
-    help="Share of the pools' labels that a second grading repeats; rule R0 needs it.",
+    help="Share (0 to 1) of the pools' labels that `probe pool regrade` repeats; rule R0 needs it.",
 )
 @click.option("--check", is_flag=True, help="Exit with 1 when rule R0, R1, R3, R4 or R5 (SPEC: the primary) is FAIL.")
 @click.option("--write", is_flag=True, help="SPEC: write OUT/reports/NAME.md and the Results of its .md file.")

@@ -12,7 +12,12 @@ from probe.cli._frame import echo_json, json_option, out_option
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
-    """Check Python, packages, devices, disk, isolation, the grader and the built-in data; exit code 1 on a failure."""
+    """Check Python, packages, devices, disk, isolation, the grader and the built-in data, with a fix for what fails.
+
+    Exit code 1 on a failure; a warning is none. Example:
+
+      probe doctor --out /data/probe
+    """
     from probe.doctor import diagnose  # packaging and the grader: --help does not wait for them
 
     findings = diagnose(out)

@@ -15,7 +15,7 @@ GIB = 2**30
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option("--run", type=click.Path(path_type=Path), help="A run whose step times are taken.")
+@click.option("--run", type=click.Path(path_type=Path), help="A finished run to take the time of a step from.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @out_option
 @json_option

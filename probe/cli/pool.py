@@ -28,7 +28,10 @@ def pool() -> None:
 @out_option
 @json_option
 def show(pool_name: str, out: Path, as_json: bool) -> None:
-    """Rates by mode, lengths, reward spread and advantage cells of POOL (a name, or a path with a slash)."""
+    """Rates by mode, lengths, reward spread and advantage cells of POOL.
+
+    POOL is a name, or a path with a slash. Example:  probe pool show teacher
+    """
     opened = open_pool(resolve_pool(pool_name, out))
     from probe.cli._pool_summary import summarise  # scipy comes with it: neither --help nor an error waits for that
 
@@ -46,7 +49,10 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_json: bool) -> None:
-    """Check hashes, fields, labels, rewards and prompt tails of POOL; exit code 1 when a check fails."""
+    """Check hashes, fields, labels, rewards and prompt tails of POOL.
+
+    Exit code 1 when a check fails. Example:  probe pool verify teacher
+    """
     opened = open_pool(resolve_pool(pool_name, out), tokenize=_tokenizer(model))
     faults = opened.verify()
     if as_json:
@@ -64,7 +70,13 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
 @out_option
 @json_option
 def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool) -> None:
-    """Write the pool in directory SOURCE (the published predecessor format) in our format, as --name."""
+    """Make a pool, --name, of the rollouts logged in SOURCE, and say what was inferred.
+
+    SOURCE is a directory of step_000.jsonl.gz, ...: one group a file, one rollout a line, with problem_id, messages,
+    prompt, plen, completion, completion_ids, reward, hacked, gt_pass, fmt_ok. Example:
+
+      probe pool import logged --name mine --model Qwen/Qwen3-4B
+    """
     opened = open_sound_pool(source, model)
     if not opened.normalised:
         raise InputError(source, expected="a pool in the predecessor format", found="one in our format", fix="copy it")

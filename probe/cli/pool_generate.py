@@ -22,10 +22,16 @@ from replay_pools.environments.loopholes import LOOPHOLES
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="Groups; one problem each.")
 @click.option("--group", default=8, show_default=True, type=click.IntRange(1), help="Rollouts in a group.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice of problems and of the sampling.")
-@click.option("--temperature", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True))
-@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True))
+@click.option(
+    "--temperature",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="1 = the policy's own law, which recorded log-probabilities need.",
+)
+@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True), help="1 = off.")
 @click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 = off.")
-@click.option("--max-new-tokens", default=160, show_default=True, type=click.IntRange(1), help="Completion tokens.")
+@click.option("--max-new-tokens", default=160, show_default=True, type=click.IntRange(1), help="Of a completion.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")

@@ -22,38 +22,79 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
 
 @click.command()
 @name_option("run", default="replay", show_default=True)
-@click.option("--replay-dirs", default="teacher,base", show_default=True, callback=_names, help="Pools, by commas.")
 @click.option(
-    "--arm", "arms", default="projected", show_default=True, callback=_names, help=f"Of {', '.join(ARMS)}; by commas."
+    "--replay-dirs",
+    default="teacher,base",
+    show_default=True,
+    callback=_names,
+    help="Pools, by commas: names in OUT/pools, built-in ones, or paths with a slash.",
 )
-@click.option("--per-pool", default=4, show_default=True, type=click.IntRange(1), help="Rollouts of each pool a step.")
-@click.option("--match", default="problem", show_default=True, type=click.Choice(MATCHES), help="Pair steps by.")
-@click.option("--steps", type=click.IntRange(1), help="Default: all steps that match.")
-@click.option("--seed", default=0, show_default=True, help="Of the drawn rollouts and the random controls.")
+@click.option(
+    "--arm", "arms", default="projected", show_default=True, callback=_names, help=f"By commas, of {', '.join(ARMS)}."
+)
+@click.option("--per-pool", default=4, show_default=True, type=click.IntRange(1), help="Rollouts of a pool in a step.")
+@click.option(
+    "--match",
+    default="problem",
+    show_default=True,
+    type=click.Choice(MATCHES),
+    help="What the pools have in common in a step: the problem, the rendered prompt, or nothing.",
+)
+@click.option("--steps", type=click.IntRange(1), help="Groups to replay. Default: all that match.")
+@click.option("--seed", default=0, show_default=True, help="Of the choice of rollouts and of the random controls.")
 @click.option("--model", help="Default: the base model that the pools' manifests name.")
-@click.option("--v-hack", type=click.Path(dir_okay=False), help="Direction file; default: extract and cache.")
+@click.option("--v-hack", type=click.Path(dir_okay=False), help="File of probe extract. Default: extract, cached.")
 @extraction_options
-@click.option("--gate", type=click.Choice(GATES), help="Default: each arm's own (one_sided).")
+@click.option(
+    "--gate",
+    type=click.Choice(GATES),
+    help="What is removed along the directions V: relu(c), c or 2c of c = V g. Default: the arm's own, one_sided.",
+)
 @click.option("--overshoot", default=1.0, show_default=True, help="Factor on what is removed.")
 @click.option("--preserve-magnitude", is_flag=True, help="Rescale the projected gradient to its old norm.")
-@click.option("--advantage-estimator", default="grpo", show_default=True, type=click.Choice(ESTIMATORS))
-@click.option("--scale-rewards", default="none", show_default=True, type=click.Choice(SCALES))
-@click.option("--advantage-clip", type=click.FloatRange(0, min_open=True), help="Cap on |A|, applied last.")
-@click.option("--advantage-eps", default=1e-4, show_default=True, type=click.FloatRange(0), help="Added to the std.")
-@click.option("--min-group-std", default=0.0, show_default=True, type=click.FloatRange(0), help="Skip groups below.")
+@click.option(
+    "--advantage-estimator",
+    default="grpo",
+    show_default=True,
+    type=click.Choice(ESTIMATORS),
+    help="Reward minus the group's mean; maxrl divides by the mean, rloo leaves the sample itself out.",
+)
+@click.option(
+    "--scale-rewards",
+    default="none",
+    show_default=True,
+    type=click.Choice(SCALES),
+    help="Divide advantages by the standard deviation of the rewards of the group or the batch.",
+)
+@click.option("--advantage-clip", type=click.FloatRange(0, min_open=True), help="Cap on |A|, last. Default: none.")
+@click.option(
+    "--advantage-eps",
+    default=1e-4,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Added to the standard deviation that --scale-rewards divides by.",
+)
+@click.option(
+    "--min-group-std",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Groups whose rewards have a smaller standard deviation get advantages of 0.",
+)
 @click.option(
     "--condition",
     "conditions",
     multiple=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help="Evaluate every arm under this change of the loss too; repeat for a grid. Default: `default`, no change.",
+    help="Evaluate every arm under this change of the loss; repeat for a grid. Without any there is one, `default`, "
+    "which changes nothing; beside others it has to be named.",
 )
 @click.option(
     "--planning-phrases",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="One phrase a line: what token credit calls planning. Default: a short built-in list.",
 )
-@click.option("--lr", default=0.0, show_default=True, type=click.FloatRange(0), help="AdamW; 0 = weights frozen.")
+@click.option("--lr", default=0.0, show_default=True, type=click.FloatRange(0), help="Of AdamW; 0 = frozen weights.")
 @click.option("--lora-rank", default=32, show_default=True, type=click.IntRange(1), help="Of projected-lora.")
 @click.option(
     "--dtype-noise",

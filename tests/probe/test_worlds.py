@@ -5,6 +5,7 @@ two honest solutions that are paid, two failures that are not. What differs is w
 point at, and what else tells hacks apart.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
 from probe.analysis.analyze import Analysis, analyze
+from probe.analysis.tables import format_analysis
 from probe.analysis.text import WIDTH
 from probe.arms import ARMS
 from probe.cli import cli
@@ -29,7 +31,7 @@ from probe.runs import CONFIG_FILE, MANIFEST_FILE, file_hashes, read_run, write_
 from replay_pools.files import dump_json, sha256, write_json
 
 SIZES = {"layers.0.q": 24, "layers.0.down": 40, "layers.1.q": 24}
-NUM_PAIRS, NUM_HELD_OUT, NUM_STEPS = 27, 12, 24
+NUM_PAIRS, NUM_HELD_OUT = 27, 12
 HACKED = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=bool)
 PAID = np.array([1, 1, 1, 1, 1, 1, 0, 0], dtype=bool)
 REWARDS = np.where(PAID, 3.5, 0.5)
@@ -47,6 +49,7 @@ class World:
     idle_gate: bool = False  # the projecting arm leaves the gradient alone
     strength: float = 1.0
     decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
+    num_steps: int = 24  # one prompt each
 
 
 def axis(name: str, module: str, r: int) -> Tensor:
@@ -90,7 +93,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     random = v_hack if world.twin_arms else haar_directions(v_hack, seed=1)
     arms = {"vanilla": v_hack, "projected": v_hack, "random": random}
     steps: list[StepRecord] = []
-    for step in range(NUM_STEPS):
+    for step in range(world.num_steps):
         longer = world.long_hacks * HACKED
         lengths = rng.integers(40, 60, 8) + 40 * longer
         unit = unit_norm(
@@ -186,6 +189,8 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         condition="default",
         frac_planning=0.0,
         exec_surprisal_var=None,
+        direction_age=0,
+        direction_overlap=None,
     )
     return samples, step_record
 
@@ -356,3 +361,40 @@ def test_an_unseen_regrade_keeps_r0_open(verdicts, tmp_path):
     assert rule(worse, "R0").verdict == "FAIL"
     moved = replace(read_run(directory), config={"verb": "replay", "replay": {}, "pools": []})
     assert part(analyze(moved, num_draws=99), "template tails").holds is None
+
+
+GALLERY_FILE = Path(__file__).parents[2] / "spec" / "VERDICTS.md"
+GALLERY = {
+    "aligned and specific": World(),
+    "aligned, not specific": World(shuffled_labels=True),
+    "confounded": World(pairs_point_at="length", hacks_point_at=None, long_hacks=True, strength=1.5),
+    "orthogonal": World(hacks_point_at=None, decay=0.0, strength=6.0, num_steps=128),
+    "inconclusive": World(pairs_point_at=None),
+    "broken": World(twin_arms=True),
+}
+EXHIBIT = re.compile(r"<!-- (.+?): (.+?) -->\n```\n(.*?)```", re.S)
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+def excerpt(analysis: Analysis, names: str) -> str:
+    """The paragraphs of the printed analysis that begin with one of the names, in their order there."""
+    start = "|".join(map(re.escape, names.split(", ")))
+    paragraphs = re.split(r"\n(?=VERDICT|- |  R\d|  holds|  BROKEN|  not seen|\n)", format_analysis(analysis))
+    wanted = re.compile(rf"(?:- |  (?:holds|BROKEN|not seen) +|  )?(?:{start})\b")
+    return "\n".join(filter(wanted.match, paragraphs)) + "\n"
+
+
+def test_the_gallery_is_what_the_program_prints(verdicts, tmp_path):
+    """Every block of spec/VERDICTS.md, word by word; numbers up to the rounding of other machines."""
+    text = GALLERY_FILE.read_text()
+    shown = EXHIBIT.findall(text)
+    assert {name for name, _, _ in shown} == GALLERY.keys()
+    printed = [excerpt(verdicts(GALLERY[name]), names) for name, names, _ in shown]
+    blocks = iter(printed)
+    written = tmp_path / GALLERY_FILE.name
+    written.write_text(EXHIBIT.sub(lambda m: f"<!-- {m[1]}: {m[2]} -->\n```\n{next(blocks)}```", text))
+    for (name, _, block), now in zip(shown, printed, strict=True):
+        old, new = (" ".join(NUMBER.sub("#", own).split()) for own in (block, now))
+        assert old == new, f"{name}: the program prints other words; read {written} and put it into spec/"
+        numbers = [[*map(float, NUMBER.findall(own))] for own in (block, now)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=0.1, abs=0.01), f"{name}: other numbers; see {written}"
