@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from probe.cli._evals import echo_evaluations
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
 from probe.cli._shared_options import model_options
@@ -50,6 +49,7 @@ def evaluate(
       probe eval --model organism --adapter teacher --problems 200 --name teacher
     """
     from probe.assess import EvalConfig, assess, config_of_run
+    from probe.cli._evals import echo_evaluations
     from probe.train_config import EvaluationConfig
 
     own = EvaluationConfig(num_problems=problems, rollouts_per_problem=rollouts, modes=modes, without_hint=without_hint)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.arms import ARMS
-from probe.cli._evals import echo_evaluations
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import config_option, refuse_overrides
@@ -81,6 +80,7 @@ def _overridden(
 
 def _print_run(directory: Path, as_json: bool) -> None:
     """The evaluations, one a row, and the means of the steps."""
+    from probe.cli._evals import echo_evaluations
     from probe.evaluator import read_evals
     from probe.heldout import Evaluation, best_checkpoint
 
