@@ -60,7 +60,7 @@ class Evaluator:
 
     def _evaluate(self, done: int) -> Evaluation:
         maker = replace(self._maker, group=self._plan.group, hint=True)
-        header = pool_header(maker.policy, self._plan, maker.sampler, maker.grader, self._problems)
+        header = pool_header(maker.engine, self._plan, maker.sampler, maker.grader, self._problems)
         writer = PoolWriter(self._directory / EVALUATIONS_DIR / f"step_{done:06d}", header=header)
         with self._coordinates.lean_forward():
             seed = derive_seed("evaluation", self._plan.seed, done)

@@ -24,6 +24,7 @@ from probe.records import DEFAULT_CONDITION
 from probe.runs import ROLLOUTS_DIR
 from probe.timings import Timings
 from probe.train_config import TrainConfig
+from replay_pools.engines import LocalEngine
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
@@ -157,7 +158,7 @@ def _maker(config: TrainConfig, policy: Policy, grader: Grader) -> RolloutMaker:
     """Samples from the policy in training, which its pools name so."""
     rollouts = config.rollouts
     return RolloutMaker(
-        policy=replace(policy, adapter=f"in training: arm {config.intervention.arm}, seed {config.seed}"),
+        engine=LocalEngine(replace(policy, adapter=f"in training: arm {config.intervention.arm}, seed {config.seed}")),
         sampler=rollouts.sampler,
         grader=grader,
         mode=rollouts.mode,
@@ -184,7 +185,7 @@ def _source(
         seed=config.seed,
         steps_per_batch=rollouts.prompts_per_step,
     )
-    header = pool_header(maker.policy, plan, maker.sampler, maker.grader, list(chain(*problems)))
+    header = pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems)))
     return LiveSource(
         directory, header=header, maker=maker, coordinates=coordinates, problems=problems, seed=config.seed
     )
