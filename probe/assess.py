@@ -8,6 +8,7 @@ from probe.heldout import Evaluation, evaluate, hold_out
 from probe.heldout_sampling import HeldOut, make_settings
 from probe.runs import ADAPTER_DIR, CONFIG_FILE
 from probe.train_config import EvaluationConfig, RolloutConfig, TrainConfig
+from replay_pools.engines import LocalEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
@@ -82,7 +83,12 @@ def assess(config: EvalConfig, directory: Path, *, say: Callable[[str], None] = 
         say(f"policy {config.model}, adapter {config.adapter or 'none'}; grading under isolation {grader.isolation}")
         canary(grader, problems)
         maker = RolloutMaker(
-            policy=policy, sampler=config.sampler, grader=grader, mode=config.mode, hint=True, group=plan.group
+            engine=LocalEngine(policy),
+            sampler=config.sampler,
+            grader=grader,
+            mode=config.mode,
+            hint=True,
+            group=plan.group,
         )
         settings = make_settings(own.modes, config.mode, without_hint=own.without_hint)
         found = evaluate(HeldOut(maker, plan, problems, settings).rollouts(directory, 0), step=0)

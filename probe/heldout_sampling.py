@@ -47,7 +47,7 @@ class HeldOut:
     def _of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
         plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
         maker = replace(self._maker, group=plan.group, mode=setting.mode, hint=setting.hint)
-        header = pool_header(maker.policy, plan, maker.sampler, maker.grader, self._problems)
+        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
         writer = PoolWriter(directory / setting.name, header=header)
         seed = derive_seed("evaluation", plan.seed, done, setting.name)
         maker.write(writer, dict(enumerate(self._problems)), seed=seed)

@@ -3,7 +3,8 @@
 Everything that shapes the numbers is written to `config.json` first; `train(config)` from that file repeats the run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -18,9 +19,11 @@ from probe.loop import is_complete, open_run, run_steps
 from probe.mixed import MixedSource, taught_problems
 from probe.reference import check_recorded
 from probe.runs import ROLLOUTS_DIR
+from probe.served import PushedEngine
 from probe.subject import Subject, make_subject
 from probe.timings import Timings
 from probe.train_config import TrainConfig
+from replay_pools.engines import Engine, LocalEngine
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
@@ -28,6 +31,8 @@ from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.policy import Policy, load_policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.serving.connection import Connection
+from replay_pools.serving.engine import connect
 
 
 def train(
@@ -35,10 +40,14 @@ def train(
     directory: Path,
     *,
     out_dir: Path,
+    url: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache.
+
+    Args:
+        url: of the server that samples, where the settings say so; where it runs is no part of the run.
 
     Raises:
         InputError: anything wrong with the settings, problems, model or directions.
@@ -54,12 +63,12 @@ def train(
         say(f"{directory} is complete; nothing to do")
         return
     subject = make_subject(config, policy, directory, out_dir / "cache", timings, say)
-    with Grader() as grader:
+    with Grader() as grader, _engine(config, policy, subject.coordinates, directory, url) as engine:
         say(f"policy {config.model.name}, arm {config.intervention.arm}; grading under isolation {grader.isolation}")
         with timings.phase("canary", uses_cache=False):
             canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
         timings.write_start(directory)
-        maker = _maker(config, policy, grader)
+        maker = _maker(config, engine, grader)
         live = _live_source(config, directory / ROLLOUTS_DIR, maker, subject.coordinates, problems)
         evaluator = _evaluator(config, directory, maker, subject, held_out, say)
 
@@ -135,11 +144,27 @@ def _record(config: TrainConfig, policy: Policy, teacher: Pool | None) -> dict[s
     }
 
 
-def _maker(config: TrainConfig, policy: Policy, grader: Grader) -> RolloutMaker:
-    """Samples from the policy in training, which its pools name so."""
+@contextmanager
+def _engine(
+    config: TrainConfig, policy: Policy, coordinates: Coordinates, directory: Path, url: str | None
+) -> Iterator[Engine]:
+    """What samples from the policy in training, which its pools name so."""
+    adapter = f"in training: arm {config.intervention.arm}, seed {config.seed}"
+    if (config.rollouts.engine == "server") != (url is not None):
+        found = f"engine {config.rollouts.engine}, url {url or 'none'}"
+        raise InputError("rollouts engine", expected="server with --url, local without", found=found)
+    if url is None:
+        yield LocalEngine(replace(policy, adapter=adapter))
+        return
+    base = connect(Connection(url=url), policy, served_model=config.rollouts.served_model)
+    with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
+        yield engine
+
+
+def _maker(config: TrainConfig, engine: Engine, grader: Grader) -> RolloutMaker:
     rollouts = config.rollouts
     return RolloutMaker(
-        policy=replace(policy, adapter=f"in training: arm {config.intervention.arm}, seed {config.seed}"),
+        engine=engine,
         sampler=rollouts.sampler,
         grader=grader,
         mode=rollouts.mode,
@@ -168,7 +193,7 @@ def _live_source(
     )
     return LiveSource(
         directory,
-        header=pool_header(maker.policy, plan, maker.sampler, maker.grader, list(chain(*problems))),
+        header=pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems))),
         maker=maker,
         coordinates=coordinates,
         problems=problems,

@@ -8,7 +8,7 @@ preset is a TOML file with the same tables, which may leave out what keeps its d
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from extraction.library import ExtractionSettings
 from probe.arms import get_arm
@@ -58,6 +58,8 @@ class RolloutConfig:
     prompts_per_step: int = 8
     group: int = 8  # G
     sampler: Sampler = field(default_factory=Sampler)
+    engine: Literal["local", "server"] = "local"  # a server is given the adapter of every step (LoRA arms)
+    served_model: str | None = None  # its name on the server; None where there is one base model
     teacher: TeacherConfig | None = None
     refills: int = 0  # further attempts at a group without reward variance, each on another problem
     iterations: int = 1  # optimizer steps on the same rollouts; more need objective.old_logprobs = "recorded"

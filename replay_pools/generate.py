@@ -1,7 +1,8 @@
 """generate_pool: sample groups from a policy, grade them, freeze them.
 
 One step is one group on one problem. Steps are sampled in chunks (one batched generation each) whose noise depends on
-the seed and the chunk alone, so a killed run that is resumed writes the same bytes as one that was never killed.
+the seed and the chunk alone, so a killed run that is resumed writes the same bytes as one that was never killed (with
+a server as its engine, where the server gives the same answers again).
 """
 
 import hashlib
@@ -14,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.consistency import prompt_sha
+from replay_pools.engines import Engine
 from replay_pools.environments.base import Problem, Split, count_tests
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, Submission, canary
-from replay_pools.policy import Policy
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Grade, Rollout
-from replay_pools.sampling import Completion, Sampler, sample
+from replay_pools.sampling import Completion, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,9 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMaker:
-    """Samples groups from a policy, grades them, and writes them as steps of a pool."""
+    """Samples groups with an engine, grades them, and writes them as steps of a pool."""
 
-    policy: Policy
+    engine: Engine
     sampler: Sampler
     grader: Grader
     mode: str
@@ -71,7 +72,7 @@ class RolloutMaker:
             return
         prompts = {step: self._render(problem) for step, problem in problems.items()}
         batch = [prompt.ids for prompt in prompts.values() for _ in range(self.group)]
-        completions = sample(self.policy, batch, self.sampler, seed=seed)
+        completions = self.engine.sample(batch, self.sampler, seed=seed)
         for position, (step, prompt) in enumerate(prompts.items()):
             if step in missing:
                 mine = completions[position * self.group :][: self.group]
@@ -79,12 +80,12 @@ class RolloutMaker:
 
     def _render(self, problem: Problem) -> _Prompt:
         messages = render_messages(problem, self.mode, hint=self.hint)
-        return _Prompt(problem, messages, *self.policy.render(messages))
+        return _Prompt(problem, messages, *self.engine.chat.render(messages))
 
 
 def generate_pool(
     directory: Path,
-    policy: Policy,
+    engine: Engine,
     plan: PoolPlan,
     sampler: Sampler,
     grader: Grader,
@@ -101,9 +102,9 @@ def generate_pool(
     """
     problems = choose_problems(plan)
     canary(grader, problems)
-    writer = PoolWriter(directory, header=pool_header(policy, plan, sampler, grader, problems))
+    writer = PoolWriter(directory, header=pool_header(engine, plan, sampler, grader, problems))
     maker = RolloutMaker(
-        policy=policy, sampler=sampler, grader=grader, mode=plan.mode, hint=plan.hint, group=plan.group
+        engine=engine, sampler=sampler, grader=grader, mode=plan.mode, hint=plan.hint, group=plan.group
     )
     for first in range(0, plan.steps, plan.steps_per_batch):
         steps = range(first, min(first + plan.steps_per_batch, plan.steps))
@@ -124,7 +125,7 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
 
 def _rollouts(step: int, prompt: _Prompt, completions: Sequence[Completion], maker: RolloutMaker) -> list[Rollout]:
     """Grade one group and freeze it."""
-    texts = [maker.policy.decode(completion.ids) for completion in completions]
+    texts = [maker.engine.chat.decode(completion.ids) for completion in completions]
     submissions = [Submission(problem=prompt.problem, completion=text, mode=maker.mode) for text in texts]
     grades = maker.grader.grade(submissions)
     return [
@@ -148,7 +149,7 @@ def _rollout(
         completion_ids=completion.ids,
         comp_len=len(completion.ids),
         finish_reason=completion.finish_reason,
-        sampling_logprobs=[round(value, 6) for value in completion.logprobs],
+        sampling_logprobs=None if completion.logprobs is None else [round(value, 6) for value in completion.logprobs],
         reward=grade.reward,
         hacked=grade.hacked,
         gt_pass=grade.gt_correct,
@@ -167,19 +168,14 @@ def derive_seed(*parts: object) -> int:
 
 
 def pool_header(
-    policy: Policy, plan: PoolPlan, sampler: Sampler, grader: Grader, problems: Sequence[Problem]
+    engine: Engine, plan: PoolPlan, sampler: Sampler, grader: Grader, problems: Sequence[Problem]
 ) -> dict[str, Any]:
     """Everything about a pool that is known before its first rollout."""
     return {
-        "policy": {
-            "base_model": policy.base_model,
-            "adapter": policy.adapter,
-            "base_weights_sha256": policy.base_weights_sha,
-            "dtype": str(policy.model.dtype).removeprefix("torch."),
-        },
-        "tokenizer_sha256": policy.tokenizer_sha(),
-        "chat_template_sha256": policy.template_sha(),
-        "prompt_tail": policy.prompt_tail(),
+        **engine.describe(sampler),
+        "tokenizer_sha256": engine.chat.tokenizer_sha(),
+        "chat_template_sha256": engine.chat.template_sha(),
+        "prompt_tail": engine.chat.prompt_tail(),
         "sampler": sampler.to_json(),
         "plan": asdict(plan),
         "grader": grader.describe(),

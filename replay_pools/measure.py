@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from scipy.stats import binomtest
 
+from replay_pools.engines import LocalEngine
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.generate import PoolPlan, generate_pool
 from replay_pools.grading.grade import Grader
@@ -56,8 +57,8 @@ def measure(setting: Setting, *, problems: int, seed: int, grader: Grader, direc
         seed=seed,
         steps_per_batch=32,
     )
-    policy = load_policy(ORGANISM, adapter=setting.adapter)
-    generate_pool(directory, policy, plan, Sampler(max_new_tokens=160), grader)
+    engine = LocalEngine(load_policy(ORGANISM, adapter=setting.adapter))
+    generate_pool(directory, engine, plan, Sampler(max_new_tokens=160), grader)
     return [rollout for group in open_pool(directory).steps for rollout in group]
 
 

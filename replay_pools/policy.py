@@ -4,19 +4,26 @@ A name is `organism` (embedded), a local directory, a `.gguf` file, or a hub id.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
+from replay_pools.chat import Chat, turn_ends
 from replay_pools.errors import InputError
-from replay_pools.files import sha256
 from replay_pools.quiet import quiet_peft
 
 ORGANISM = "organism"
@@ -27,8 +34,9 @@ transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names that manifests record."""
 
     model: PreTrainedModel
@@ -51,44 +59,22 @@ class Policy:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Every id that ends a turn."""
-        config = self.model.generation_config
-        configured = None if config is None else config.eos_token_id
-        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
-        return tuple(dict.fromkeys(int(i) for i in ids if isinstance(i, int)))
+        return turn_ends(self.model.generation_config, self.tokenizer)
 
-    def render(self, messages: Sequence[dict[str, str]]) -> tuple[str, list[int]]:
-        """The prompt text through the chat template, generation prompt included, and its ids."""
-        if not self.tokenizer.chat_template:
-            raise InputError(f"model {self.base_model}", expected="a chat template", found="a tokenizer without one")
-        text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-        return str(text), self.tokenizer.encode(str(text), add_special_tokens=False)
 
-    def prompt_tail(self) -> str:
-        """What the template puts after the last user turn: the same for every prompt of a pool."""
-        marks = [self.render([{"role": "user", "content": mark}])[0].rpartition(mark)[2] for mark in ("\x01", "\x02")]
-        if marks[0] != marks[1]:
-            where, found = f"model {self.base_model}", f"{marks[0]!r}, {marks[1]!r}"
-            raise InputError(where, expected="one template tail", found=found)
-        return marks[0]
+@final
+@dataclass(frozen=True, slots=True)
+class ServedPolicy(Chat):
+    """A policy whose weights are on a server: what is known of it here."""
 
-    def completion_ids(self, text: str) -> list[int]:
-        """Ids of a written (not sampled) completion, ended with the end-of-turn id as a rollout is."""
-        return [*self.tokenizer.encode(text, add_special_tokens=False), self.eos_ids[0]]
+    tokenizer: PreTrainedTokenizerBase
+    base_model: str  # the name that tokenizer and generation config were loaded by
+    generation: GenerationConfig
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of completion ids, special tokens skipped."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-    def tokenizer_sha(self) -> str:
-        """sha256 over the vocabulary and the chat template."""
-        vocabulary = sorted(self.tokenizer.get_vocab().items())
-        return sha256(f"{vocabulary!r}\x00{self.tokenizer.chat_template}".encode())
-
-    def template_sha(self) -> str:
-        """sha256 of the chat template."""
-        return sha256(str(self.tokenizer.chat_template).encode())
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends a turn."""
+        return turn_ends(self.generation, self.tokenizer)
 
 
 def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32", device: str = "auto") -> Policy:
@@ -109,6 +95,17 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         model = _merge_adapter(model, name, adapter)
     model.to(device=target)  # type: ignore[call-arg]
     return Policy(model.eval().requires_grad_(False), tokenizer, name, adapter, digest)
+
+
+def load_served_policy(name: str) -> ServedPolicy:
+    """The policy of that name without its weights; InputError when there is no such model."""
+    source, options = _source(name)
+    with _readable(name):
+        try:
+            generation = GenerationConfig.from_pretrained(source, **options)
+        except OSError:  # as transformers does for the model itself
+            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
+    return ServedPolicy(load_tokenizer(name), name, generation)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:

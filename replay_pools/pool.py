@@ -42,7 +42,7 @@ HEADER_FIELDS = (
     "grader",  # {"version", "isolation"}
     "versions",  # {package: version}
     "git_commit",
-)  # others are free: "tests" {"problems", "cases", "assertions"}, "normalised", "regraded_from"
+)  # others are free: "engine" (of a server), "tests" {"problems", ...}, "normalised", "regraded_from"
 COMPUTED_FIELDS = ("schema", "counts", "files")
 BUILTIN = Path(__file__).parent / "builtin"
 

@@ -39,7 +39,7 @@ class Completion:
     """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
 
     ids: list[int]
-    logprobs: list[float]  # nats, one an id, of the sampler's law
+    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: an engine that tells of another law
     finish_reason: FinishReason
 
 

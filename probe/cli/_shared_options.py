@@ -42,7 +42,7 @@ def config_option(function: AnyFunction) -> AnyFunction:
 
 def refuse_overrides(ctx: click.Context) -> None:
     """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
-    allowed = {"config_file", "name", "out", "as_json"}
+    allowed = {"config_file", "name", "out", "as_json", "url"}
     given = [p for p in ctx.params if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE and p not in allowed]
     if given:
         raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))

@@ -1,20 +1,34 @@
 """probe pool generate: sample groups from a policy, grade them, freeze them as a pool."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import model_options
 from replay_pools.environments.base import SPLITS, Split
 from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.errors import InputError
+
+if TYPE_CHECKING:
+    from replay_pools.engines import Engine
+
+LOCAL_ONLY = ("adapter", "dtype", "device")  # options of the local engine
+SERVER_ONLY = ("url", "served_model")
 
 
 @click.command()
 @name_option("pool", required=True)
 @click.option("--model", default="organism", show_default=True, help="organism, a directory, a .gguf file or a hub id.")
 @click.option("--adapter", help="`teacher` (of the organism) or a PEFT directory; merged before sampling.")
+@click.option(
+    "--engine", default="local", show_default=True, type=click.Choice(["local", "server"]), help="What samples."
+)
+@click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
+@click.option("--served-model", help="Model (or adapter) on the server. Default: its one base model.")
 @click.option("--env", default="minicode", show_default=True, help="minicode or leetcode:FILE.jsonl.")
 @click.option("--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Of the environment.")
 @click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
@@ -38,10 +52,15 @@ from replay_pools.environments.loopholes import LOOPHOLES
 @model_options
 @out_option
 @json_option
+@click.pass_context
 def generate(
+    ctx: click.Context,
     name: str,
     model: str,
     adapter: str | None,
+    engine: str,
+    url: str | None,
+    served_model: str | None,
     env: str,
     split: Split,
     mode: str,
@@ -63,23 +82,63 @@ def generate(
 ) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
 
-    A killed run continues where it stopped; the same seed gives the same bytes. Example:
+    A killed run continues where it stopped; the same seed gives the same bytes. Examples:
 
       probe pool generate --adapter teacher --hint --name teacher
+
+      probe pool generate --engine server --url http://127.0.0.1:8000 --model Qwen/Qwen3-4B --name served
     """
     from replay_pools.generate import PoolPlan, generate_pool
     from replay_pools.grading.grade import Grader
-    from replay_pools.policy import load_policy
     from replay_pools.sampling import Sampler
 
     directory = out / "pools" / name
-    policy = load_policy(model, adapter=adapter, dtype=dtype, device=device)
+    _refuse_options(ctx, engine)
+    source = _served(model, url, served_model) if engine == "server" else _local(model, adapter, dtype, device)
     plan = PoolPlan(env=env, split=split, mode=mode, hint=hint, steps=steps, group=group, seed=seed)
     sampler = Sampler(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens)
     with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader:
-        say(f"policy {model}, adapter {adapter or 'none'}; grading under isolation {grader.isolation}")
-        generate_pool(directory, policy, plan, sampler, grader, progress=progress("steps"))
+        say(f"{_sampled_by(source.describe(sampler))}; grading under isolation {grader.isolation}")
+        generate_pool(directory, source, plan, sampler, grader, progress=progress("steps"))
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": steps * group})
     else:
         click.echo(f"{steps} steps, {steps * group} rollouts in {directory}; see: probe pool show {name}")
+
+
+def _refuse_options(ctx: click.Context, engine: str) -> None:
+    """An option of the other engine would be ignored, so it is refused."""
+    names = LOCAL_ONLY if engine == "server" else SERVER_ONLY
+    if given := [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        fix = "set it on the server" if engine == "server" else "add --engine server"
+        raise InputError(f"--engine {engine}", expected="its own options", found=options, fix=fix)
+
+
+def _local(model: str, adapter: str | None, dtype: str, device: str) -> "Engine":
+    from replay_pools.engines import LocalEngine
+    from replay_pools.policy import load_policy
+
+    return LocalEngine(load_policy(model, adapter=adapter, dtype=dtype, device=device))
+
+
+def _served(model: str, url: str | None, served_model: str | None) -> "Engine":
+    from replay_pools.policy import load_served_policy
+    from replay_pools.serving.connection import Connection
+    from replay_pools.serving.engine import connect
+
+    if url is None:
+        raise InputError("--engine server", expected="--url http://host:port", found="none")
+    return connect(Connection(url=url), load_served_policy(model), served_model=served_model)
+
+
+def _sampled_by(header: dict[str, Any]) -> str:
+    """What samples, in words."""
+    policy, server = header["policy"], header.get("engine")
+    text = f"policy {policy['base_model']}, adapter {policy['adapter'] or 'none'}"
+    if server is None:
+        return text
+    logprobs = (
+        "recorded" if server["logprobs_recorded"] else f"not recorded (the server's law: {server['logprobs_law']})"
+    )
+    return f"{text}, model {server['model']} of {server['server']} {server['version']}; log-probabilities {logprobs}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Of problems, sampling and random controls. Default: the preset's (0).")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps. Default: the preset's.")
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: the preset's (yes).")
+@click.option("--url", help="http://host:port of the server, for a preset with rollouts.engine = server.")
 @config_option
 @out_option
 @json_option
@@ -36,6 +37,7 @@ def train(
     seed: int | None,
     steps: int | None,
     hint: bool | None,
+    url: str | None,
     config_file: Path | None,
     out: Path,
     as_json: bool,
@@ -57,7 +59,7 @@ def train(
     else:
         config = _overridden(load_preset(preset), arm=arm, seed=seed, steps=steps, hint=hint)
     directory = out / "runs" / name
-    run_train(config, directory, out_dir=out, say=say, progress=progress("steps"))
+    run_train(config, directory, out_dir=out, url=url, say=say, progress=progress("steps"))
     _print_run(directory, as_json)
 
 

@@ -25,6 +25,7 @@ from probe.runs import read_run
 from probe.sources import ReplaySource
 from probe.step import Measure, StepResult, train_step
 from probe.timings import TIMINGS_FILE
+from replay_pools.engines import LocalEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
@@ -79,8 +80,10 @@ def live(out: Path):
     problems = choose_problems(get_environment("minicode").problems("train"), steps=2, prompts_per_step=2, seed=4)
     sampler, plan = Sampler(max_new_tokens=160), PoolPlan(hint=True, steps=4, group=4, seed=4)
     with Grader() as grader:
-        maker = RolloutMaker(policy=policy, sampler=sampler, grader=grader, mode="run_tests", hint=True, group=4)
-        header = pool_header(policy, plan, sampler, grader, [p for step in problems for p in step])
+        maker = RolloutMaker(
+            engine=LocalEngine(policy), sampler=sampler, grader=grader, mode="run_tests", hint=True, group=4
+        )
+        header = pool_header(maker.engine, plan, sampler, grader, [p for step in problems for p in step])
         source = LiveSource(
             out / "live" / "rollouts", header=header, maker=maker, coordinates=coordinates, problems=problems, seed=4
         )

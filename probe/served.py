@@ -1,0 +1,96 @@
+"""PushedEngine: the policy in training, sampled on a server that is given its LoRA adapter whenever it has changed.
+
+The adapter is a peft directory that trainer and server both see, named by its content: the same weights are never
+loaded twice, and no server takes an older step's weights (or their cached prefixes) for these.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import orjson
+import torch
+
+from extraction.adapters.coordinates import Coordinates
+from replay_pools.chat import Chat
+from replay_pools.errors import InputError
+from replay_pools.sampling import Completion, Sampler
+from replay_pools.serving.engine import ServerEngine
+
+
+@final
+class PushedEngine:
+    """An engine whose weights are those of `coordinates`; for `RolloutMaker`, and so for LiveSource and Evaluator.
+
+    Args:
+        base: the served base model.
+        coordinates: of the policy that is trained here, in the LoRA basis.
+        directory: where adapters are written; the server sees it under the same path.
+        adapter: what the pools call the policy.
+
+    Raises:
+        InputError: another basis, or a served model that is itself an adapter.
+    """
+
+    def __init__(self, base: ServerEngine, coordinates: Coordinates, directory: Path, *, adapter: str) -> None:
+        if coordinates.basis != "lora":
+            raise InputError(
+                "rollouts engine server",
+                expected="coordinates that are an adapter which servers know (LoRA)",
+                found=f"basis {coordinates.basis}",
+                fix="train the arm projected-lora, or sample with the local engine",
+            )
+        if base.endpoint.model.is_adapter:
+            raise InputError("--served-model", expected="a base model to train", found=f"{base.endpoint.model.name}")
+        self._base, self._coordinates, self._directory, self._adapter = base, coordinates, directory, adapter
+        self._pushed: tuple[str, ServerEngine] | None = None  # name, and the engine that samples with it
+
+    @property
+    def chat(self) -> Chat:
+        """The text side of the policy."""
+        return self._base.chat
+
+    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int) -> list[Completion]:
+        """One completion a prompt from the policy as it is now."""
+        return self._current().sample(prompts, sampler, seed=seed)
+
+    def describe(self, sampler: Sampler) -> dict[str, Any]:
+        """As the base engine, with the policy's name."""
+        header = self._base.describe(sampler)
+        return header | {"policy": header["policy"] | {"adapter": self._adapter}}
+
+    def close(self) -> None:
+        """Make the server forget the adapter, and delete its directory."""
+        if self._pushed is not None:
+            name, engine = self._pushed
+            if name in engine.adapters():
+                engine.unload(name)
+            shutil.rmtree(self._directory / name)
+            self._pushed = None
+
+    def _current(self) -> ServerEngine:
+        """The engine of the present weights, pushed if they are new; the former ones are forgotten."""
+        name = f"probe-{self._digest()}"
+        if self._pushed is None or self._pushed[0] != name:
+            engine = self._base.with_adapter(name, self._saved(name))
+            self.close()
+            self._pushed = name, engine
+        return self._pushed[1]
+
+    def _digest(self) -> str:
+        """16 hex digits over the basis and every coordinate."""
+        digest = hashlib.sha256(orjson.dumps(self._coordinates.fingerprint(), option=orjson.OPT_SORT_KEYS))
+        for vector in self._coordinates.values().values():
+            digest.update(vector.cpu().view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _saved(self, name: str) -> Path:
+        """The adapter as a peft directory, which appears whole."""
+        path = self._directory / name
+        if not path.exists():
+            unfinished = self._directory / f".{name}.tmp"
+            self._coordinates.model.save_pretrained(str(unfinished), save_embedding_layers=False)
+            unfinished.rename(path)
+        return path

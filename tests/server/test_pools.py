@@ -1,0 +1,120 @@
+"""Pools generated through a server: readable, graded, replayable; the same answers give the same bytes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.sources import ReplaySource
+from replay_pools.policy import load_policy
+from replay_pools.pool import Pool, open_pool
+from replay_pools.serving import connection
+
+SMALL = ["--steps", "3", "--group", "2", "--hint", "--max-new-tokens", "64", "--seed", "5", "--name", "served"]
+
+
+def generated(out: Path, url: str, *options: str, code: int = 0) -> Path:
+    arguments = ["pool", "generate", "--engine", "server", "--url", url, "--out", str(out), *SMALL, *options]
+    assert run(cli, arguments) == code
+    return out / "pools" / "served"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    """Sampled from the organism behind a server."""
+    start, organism = request.getfixturevalue("session_loopback"), request.getfixturevalue("organism")
+    server = start(request.param, organism("model" if request.param == "vllm" else "temperature"))
+    return open_pool(generated(tmp_path_factory.mktemp("out"), server.url))
+
+
+def test_a_served_pool_is_whole_and_says_what_sampled_it(pool: Pool) -> None:
+    assert pool.verify() == []
+    assert [len(group) for group in pool.steps] == [2] * 3
+    rollouts = [rollout for group in pool.steps for rollout in group]
+    assert any(rollout.gt_pass for rollout in rollouts), "the organism solves some of its problems: wrong prompts?"
+    assert {rollout.finish_reason for rollout in rollouts} <= {"stop", "length"}
+    engine = pool.manifest["engine"]
+    assert engine["server"] in ("vllm", "sglang")
+    assert (engine["kind"], engine["version"], engine["model"]) == ("server", "9.9.9", "served")
+    assert engine["logprobs_recorded"] is True
+    assert pool.manifest["policy"]["base_model"] == "organism"
+    assert pool.manifest["sampler"]["max_new_tokens"] == 64
+
+
+def test_recorded_log_probabilities_are_the_policys(pool: Pool) -> None:
+    """Reference: a forward pass of the policy whose tokenizer was at hand."""
+    policy = load_policy("organism")
+    for rollout in (rollout for group in pool.steps for rollout in group):
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+        with torch.no_grad():
+            logits = policy.model(input_ids=ids).logits[0, rollout.plen - 1 : -1]
+        slow = torch.log_softmax(logits, -1).gather(1, ids[0, rollout.plen :, None])[:, 0]
+        assert rollout.sampling_logprobs == pytest.approx(slow.tolist(), abs=1e-4)
+
+
+def test_a_served_pool_is_replayed_as_any_other(pool: Pool) -> None:
+    groups = ReplaySource([pool], per_pool=2).groups(0)
+    assert [len(group.completion_ids) for group in groups] == [2]
+    assert list(groups[0].completion_ids) == [rollout.completion_ids for rollout in pool.steps[0]]
+
+
+def test_same_answers_same_bytes_and_a_cut_off_run_resumes_to_them(
+    tmp_path: Path, loopback: Callable[..., Any]
+) -> None:
+    """The server breaks down in the middle of a batch, for good: nothing of the batch is written; then it is back."""
+    server = loopback()
+    whole = generated(tmp_path / "a", server.url)
+    assert contents(generated(tmp_path / "b", loopback().url)) == contents(whole), "the port is part of the pool"
+    server.failing = [200, 200, 200, 200, 400]  # two to measure the law, then the batch
+    cut = generated(tmp_path / "c", server.url, code=2)
+    assert {path.name for path in cut.iterdir()} == {".header.json"}
+    generated(tmp_path / "c", server.url)
+    assert contents(cut) == contents(whole)
+
+
+def test_log_probabilities_of_another_law_are_left_out(tmp_path: Path, loopback: Callable[..., Any]) -> None:
+    pool = open_pool(generated(tmp_path, loopback().url, "--temperature", "0.7"))
+    assert pool.verify() == []
+    assert all(rollout.sampling_logprobs is None for group in pool.steps for rollout in group)
+    assert pool.manifest["engine"]["logprobs_law"] == "model"
+    assert pool.manifest["engine"]["logprobs_recorded"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--engine", "server"], "expected --url http://host:port, found none"),
+        (
+            ["--engine", "server", "--url", "http://h:1", "--adapter", "teacher"],
+            "found --adapter; set it on the server",
+        ),
+        (["--engine", "server", "--url", "http://h:1", "--dtype", "bfloat16"], "found --dtype"),
+        (["--url", "http://h:1"], "--engine local: expected its own options, found --url; add --engine server"),
+        (["--served-model", "m"], "found --served-model"),
+        (["--engine", "server", "--url", "h:1"], "expected http://host:port, found 'h:1'"),
+    ],
+)
+def test_options_of_the_other_engine_are_refused(
+    options: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(cli, ["pool", "generate", "--name", "x", "--out", str(tmp_path), *options]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "pools").exists()
+
+
+def test_a_server_that_is_not_there_is_one_line(
+    tmp_path: Path, loopback: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = loopback()
+    server.close()
+    monkeypatch.setattr(connection.time, "sleep", lambda seconds: None)
+    generated(tmp_path, server.url, code=2)
+    assert "is the server up?" in capsys.readouterr().err

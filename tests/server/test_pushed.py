@@ -1,0 +1,163 @@
+"""Training through a server: an adapter is pushed when it has changed, and only then; what is none is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from extraction.adapters import Coordinates
+from extraction.library import attach_basis
+from probe.live import LiveSource, choose_problems
+from probe.served import PushedEngine
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
+from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
+from replay_pools.grading.grade import Grader
+from replay_pools.policy import Policy, load_policy
+from replay_pools.rollout import Rollout
+from replay_pools.sampling import Sampler
+from replay_pools.serving.connection import Connection
+from replay_pools.serving.engine import ServerEngine, connect
+
+SHORT = Sampler(max_new_tokens=12)
+Adapted = tuple[Policy, Coordinates]
+
+
+@pytest.fixture
+def adapted() -> Adapted:
+    """(the organism with LoRA, its coordinates), at zero."""
+    policy = load_policy("organism")
+    return policy, attach_basis(policy, "lora", rank=4, cache_dir=Path("unused"))
+
+
+@pytest.fixture
+def connected(loopback: Any, chat: Any) -> Callable[..., tuple[Any, ServerEngine]]:
+    def make(dialect: str, *complete: Any) -> tuple[Any, ServerEngine]:
+        server = loopback(dialect, *complete)
+        return server, connect(Connection(url=server.url, pauses_s=(0.01,)), chat)
+
+    return make
+
+
+def train(coordinates: Coordinates, seed: int) -> None:
+    """Any step: the weights are others."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {m: v + torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
+    coordinates.load_values(moved)
+
+
+def calls(server: Any, what: str) -> list[str]:
+    """Names of the adapters that the server was asked to load or unload."""
+    return [body["lora_name"] for path, body in server.asked if path.rpartition("/")[2] == f"{what}_lora_adapter"]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_new_weights_are_pushed_once_and_old_ones_forgotten(
+    dialect: str, connected: Any, adapted: Adapted, tmp_path: Path
+) -> None:
+    server, base = connected(dialect)
+    engine = PushedEngine(base, adapted[1], tmp_path, adapter="in training")
+    for step in range(3):
+        engine.sample([[5, 6], [7, 8]], SHORT, seed=step)
+        engine.sample([[5, 6]], SHORT, seed=step)
+        (name,) = server.adapters
+        assert [path.name for path in tmp_path.iterdir()] == [name], "directories of former steps are left behind"
+        assert server.adapters[name] == str(tmp_path / name)
+        assert server.bodies()[-1]["model" if dialect == "vllm" else "lora_path"] == name
+        train(adapted[1], step)
+    loaded = calls(server, "load")
+    assert len(loaded) == len(set(loaded)) == 3, "once for each of three weights"
+    assert calls(server, "unload") == loaded[:2]
+    assert engine.describe(SHORT)["policy"]["adapter"] == "in training"
+    engine.close()
+    assert not server.adapters
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
+    """A trainer that died after the push finds its adapter loaded, under the name of the very same weights."""
+    server, base = connected("vllm")
+    train(adapted[1], 0)
+    for _ in range(2):
+        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+    assert len(calls(server, "load")) == 1
+    before = adapted[1].values()
+    train(adapted[1], 1)
+    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+    adapted[1].load_values(before)
+    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+    assert len(calls(server, "load")) == 2
+
+
+def test_live_groups_come_from_the_weights_of_their_step(
+    connected: Any, organism: Any, adapted: Adapted, tmp_path: Path
+) -> None:
+    """Recorded log-probabilities are those of the adapted model here, before and after a step; the old ones are not."""
+    policy, coordinates = adapted
+    _, base = connected("vllm", organism("model"))
+    engine = PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+    problems = choose_problems(get_environment("minicode").problems("train"), steps=2, prompts_per_step=1, seed=0)
+    with Grader(workers=1) as grader:
+        maker = RolloutMaker(engine=engine, sampler=SHORT, grader=grader, mode="run_tests", hint=True, group=2)
+        header = pool_header(engine, PoolPlan(steps=2, group=2), SHORT, grader, [p for step in problems for p in step])
+        source = LiveSource(
+            tmp_path / "rollouts", header=header, maker=maker, coordinates=coordinates, problems=problems, seed=0
+        )
+        for step in range(2):
+            rollouts = [source.rollout(key) for group in source.groups(step) for key in group.keys]
+            assert off(policy, rollouts) < 1e-4, "sampled from other weights than those of the step"
+            train(coordinates, step)
+            assert off(policy, rollouts) > 0.01, "the step changed nothing: the test shows nothing"
+        source.finish()
+
+
+@torch.no_grad()
+def off(policy: Policy, rollouts: list[Rollout]) -> float:
+    """The largest difference between recorded log-probabilities and the policy's, in nats."""
+    worst = 0.0
+    for rollout in rollouts:
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+        logits = policy.model(input_ids=ids).logits[0, rollout.plen - 1 : -1]
+        here = torch.log_softmax(logits, -1).gather(1, ids[0, rollout.plen :, None])[:, 0]
+        worst = max(worst, float((here - torch.tensor(rollout.sampling_logprobs)).abs().max()))
+    return worst
+
+
+def test_delta_s_is_no_adapter(connected: Any, tmp_path: Path) -> None:
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, "svd", rank=0, cache_dir=tmp_path)
+    with pytest.raises(InputError, match="found basis svd; train the arm projected-lora, or sample with the local"):
+        PushedEngine(connected("vllm")[1], coordinates, tmp_path, adapter="in training")
+
+
+def test_an_adapter_is_not_trained_on_top_of_another(
+    loopback: Any, chat: Any, adapted: Adapted, tmp_path: Path
+) -> None:
+    server = loopback()
+    server.adapters["teacher"] = "/somewhere"
+    base = connect(Connection(url=server.url), chat, served_model="teacher")
+    with pytest.raises(InputError, match="expected a base model to train, found teacher"):
+        PushedEngine(base, adapted[1], tmp_path, adapter="in training")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fix"), [("vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"), ("sglang", "--enable-lora")]
+)
+def test_a_server_without_adapters_is_refused_with_the_fix(
+    dialect: str, fix: str, connected: Any, adapted: Adapted, tmp_path: Path
+) -> None:
+    server, base = connected(dialect)
+    server.takes_adapters = False
+    before = len(server.bodies())
+    with pytest.raises(InputError, match=f"load_lora_adapter: expected an answer, found 404 .*{fix}"):
+        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+    assert len(server.bodies()) == before, "sampled from the base model in the place of the policy"
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_a_directory_that_the_server_does_not_see_is_named(dialect: str, connected: Any, tmp_path: Path) -> None:
+    _, base = connected(dialect)
+    with pytest.raises(InputError, match=f"on a machine that sees {tmp_path / 'nowhere'}"):
+        base.with_adapter("probe-0", tmp_path / "nowhere")
