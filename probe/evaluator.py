@@ -7,13 +7,12 @@ number is that of optimizer steps. The noise depends on the seed and that number
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
 from probe.heldout import Evaluation, evaluate
-from probe.runs import EVALS_FILE, EVALUATIONS_DIR
+from probe.runs import EVALS_FILE, EVALUATIONS_DIR, read_evals
 from replay_pools.environments.base import Problem
-from replay_pools.files import decode_jsonl, encode_jsonl, write_atomic
+from replay_pools.files import encode_jsonl, write_atomic
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.pool import PoolWriter
 
@@ -66,12 +65,6 @@ class Evaluator:
             seed = derive_seed("evaluation", self._plan.seed, done)
             maker.write(writer, dict(enumerate(self._problems)), seed=seed)
         return evaluate([rollout for group in writer.finish().steps for rollout in group], step=done)
-
-
-def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The evaluations of a run, as written; none before the first."""
-    path = directory / EVALS_FILE
-    return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
 
 
 def _share(rate: float | None) -> str:

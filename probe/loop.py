@@ -2,9 +2,9 @@
 
 A run directory fills in this order: `config.json`; for every step what `before_step` and the source write (in training
 evaluations and `rollouts/`), `gram/step_NNN.safetensors` (in a replay), `checkpoint/` (when it trains),
-`step_NNN.cos.jsonl.gz` and last `steps.jsonl`, whose lines say which steps are done; at the end `manifest.json`. So a
-run that was killed and resumed ends in the same bytes as one that was not. Wall-clock times differ from run to run and
-live in `timings.jsonl`, which no hash covers.
+`step_NNN.tokens.jsonl.gz` (on request), `step_NNN.cos.jsonl.gz` and last `steps.jsonl`, whose lines say which steps are
+done; at the end `manifest.json`. So a run that was killed and resumed ends in the same bytes as one that was not.
+Wall-clock times differ from run to run and live in `timings.jsonl`, which no hash covers.
 """
 
 import shutil
@@ -19,10 +19,11 @@ import orjson
 from probe.additivity import summarise_additivity
 from probe.checkpoint import load_checkpoint, save_checkpoint
 from probe.gram import GramRecorder, gram_hashes
-from probe.join import sample_records, step_record
+from probe.join import sample_records, step_record, token_records
 from probe.objective import Objective
 from probe.optimizer import Stepper
 from probe.passes import Bases
+from probe.pieces import Pieces
 from probe.records import StepRecord
 from probe.runs import (
     CONFIG_FILE,
@@ -37,10 +38,24 @@ from probe.runs import (
 from probe.sources import GroupSource
 from probe.step import Measure, train_step
 from probe.timings import Timings
+from probe.tokens import token_hashes, write_tokens
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, remove_leftovers, write_json
 
 RUN_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAttribution:
+    """Which cosines are split over tokens."""
+
+    measure: Measure  # one of the setup's
+    steps: int | None  # the first so many; None = all
+    pieces: Pieces
+
+    def at(self, step: int) -> Measure | None:
+        """The measure, in a step where it is wanted."""
+        return self.measure if self.steps is None or step < self.steps else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +69,7 @@ class Setup:
     pad_id: int
     gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.precision
+    tokens: TokenAttribution | None = None
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -148,11 +164,15 @@ def _run_step(
         pad_id=setup.pad_id,
         stepper=stepper,
         check_whole=step == 0,
+        attributed=None if setup.tokens is None else setup.tokens.at(step),
     )
     if setup.gram is not None:
         setup.gram.record(step, result.unit["svd"])
     if stepper is not None:
         save_checkpoint(directory, step + 1, stepper)
+    for arm in result.arms:
+        if setup.tokens is not None and arm.token_shares is not None:
+            write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
     write_samples(
         directory, step, [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
     )
@@ -169,7 +189,7 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, setup.bases.coordinates[0].model.dtype),
         "dtype_noise": setup.dtype_noise,
-        "files": file_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
+        "files": file_hashes(directory) | token_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
     }
     remove_leftovers(directory)
     write_json(directory / MANIFEST_FILE, manifest)

@@ -23,6 +23,7 @@ from torch import Tensor
 from extraction.batch import Batch, make_batch
 from extraction.vocabulary import Basis
 from probe.arms import Arm
+from probe.attribution import axis, token_shares
 from probe.credit import credit_diagnostics
 from probe.objective import Objective
 from probe.optimizer import Stepper
@@ -59,6 +60,7 @@ class ArmResult:
     cos_contrib: Tensor  # (G,) of A_i g_i; NaN where A_i = 0
     cos_update: float  # of the realised update; NaN when nothing was stepped
     hackward_frac_update: float
+    token_shares: Tensor | None  # (G, T), a row adds up to the cosine behind cos_contrib; None: not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ def train_step(
     pad_id: int,
     stepper: Stepper | None = None,
     check_whole: bool = False,
+    attributed: Measure | None = None,
 ) -> StepResult:
     """One step on its groups; `probe replay` and `probe train` both call exactly this.
 
@@ -95,30 +98,33 @@ def train_step(
         planning: which completion tokens are planning tokens, (G,) ragged.
         stepper: steps the coordinates along the arm's gradient; None leaves the weights frozen.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
+        attributed: one of `measures`, whose sample cosines are split over tokens.
     """
     if stepper is not None and (len(measures), len(bases.coordinates)) != (1, 1):
         raise ValueError(f"a stepper steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
     prompts = [ids for group in groups for ids in group.prompt_ids]
     completions = [ids for group in groups for ids in group.completion_ids]
     batch = make_batch(prompts, completions, pad_id).to(bases.device)
-    unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole)
+    along = None if attributed is None else axis(attributed.arm.basis, attributed.vectors)
+    unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole, axis=along)
     planned = _on_completions(planning, batch)
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
     weightings = {name: weigh(own, rewards, batch, unit.token_logprobs, planned) for name, own in conditions.items()}
     nll = _sample_measures(unit.gradients)
     results: dict[tuple[str, str], ArmResult] = {}
     for credit, names in by_credit(weightings):
-        own = unit.gradients if credit is None else bases.run(batch, credit).gradients
-        contributions = nll if credit is None else _sample_measures(own)
+        own = unit if credit is None else bases.run(batch, credit, along)
+        contributions = nll if credit is None else _sample_measures(own.gradients)
         for name in names:
-            totals = weighted_sums(weightings[name].scale, own)
+            totals = weighted_sums(weightings[name].scale, own.gradients)
             for m in (measure for measure in measures if measure.condition == name):
                 total = totals[m.arm.basis]
                 projection = _project(m, total) if m.arm.projects else _leave(m, total)
                 update = None if stepper is None else stepper.step(projection.gradients)
                 haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
+                dots = own.token_dots if m is attributed else None
                 results[name, m.arm.name] = _arm_result(
-                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update
+                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update, dots
                 )
     return StepResult(
         nll=(unit.nll.double() / batch.completion_lengths).cpu(),
@@ -171,6 +177,7 @@ def _arm_result(
     nll: SampleMeasures,
     contributions: SampleMeasures,
     update: Mapping[str, Tensor] | None,
+    token_dots: Tensor | None,
 ) -> ArmResult:
     A = weighting.advantages.cpu()
     realised = None if update is None else sample_cosines(update, measure.vectors)
@@ -186,6 +193,7 @@ def _arm_result(
         cos_contrib=torch.where(A == 0, torch.nan, torch.sign(A) * contributions.cos),  # A_i w_i > 0 up to its sign
         cos_update=math.nan if realised is None else float(realised.cos),
         hackward_frac_update=math.nan if realised is None else float(realised.hackward_frac),
+        token_shares=None if token_dots is None else token_shares(token_dots, contributions.norm),
     )
 
 

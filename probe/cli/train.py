@@ -9,7 +9,7 @@ from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import config_option, refuse_overrides
-from probe.runs import read_run
+from probe.runs import read_evals, read_run
 from probe.timings import describe_timings
 from replay_pools.files import read_json
 
@@ -80,8 +80,6 @@ def _overridden(
 
 def _print_run(directory: Path, as_json: bool) -> None:
     """The evaluations, one a row, and the means of the steps."""
-    from probe.evaluator import read_evals
-
     run, evals = read_run(directory), read_evals(directory)
     means = {
         column: _mean([getattr(step, column) for step in run.steps])
