@@ -5,7 +5,7 @@ Sample i's loss depends on sample i's tokens only, so what passes a module at it
 the reduction over tokens happens inside the backward, module by module, and no parameter ever gets a `.grad`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,7 @@ class SampleGradients:
     gradients: dict[str, Tensor]  # {module: (G, r)} of -sum_t w_it logp_it
     token_logprobs: Tensor  # (G, T), 0 off the completion
     nll: Tensor  # (G,) -sum_t logp_it, unweighted
+    token_dots: Tensor | None  # (G, T) <direction, what position t adds to g_i>, float64; None without a direction
     layout: Layout  # `packed`, or `padded` for a model that does not keep packed samples apart
     num_passes: int  # forwards and backwards
 
@@ -52,6 +53,7 @@ def per_sample_gradients(
     penalty: Penalty | None = None,
     tokens_per_batch: int | None = None,
     chunk_size: int = CHUNK_SIZE,
+    direction: Mapping[str, Tensor] | None = None,
 ) -> SampleGradients:
     """Gradient of L_i = -sum_t w_it log p(token_it) + penalty_i for every sample i, in the coordinates of every module.
 
@@ -67,6 +69,7 @@ def per_sample_gradients(
             results depend on it in their rounding alone. A longer sample has a pass of its own in which activations
             are computed again in the backward.
         chunk_size: tokens per block of logits.
+        direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
 
     Raises:
         InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model
@@ -82,6 +85,7 @@ def per_sample_gradients(
     wide = {"dtype": torch.promote_types(backbone.dtype, torch.float32), "device": backbone.device}
     gradients = {module: torch.zeros(len(batch), r, **wide) for module, r in coordinates.sizes.items()}
     token_logprobs = torch.zeros(batch.ids.shape, **wide)
+    token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
     lengths = batch.lengths.tolist()
     numbers = completion_numbers(batch)
     with frozen(coordinates.model), coordinates.lean_forward():
@@ -92,19 +96,23 @@ def per_sample_gradients(
         for samples in passes:
             rows = make_rows(batch, layout, samples)
             completion = batch.completion_mask[rows.samples]
+            share = None if direction is None else Share(direction, rows)
             too_long = cost([lengths[i] for i in samples], layout) > budget
             with (
                 attending(backbone, layout),
                 checkpointed(backbone, too_long),
-                tapped(coordinates, taps, rows, gradients),
+                tapped(coordinates, taps, rows, gradients, share),
             ):
                 added = None if penalty is None else partial(penalty, numbers[rows.samples][completion])
                 logprobs = one_pass(coordinates, rows, weights[rows.samples][completion], chunk_size, added)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+            if share is not None and token_dots is not None:
+                token_dots[rows.samples] = scatter_tokens(share.tokens(), batch.attention_mask[rows.samples])
     return SampleGradients(
         gradients=gradients,
         token_logprobs=token_logprobs,
         nll=-token_logprobs.sum(dim=1),
+        token_dots=token_dots,
         layout=layout,
         num_passes=len(passes),
     )
@@ -168,16 +176,47 @@ def one_pass(
     return logprobs.detach()
 
 
+class Share:
+    """The tokens of one pass along a direction: sum over modules of <u_m, what position t adds to the gradient>.
+
+    A module's gradient is a sum over positions t of products of what it read at t and of what came back to its output
+    there. Through attention the product at t holds the losses of all later tokens that looked back at t.
+    """
+
+    def __init__(self, direction: Mapping[str, Tensor], rows: Rows) -> None:
+        self._direction, self._membership = direction, rows.segments.membership
+        self._dots = torch.zeros(self._membership.shape[1], dtype=torch.float64, device=self._membership.device)
+
+    def add(self, tap: Tap, kept: Tensor, gradient: Tensor, width: int) -> None:
+        """What a tap finds in its `width` coordinates."""
+        if tap.module in self._direction:
+            u = self._direction[tap.module][tap.start : tap.start + width]
+            self._dots += tap.along(kept, gradient, u)
+
+    def tokens(self) -> Tensor:
+        """(sum of lengths,), sample after sample, padding left out."""
+        return self._dots[self._membership.any(0)]
+
+
 @contextmanager
-def tapped(coordinates: Coordinates, taps: Sequence[Tap], rows: Rows, gradients: dict[str, Tensor]) -> Iterator[None]:
+def tapped(
+    coordinates: Coordinates,
+    taps: Sequence[Tap],
+    rows: Rows,
+    gradients: dict[str, Tensor],
+    share: Share | None = None,
+) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.
 
     A module that the forward uses twice adds up; one that it does not use adds nothing.
     """
 
     def add(tap: Tap, kept: Tensor, gradient: Tensor) -> None:
-        found = tap.reduce(kept.flatten(0, -2), gradient.flatten(0, -2), rows.segments)
+        kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
+        found = tap.reduce(kept, gradient, rows.segments)
         gradients[tap.module][rows.samples, tap.start : tap.start + found.shape[1]] += found
+        if share is not None:
+            share.add(tap, kept, gradient, found.shape[1])
 
     handles = [coordinates.model.get_input_embeddings().register_forward_hook(require_grad)]
     for tap in taps:

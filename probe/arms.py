@@ -1,5 +1,6 @@
 """Arms: the experimental conditions, one row each."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,3 +49,12 @@ def get_arm(name: str) -> Arm:
     if name not in ARMS:
         raise InputError("arm", expected=f"one of {', '.join(ARMS)}", found=repr(name))
     return ARMS[name]
+
+
+def measured_arm(arms: Iterable[str]) -> str | None:
+    """The arm whose `*_in` measures stand for vanilla: vanilla, or else the first that uses v_hack.
+
+    Before its gate, an arm that uses v_hack measures what vanilla measures as long as the weights are frozen.
+    """
+    hack = [arm for arm in arms if arm in ARMS and ARMS[arm].directions == "v_hack"]
+    return "vanilla" if "vanilla" in hack else (hack[0] if hack else None)

@@ -62,6 +62,7 @@ class ReplayConfig:
     v_hack: str | None = None  # direction file; None extracts
     lr: float = 0.0
     seed: int = 0
+    token_attribution: int | None = 0  # the first so many steps record their tokens; None = all
     preregistered: str | None = None  # NAME@SHA256 of the spec that this run belongs to
 
     @classmethod

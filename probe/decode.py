@@ -45,6 +45,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise InputError(where, expected="a list", found=repr(value))
+        if arguments[0] is float and all(type(item) in (float, int) for item in value):
+            return tuple(map(float, value))  # long rows of numbers, without a place in an error for each
         return tuple(_value(arguments[0], item, f"{where} [{i}]") for i, item in enumerate(value))
     if NoneType in arguments:
         inner = next(argument for argument in arguments if argument is not NoneType)

@@ -88,13 +88,25 @@ def evaluate_spec(
     Raises:
         InputError: no run of the sweep is complete.
     """
-    runs = runs_of(spec, out_dir)
-    done = [run for run in runs if run.complete]
+    return judge(spec, out_dir, analyse_runs(spec, out_dir, num_draws, seed, regrade_agreement))
+
+
+def analyse_runs(
+    spec: Spec, out_dir: Path, num_draws: int, seed: int = 0, regrade_agreement: float | None = None
+) -> Analyses:
+    """{(run, condition): analysis} of the runs that are there; arguments and errors as `evaluate_spec`."""
+    done = [run for run in runs_of(spec, out_dir) if run.complete]
     if not done:
         fix = f"run: probe sweep {spec.path}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    settings = {"num_draws": num_draws, "seed": seed, "plan": _plan(spec), "regrade_agreement": regrade_agreement}
-    analyses = _analyses(done, **settings)
+    settings = {"num_draws": num_draws, "seed": seed, "plan": go_plan(spec), "regrade_agreement": regrade_agreement}
+    return _analyses(done, **settings)
+
+
+def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
+    """Every criterion on the analyses of `analyse_runs`, and the decision."""
+    runs = runs_of(spec, out_dir)
+    done = [run for run in runs if run.complete]
     table = by_condition({c.name: _table(spec, c, done, analyses) for c in spec.conditions})
     rows = _rows(spec.criteria, table)
     rules_of = _rules_of(spec, done)
@@ -149,7 +161,7 @@ def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) 
     return None if found is None else found.value
 
 
-def _plan(spec: Spec) -> Plan:
+def go_plan(spec: Spec) -> Plan:
     """What rule R7 judges: METHOD's plan, where the budget does not state another."""
     go = spec.budget.go
     if go is None:

@@ -1,14 +1,17 @@
 """Records from results: the only place where measurements meet the oracle's labels again."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from probe.advantages import reward_stats
 from probe.objective import Objective
+from probe.pieces import Pieces
 from probe.records import SampleRecord, StepRecord, nullable
 from probe.sources import Group
 from probe.step import ArmResult, StepResult
+from probe.tokens import TokenRecord
 from probe.weighting import Weighting
 from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
 
@@ -101,6 +104,37 @@ def step_record(
         direction_overlap=arm.direction_overlap,
         kl={**weighting.kl, **control},
         ratio=dict(weighting.ratio),
+    )
+
+
+def token_records(
+    groups: Sequence[Group], rollouts: Sequence[Rollout], arm: ArmResult, pieces: Pieces
+) -> list[TokenRecord]:
+    """One record a rollout of the step, from the `token_shares` of `arm`."""
+    assert arm.token_shares is not None
+    return [
+        _token_record(groups[0].step, i, rollout, arm, shares, pieces)
+        for i, (rollout, shares) in enumerate(zip(rollouts, arm.token_shares.tolist(), strict=True))
+    ]
+
+
+def _token_record(
+    step: int, i: int, rollout: Rollout, arm: ArmResult, shares: Sequence[float], pieces: Pieces
+) -> TokenRecord:
+    found = not math.isnan(shares[0])
+    own = shares[: rollout.plen + rollout.comp_len]
+    prompt_chars = pieces.lengths(rollout.prompt_ids, rollout.prompt, special=True)
+    completion_chars = pieces.lengths(rollout.completion_ids, rollout.completion, special=False)
+    return TokenRecord(
+        step=step,
+        sample_id=i,
+        condition=arm.condition,
+        arm=arm.arm,
+        cos=math.fsum(own) if found else None,
+        prompt=tuple(own[: rollout.plen]) if found else None,
+        completion=tuple(own[rollout.plen :]) if found else None,
+        prompt_chars=None if prompt_chars is None else tuple(prompt_chars),
+        completion_chars=None if completion_chars is None else tuple(completion_chars),
     )
 
 

@@ -1,10 +1,11 @@
 """The loop: steps, records, checkpoints, resume. The step computes; only this file writes a run.
 
 A run directory fills in this order: `config.json`; for every step what `before_step` and the source write (in training
-evaluations, `rollouts/` and `directions/`), `gram/step_NNN.safetensors` (in a replay), `step_NNN.cos.jsonl.gz`,
-`checkpoint/` (when it trains) and last `steps.jsonl`, whose lines say which steps are done; at the end `manifest.json`,
-which says why where a run stopped early. So a run that was killed and resumed ends in the same bytes as one that was
-not. Wall-clock times differ from run to run and live in `timings.jsonl`, which no hash covers.
+evaluations, `rollouts/` and `directions/`), `gram/step_NNN.safetensors` (in a replay), `step_NNN.tokens.jsonl.gz` (on
+request), `step_NNN.cos.jsonl.gz`, `checkpoint/` (when it trains) and last `steps.jsonl`, whose lines say which steps
+are done; at the end `manifest.json`, which says why where a run stopped early. So a run that was killed and resumed
+ends in the same bytes as one that was not. Wall-clock times differ from run to run and live in `timings.jsonl`, which
+no hash covers.
 """
 
 import shutil
@@ -19,9 +20,10 @@ import orjson
 from probe.additivity import summarise_additivity
 from probe.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from probe.gram import GramRecorder, gram_hashes
-from probe.join import sample_records, step_record
+from probe.join import sample_records, step_record, token_records
 from probe.objective import Objective
 from probe.passes import Bases
+from probe.pieces import Pieces
 from probe.records import StepRecord
 from probe.reference import References
 from probe.runs import (
@@ -39,11 +41,25 @@ from probe.runs import (
 from probe.sources import GroupSource
 from probe.step import Measure, train_step
 from probe.timings import Timings
+from probe.tokens import token_hashes, write_tokens
 from probe.training import Training
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, remove_leftovers, write_json
 
 RUN_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAttribution:
+    """Which cosines are split over tokens."""
+
+    measure: Measure  # one of the setup's
+    steps: int | None  # the first so many; None = all
+    pieces: Pieces
+
+    def at(self, step: int) -> Measure | None:
+        """The measure, in a step where it is wanted."""
+        return self.measure if self.steps is None or step < self.steps else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +74,7 @@ class Setup:
     references: References  # of a policy that stays where it is; one that trains brings its own
     gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.precision
+    tokens: TokenAttribution | None = None
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -168,12 +185,16 @@ def _run_step(
         references=setup.references if training is None else training.references,
         updater=None if training is None else training.updater,
         check_whole=step == 0,
+        attributed=None if setup.tokens is None else setup.tokens.at(step),
     )
     if setup.gram is not None:
         setup.gram.record(step, result.unit["svd"])
     control: dict[str, float] = {}
     if training is not None:
         control = training.finish_step(result, rollouts, own=[key.pool == ROLLOUTS_DIR for key in keys])
+    for arm in result.arms:
+        if setup.tokens is not None and arm.token_shares is not None:
+            write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
     write_samples(
         directory, step, [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
     )
@@ -202,7 +223,7 @@ def _write_manifest(
         "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, setup.bases.coordinates[0].model.dtype),
         "dtype_noise": setup.dtype_noise,
-        "files": file_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
+        "files": file_hashes(directory) | token_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
     }
     remove_leftovers(directory)
     write_json(directory / MANIFEST_FILE, manifest)

@@ -15,6 +15,7 @@ from extraction.batch import Batch
 from extraction.gradients import Penalty, per_sample_gradients
 from extraction.vocabulary import Basis
 from probe.additivity import batch_error, module_error, tapped
+from probe.attribution import Axis
 
 Gradients = Mapping[Basis, Mapping[str, Tensor]]  # {basis: {module: (G, r)}}, or (r,) of the whole group
 
@@ -26,6 +27,7 @@ class GroupPass:
     gradients: Gradients  # (G, r) of -sum_t W_it logp_it + penalty_i
     token_logprobs: Tensor  # (G, T), 0 off the completion
     nll: Tensor  # (G,) -sum_t logp_it
+    token_dots: Tensor | None  # (G, T) <axis, what position t adds to g_i>; None where none was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +42,50 @@ class Bases:
         """Where the weights are."""
         return next(self.coordinates[0].model.parameters()).device
 
-    def run(self, batch: Batch, token_weights: Tensor | None = None, penalty: Penalty | None = None) -> GroupPass:
-        """Per-sample gradients of -sum_t W_it logp_it + penalty_i in every basis; W (G, T) is 1 when None."""
+    def run(
+        self,
+        batch: Batch,
+        token_weights: Tensor | None = None,
+        penalty: Penalty | None = None,
+        axis: Axis | None = None,
+    ) -> GroupPass:
+        """Per-sample gradients of -sum_t W_it logp_it + penalty_i in every basis; W (G, T) is 1 when None.
+
+        Args:
+            axis: asks for `token_dots` along it.
+        """
         one = self.coordinates[0] if len(self.coordinates) == 1 else StackedCoordinates(self.coordinates)
+        direction = None if axis is None else axis.vectors
+        if axis is not None and isinstance(one, StackedCoordinates):
+            direction = one.embed([own.basis for own in self.coordinates].index(axis.basis), axis.vectors)
         found = per_sample_gradients(
-            one, batch, token_weights=token_weights, penalty=penalty, tokens_per_batch=self.tokens_per_batch
+            one,
+            batch,
+            token_weights=token_weights,
+            penalty=penalty,
+            tokens_per_batch=self.tokens_per_batch,
+            direction=direction,
         )
         parts = one.split(found.gradients) if isinstance(one, StackedCoordinates) else [found.gradients]
         gradients: Gradients = {own.basis: part for own, part in zip(self.coordinates, parts, strict=True)}
-        return GroupPass(gradients=gradients, token_logprobs=found.token_logprobs, nll=found.nll)
+        return GroupPass(
+            gradients=gradients, token_logprobs=found.token_logprobs, nll=found.nll, token_dots=found.token_dots
+        )
 
-    def run_checked(self, batch: Batch, *, turn: int, whole: bool) -> tuple[GroupPass, dict[Basis, float]]:
+    def run_checked(
+        self, batch: Batch, *, turn: int, whole: bool, axis: Axis | None = None
+    ) -> tuple[GroupPass, dict[Basis, float]]:
         """The pass with unit weights, and its additivity error in every basis (see probe.additivity).
 
         Args:
             turn: picks the module that is compared within the pass.
             whole: also compare all modules, with uneven sample weights, by one ordinary batch backward a basis.
+            axis: as `run`.
         """
         modules = list(self.coordinates[0].sizes)
         module = modules[turn % len(modules)]
         with tapped(self.coordinates[0].layers[module]) as held:
-            unit = self.run(batch)
+            unit = self.run(batch, axis=axis)
         uneven = torch.tensor([(-1.0) ** i * (i + 1) for i in range(len(batch))], device=batch.ids.device)
         totals = weighted_sums(uneven, unit.gradients) if whole else {}
         errors: dict[Basis, float] = {}

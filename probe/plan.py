@@ -158,9 +158,9 @@ def seconds_per_step(run: Path) -> float:
     """Median seconds of a step of a run, from its `timings.jsonl`; InputError when there are none."""
     path = run / "timings.jsonl"
     rows = decode_jsonl(path.read_bytes(), path) if path.is_file() else []
-    if not rows:
+    seconds = sorted(float(row["seconds"]) for row in rows if "step" in row)  # the others are starts
+    if not seconds:
         raise InputError(path, expected="timings of a run", found="none", fix="give a directory of out/runs/")
-    seconds = sorted(float(row["seconds"]) for row in rows)
     return seconds[len(seconds) // 2]
 
 

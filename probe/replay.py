@@ -7,19 +7,21 @@ repeats the run.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probe.arms import Arm, get_arm
+from probe.arms import Arm, get_arm, measured_arm
 from probe.config import ReplayConfig
 from probe.control import Control, ControlConfig
 from probe.gram import GramRecorder
 from probe.inputs import Inputs
-from probe.loop import Setup, is_complete, open_run, run_steps
+from probe.loop import Setup, TokenAttribution, is_complete, open_run, run_steps
 from probe.measures import ArmDirections, DirectionSettings, attach_bases
 from probe.optimizer import Stepper
 from probe.passes import Bases
+from probe.pieces import Pieces
 from probe.planning import PlanningMarker
 from probe.precision import dtype_noise
 from probe.reference import References, check_recorded
 from probe.sources import ReplaySource
+from probe.step import Measure
 from probe.timings import Timings
 from probe.training import Training
 from probe.update import Updater
@@ -75,6 +77,8 @@ def _arms(config: ReplayConfig) -> list[Arm]:
     if config.lr > 0 and len(config.conditions) > 1:
         found = ", ".join(condition.name for condition in config.conditions)
         raise InputError("--condition", expected="one condition when --lr is above 0", found=found)
+    if config.token_attribution != 0 and measured_arm(config.arms) is None:
+        raise InputError("--token-attribution", expected="an arm that uses v_hack", found=",".join(config.arms))
     return arms
 
 
@@ -119,4 +123,14 @@ def _setup(
         pad_id=policy.pad_id,
         gram=gram,
         dtype_noise=noise,
+        tokens=_token_attribution(config, measures, policy),
     )
+
+
+def _token_attribution(config: ReplayConfig, measures: Sequence[Measure], policy: Policy) -> TokenAttribution | None:
+    """Of the primary condition, in the arm that stands for vanilla."""
+    if config.token_attribution == 0:
+        return None
+    primary = (config.conditions[0].name, measured_arm(config.arms))
+    measure = next(m for m in measures if (m.condition, m.arm.name) == primary)
+    return TokenAttribution(measure=measure, steps=config.token_attribution, pieces=Pieces(policy.tokenizer))

@@ -25,6 +25,7 @@ from torch import Tensor
 from extraction.batch import Batch, make_batch
 from extraction.vocabulary import Basis
 from probe.arms import Arm
+from probe.attribution import axis, token_shares
 from probe.credit import credit_diagnostics
 from probe.objective import Objective
 from probe.passes import Bases, Gradients, weighted_sums
@@ -68,6 +69,7 @@ class ArmResult:
     hackward_frac_update: float
     direction_age: int
     direction_overlap: float | None
+    token_shares: Tensor | None  # (G, T), a row adds up to the cosine behind cos_contrib; None: not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def train_step(
     updater: Updater | None = None,
     reduce: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda total: total,
     check_whole: bool = False,
+    attributed: Measure | None = None,
 ) -> StepResult:
     """One step on its groups; `probe replay` and `probe train` both call exactly this.
 
@@ -108,13 +111,15 @@ def train_step(
         updater: steps the coordinates along the arm's gradient; None leaves the weights frozen.
         reduce: of a gradient {module: (r,)}, to the mean over processes; before the gate.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
+        attributed: one of `measures`, whose sample cosines are split over tokens.
     """
     if updater is not None and (len(measures), len(bases.coordinates)) != (1, 1):
         raise ValueError(f"an updater steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
     prompts = [ids for group in groups for ids in group.prompt_ids]
     completions = [ids for group in groups for ids in group.completion_ids]
     batch = make_batch(prompts, completions, pad_id).to(bases.device)
-    unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole)
+    along = None if attributed is None else axis(attributed.arm.basis, attributed.vectors)
+    unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole, axis=along)
     planned = _on_completions(planning, batch)
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
     scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases.tokens_per_batch)
@@ -123,18 +128,19 @@ def train_step(
     results: dict[tuple[str, str], ArmResult] = {}
     for shared, names in by_pass(weightings):
         plain = shared.token_weights is None
-        own = unit.gradients if plain else bases.run(batch, shared.token_weights, shared.penalty).gradients
-        contributions = nll if plain else _sample_measures(own)
+        own = unit if plain else bases.run(batch, shared.token_weights, shared.penalty, along)
+        contributions = nll if plain else _sample_measures(own.gradients)
         for name in names:
-            totals = weighted_sums(weightings[name].scale, own)
+            totals = weighted_sums(weightings[name].scale, own.gradients)
             for m in (measure for measure in measures if measure.condition == name):
                 total = reduce(totals[m.arm.basis])
                 gated = m.arm.projects and m.target == "gradient"
                 projection = _project(m, total) if gated else _leave(m, total)
                 update = None if updater is None else updater.step(projection.gradients, partial(_split, m))
                 haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
+                dots = own.token_dots if m is attributed else None
                 results[name, m.arm.name] = _arm_result(
-                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update
+                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update, dots
                 )
     return StepResult(
         nll=(unit.nll.double() / batch.completion_lengths).cpu(),
@@ -215,6 +221,7 @@ def _arm_result(
     nll: SampleMeasures,
     contributions: SampleMeasures,
     update: Mapping[str, Tensor] | None,
+    token_dots: Tensor | None,
 ) -> ArmResult:
     scale = weighting.scale.cpu()
     realised = None if update is None else sample_cosines(update, measure.vectors)
@@ -232,6 +239,7 @@ def _arm_result(
         hackward_frac_update=math.nan if realised is None else float(realised.hackward_frac),
         direction_age=measure.age,
         direction_overlap=measure.overlap,
+        token_shares=None if token_dots is None else token_shares(token_dots, contributions.norm),
     )
 
 

@@ -28,6 +28,7 @@ class InputTap:
     module: str
     start: int = 0  # the first of the module's coordinates that come out here
     reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # x (T, d_in), dL/dx (T, d_in) -> (G, r)
+    along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class OutputTap:
     start: int = 0
     keep: Callable[[Tensor, Tensor], Tensor]  # x (..., d_in), y (..., d_out) -> what is held until the backward
     reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # kept (T, d), dL/dy (T, d_out) -> (G, r)
+    along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
 
 
 Tap = InputTap | OutputTap

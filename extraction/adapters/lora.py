@@ -120,8 +120,14 @@ class LoraCoordinates(Coordinates):
                 start=start,
                 keep=lambda x, _y: F.linear(x, A.to(x.dtype)),
                 reduce=partial(reduce_b, scale=scale, dtype=B.dtype),
+                along=partial(along_b, scale=scale, dtype=B.dtype),
             )
-        return OutputTap(module=module, keep=lambda x, _y: x, reduce=partial(reduce_both, A=A, B=B, scale=scale))
+        return OutputTap(
+            module=module,
+            keep=lambda x, _y: x,
+            reduce=partial(reduce_both, A=A, B=B, scale=scale),
+            along=partial(along_both, A=A, B=B, scale=scale),
+        )
 
     def is_zero(self) -> bool:
         """B = 0 everywhere, whatever A is."""
@@ -134,8 +140,21 @@ def reduce_b(rotated: Tensor, gradient: Tensor, segments: Segments, *, scale: fl
     return scale * torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in parts]).flatten(1)
 
 
+def along_b(rotated: Tensor, gradient: Tensor, u: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
+    """<u, s dL/dy_t (A x_t)^T> of every token, no outer product formed: (T, rank), (T, d_out), (r,) -> (T,)."""
+    turned = gradient.to(dtype) @ u.to(dtype).view(gradient.shape[1], rotated.shape[1])
+    return scale * (turned * rotated.to(dtype)).sum(1)
+
+
 def reduce_both(x: Tensor, gradient: Tensor, segments: Segments, *, A: Tensor, B: Tensor, scale: float) -> Tensor:
     """[s sum_t (B^T dL/dy_t) x_t^T; s sum_t dL/dy_t (A x_t)^T] of every sample, (G, rank (d_in + d_out))."""
     of_b = reduce_b(F.linear(x, A.to(x.dtype)), gradient, segments, scale=scale, dtype=B.dtype)
     of_a = reduce_b(x, gradient @ B.to(gradient.dtype), segments, scale=scale, dtype=A.dtype)
     return torch.cat([of_a, of_b], dim=1)
+
+
+def along_both(x: Tensor, gradient: Tensor, u: Tensor, *, A: Tensor, B: Tensor, scale: float) -> Tensor:
+    """<u, [s (B^T dL/dy_t) x_t^T; s dL/dy_t (A x_t)^T]> of every token, (T,)."""
+    of_a, of_b = u.split([A.numel(), B.numel()])
+    found = along_b(F.linear(x, A.to(x.dtype)), gradient, of_b, scale=scale, dtype=B.dtype)
+    return found + along_b(x, gradient @ B.to(gradient.dtype), of_a, scale=scale, dtype=A.dtype)

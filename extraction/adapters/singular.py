@@ -56,16 +56,26 @@ class DeltaSCoordinates(Coordinates):
     def _tap(self, module: str, scale: Tensor, fine: bool) -> Tap:
         layer = self.layer(module)
         if fine and layer.U is None and layer.Vh is not None:
-            return InputTap(module=module, reduce=partial(reduce_rotated, frame=layer.Vh, scale=scale))
+            return InputTap(
+                module=module,
+                reduce=partial(reduce_rotated, frame=layer.Vh, scale=scale),
+                along=partial(along_rotated, frame=layer.Vh, scale=scale),
+            )
         if fine and layer.Vh is None and layer.U is not None:
             bias = getattr(layer.base_layer, "bias", None)
             return OutputTap(
                 module=module,
                 keep=lambda _x, y: y if bias is None else y - bias,
                 reduce=partial(reduce_rotated, frame=layer.U.T, scale=scale),
+                along=partial(along_rotated, frame=layer.U.T, scale=scale),
             )
         U, Vh = layer.frames()
-        return OutputTap(module=module, keep=lambda x, _y: x, reduce=partial(reduce_direct, U=U, Vh=Vh))
+        return OutputTap(
+            module=module,
+            keep=lambda x, _y: x,
+            reduce=partial(reduce_direct, U=U, Vh=Vh),
+            along=partial(along_direct, U=U, Vh=Vh),
+        )
 
     def folded(self) -> AbstractContextManager[object]:
         """delta_S merged into the weights, unless rounding to their dtype would lose it or it is there already."""
@@ -80,19 +90,39 @@ class DeltaSCoordinates(Coordinates):
 
 def reduce_rotated(a: Tensor, b: Tensor, segments: Segments, *, frame: Tensor, scale: Tensor) -> Tensor:
     """sum_t (Q a_t) * (Q b_t) / S' of every sample, with Q = `frame` (r, d): (T, d), (T, d) -> (G, r)."""
-    frame = frame.to(a.dtype)
-    return sum_products(F.linear(a, frame), F.linear(b, frame), segments) / scale
+    return segments.sums(rotated(a, b, frame)) / scale
+
+
+def along_rotated(a: Tensor, b: Tensor, u: Tensor, *, frame: Tensor, scale: Tensor) -> Tensor:
+    """<u, (Q a_t) * (Q b_t) / S'> of every token: (T, d), (T, d), (r,) -> (T,)."""
+    return rotated(a, b, frame) @ (u / scale)
 
 
 def reduce_direct(x: Tensor, gradient: Tensor, segments: Segments, *, U: Tensor, Vh: Tensor) -> Tensor:
     """sum_t (Vh x_t) * (U^T dL/dy_t) of every sample: (T, d_in), (T, d_out) -> (G, r)."""
-    return sum_products(F.linear(x, Vh.to(x.dtype)), gradient @ U.to(gradient.dtype), segments)
+    return segments.sums(direct(x, gradient, U, Vh))
 
 
-def sum_products(a: Tensor, b: Tensor, segments: Segments) -> Tensor:
-    """sum_t a_t * b_t of every sample in at least float32: (T, r), (T, r) -> (G, r)."""
+def along_direct(x: Tensor, gradient: Tensor, u: Tensor, *, U: Tensor, Vh: Tensor) -> Tensor:
+    """<u, (Vh x_t) * (U^T dL/dy_t)> of every token: (T, d_in), (T, d_out), (r,) -> (T,)."""
+    return direct(x, gradient, U, Vh) @ u
+
+
+def rotated(a: Tensor, b: Tensor, frame: Tensor) -> Tensor:
+    """(Q a_t) * (Q b_t): (T, d), (T, d), (r, d) -> (T, r)."""
+    frame = frame.to(a.dtype)
+    return wide_product(F.linear(a, frame), F.linear(b, frame))
+
+
+def direct(x: Tensor, gradient: Tensor, U: Tensor, Vh: Tensor) -> Tensor:
+    """(Vh x_t) * (U^T dL/dy_t): (T, d_in), (T, d_out) -> (T, r)."""
+    return wide_product(F.linear(x, Vh.to(x.dtype)), gradient @ U.to(gradient.dtype))
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a * b in at least float32."""
     wide = torch.promote_types(a.dtype, torch.float32)
-    return segments.sums(a.to(wide) * b.to(wide))
+    return a.to(wide) * b.to(wide)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
 from extraction.adapters.interface import Coordinates, Tap
@@ -46,6 +47,14 @@ class StackedCoordinates(Coordinates):
     def is_zero(self) -> bool:
         """Every part is at zero: only then are the parts' models one and the same."""
         return all(part.is_zero() for part in self.parts)
+
+    def embed(self, part: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """{module: (r,)} of one part as vectors of the stacked coordinates: zero in every other part."""
+        widths = [own.sizes for own in self.parts]
+        return {
+            module: torch.cat([u if i == part else u.new_zeros(sizes[module]) for i, sizes in enumerate(widths)])
+            for module, u in vectors.items()
+        }
 
     def split(self, gradients: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """{module: (G, r)} of every part, in the order of the parts."""

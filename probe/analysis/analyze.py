@@ -23,7 +23,7 @@ from probe.analysis.transfer import SignTransfer, sign_transfer
 from probe.analysis.validity import Part, validity
 from probe.analysis.verdicts import Decision, decide, rules
 from probe.analysis.verification import verification
-from probe.arms import ARMS
+from probe.arms import ARMS, measured_arm
 from probe.records import DEFAULT_CONDITION, SampleRecord, StepRecord
 from probe.runs import Run
 
@@ -179,15 +179,6 @@ def _assemble(
         null_reasons=reasons,
         metrics=metrics(evidence, run.samples),
     )
-
-
-def measured_arm(arms: Iterable[str]) -> str | None:
-    """The arm whose `*_in` measures stand for vanilla: vanilla, or else the first that uses v_hack.
-
-    Before its gate, an arm that uses v_hack measures what vanilla measures as long as the weights are frozen.
-    """
-    hack = [arm for arm in arms if arm in ARMS and ARMS[arm].directions == "v_hack"]
-    return "vanilla" if "vanilla" in hack else (hack[0] if hack else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

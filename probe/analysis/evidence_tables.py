@@ -1,7 +1,7 @@
 """The tables that the rules rest on: parts of R0, nulls, comparisons of arms, modules."""
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.text import interval, number, p_value, render_table, share, short, wrap
+from probe.analysis.text import Table, interval, number, p_value, share, short, wrap
 
 MOST_MODULES = 8  # rows of the map over modules; the others are counted
 
@@ -15,10 +15,9 @@ def parts(a: Analysis) -> str:
     return "\n".join(lines)
 
 
-def nulls(a: Analysis) -> str:
+def nulls(a: Analysis) -> Table:
     """Every statistic against every null."""
-    if a.permutation is None:
-        return ""
+    drawn = [] if a.permutation is None else a.permutation.rows
     rows = [
         (
             row.metric,
@@ -32,17 +31,17 @@ def nulls(a: Analysis) -> str:
             p_value(row.test.p),
             str(row.test.num_draws),
         )
-        for row in sorted(a.permutation.rows, key=lambda row: (row.metric, row.null))
+        for row in sorted(drawn, key=lambda row: (row.metric, row.null))
     ]
     header = ("statistic", "null", "value", "mean", "sd", "95th pct", "d", "z", "p", "draws")
     title = (
         f"Nulls (arm {a.measured_arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels "
         "permuted within prompts, pair-swap: hack and clean swapped within pairs)"
     )
-    return render_table(title, header, rows, left=2)
+    return Table(name="nulls", title=title, header=header, rows=rows, left=2)
 
 
-def comparisons(a: Analysis) -> str:
+def comparisons(a: Analysis) -> Table:
     """Arms against the measured arm, paired by prompt."""
     rows = [
         (
@@ -58,24 +57,23 @@ def comparisons(a: Analysis) -> str:
     ]
     header = ("measure", "arm", "prompts", "difference", "95% interval", "flip p", "TOST p")
     title = f"Arms minus {a.measured_arm}, paired by prompt (TOST: equivalence within +-.05)"
-    return render_table(title, header, rows, left=2)
+    return Table(name="comparisons", title=title, header=header, rows=rows, left=2)
 
 
-def modules(a: Analysis) -> str:
+def modules(a: Analysis) -> Table:
     """The modules whose cosine is furthest from the null of permuted labels."""
-    if a.permutation is None or not a.permutation.modules:
-        return ""
-    ordered = sorted(a.permutation.modules, key=lambda row: -abs(row.z))
+    drawn = [] if a.permutation is None else a.permutation.modules
+    ordered = sorted(drawn, key=lambda row: -abs(row.z))
     rows = [
         (short(row.module, 60), number(row.mean_cos), number(row.z, 1), p_value(row.p_max_t))
         for row in ordered[:MOST_MODULES]
     ]
     more = f"; {len(ordered) - MOST_MODULES} more in --json" if len(ordered) > MOST_MODULES else ""
     title = f"Modules (mean cos_in over prompts; z: N2; p: max-T over {len(ordered)} modules{more})"
-    return render_table(title, ("module", "cos_in", "z", "p"), rows)
+    return Table(name="modules", title=title, header=("module", "cos_in", "z", "p"), rows=rows)
 
 
-def sensitivity(a: Analysis) -> str:
+def sensitivity(a: Analysis) -> Table:
     """What another k would have measured."""
     rows = [
         (
@@ -89,4 +87,5 @@ def sensitivity(a: Analysis) -> str:
         for row in a.settings
     ]
     header = ("k", "directions", "cos_in", "cos_out one-sided", "hackward_frac_in", "AUROC")
-    return render_table("Other k, from inner products (exploratory: choosing k here spends the data)", header, rows)
+    title = "Other k, from inner products (exploratory: choosing k here spends the data)"
+    return Table(name="other-k", title=title, header=header, rows=rows)

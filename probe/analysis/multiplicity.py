@@ -1,10 +1,13 @@
 """Many tests at once: max-T over modules, Holm over a registered family."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from probe.analysis.thresholds import ALPHA
 
 Array = NDArray[np.float64]
 
@@ -15,6 +18,7 @@ class MaxT:
 
     z: Array  # (M,)
     p: Array  # (M,)
+    critical: float  # p < ALPHA exactly where |z| > critical; infinite for too few draws
 
 
 def max_t(observed: Array, draws: Array) -> MaxT:
@@ -31,8 +35,10 @@ def max_t(observed: Array, draws: Array) -> MaxT:
     scale = np.where(sd > 0, sd, np.inf)
     z = observed / scale
     largest = np.abs(draws / scale).max(1)
+    above = math.ceil(ALPHA * (len(draws) + 1)) - 2  # p < ALPHA leaves so many draws at least as large as |z|, or fewer
+    critical = float(np.sort(largest)[::-1][above]) if 0 <= above < len(draws) else math.inf
     count = (largest[:, None] >= np.abs(z) * (1 - 1e-12)).sum(0)
-    return MaxT(z=z, p=(1 + count) / (len(draws) + 1))
+    return MaxT(z=z, p=(1 + count) / (len(draws) + 1), critical=critical)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

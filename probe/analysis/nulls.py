@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 NORMAL_95 = float(stats.norm.ppf(0.95))
+NORMAL_975 = float(stats.norm.ppf(0.975))  # both tails together: 5%
 Alternative = Literal["two-sided", "greater"]
 
 

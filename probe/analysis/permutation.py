@@ -12,6 +12,7 @@ advantages for cos_in, `hacked` for the other two.
 Shapes: B draws, S samples, T steps, M modules, G samples of a step.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,7 @@ class Permutation:
 
     rows: list[NullRow]
     modules: list[ModuleRow]
+    modules_critical_z: float | None  # |z| beyond it has p_max_t < .05; None: no modules, or too few draws
     excess: dict[str, float]  # {prompt: d_p}, cos_in of a prompt minus its mean under N2
 
     def get(self, metric: str, null: str) -> NullTest | None:
@@ -82,6 +84,7 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
     observed = _statistics(linked, truth, labels)
     draws = {name: _statistics(linked, axes, labels) for name, axes in drawn.items()}
     draws["N4"] = batch_label_nulls(linked, truth, labels, num_draws, rng)
+    by_module, critical = _module_rows(linked, truth, permuted)
     mean_direction = mean_axes(pairs, *true_labels(held_out))
     swapped = mean_axes(pairs, *pair_swaps(held_out, num_draws, rng))
     if linked.steps:
@@ -94,7 +97,8 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
             for name, values in of_null.items()
             if name in observed
         ],
-        modules=_module_rows(linked, truth, permuted),
+        modules=by_module,
+        modules_critical_z=critical,
         excess=_excess(linked, truth),
     )
 
@@ -118,21 +122,22 @@ def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Arr
     return found
 
 
-def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> list[ModuleRow]:
-    """The map over modules: mean over prompts of the module's cosine, adjusted by max-T over N2 draws."""
+def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> tuple[list[ModuleRow], float | None]:
+    """The map over modules, mean over prompts of the module's cosine against N2, and the critical z of max-T."""
     kept = np.flatnonzero(truth.kept[0])
     if not linked.steps or not len(kept):
-        return []
+        return [], None
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
     observed, draws = (
         np.einsum("bsm,s->bm", np.nan_to_num(module_cosines(axes, linked.totals)), weights)[:, kept]
         for axes in (truth, permuted)
     )
     adjusted = max_t(observed[0], draws)
-    return [
+    rows = [
         ModuleRow(module=linked.pairs.modules[m], mean_cos=float(value), z=float(z), p_max_t=float(p))
         for m, value, z, p in zip(kept, observed[0], adjusted.z, adjusted.p, strict=True)
     ]
+    return rows, adjusted.critical if math.isfinite(adjusted.critical) else None
 
 
 def _excess(linked: Linked, truth: Axes) -> dict[str, float]:

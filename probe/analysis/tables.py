@@ -1,4 +1,4 @@
-"""format_analysis: an Analysis as plain text, at most 100 columns wide."""
+"""The tables of an Analysis, and format_analysis: all of it as plain text, at most 100 columns wide."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,27 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.contrasts import CONTRASTS
 from probe.analysis.evidence import Check
 from probe.analysis.evidence_tables import comparisons, modules, nulls, parts, sensitivity
-from probe.analysis.text import area, interval, number, p_value, render_table, share, short, wrap, yes
+from probe.analysis.text import Table, area, interval, number, p_value, render_table, share, short, wrap, yes
 from probe.analysis.trajectory import ArmSummary
 from probe.records import DEFAULT_CONDITION
+
+
+def all_tables(analysis: Analysis) -> list[Table]:
+    """Every table that has rows, in the order of reading."""
+    found = [
+        nulls(analysis),
+        _summaries(analysis),
+        comparisons(analysis),
+        _gates(analysis),
+        _cells(analysis),
+        _buckets(analysis),
+        *_contrasts(analysis),
+        _specificity(analysis),
+        modules(analysis),
+        sensitivity(analysis),
+        _trajectory(analysis),
+    ]
+    return [table for table in found if table.rows]
 
 
 def format_analysis(analysis: Analysis) -> str:
@@ -25,20 +43,14 @@ def format_analysis(analysis: Analysis) -> str:
         "\n".join(line for sentence in analysis.conclusions for line in wrap(f"- {sentence}", indent="  ")),
         _checks("Rules R0 to R7 (METHOD section 7; mechanism rows are no evidence)", analysis.rules),
         parts(analysis),
-        nulls(analysis),
+        render_table(nulls(analysis)),
         _checks(
             "Verification (the seed's table V and decision rules D; mechanism rows are no evidence)", analysis.checks
         ),
-        _summaries(analysis),
-        comparisons(analysis),
-        _gates(analysis),
-        _cells(analysis),
-        _buckets(analysis),
-        _contrasts(analysis),
-        _specificity(analysis),
-        modules(analysis),
-        sensitivity(analysis),
-        _trajectory(analysis),
+        *map(render_table, (_summaries(analysis), comparisons(analysis), _gates(analysis))),
+        *map(render_table, (_cells(analysis), _buckets(analysis))),
+        _contrasts_text(_contrasts(analysis)),
+        *map(render_table, (_specificity(analysis), modules(analysis), sensitivity(analysis), _trajectory(analysis))),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -52,13 +64,10 @@ def _checks(title: str, checks: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
-def _summaries(a: Analysis) -> str:
+def _summaries(a: Analysis) -> Table:
     header = ("arm", "steps", "null", "prompts", "cos_in", "95% interval", "flip p", "z", "p", "z ind")
-    return render_table(
-        "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps; z ind: a draw a step, optimistic)",
-        header,
-        [_summary(s) for s in a.summaries],
-    )
+    title = "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps; z ind: a draw a step, optimistic)"
+    return Table(name="arms", title=title, header=header, rows=[_summary(s) for s in a.summaries])
 
 
 def _summary(s: ArmSummary) -> tuple[str, ...]:
@@ -76,7 +85,7 @@ def _summary(s: ArmSummary) -> tuple[str, ...]:
     )
 
 
-def _gates(a: Analysis) -> str:
+def _gates(a: Analysis) -> Table:
     header = ("arm", "cos_out", "cos_out < cos_in", "frac_fired", "hackward_frac_in", "cos_update")
     rows = [
         (
@@ -89,10 +98,11 @@ def _gates(a: Analysis) -> str:
         )
         for s in a.summaries
     ]
-    return render_table("Gates (means over steps; mechanism, no evidence but for cos_update)", header, rows)
+    title = "Gates (means over steps; mechanism, no evidence but for cos_update)"
+    return Table(name="gates", title=title, header=header, rows=rows)
 
 
-def _cells(a: Analysis) -> str:
+def _cells(a: Analysis) -> Table:
     header = ("source", "hint", "hacked", "gt", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "sum dot")
     rows = [
         (
@@ -110,10 +120,11 @@ def _cells(a: Analysis) -> str:
         )
         for c in a.cells
     ]
-    return render_table(f"Advantage cells (arm {a.measured_arm}; n in samples)", header, rows, left=4)
+    title = f"Advantage cells (arm {a.measured_arm}; n in samples)"
+    return Table(name="cells", title=title, header=header, rows=rows, left=4)
 
 
-def _buckets(a: Analysis) -> str:
+def _buckets(a: Analysis) -> Table:
     header = ("metric", "source", "label", "n", "null", "mean", "sd")
     rows = [
         (b.metric, short(b.src_pool, 24), "hacked" if b.hacked else "clean", str(b.n), str(b.num_null))
@@ -121,10 +132,11 @@ def _buckets(a: Analysis) -> str:
         for b in a.buckets
         if b.arm == a.measured_arm
     ]
-    return render_table(f"Buckets (arm {a.measured_arm}; unit: sample)", header, rows, left=3)
+    title = f"Buckets (arm {a.measured_arm}; unit: sample)"
+    return Table(name="buckets", title=title, header=header, rows=rows, left=3)
 
 
-def _contrasts(a: Analysis) -> str:
+def _contrasts(a: Analysis) -> list[Table]:
     header = (
         "arm",
         "n a",
@@ -139,7 +151,7 @@ def _contrasts(a: Analysis) -> str:
         "adj",
     )
     tables = []
-    for spec in CONTRASTS:
+    for place, spec in enumerate(CONTRASTS, 1):
         rows = [
             (
                 c.arm,
@@ -160,27 +172,33 @@ def _contrasts(a: Analysis) -> str:
         own = next((c for c in a.contrasts if c.name == spec.name and c.arm == a.measured_arm), None)
         rivals = [spec.caveat] * bool(spec.caveat) + list(own.confounded_with if own else ())
         caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
-        tables.append(render_table(f"{spec.metric}: {spec.name}{caution}", header, rows))
-    if not any(tables):
+        title = f"{spec.metric}: {spec.name}{caution}"
+        tables.append(Table(name=f"contrast-{place}", title=title, header=header, rows=rows))
+    return tables
+
+
+def _contrasts_text(tables: Sequence[Table]) -> str:
+    """The tables under their common title."""
+    if not any(table.rows for table in tables):
         return ""
     title = (
         "Contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt; Holm: over the "
         "contrasts of an arm; adj: regression within prompts on source, gt_pass, log length and hint"
     )
-    title = "\n".join(wrap(title))
-    return "\n".join([title, *tables])
+    return "\n".join([*wrap(title), *map(render_table, tables)])
 
 
-def _specificity(a: Analysis) -> str:
+def _specificity(a: Analysis) -> Table:
     rows = [
         (s.score, str(s.n_hacked), str(s.n_clean), str(s.num_prompts), share(s.auroc), area(s.interval))
         for s in a.specificity
     ]
     title = f"AUROC for hacked among A > 0 (arm {a.measured_arm}; interval: bootstrap over prompts)"
-    return render_table(title, ("score", "hacked", "clean", "prompts", "AUROC", "95% interval"), rows)
+    header = ("score", "hacked", "clean", "prompts", "AUROC", "95% interval")
+    return Table(name="specificity", title=title, header=header, rows=rows)
 
 
-def _trajectory(a: Analysis) -> str:
+def _trajectory(a: Analysis) -> Table:
     header = ("step", "arm", "problem", "cos_in", "Haar z", "p", "cos_out", "hackward", "fired", "spread")
     rows = [
         (
@@ -197,4 +215,5 @@ def _trajectory(a: Analysis) -> str:
         )
         for t in a.trajectory
     ]
-    return render_table("Steps (Haar z of cos_in; '-' where a cosine does not exist)", header, rows, left=3)
+    title = "Steps (Haar z of cos_in; '-' where a cosine does not exist)"
+    return Table(name="steps", title=title, header=header, rows=rows, left=3)

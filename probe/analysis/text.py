@@ -1,25 +1,38 @@
-"""Plain text at most 100 columns wide: tables, numbers, wrapped lines."""
+"""Tables of texts, and plain text at most 100 columns wide: tables, numbers, wrapped lines."""
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from probe.analysis.stats import Interval
 
 WIDTH = 100
 
 
-def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Aligned columns under a title: the first `left` columns flush left, the others flush right; '' without rows."""
-    if not rows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of texts under a header; whoever shows it chooses the form."""
+
+    name: str  # unique among the tables of an analysis
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1  # columns flush left; the others, numbers mostly, flush right
+
+
+def render_table(table: Table) -> str:
+    """Aligned columns under the title; '' without rows."""
+    if not table.rows:
         return ""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
     lines = [
         "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(w) if i < table.left else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
-        for row in (header, *rows)
+        for row in (table.header, *table.rows)
     ]
-    return "\n".join([*wrap(title), *(f"  {line}".rstrip() for line in lines)])
+    return "\n".join([*wrap(table.title), *(f"  {line}".rstrip() for line in lines)])
 
 
 def wrap(text: str, *, indent: str = "") -> list[str]:

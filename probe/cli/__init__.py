@@ -13,6 +13,7 @@ VERBS = {
     "plan": ("probe.cli.plan:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),
     "sweep": ("probe.cli.sweep:sweep", "Run a spec: conditions x arms x seeds, resumable, with stop rules."),
     "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
+    "report": ("probe.cli.report:report", "Runs, or a spec, as one HTML file: verdict, figures, rollouts, tokens."),
     "doctor": ("probe.cli.doctor:doctor", "Check this machine and installation, with a fix for what fails."),
 }
 

@@ -48,16 +48,18 @@ def refuse_overrides(ctx: click.Context) -> None:
         raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))
 
 
-AUTO = "auto"
+AUTO, ALL = "auto", "all"
 
 
-class _TokensType(click.ParamType):
-    """A positive number, or `auto` -> None."""
+class NumberOr(click.ParamType):
+    """A whole number from `least` up, or `word` -> None."""
 
-    name = "N|auto"
+    def __init__(self, word: str, *, least: int = 1) -> None:
+        self.name, self._word, self._least = f"N|{word}", word, least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        return None if value in (None, AUTO) else click.IntRange(1).convert(value, param, ctx)
+        """The number."""
+        return None if value in (None, self._word) else click.IntRange(self._least).convert(value, param, ctx)
 
 
 _EXTRACTION_OPTIONS = (
@@ -65,7 +67,7 @@ _EXTRACTION_OPTIONS = (
         "--tokens-per-batch",
         default=AUTO,
         show_default=True,
-        type=_TokensType(),
+        type=NumberOr(AUTO),
         help="Tokens of one forward and backward; auto = by the memory of the device.",
     ),
     click.option(

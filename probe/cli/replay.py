@@ -9,7 +9,14 @@ from extraction.vocabulary import BASES, LossType
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import config_option, extraction_options, model_options, refuse_overrides
+from probe.cli._shared_options import (
+    ALL,
+    NumberOr,
+    config_option,
+    extraction_options,
+    model_options,
+    refuse_overrides,
+)
 from probe.runs import read_run
 from probe.timings import describe_timings
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
@@ -103,6 +110,15 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.IntRange(0),
     help="Score so many rollouts again in a higher precision and record how far the cosines move.",
 )
+@click.option(
+    "--token-attribution",
+    is_flag=False,
+    flag_value=ALL,
+    default=0,
+    show_default="none",
+    type=NumberOr(ALL, least=0),
+    help="Record each token's share of its rollout's cosine, in the first N steps (no N: all), for probe report.",
+)
 @config_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
@@ -140,6 +156,7 @@ def replay(
     lr: float,
     lora_rank: int,
     dtype_noise: int,
+    token_attribution: int | None,
     config_file: Path | None,
     preregistered: str | None,
     dtype: str,
@@ -187,6 +204,7 @@ def replay(
             v_hack=v_hack,
             lr=lr,
             seed=seed,
+            token_attribution=token_attribution,
             preregistered=preregistered,
         )
     directory = out / "runs" / name

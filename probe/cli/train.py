@@ -9,7 +9,7 @@ from probe.arms import ARMS
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import config_option, refuse_overrides
-from probe.runs import EVALS_FILE, read_run
+from probe.runs import EVALS_FILE, read_evals, read_run
 from probe.timings import describe_timings
 from replay_pools.files import read_json
 
@@ -83,7 +83,6 @@ def _overridden(
 def _print_run(directory: Path, as_json: bool) -> None:
     """The evaluations, one a row, and the means of the steps."""
     from probe.cli._evals import echo_evaluations
-    from probe.evaluator import read_evals
     from probe.heldout import Evaluation, best_checkpoint
 
     run, evals = read_run(directory), read_evals(directory)

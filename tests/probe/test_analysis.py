@@ -7,11 +7,12 @@ import numpy as np
 import orjson
 import pytest
 
-from probe.analysis.analyze import analyze, conditions, measured_arm
+from probe.analysis.analyze import analyze, conditions
 from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.tables import format_analysis
 from probe.analysis.text import WIDTH
 from probe.analysis.thresholds import NEAR_ZERO
+from probe.arms import measured_arm
 from probe.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
 from probe.runs import Run
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from probe.analysis.multiplicity import holm, max_t
+from probe.analysis.thresholds import ALPHA
 
 
 def test_holm_by_hand():
@@ -38,3 +39,12 @@ def test_max_t_finds_the_one_module_that_differs():
     assert found.p[2] == pytest.approx(1 / 1000)
     assert found.p[[0, 1, 3, 4]].min() > 0.5
     assert (found.z[5], found.p[5]) == (0.0, 1.0), "a statistic that never moves has no z"
+
+
+@pytest.mark.parametrize("num_draws", [19, 20, 39, 99, 100, 999])
+def test_the_critical_z_is_where_p_crosses_alpha(num_draws):
+    """p < ALPHA exactly where |z| > critical; 19 draws cannot get below .05."""
+    rng = np.random.default_rng(2)
+    found = max_t(np.linspace(0, 6, 400), rng.normal(size=(num_draws, 400)))
+    assert math.isinf(found.critical) == (num_draws == 19)
+    assert ((found.p < ALPHA) == (np.abs(found.z) > found.critical)).all()

@@ -133,7 +133,9 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
     path = write(seeds="0, 1, 2", budget=budget)
     timed = tmp_path / "timed"
     timed.mkdir()
-    (timed / "timings.jsonl").write_text('{"step":0,"seconds":99}\n{"step":1,"seconds":30}\n{"step":2,"seconds":20}\n')
+    start = '{"start":{"load":{"seconds":7.0,"cache":null}}}\n'
+    rows = '{"step":0,"seconds":99}\n{"step":1,"seconds":30}\n{"step":2,"seconds":20}\n'
+    (timed / "timings.jsonl").write_text(start + rows)
     found = plan(capsys, str(path), "--run", str(timed))
     own, go = found["prices"]
     assert (own["runs"], own["hours"], own["money"]) == (6, pytest.approx(0.5), pytest.approx(2.0))

@@ -27,7 +27,7 @@ def nulls(**q95: float) -> Permutation:
         for name, q in q95.items()
     }
     rows = [NullRow(metric="auroc", null=name, value=0.8, test=test) for name, test in tests.items()]
-    return Permutation(rows=rows, modules=[], excess={})
+    return Permutation(rows=rows, modules=[], modules_critical_z=None, excess={})
 
 
 def step(arm: str, **changes) -> StepRecord:

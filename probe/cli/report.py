@@ -1,0 +1,133 @@
+"""probe report: runs, or the runs of a spec, as one self-contained HTML file."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.runs import Run, read_run
+from replay_pools.errors import InputError
+
+if TYPE_CHECKING:
+    from probe.report.views import Report
+
+MOST_NAMES = 3  # of runs in the default name
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path))
+@name_option("report", default=None)
+@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each permutation null.")
+@click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps.")
+@click.option(
+    "--regrade-agreement",
+    type=click.FloatRange(0, 1),
+    help="Share of the pools' labels that a second grading repeats; rule R0 needs it.",
+)
+@out_option
+@json_option
+def report(
+    runs: tuple[Path, ...],
+    name: str | None,
+    draws: int,
+    seed: int,
+    regrade_agreement: float | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Verdict, figures, rollouts and provenance of each RUN (a directory), or of the runs of SPEC (spec/NAME.toml), as
+    OUT/reports/NAME.html: one file that loads nothing, with its figures (SVG) and tables (Markdown, JSON) in NAME/.
+
+    Tokens are coloured by their share of the cosine where the run recorded it (probe replay --token-attribution).
+    Several runs are compared; training runs are grouped by arm, a line a seed. No model, no torch.
+
+    Examples:
+
+      probe report out/runs/replay
+
+      probe report out/runs/vanilla-0 out/runs/projected-0 --name first-seeds
+
+      probe report spec/phase2.toml
+    """
+    # The nulls are many small factorisations: BLAS threads only wait for one another. numpy is not loaded yet.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from probe.report.build import write_report
+
+    settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
+    specs = [run for run in runs if run.suffix == ".toml"]
+    if specs and len(runs) > 1:
+        raise InputError("RUN...|SPEC", expected="run directories, or one spec", found=" ".join(map(str, runs)))
+    command = _command(runs, name, out, settings)
+    found = _of_spec(specs[0], name, out, settings, command) if specs else _of_runs(runs, name, settings, command)
+    written = write_report(found, out)
+    if as_json:
+        echo_json(
+            {
+                "html": str(written.html),
+                "figures": [str(path) for path in written.figures],
+                "tables": [str(path) for path in written.tables],
+                "decisions": {view.label: view.analysis.decision.outcome for view in found.views},
+            }
+        )
+        return
+    for view in found.views:
+        click.echo(f"{view.label}: {view.analysis.decision.outcome}")
+    size = written.html.stat().st_size / 1024
+    click.echo(
+        f"report {written.html} ({size:.0f} KiB); {len(written.figures)} figures, tables in {written.tables[0].parent}"
+    )
+
+
+def _of_runs(paths: tuple[Path, ...], name: str | None, settings: dict[str, Any], command: str) -> "Report":
+    """Every run under every one of its conditions."""
+    from probe.analysis.analyze import analyze, conditions
+    from probe.report.views import Report, View
+
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InputError("RUN...", expected="different runs", found=" ".join(map(str, paths)))
+    runs: list[Run] = [read_run(path) for path in paths]
+    views = [View(run=run, analysis=analyze(run, own, **settings)) for run in runs for own in conditions(run) or [None]]
+    return Report(name=name or _default_name(runs), views=views, command=command)
+
+
+def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
+    """The runs of a spec that are there, its criteria, its decision and its price."""
+    from probe.cli._spec import open_spec, resolved_options
+    from probe.evaluation import analyse_runs, judge
+    from probe.jobs import runs_of
+    from probe.plan import make_plan
+    from probe.report.views import Report, View
+    from probe.timings import TIMINGS_FILE
+
+    spec = open_spec(spec_file)
+    analyses = analyse_runs(spec, out, **settings)
+    read = {job.name: read_run(job.directory) for job in (run.job for run in runs_of(spec, out) if run.complete)}
+    timed = (run.path for run in read.values() if (run.path / TIMINGS_FILE).is_file())
+    resolved = {condition.name: resolved_options(spec, condition) for condition in spec.conditions}
+    return Report(
+        name=name or spec.name,
+        views=[View(run=read[run], analysis=analysis) for (run, _), analysis in analyses.items()],
+        command=command,
+        spec=spec,
+        evaluation=judge(spec, out, analyses),
+        plan=make_plan(spec, resolved, out_dir=out, run=next(timed, None)),
+    )
+
+
+def _default_name(runs: list[Run]) -> str:
+    """The names of the runs; of many, the first ones and how many more there are."""
+    names = [run.path.resolve().name for run in runs]
+    more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
+    return "-".join([*names[:MOST_NAMES], *more])
+
+
+def _command(runs: tuple[Path, ...], name: str | None, out: Path, settings: dict[str, Any]) -> str:
+    """The command that repeats the report."""
+    parts = ["probe", "report", *map(str, runs), *(["--name", name] if name else []), "--out", str(out)]
+    parts += ["--draws", str(settings["num_draws"]), "--seed", str(settings["seed"])]
+    if settings["regrade_agreement"] is not None:
+        parts += ["--regrade-agreement", str(settings["regrade_agreement"])]
+    return shlex.join(parts)

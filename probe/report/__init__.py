@@ -1,0 +1,1 @@
+"""`probe report`: runs, or the runs of a spec, as one self-contained HTML file."""

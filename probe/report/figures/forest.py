@@ -1,0 +1,84 @@
+"""Forest plots: one row an estimate, with its interval, over the band that its null leaves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probe.analysis.stats import Interval
+from probe.analysis.text import short
+from probe.report.panel import Figure, Panel, Scale, scale_of
+
+ROW, TOP, LONGEST = 34, 44, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForestRow:
+    """One estimate."""
+
+    label: str
+    note: str  # beside the label: the numbers
+    value: float | None
+    interval: Interval | None = None
+    null: tuple[float, float] | None = None  # where the null leaves 95%
+    strong: bool = True  # the measurement itself, not what it is compared with
+
+
+def forest(
+    name: str,
+    title: str,
+    rows: Sequence[ForestRow],
+    *,
+    label: str,
+    subtitle: str = "",
+    centre: float = 0.0,
+    zone: tuple[float, float] | None = None,
+    key: Sequence[tuple[str, str]] = (),
+    count: int = 5,
+) -> Figure | None:
+    """Rows below one another, each label above its marks.
+
+    Args:
+        label: of the axis, with the unit.
+        centre: what no effect reads: 0 of a cosine, .5 of an AUROC.
+        zone: what counts as no effect, shaded through all rows.
+        key: what the marks mean.
+        count: of ticks, about.
+    """
+    if not any(row.value is not None for row in rows):
+        return None
+    top = TOP + (16 if key else 0)
+    bottom = top + ROW * len(rows) + 4
+    panel = Panel(name, title, bottom + 40, subtitle)
+    scale = scale_of(_extent(rows), 16, 324, least=(centre, *(zone or ())))
+    if key:
+        panel.key(top - 6, key)
+    panel.x_axis(scale, bottom, label, count=count)
+    for i, row in enumerate(rows):
+        y = top + ROW * i + 17
+        if zone is not None:
+            panel.rect(scale(zone[0]), y, scale(zone[1]) - scale(zone[0]), 15, "zone")
+        panel.track(scale, y, 15, centre=centre, count=count)
+        _row(panel, scale, row, top + ROW * i)
+    return panel.figure()
+
+
+def _row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
+    panel.text(0, y + 12, short(row.label, LONGEST))
+    panel.text(340, y + 12, row.note, "value", "end")
+    middle = y + 24.5
+    if row.null is not None:
+        low, high = (scale(end) for end in row.null)
+        tip = f"95% of the null lies between {row.null[0]:+.3f} and {row.null[1]:+.3f}"
+        panel.rect(low, middle - 4.5, high - low, 9, "band", tip)
+    if row.interval is not None:
+        panel.line(scale(row.interval.low), middle, scale(row.interval.high), middle, "bar", f"95% interval {row.note}")
+    if row.value is not None:
+        panel.dot(scale(row.value), middle, "mark" if row.strong else "hollow", f"{row.label}: {row.value:+.4f}", r=4)
+
+
+def _extent(rows: Sequence[ForestRow]) -> list[float]:
+    """Every end that is drawn."""
+    found = [row.value for row in rows if row.value is not None]
+    for row in rows:
+        found += [row.interval.low, row.interval.high] if row.interval else []
+        found += list(row.null or ())
+    return found

@@ -1,0 +1,51 @@
+"""The page: header, contents, sections, style and script in one HTML document that loads nothing."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from xml.etree.ElementTree import Element
+
+from probe.report.markup import node, to_html
+from probe.report.sections.parts import Section
+
+
+def resource(name: str) -> str:
+    """A style sheet or the script, as it lies beside this file."""
+    return (files("probe.report") / name).read_text(encoding="utf-8")
+
+
+def page(title: str, summary: str, sections: Sequence[Section]) -> str:
+    """The document. Its policy lets no script run but this one and no address be loaded: texts of models are inside."""
+    script, style = resource("page.js"), resource("figures.css") + resource("page.css")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    head = node(
+        "head",
+        node("meta", charset="utf-8"),
+        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        node("meta", http_equiv="Content-Security-Policy", content=policy),
+        node("meta", name="color-scheme", content="light dark"),
+        node("title", f"{title} \u00b7 gradient-probe report"),
+        node("style", style),
+    )
+    links = [node("li", node("a", section.title, href=f"#{section.id}")) for section in sections]
+    body = node(
+        "body",
+        node("header", node("p", "gradient-probe report", class_="eyebrow"), node("h1", title), node("p", summary)),
+        node("nav", node("ul", *links), aria_label="Sections"),
+        node("main", *map(_section, sections)),
+        node("script", script),
+    )
+    return "<!doctype html>\n" + to_html(node("html", head, body, lang="en")) + "\n"
+
+
+def _section(section: Section) -> Element:
+    lead = node("p", section.lead, class_="lead")
+    return node("section", node("h2", section.title), lead, *section.body, id=section.id)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

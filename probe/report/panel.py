@@ -1,0 +1,167 @@
+"""One panel of a figure: a title, scales, axes, and a key, drawn by hand as SVG.
+
+Coordinates are those of a panel WIDTH wide, which fits a phone at full size; pages put panels side by side. Colours,
+fonts and line widths are classes of `figures.css`.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from probe.report.markup import Child, append, node
+
+WIDTH = 340
+LEFT, RIGHT = 44, 330  # where plots begin and end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A drawn panel; `name` is that of its file."""
+
+    name: str
+    title: str
+    svg: Element
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A linear map of [low, high] onto [start, stop]."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        """Where a value lies; values beyond the ends lie at the ends."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.stop - self.start)
+
+    def ticks(self, count: int = 5, *, whole: bool = False) -> list[float]:
+        """About `count` round numbers inside; `whole`: no fractions."""
+        step = _round_step((self.high - self.low) / count)
+        step = max(step, 1.0) if whole else step
+        first = math.ceil(self.low / step - 1e-9)
+        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def scale_of(values: Iterable[float], start: float, stop: float, *, least: Sequence[float] = ()) -> Scale:
+    """The scale that holds the values and `least`, with a little air; [-1, 1] of nothing."""
+    known = [*values, *least] or [-1.0, 1.0]
+    low, high = min(known), max(known)
+    if high - low < 1e-9:
+        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    air = 0.04 * (high - low)
+    return Scale(low - air, high + air, start, stop)
+
+
+def _round_step(raw: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is not below `raw`."""
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+
+
+def tick_label(value: float, step: float) -> str:
+    """A tick's number with the decimals that its step needs, and a true minus sign."""
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    text = f"{value:,.{decimals}f}" if abs(value) > step / 2 else "0"
+    return text.replace("-", "\u2212")
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A signed number with a true minus sign, or a dash for none."""
+    return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
+
+
+class Panel:
+    """A panel that is being drawn: marks are added in the order in which they cover one another."""
+
+    def __init__(self, name: str, title: str, height: float, subtitle: str = "") -> None:
+        self._name, self._title = name, title
+        spoken = f"{title}. {subtitle}" if subtitle else title
+        self.svg = node("svg", class_="fig", viewBox=f"0 0 {WIDTH} {height:g}", role="img", aria_label=spoken)
+        self.text(0, 13, title, "title")
+        if subtitle:
+            self.text(0, 28, subtitle, "soft")
+
+    def add(self, *marks: Child) -> None:
+        """More marks."""
+        append(self.svg, marks)
+
+    def text(self, x: float, y: float, text: str, class_: str = "", anchor: str | None = None) -> None:
+        """A line of text; `anchor` is middle or end."""
+        self.add(node("text", text, x=x, y=y, class_=class_ or None, text_anchor=anchor))
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, class_: str, tip: str | None = None) -> None:
+        """A straight line."""
+        self.add(node("line", tooltip(tip), x1=x1, y1=y1, x2=x2, y2=y2, class_=class_))
+
+    def rect(self, x: float, y: float, width: float, height: float, class_: str, tip: str | None = None) -> None:
+        """A rectangle; a negative width goes to the left."""
+        x, width = (x, width) if width >= 0 else (x + width, -width)
+        self.add(node("rect", tooltip(tip), x=x, y=y, width=width, height=height, class_=class_))
+
+    def dot(self, x: float, y: float, class_: str, tip: str | None = None, r: float = 3.5) -> None:
+        """A circle."""
+        self.add(node("circle", tooltip(tip), cx=x, cy=y, r=r, class_=class_))
+
+    def path(self, points: Sequence[tuple[float, float]], class_: str, tip: str | None = None) -> None:
+        """A broken line."""
+        steps = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self.add(node("path", tooltip(tip), d=f"M{steps}", class_=class_))
+
+    def x_axis(self, scale: Scale, y: float, label: str, *, count: int = 5, whole: bool = False) -> None:
+        """Ticks, numbers and the label below `y`."""
+        ticks = scale.ticks(count, whole=whole)
+        for tick in ticks:
+            x = scale(tick)
+            self.line(x, y, x, y + 4, "grid")
+            self.text(x, y + 16, tick_label(tick, _spacing(ticks)), "tick", "middle")
+        self.text((scale.start + scale.stop) / 2, y + 31, label, "label", "middle")
+
+    def y_axis(self, scale: Scale, label: str, *, count: int = 5, left: float = LEFT, right: float = RIGHT) -> None:
+        """Grid lines from `left` to `right`, their numbers on the left, the label above them."""
+        ticks = scale.ticks(count)
+        for tick in ticks:
+            y = scale(tick)
+            self.line(left, y, right, y, "zero" if tick == 0 else "grid")
+            self.text(left - 6, y + 3.5, tick_label(tick, _spacing(ticks)), "tick", "end")
+        self.text(0, min(scale.start, scale.stop) - 8, label, "label")
+
+    def key(self, y: float, entries: Sequence[tuple[str, str]], x: float = 0.0) -> None:
+        """A row of (mark, meaning); a mark is `dot CLASS`, `line CLASS` or `rect CLASS`."""
+        for mark, meaning in entries:
+            shape, _, class_ = mark.partition(" ")
+            if shape == "dot":
+                self.dot(x + 5, y - 4, class_)
+            elif shape == "line":
+                self.line(x, y - 4, x + 12, y - 4, class_)
+            else:
+                self.rect(x, y - 9, 12, 9, class_)
+            self.text(x + 16, y, meaning, "soft")
+            x += 34 + 5.4 * len(meaning)
+
+    def track(self, scale: Scale, y: float, height: float, *, centre: float, count: int = 5) -> None:
+        """The grid of one row of a plot whose rows have labels between them; the line of no effect stands out."""
+        for tick in scale.ticks(count):
+            self.line(scale(tick), y, scale(tick), y + height, "grid")
+        self.line(scale(centre), y, scale(centre), y + height, "zero")
+
+    def figure(self) -> Figure:
+        """The finished panel."""
+        return Figure(name=self._name, title=self._title, svg=self.svg)
+
+
+def plural(count: int, word: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def tooltip(text: str | None) -> Element | None:
+    """What a browser shows beside the pointer, and a screen reader says."""
+    return None if text is None else node("title", text)
+
+
+def _spacing(ticks: Sequence[float]) -> float:
+    return ticks[1] - ticks[0] if len(ticks) > 1 else abs(ticks[0]) or 1.0

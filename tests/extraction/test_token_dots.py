@@ -1,0 +1,102 @@
+"""The split of per-sample gradients over tokens, against one autograd call a token."""
+
+import pytest
+import torch
+
+from extraction.adapters import attach
+from extraction.adapters.stacked import StackedCoordinates
+from extraction.batch import make_batch
+from extraction.gradients import per_sample_gradients
+
+CASES = ["svd-zero", "svd-moved", "lora-zero", "lora-moved", "lora-frozen-a"]
+
+
+def make(build_model, architecture, case):
+    basis, state = case.split("-", 1)
+    options = {"cache_dir": None} if basis == "svd" else {"rank": 3, "alpha": 6.0, "train_a": state != "frozen-a"}
+    coordinates = attach(build_model(architecture, torch.float64), basis=basis, model_id="tiny", **options)
+    if state != "zero":
+        generator = torch.Generator().manual_seed(1)
+        coordinates.load_values(
+            {m: v + 0.2 * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
+        )
+    return coordinates
+
+
+def draw(sizes):
+    generator = torch.Generator().manual_seed(5)
+    return {m: torch.randn(size, generator=generator, dtype=torch.float64) for m, size in sizes.items()}
+
+
+def token_by_token(coordinates, prompt, completion, weights, direction):
+    """(tokens,): the adapter's own autograd at one position at a time, from the x and dL/dy of an ordinary backward."""
+    held = {}
+
+    def watch(module):
+        def hook(_layer, inputs, output):
+            output.register_hook(lambda gradient: held.__setitem__(module, (inputs[0].detach(), gradient.detach())))
+
+        return hook
+
+    handles = [layer.register_forward_hook(watch(module)) for module, layer in coordinates.layers.items()]
+    ids = torch.tensor([prompt + completion])
+    logits = coordinates.model(ids, use_cache=False).logits[0, :-1]
+    logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    (-(torch.tensor(weights) * logprobs[len(prompt) - 1 :]).sum()).backward()
+    for handle in handles:
+        handle.remove()
+    coordinates.model.zero_grad()
+    dots = torch.zeros(ids.shape[1], dtype=torch.float64)
+    for module, (x, gradient) in held.items():
+        for t in range(ids.shape[1]):
+            y = coordinates.layers[module](x[:, t : t + 1])
+            parts = torch.autograd.grad(y, coordinates.trainable(module), gradient[:, t : t + 1])
+            dots[t] += torch.cat([part.flatten() for part in parts]) @ direction[module]
+    return dots
+
+
+@pytest.mark.parametrize(("architecture", "case"), [*(("qwen3", case) for case in CASES), ("gpt2", "svd-moved")])
+def test_token_dots_equal_one_autograd_call_a_token(build_model, rollouts, architecture, case):
+    """Ragged samples, uneven token weights, both bases at 0 and elsewhere; packed and split into passes."""
+    coordinates = make(build_model, architecture, case)
+    prompts, completions = (part[:3] for part in rollouts)
+    batch, direction = make_batch(prompts, completions, pad_id=2), draw(coordinates.sizes)
+    rows = [torch.linspace(-1, 2, len(completion)).tolist() for completion in completions]
+    weights = torch.zeros(batch.ids.shape)
+    weights[batch.completion_mask] = torch.tensor([weight for row in rows for weight in row])
+    for budget in (None, 12):
+        found = per_sample_gradients(
+            coordinates, batch, token_weights=weights, direction=direction, tokens_per_batch=budget
+        )
+        assert found.token_dots is not None
+        for i, (prompt, completion, row) in enumerate(zip(prompts, completions, rows)):
+            expected = token_by_token(coordinates, prompt, completion, row, direction)
+            own = found.token_dots[i, : len(expected)]
+            torch.testing.assert_close(own, expected, atol=1e-9, rtol=1e-9, msg="a share lies at another position")
+            assert not found.token_dots[i, len(expected) :].any(), "padding has a share"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_dots_of_a_sample_add_up_to_its_gradients_dot(build_model, architecture, rollouts, case):
+    """sum_t <u, product_t> = <u, g_i>; the last token predicts nothing; asking changes no gradient, bit for bit."""
+    coordinates = make(build_model, architecture, case)
+    batch, direction = make_batch(*rollouts, pad_id=2), draw(coordinates.sizes)
+    del direction[next(iter(direction))]  # a module without a direction has no share
+    found, plain = (per_sample_gradients(coordinates, batch, direction=d) for d in (direction, None))
+    expected = sum(found.gradients[module] @ u for module, u in direction.items())
+    assert found.token_dots is not None
+    torch.testing.assert_close(found.token_dots.sum(1), expected, rtol=1e-10, atol=1e-10)
+    assert not found.token_dots.gather(1, batch.lengths[:, None] - 1).any()
+    assert plain.token_dots is None
+    assert all(torch.equal(plain.gradients[m], g) for m, g in found.gradients.items())
+
+
+def test_stacked_parts_are_split_along_one_of_them(build_model, rollouts):
+    """Both bases in one pass: the shares along a direction of one part are those of that part alone."""
+    parts = [make(build_model, "llama", case) for case in ("svd-zero", "lora-zero")]
+    stacked, batch = StackedCoordinates(parts), make_batch(*rollouts, pad_id=2)
+    for i, part in enumerate(parts):
+        direction = draw(part.sizes)
+        alone = per_sample_gradients(part, batch, direction=direction).token_dots
+        beside = per_sample_gradients(stacked, batch, direction=stacked.embed(i, direction)).token_dots
+        torch.testing.assert_close(beside, alone, rtol=1e-10, atol=1e-12)

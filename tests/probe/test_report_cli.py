@@ -1,0 +1,141 @@
+"""`probe report` on runs of the organism and on a spec: what it writes, what it prints, what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.jobs import runs_of
+from probe.prereg import load_spec
+
+SPEC = """
+arms = ["vanilla", "random"]
+seeds = [0]
+[experiment]
+name = "reported"
+question = "Does the report say what the spec decides?"
+hypotheses = ["It does."]
+[base]
+verb = "replay"
+steps = 3
+pairs = "{pairs}"
+k = 2
+token_attribution = 1
+[[conditions]]
+name = "default"
+[[conditions]]
+name = "capped"
+advantage_clip = 0.5
+[[criteria]]
+name = "aligned"
+metric = "cos_in"
+statistic = "lower95"
+comparison = ">"
+threshold = 0.05
+unit = "prompt"
+role = "primary"
+[[decisions]]
+name = "GO"
+[decisions.requires]
+aligned = "PASS"
+[[decisions]]
+name = "MORE"
+then = "Generate pools with more problems."
+[budget.go]
+seeds = 3
+arms = 2
+hours_per_run = 7.0
+price_per_hour = 2.0
+sd = 0.15
+expected_effect = 0.3
+"""
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert run(cli, ["report", *arguments, "--draws", "99", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def measured(replay: Callable[..., Path], few_pairs: list[str]) -> Path:
+    """A run with inner products and the shares of its first step's tokens."""
+    return replay("reported", "--arm", "vanilla,projected", "--steps", "4", "--token-attribution", "1", *few_pairs)
+
+
+def test_a_run_of_the_organism(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One page with the module map, the pushing strings and the rollouts; every path that is printed exists."""
+    capsys.readouterr()
+    found = report(capsys, str(measured), "--out", str(out))
+    assert found["html"] == str(out / "reports" / "reported.html")
+    assert all(Path(path).is_file() for path in [found["html"], *found["figures"], *found["tables"]])
+    assert any(Path(path).name.startswith("modules-") for path in found["figures"])
+    text = Path(found["html"]).read_text()
+    for words in (
+        "Where in the network?",
+        "Lines that push the update hack-ward",
+        "def run_tests():",
+        "probe replay --config",
+    ):
+        assert words in text, words
+    assert text.count('class="text tokens"') == 2 * 8, "prompt and completion of the rollouts of one step"
+    assert text.count('class="rollout"') == 4 * 8
+
+
+def test_the_analysis_is_that_of_probe_analyze(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report computes nothing of its own: its tables are those of the analysis, cell by cell."""
+    from probe.analysis.analyze import analyze
+    from probe.analysis.tables import all_tables
+    from probe.runs import read_run
+
+    capsys.readouterr()
+    found = report(capsys, str(measured), "--out", str(out))
+    stored = {t["name"]: t["rows"] for t in json.loads(Path(found["tables"][1]).read_text())}
+    for table in all_tables(analyze(read_run(measured), num_draws=99)):
+        assert stored[table.name] == [list(row) for row in table.rows], table.name
+
+
+def test_a_spec(tmp_path: Path, out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Decision, criteria, price, and both conditions of its one run."""
+    path = tmp_path / "reported.toml"
+    path.write_text(SPEC.format(pairs=few_pairs[1]))
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "cache").symlink_to(out / "cache")
+    assert run(cli, ["report", str(path), "--out", str(place)]) == 2
+    assert "probe sweep" in capsys.readouterr().err, "without runs it says what to do"
+    for own in runs_of(load_spec(path), place):
+        assert run(cli, list(own.job.args)) == 0
+    capsys.readouterr()
+    found = report(capsys, str(path), "--out", str(place))
+    text = Path(found["html"]).read_text()
+    for words in (
+        "Does the report say what the spec decides?",
+        "Generate pools with more problems.",
+        "Criteria, fixed before the data",
+        "as it is now",
+        "84.00 USD",
+        "reported-seed0 / capped",
+    ):
+        assert words in text, words
+    assert list(found["decisions"]) == ["reported-seed0", "reported-seed0 / capped"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "{run}"], "different runs"),
+        (["{run}", "spec/x.toml"], "run directories, or one spec"),
+        (["{out}/runs/nowhere"], "no such directory"),
+        (["{run}", "--name", "../x"], "letters, digits"),
+        ([], "Missing argument"),
+    ],
+)
+def test_refusals(
+    measured: Path, out: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    filled = [part.format(run=measured, out=out) for part in arguments]
+    assert run(cli, ["report", "--out", str(out), *filled]) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,221 @@
+"""The page as a document: every section, unique ids, links that resolve, nothing loaded, texts escaped, under 2 MB."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.report.build import LARGEST, Written, write_report
+from probe.report.markup import clean
+from probe.report.views import Report
+from replay_pools.files import read_json
+from replay_pools.pool import open_pool
+
+SECTIONS = "verdict trajectories distributions modules cells length rollouts training power provenance".split()  # noqa: SIM905
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+KINDS = ["plain", "nulls", "single", "no-tokens", "several", "training", "control", "large", "moved"]
+
+
+class Document(HTMLParser):
+    """Elements with their attributes and texts; fails on a tag that is not closed where it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[tuple[str, list[str]]] = []
+        self.feed(text)
+        self.close()
+        assert self._open == [], f"never closed: {[tag for tag, _ in self._open]}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"{tag} has an attribute twice: {names}"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append((tag, []))
+
+    def handle_endtag(self, tag: str) -> None:
+        opened, parts = self._open.pop()
+        assert opened == tag, f"</{tag}> closes <{opened}>"
+        self.texts.setdefault(tag, []).append("".join(parts))
+
+    def handle_data(self, data: str) -> None:
+        for _, parts in self._open:
+            parts.append(data)
+
+    def attributes(self, name: str) -> list[str]:
+        return [found for _, own in self.elements if (found := own.get(name)) is not None]
+
+
+@pytest.fixture(scope="module")
+def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
+    """written(kind) -> the files of one kind of report, made once."""
+    cache: dict[str, tuple[Written, Report]] = {}
+    trained = [
+        {"name": f"{arm}-{seed}", "arms": (arm,), "seed": seed, "trains": True, "tokens": False, "rates": [0.1, 0.5]}
+        for arm in ("vanilla", "projected")
+        for seed in (1, 2)
+    ]
+    recipes: dict[str, list[dict[str, Any]]] = {
+        "plain": [{}],
+        "nulls": [{"name": "nulls", "null": True}],
+        "single": [{"name": "single", "num_steps": 1, "arms": ("projected",)}],
+        "no-tokens": [{"name": "no-tokens", "tokens": False}],
+        "several": [{}, {"name": "other", "arms": ("vanilla",), "seed": 1}],
+        "training": trained,
+        "control": [{"name": "control", "arms": ("random",), "tokens": False}],
+        "large": [{"name": "large", "num_steps": 40, "length": 4000}],
+        "moved": [{"name": "moved"}],
+    }
+
+    def make(kind: str) -> tuple[Written, Report]:
+        if kind not in cache:
+            directories = [maker(**own) for own in recipes[kind]]
+            if kind == "moved":
+                (maker.out / "pools-moved" / "base" / "manifest.json").unlink()
+            report = report_of(*directories, name=kind)
+            cache[kind] = write_report(report, maker.out), report
+        return cache[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_is_one_sound_document(written, kind: str) -> None:
+    files, _ = written(kind)
+    text = files.html.read_text(encoding="utf-8")
+    document = Document(text)
+    assert text.startswith("<!doctype html>")
+    assert [own["id"] for tag, own in document.elements if tag == "section"] == SECTIONS
+    ids = Counter(document.attributes("id"))
+    assert [name for name, count in ids.items() if count > 1] == []
+    links = document.attributes("href")
+    assert {link for link in links if not link.startswith("#")} == set(), "a link leaves the page"
+    assert {link[1:] for link in links} <= ids.keys(), "a link leads nowhere"
+    assert set(SECTIONS) <= {link[1:] for link in links}, "a section is not in the contents"
+    assert files.html.stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_loads_nothing_and_runs_no_text(written, kind: str) -> None:
+    """No address, no handler, one script, one style, and a policy that forbids everything else."""
+    document = Document(written(kind)[0].html.read_text(encoding="utf-8"))
+    tags = Counter(tag for tag, _ in document.elements)
+    assert (tags["script"], tags["style"]) == (1, 1)
+    assert not tags.keys() & {"img", "iframe", "object", "embed", "link", "base", "form", "video", "audio"}
+    names = {name for _, own in document.elements for name in own}
+    assert not {name for name in names if name.startswith("on") or name in ("src", "srcset", "style", "xlink:href")}
+    assert "url(" not in document.texts["style"][0]
+    assert "@import" not in document.texts["style"][0]
+    policy = next(own["content"] for tag, own in document.elements if own.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("kind", ["plain", "training"])
+def test_texts_of_models_come_back_as_they_were(written, kind: str) -> None:
+    """Every shown completion is in the page, character by character (control characters as their pictures)."""
+    files, report = written(kind)
+    document = Document(files.html.read_text(encoding="utf-8"))
+    shown = set(document.texts["pre"])
+    pools = report.runs[0].path / "rollouts" if kind == "training" else Path(report.runs[0].config["pools"][0]["path"])
+    for group in open_pool(pools).steps:
+        for rollout in group:
+            assert "\n" + clean(rollout.completion) in shown, f"not found: {rollout.completion!r}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_are_files_of_their_own(written, kind: str) -> None:
+    """Well-formed SVG with a namespace, a style and no link; the page draws as many."""
+    files, _ = written(kind)
+    document = Document(files.html.read_text(encoding="utf-8"))
+    drawn = sum(own.get("class") == "fig" for _, own in document.elements)
+    assert drawn == len(files.figures) == len(set(files.figures))
+    for path in files.figures:
+        root = ET.fromstring(path.read_text(encoding="utf-8"))
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert not [element for element in root.iter() if element.tag.endswith("}a") or "href" in element.attrib]
+        assert "NaN" not in path.read_text()
+        assert "inf" not in re.sub(r"[a-z]*inf[a-z]+", "", path.read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_are_files_too(written, kind: str) -> None:
+    files, _ = written(kind)
+    markdown, tables = files.tables[0].read_text(), read_json(files.tables[1])
+    assert markdown.count("\n| --- |") + markdown.count("\n|--- |") <= len(tables) + 1
+    assert len(re.findall(r"^## ", markdown, re.M)) == len(tables)
+    for table in tables:
+        assert table["rows"], table["name"]
+        assert {len(row) for row in table["rows"]} == {len(table["header"])}
+
+
+def test_a_report_is_the_same_bytes_again(written, maker) -> None:
+    files, report = written("plain")
+    before = {path: path.read_bytes() for path in (files.html, *files.figures, *files.tables)}
+    again = write_report(report, maker.out)
+    assert {path: path.read_bytes() for path in (again.html, *again.figures, *again.tables)} == before
+
+
+def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
+    """Where not all fit, those with the largest cosines of every source and label are shown whole, and it is said."""
+    files, _ = written("large")
+    text = files.html.read_text(encoding="utf-8")
+    assert LARGEST - 200_000 < files.html.stat().st_size < 2_000_000
+    assert re.search(r"\d+ of 160 rollouts, those with the largest cosines", text)
+    document = Document(text)
+    labels = Counter((own["data-source"], own["data-label"]) for _, own in document.elements if "data-label" in own)
+    assert labels.keys() == {("teacher", "hacked"), ("base", "clean")}
+    assert abs(labels["teacher", "hacked"] - labels["base", "clean"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentences"),
+    [
+        ("nulls", ["No rollout has an advantage.", "no gradient"]),
+        ("plain", ["A map needs the inner products", "Nothing was trained in these runs"]),
+        ("no-tokens", ["No shares of tokens were recorded"]),
+        ("moved", ["The texts of pool base are not shown."]),
+        ("training", ["mean of 2 seeds", "vanilla-1", "projected-2"]),
+    ],
+)
+def test_what_is_missing_is_said(written, kind: str, sentences: list[str]) -> None:
+    text = written(kind)[0].html.read_text(encoding="utf-8")
+    for sentence in sentences:
+        assert sentence in text
+
+
+def test_every_conclusion_and_rule_of_the_analysis_is_in_the_page(written) -> None:
+    files, report = written("plain")
+    document = Document(files.html.read_text(encoding="utf-8"))
+    body = document.texts["main"][0]
+    analysis = report.views[0].analysis
+    assert analysis.decision.outcome in body
+    assert all(f"{check.row}" in body for check in [*analysis.rules, *analysis.checks])
+    for sentence in analysis.conclusions:
+        assert sentence.partition(": ")[0] in body
+
+
+def test_shares_in_the_page_are_those_of_the_records(written) -> None:
+    """One length and one share a token; together they spell the completion and add up to its cosine."""
+    document = Document(written("plain")[0].html.read_text(encoding="utf-8"))
+    rows = [own for _, own in document.elements if own.get("data-shares")]
+    assert len(rows) == 24
+    for own in rows:
+        chars, shares = (list(map(int, str(own[name]).split())) for name in ("data-chars", "data-shares"))
+        assert len(chars) == len(shares)
+        assert abs(sum(shares)) > 0
+
+
+def test_json_and_html_agree_on_the_verdict(written) -> None:
+    files, report = written("several")
+    rows = [table for table in json.loads(files.tables[1].read_text()) if table["name"] == "overview"]
+    assert [row[:2] for row in rows[0]["rows"]] == [[v.label, v.analysis.decision.outcome] for v in report.views]
