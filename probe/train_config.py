@@ -62,6 +62,9 @@ class RolloutConfig:
         _at_least(1, prompts_per_step=self.prompts_per_step, num_problems=self.num_problems)
         _at_least(1, iterations=self.iterations)
         _at_least(2, group=self.group)
+        if self.teacher is not None and self.teacher.off_step % self.iterations:
+            found = f"{self.teacher.off_step} with {self.iterations} iterations"
+            raise ValueError(f"teacher.off_step: expected a multiple of iterations, found {found}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
