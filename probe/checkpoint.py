@@ -5,6 +5,7 @@ back to its newest checkpoint and does the steps after it again, to the same byt
 """
 
 import io
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,27 +41,43 @@ class CheckpointConfig:
             raise ValueError(f"every, keep: expected at least 1, found {self.every}, {self.keep}")
 
 
-def save_checkpoint(directory: Path, done: int, state: Resumable, *, keep: int) -> None:
-    """Write the state after `done` steps, then drop all but the newest `keep`."""
+def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
+    """Write the state after `done` steps."""
     buffer = io.BytesIO()
-    torch.save(state.state_dict(), buffer)
+    torch.save(_interned(state.state_dict()), buffer)
     write_atomic(_path(directory, done), buffer.getvalue())
-    for old in _all(directory)[:-keep]:
-        _path(directory, old).unlink()
 
 
-def load_checkpoint(directory: Path, recorded: int, state: Resumable) -> int:
-    """Restore the newest state that is not ahead of the `recorded` steps.
+def drop_checkpoints(directory: Path, recorded: int, *, keep: int) -> None:
+    """Drop what is ahead of the `recorded` steps, and all but the newest `keep` of the others.
 
-    A run killed between a checkpoint and the line in `steps.jsonl` has one that is ahead by one step.
+    To be called once the steps are recorded: a run killed between a checkpoint and the line in `steps.jsonl` has one
+    that is ahead by one step, and needs the one before.
+    """
+    usable = [done for done in _all(directory) if done <= recorded]
+    for done in set(_all(directory)) - set(usable[-keep:]):
+        _path(directory, done).unlink()
+
+
+def load_checkpoint(directory: Path, state: Resumable) -> int:
+    """Restore the newest state.
 
     Returns:
         The number of steps that it is after; 0 = the start, and `state` is as it was.
     """
-    done = max((done for done in _all(directory) if done <= recorded), default=0)
+    done = max(_all(directory), default=0)
     if done:
         state.load_state_dict(torch.load(_path(directory, done), map_location="cpu", weights_only=True))
     return done
+
+
+def _interned(value: Any) -> Any:
+    """Equal names as one object: pickle writes a name once an object, and those that were loaded are other objects."""
+    if isinstance(value, dict):
+        return {_interned(key): _interned(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_interned(own) for own in value]
+    return sys.intern(value) if isinstance(value, str) else value
 
 
 def _all(directory: Path) -> list[int]:

@@ -80,18 +80,17 @@ class Control:
         entropy: float | None,
         logprob: float | None,
         solve_rate: float,
-        finite: Mapping[str, float],
     ) -> dict[str, float]:
         """Take in a step; `stopped` says whether it was the last.
 
         Args:
-            kl, entropy, logprob, finite: see `Tripwires.check`.
+            kl, entropy, logprob: see `Tripwires.check`.
             solve_rate: share of the policy's rollouts that solve their problem.
 
         Returns:
             What the controller of beta did, by wire names without "kl/"; empty without a KL.
         """
-        self.stopped = self._tripwires.check(kl=kl, entropy=entropy, logprob=logprob, **finite)
+        self.stopped = self._tripwires.check(kl=kl, entropy=entropy, logprob=logprob)
         self._sepa.update(solve_rate)
         return {} if kl is None or self.stopped else self._beta.update(kl)
 

@@ -188,18 +188,15 @@ class Tripwires(_Resumable):
         self.baseline: dict[str, float] = {}
         self.streaks: dict[str, int] = {}
 
-    def check(
-        self, *, kl: float | None, entropy: float | None, logprob: float | None, **others: float | None
-    ) -> str | None:
+    def check(self, *, kl: float | None, entropy: float | None, logprob: float | None) -> str | None:
         """The reason to stop after this step, or None.
 
         Args:
             kl: mean KL from the reference, nats per token; None in any of these = not measured in this step.
             entropy: mean surprisal of the policy's own samples, nats per token.
             logprob: mean log-probability per token of completions that do not change (a frozen probe batch).
-            others: any number that must be finite, by name (`loss`, `grad_norm`).
         """
-        measured = {"kl": kl, "entropy": entropy, "logprob": logprob, **others}
+        measured = {"kl": kl, "entropy": entropy, "logprob": logprob}
         for name, value in measured.items():
             if value is not None and not math.isfinite(value):
                 return f"{name} is {value}"

@@ -16,6 +16,8 @@ from replay_pools.files import read_json
 ONE_PASS = (
     *("loss_type", "max_completion_length", "advantage_estimator", "scale_rewards", "advantage_eps", "min_group_std"),
     *("advantage_clip", "gtpo_beta", "sepa_lambda", "hicra_alpha", "top_entropy_quantile"),
+    *("old_logprobs", "importance_sampling_level", "epsilon", "epsilon_high", "delta"),
+    *("reference", "kl_estimator", "beta", "entropy_coef"),
 )
 NORMALISER = ("loss_type", "max_completion_length")  # v_hack has that of its run: with another one there are no nulls
 

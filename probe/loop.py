@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from probe.additivity import summarise_additivity
-from probe.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
+from probe.checkpoint import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.gram import GramRecorder, gram_hashes
 from probe.join import sample_records, step_record, token_records
 from probe.objective import Objective
@@ -85,13 +85,31 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     """
     path, steps = directory / CONFIG_FILE, directory / STEPS_FILE
     stored = read_json(path) if path.exists() else {}
+    for leftover in directory.glob(f".{CONFIG_FILE}.*.tmp"):
+        leftover.unlink()  # of a run killed in its very first write
     if stored.get("verb") == config["verb"] and not steps.exists():
-        shutil.rmtree(directory)  # stopped before its first step, by bad input mostly: there is nothing to resume
-    if not path.exists():
+        _clear(directory, but=path)  # stopped before its first step, by bad input mostly: there is nothing to resume
+    elif not path.exists():
         if directory.exists() and any(directory.iterdir()):
             raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
-        write_json(path, config)
-        return []
+    else:
+        _check_same(directory, stored, config)
+        return read_steps(steps)
+    write_json(path, config)
+    return []
+
+
+def _clear(directory: Path, but: Path) -> None:
+    """Remove everything except one file, by which a run that is killed here is known for one the next time."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != but:
+            path.unlink()
+
+
+def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
+    """InputError unless the stored configuration is the given one."""
     there, wanted = _flat(stored), _flat(orjson.loads(orjson.dumps(config)))
     if different := sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key)):
         key = different[0]
@@ -101,7 +119,6 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
             found=repr(there.get(key)),
             fix="use another --name, or remove the directory",
         )
-    return read_steps(steps)
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -143,20 +160,23 @@ def run_steps(
     first = 1 + max((record.step for record in records), default=-1)
     checkpoints = checkpoints or CheckpointConfig()
     if training is not None:
-        first = load_checkpoint(directory, first, training)
+        drop_checkpoints(directory, first, keep=checkpoints.keep)
+        first = load_checkpoint(directory, training)
         records = [record for record in records if record.step < first]
     for step in range(first, source.num_steps):
         if training is not None and training.stopped:
             break
         start = time.monotonic()
         before_step(step, False)
-        records += _run_step(directory, step, source, setup, training)
-        is_due = training is not None and (
-            (step + 1) % checkpoints.every == 0 or step + 1 == source.num_steps or training.stopped
-        )
-        if training is not None and is_due:
-            save_checkpoint(directory, step + 1, training, keep=checkpoints.keep)
+        new = _run_step(directory, step, source, setup, training)
+        records += new
+        num_done = step + bool(new)
+        is_last = num_done == source.num_steps
+        if training is not None and (num_done % checkpoints.every == 0 or is_last or training.stopped):
+            save_checkpoint(directory, num_done, training)
         write_steps(directory, records)
+        if training is not None:
+            drop_checkpoints(directory, num_done, keep=checkpoints.keep)
         timings.write_step(directory, step, time.monotonic() - start)
         progress(step + 1, source.num_steps)
     before_step(1 + max((record.step for record in records), default=-1), True)
@@ -168,7 +188,11 @@ def run_steps(
 def _run_step(
     directory: Path, step: int, source: GroupSource, setup: Setup, training: Training | None
 ) -> list[StepRecord]:
-    """Compute and write one step; its step records are returned for `steps.jsonl`."""
+    """Compute and write one step; its step records are returned for `steps.jsonl`.
+
+    A step of a run that trains in which a number is not finite leaves no trace but the reason to stop: the policy did
+    not take it, and there are no records.
+    """
     groups = source.groups(step)
     keys = [key for group in groups for key in group.keys]
     rollouts = [source.rollout(key) for key in keys]
@@ -187,6 +211,9 @@ def _run_step(
         check_whole=step == 0,
         attributed=None if setup.tokens is None else setup.tokens.at(step),
     )
+    if training is not None and (broken := result.arms[0].broken) is not None:
+        training.stop(f"{broken} in step {step}")
+        return []
     if setup.gram is not None:
         setup.gram.record(step, result.unit["svd"])
     control: dict[str, float] = {}

@@ -139,7 +139,7 @@ def check_recorded(objectives: Iterable[Objective], samplers: Mapping[str, Mappi
     if not any("recorded" in (own.old_logprobs, own.reference) for own in objectives):
         return
     for where, sampler in samplers.items():
-        found = None if sampler is None else {name: sampler[name] for name in PLAIN_LAW}
+        found = None if sampler is None else {name: sampler.get(name) for name in PLAIN_LAW}
         if found != PLAIN_LAW:
             raise InputError(
                 f"{where} sampler",

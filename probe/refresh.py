@@ -39,7 +39,7 @@ class RefreshedMeasures:
     ) -> None:
         self._directory, self._start, self._extract = directory / DIRECTIONS_DIR, start, extract
         self._updater, self._every = updater, every
-        self._newest = 0, start  # (step of extraction, measure)
+        self._newest = 0, replace(start, overlap=1.0)  # (step of extraction, measure)
 
     def __call__(self, step: int) -> list[Measure]:
         """The measure of a step, with directions that are at most `every` - 1 steps old."""

@@ -70,6 +70,7 @@ class ArmResult:
     direction_age: int
     direction_overlap: float | None
     token_shares: Tensor | None  # (G, T), a row adds up to the cosine behind cos_contrib; None: not asked for
+    broken: str | None  # the first number that is not finite: with it, no step was taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +137,12 @@ def train_step(
                 total = reduce(totals[m.arm.basis])
                 gated = m.arm.projects and m.target == "gradient"
                 projection = _project(m, total) if gated else _leave(m, total)
-                update = None if updater is None else updater.step(projection.gradients, partial(_split, m))
+                broken = _broken(weightings[name], projection)
+                update = None if updater is None or broken else updater.step(projection.gradients, partial(_split, m))
                 haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
                 dots = own.token_dots if m is attributed else None
                 results[name, m.arm.name] = _arm_result(
-                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update, dots
+                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update, broken, dots
                 )
     return StepResult(
         nll=(unit.nll.double() / batch.completion_lengths).cpu(),
@@ -221,6 +223,7 @@ def _arm_result(
     nll: SampleMeasures,
     contributions: SampleMeasures,
     update: Mapping[str, Tensor] | None,
+    broken: str | None,
     token_dots: Tensor | None,
 ) -> ArmResult:
     scale = weighting.scale.cpu()
@@ -240,7 +243,16 @@ def _arm_result(
         direction_age=measure.age,
         direction_overlap=measure.overlap,
         token_shares=None if token_dots is None else token_shares(token_dots, contributions.norm),
+        broken=broken,
     )
+
+
+def _broken(weighting: Weighting, projection: Projection) -> str | None:
+    """What is not finite among the numbers that a step's record is made of, by its wire name."""
+    numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
+    numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
+    numbers |= {"grad_norm": float(projection.norm_in), "grad_norm after the gate": float(projection.norm_out)}
+    return next((f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)), None)
 
 
 def _project(measure: Measure, total: Mapping[str, Tensor]) -> Projection:

@@ -108,6 +108,9 @@ def _teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
     if config.rollouts.teacher is None:
         return None
     pool = open_pool(resolve_pool(config.rollouts.teacher.pool, out_dir))
+    if pool.name == ROLLOUTS_DIR:  # the records name rollouts by their pool
+        expected = f"a name other than {ROLLOUTS_DIR}, that of the run's own pool"
+        raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
     check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
     return pool
 

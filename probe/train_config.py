@@ -43,8 +43,8 @@ class TeacherConfig:
         return min(max(round(self.fraction * group), 1), group - 1)
 
     def num_batches(self, iterations: int) -> int:
-        """Batches with the teacher: those whose first step is before `off_step`."""
-        return -(-self.off_step // iterations)
+        """Batches with the teacher."""
+        return self.off_step // iterations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,9 @@ class RolloutConfig:
         _at_least(1, iterations=self.iterations)
         _at_least(0, refills=self.refills)
         _at_least(2, group=self.group)
+        if self.teacher is not None and self.teacher.off_step % self.iterations:
+            found = f"{self.teacher.off_step} with {self.iterations} iterations"
+            raise ValueError(f"teacher.off_step: expected a multiple of iterations, found {found}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any, final
 from probe.control import Control
 from probe.objective import Objective
 from probe.reference import References
-from probe.step import ArmResult, StepResult
+from probe.step import StepResult
 from probe.update import Updater
 from replay_pools.rollout import Rollout
 
@@ -30,6 +30,10 @@ class Training:
         """Why the run must stop after the last step; None while it may go on."""
         return self._control.stopped
 
+    def stop(self, reason: str) -> None:
+        """Go on no further."""
+        self._control.stopped = reason
+
     def objective(self) -> Objective:
         """The objective of the coming step."""
         return self._control.objective()
@@ -52,7 +56,6 @@ class Training:
             entropy=float(result.nll[mine].mean()) if any(own) else None,
             logprob=self.logprob,
             solve_rate=sum(rollouts[i].gt_pass for i in mine) / len(mine),
-            finite=_finite(arm),
         )
         self.logprob = None
         return notes
@@ -70,8 +73,3 @@ class Training:
         self.updater.load_state_dict(state["updater"])
         self.references.load_state_dict(state["references"])
         self._control.load_state_dict(state["control"])
-
-
-def _finite(arm: ArmResult) -> dict[str, float]:
-    """What must be a finite number in every step."""
-    return {"grad_norm": float(arm.projection.norm_in), "grad_norm_out": float(arm.projection.norm_out)}

@@ -86,12 +86,13 @@ def _print_run(directory: Path, as_json: bool) -> None:
     from probe.heldout import Evaluation, best_checkpoint
 
     run, evals = read_run(directory), read_evals(directory)
+    arm = run.config["train"]["intervention"]["arm"]
     means = {
         column: _mean([getattr(step, column) for step in run.steps])
         for column in ("reward_mean", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
     }
     if as_json:
-        echo_json({"path": str(directory), "arm": run.steps[0].arm, "steps": len(run.steps), **means, "evals": evals})
+        echo_json({"path": str(directory), "arm": arm, "steps": len(run.steps), **means, "evals": evals})
         return
     found = [Evaluation.from_json(row, directory / EVALS_FILE) for row in evals]
     echo_evaluations(found)
@@ -100,7 +101,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
     deployed = [evaluation for evaluation in found if evaluation.weights == "deployed"]
     best = best_checkpoint(deployed, "hack", highest=False)
     click.echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
-    click.echo(f"{run.steps[0].arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")
+    click.echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")
     say(describe_timings(directory))
     click.echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}")
 

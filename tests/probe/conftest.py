@@ -1,15 +1,42 @@
-"""Replay runs of the embedded organism, made once a session."""
+"""A tiny model, and replay runs of the embedded organism, made once a session."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from extraction.adapters import Coordinates, attach
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 
 ARMS = "vanilla,projected,random,permuted,placebo"
+
+
+@pytest.fixture(scope="session")
+def make_tiny() -> Callable[..., Coordinates]:
+    """make_tiny(basis="svd", moved=0.3, **options): the coordinates of a GPT-2 of two layers, away from 0.
+
+    In float64 throughout: the norms of Qwen3 and Llama round to float32, forward and backward.
+    """
+
+    def make(basis: str = "svd", moved: float = 0.3, **options: object) -> Coordinates:
+        config = GPT2Config(
+            vocab_size=23, n_embd=12, n_layer=2, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = GPT2LMHeadModel(config).double().eval()
+            cache = {"cache_dir": None} if basis == "svd" else {}
+            coordinates = attach(model, basis=basis, model_id="tiny", **cache, **options)
+            start = coordinates.values()
+            coordinates.load_values({m: v + moved * torch.randn_like(v) for m, v in start.items()})
+        return coordinates
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +51,31 @@ def few_pairs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
     write_pairs(path, builtin_pairs("run_tests")[:4])
     return ["--pairs", str(path), "--k", "2"]
+
+
+@pytest.fixture(scope="session")
+def preset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """preset({dotted setting: value}) -> the file of a training run that is quick but for these settings."""
+    folder = tmp_path_factory.mktemp("presets")
+    write_pairs(folder / "pairs.jsonl", [*builtin_pairs("run_tests")[:4], *builtin_pairs("run_tests")[-2:]])
+    quick = {
+        "rollouts.prompts_per_step": 2,
+        "rollouts.group": 4,
+        "rollouts.sampler.max_new_tokens": 48,
+        "intervention.extraction.pairs": str(folder / "pairs.jsonl"),  # four to extract from, two held out
+        "intervention.extraction.k": 2,
+        "optimizer.steps": 3,
+        "optimizer.lr": 0.01,
+        "evaluation.every": 2,
+        "evaluation.num_problems": 2,
+    }
+
+    def make(settings: dict[str, object] | None = None) -> str:
+        path = folder / f"{len([*folder.iterdir()])}.toml"
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in (quick | (settings or {})).items()))
+        return str(path)
+
+    return make
 
 
 @pytest.fixture(scope="session")

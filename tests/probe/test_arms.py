@@ -1,5 +1,7 @@
 """probe.arms: the table says what the method needs."""
 
+from dataclasses import replace
+
 import pytest
 
 from probe.arms import ARMS, get_arm
@@ -9,7 +11,7 @@ from replay_pools.errors import InputError
 
 def test_every_arm_is_a_row_under_its_own_name():
     assert all(get_arm(name).name == name for name in ARMS)
-    assert [*ARMS] == ["vanilla", "projected", "projected-lora", "random", "permuted", "placebo"]
+    assert [*ARMS] == ["vanilla", "projected", "projected-lora", "route", "random", "permuted", "placebo"]
 
 
 def test_gates_exist():
@@ -24,6 +26,13 @@ def test_vanilla_and_projected_differ_in_the_projection_only():
     assert (vanilla.basis, vanilla.directions, vanilla.gate) == (projected.basis, projected.directions, projected.gate)
 
 
+def test_route_is_vanilla_but_for_the_quarantine():
+    """What trains is vanilla, so the comparison is the effect of leaving out what the gate takes."""
+    vanilla, route = get_arm("vanilla"), get_arm("route")
+    assert replace(route, name="vanilla", routes=False) == vanilla
+    assert [arm.name for arm in ARMS.values() if arm.routes] == ["route"]
+
+
 def test_controls_differ_from_projected_in_their_directions_only():
     for name in ("random", "permuted", "placebo"):
         control, projected = get_arm(name), get_arm("projected")
@@ -32,5 +41,5 @@ def test_controls_differ_from_projected_in_their_directions_only():
 
 
 def test_unknown_arm_lists_the_arms():
-    with pytest.raises(InputError, match="vanilla, projected, projected-lora, random, permuted, placebo"):
+    with pytest.raises(InputError, match="vanilla, projected, projected-lora, route, random, permuted, placebo"):
         get_arm("vanila")

@@ -8,7 +8,7 @@ import torch
 from extraction.batch import make_batch
 from probe.conditions import Condition, parse_conditions
 from probe.objective import Objective
-from probe.weighting import by_credit, weigh
+from probe.weighting import Scores, by_pass, weigh
 from replay_pools.errors import InputError
 
 BASE = Objective(loss_type="bnpo", advantage_clip=3.0)
@@ -34,6 +34,16 @@ def test_settings_change_the_plain_run():
     )
     everything = ",".join(f"{field.name}={getattr(Objective(), field.name)}".lower() for field in fields(Objective))
     assert parse_conditions([f"all:{everything}"], BASE)[0].objective == Objective()
+
+
+def test_choices_that_may_be_left_out():
+    """`reference` is a choice or none: both are read, and what is neither is refused with all of them."""
+    (kl,) = parse_conditions(["kl:reference=ema,beta=0.1,kl_estimator=k2"], BASE)
+    assert (kl.objective.reference, kl.objective.beta, kl.objective.kl_estimator) == ("ema", 0.1, "k2")
+    measured = Objective(reference="base")
+    assert parse_conditions(["off:reference=none"], measured)[0].objective == Objective()
+    with pytest.raises(InputError, match="reference: expected one of base, ema, recorded, none, found 'old'"):
+        parse_conditions(["x:reference=old"], BASE)
 
 
 def test_json_round_trip():
@@ -79,7 +89,7 @@ def group():
 def weigh_all(group, *texts):
     rewards, batch, logprobs, planning = group
     return {
-        own.name: weigh(own.objective, rewards, batch, logprobs, planning)
+        own.name: weigh(own.objective, rewards, batch, Scores(current=logprobs), planning)
         for own in parse_conditions(texts, Objective())
     }
 
@@ -92,16 +102,16 @@ def test_conditions_with_the_same_credit_share_a_pass(group):
         *("h:hicra_alpha=1", "hr:hicra_alpha=1,advantage_estimator=rloo", "hc:hicra_alpha=1,advantage_clip=1.5"),
         "loose:gtpo_beta=1,advantage_clip=99",
     )
-    names = [names for _, names in by_credit(found)]
+    names = [names for _, names in by_pass(found)]
     assert names == [["default", "scaled"], ["g", "gs", "loose"], ["h", "hr"], ["hc"]]
-    assert by_credit(found)[0][0] is None, "the unit pass serves conditions without credit"
+    assert by_pass(found)[0][0].token_weights is None, "the unit pass serves conditions without credit"
 
 
 def test_credit_of_one_everywhere_needs_no_pass(group):
     """HICRA where no token plans is the plain objective."""
     rewards, batch, logprobs, planning = group
-    found = weigh(Objective(hicra_alpha=1.0), rewards, batch, logprobs, torch.zeros_like(planning))
-    assert found.credit is None
+    found = weigh(Objective(hicra_alpha=1.0), rewards, batch, Scores(current=logprobs), torch.zeros_like(planning))
+    assert found.token_weights is None
     assert found.token_advantages is not None, "the cap diagnostics stay those of tokens"
 
 
@@ -109,7 +119,8 @@ def test_scale_times_credit_is_the_token_advantage_times_the_normaliser(group):
     """w_i clamp(A_i c_it) by hand for HICRA: A = 1 -1 0, alpha 1, cap 1.5, w_i = 1 / (len_i G)."""
     found = weigh_all(group, "x:hicra_alpha=1,advantage_clip=1.5")["x"]
     batch, lengths = group[1], [3, 2, 1]
-    weights = [((found.scale[:, None] * found.credit)[i][batch.completion_mask[i]]).tolist() for i in range(3)]
+    whole = found.scale[:, None] * found.token_weights
+    weights = [whole[i][batch.completion_mask[i]].tolist() for i in range(3)]
     by_hand = [[1.5, 1.0, 1.0], [-1.0, -1.0], [0.0]]  # only token 5, the first, plans
     for i in range(3):
         assert weights[i] == pytest.approx([value / (3 * lengths[i]) for value in by_hand[i]])

@@ -125,6 +125,29 @@ def test_directions_follow_the_normaliser_of_the_condition(replay: Callable[...,
     assert [replace(row, condition="default") for row in steps] == alone.steps
 
 
+def test_a_ratio_and_a_kl_beside_the_plain_run(replay: Callable[..., Path], few_pairs: list[str]) -> None:
+    """Of all tokens those that the base sampled itself have ratio 1; the base policy is at no distance from itself, and
+    at some from the teacher's law; the plain condition records neither, and is that of a run of its own.
+    """
+    conditions = [
+        *("--condition", "default", "--condition", "ratio:old_logprobs=recorded,reference=recorded,beta=0.1"),
+        *("--condition", "kl:reference=base,kl_estimator=k1"),
+    ]
+    shared = ["--arm", "vanilla", "--steps", "1", *few_pairs]
+    both = read_run(replay("terms-mixed", *shared, *conditions))
+    own = read_run(replay("terms-base", *shared, *conditions, "--replay-dirs", "base"))
+    mixed, base = ({step.condition: step for step in found.steps} for found in (both, own))
+    assert (mixed["default"].ratio, mixed["default"].kl, mixed["default"].reference) == ({}, {}, None)
+    assert base["ratio"].ratio["max"] == pytest.approx(1, abs=1e-3)
+    assert base["ratio"].kl["max"] == pytest.approx(0, abs=1e-6)
+    assert mixed["ratio"].ratio["max"] > 1.2
+    assert mixed["ratio"].kl["mean"] > 0.01
+    assert mixed["ratio"].ratio["frac_clip_high"] + mixed["ratio"].ratio["frac_clip_low"] > 0
+    assert (mixed["kl"].kl["mean"], mixed["kl"].reference, mixed["kl"].cos_in) == (0, "base", mixed["default"].cos_in)
+    plain = read_run(replay("terms-plain", *shared))
+    assert (plain.samples, plain.steps) == records(both, "default")
+
+
 def test_config_repeats_a_grid(grid: Run, replay: Callable[..., Path]) -> None:
     again = replay("grid-again", "--config", str(grid.path / "config.json"))
     assert (again / "manifest.json").read_bytes() == (grid.path / "manifest.json").read_bytes()

@@ -86,7 +86,10 @@ STEP = StepRecord(
     condition="default",
     frac_planning=0.25,
     exec_surprisal_var=0.5,
+    direction_age=3,
+    direction_overlap=0.875,
     kl={"mean": 0.01},
+    ratio={"frac_clip_low": 0.25},
 )
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -129,12 +132,12 @@ def test_sample_roundtrip(sample):
 
 
 def test_step_roundtrip_flattens_the_groups():
-    """advantage and kl are flat on the wire, with their names verbatim."""
+    """advantage, kl and ratio are flat on the wire, with their names verbatim."""
     row = STEP.to_json()
     assert row["advantage/abs_max"] == 0.5
     assert row["adv_cap_fraction"] == 0.5
-    assert row["kl/mean"] == 0.01
-    assert not {"advantage", "kl"} & row.keys()
+    assert (row["kl/mean"], row["ratio/frac_clip_low"]) == (0.01, 0.25)
+    assert not {"advantage", "kl", "ratio"} & row.keys()
     assert StepRecord.from_json(orjson.loads(orjson.dumps(row)), "x") == STEP
 
 
@@ -211,6 +214,8 @@ def test_bad_sample_lines_name_line_and_field(tmp_path, change, message):
         (lambda row: row.pop("cos_in"), "expected field cos_in"),
         (lambda row: row.pop("advantage/std"), "expected field advantage/std"),
         (lambda row: row.update({"advantage/new": 1.0}), "unknown: advantage/new"),
+        (lambda row: row.pop("direction_age"), "expected field direction_age"),
+        (lambda row: row.update({"ratios/mean": 1.0}), "unknown: ratios/mean"),
     ],
 )
 def test_bad_step_lines_name_line_and_field(change, message):

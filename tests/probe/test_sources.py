@@ -44,7 +44,7 @@ def make_pool(
                         hint=hint,
                         completion_ids=ids[sample],
                         comp_len=4,
-                        sampling_logprobs=None,
+                        sampling_logprobs=[-0.1 * sample] * 4 if sample else None,
                         **changes,
                     )
                     for sample in range(size)
@@ -68,8 +68,8 @@ def base(make_pool: MakePool) -> Pool:
 
 def test_a_group_carries_ids_and_rewards_and_no_label() -> None:
     """The train step receives these fields and nothing else: a label that it does not hold cannot leak."""
-    names = ["step", "prompt_ids", "completion_ids", "rewards", "keys", "problem_id", "mixed_prompt"]
-    assert [field.name for field in fields(Group)] == names
+    known = ["step", "prompt_ids", "completion_ids", "rewards", "sampling_logprobs", "keys"]
+    assert [field.name for field in fields(Group)] == [*known, "problem_id", "mixed_prompt"]
     assert [field.name for field in fields(Key)] == ["pool", "step", "sample_id"]
     assert "__dict__" not in dir(Group), "a group can be given more than its fields"
 
@@ -89,6 +89,7 @@ def test_groups_mix_four_and_four_by_problem(teacher: Pool, base: Pool) -> None:
         assert group.prompt_ids == tuple(rollout.prompt_ids for rollout in rollouts)
         assert group.completion_ids == tuple(rollout.completion_ids for rollout in rollouts)
         assert group.rewards == tuple(rollout.reward for rollout in rollouts)
+        assert group.sampling_logprobs == tuple(rollout.sampling_logprobs for rollout in rollouts)
         for key, rollout in zip(group.keys, rollouts, strict=True):
             stored = {"teacher": teacher, "base": base}[key.pool].steps[key.step][key.sample_id]
             assert stored is rollout

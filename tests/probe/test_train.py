@@ -1,180 +1,24 @@
-"""probe train: live equals replay, killed and resumed equals never killed, the mean comes before the gate."""
+"""probe train, whole runs: records, evaluations, all at once killed and resumed, and runs that stop themselves."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from extraction.library import attach_basis
-from probe.arms import get_arm
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.live import LiveSource, choose_problems
-from probe.objective import Objective
-from probe.optimizer import Decay, Stepper
-from probe.passes import Bases, weighted_sums
-from probe.projection import project_modules
 from probe.runs import read_run
-from probe.sources import ReplaySource
-from probe.step import Measure, StepResult, train_step
 from probe.timings import TIMINGS_FILE
-from replay_pools.engines import LocalEngine
-from replay_pools.environments.registry import get_environment
-from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
-from replay_pools.grading.grade import Grader
-from replay_pools.policy import load_policy
+from replay_pools.files import read_json
 from replay_pools.pool import open_pool
-from replay_pools.sampling import Sampler
-
-PRESET = """
-[model]
-name = "organism"
-[rollouts]
-prompts_per_step = 2
-group = 4
-sampler.max_new_tokens = 64
-[intervention]
-arm = "projected"
-extraction.pairs = "{pairs}"
-extraction.k = 2
-[optimizer]
-steps = 3
-lr = 0.01
-[evaluation]
-every = 2
-num_problems = 3
-"""
-
-
-def measure(coordinates):
-    """Fixed random directions: what is tested here does not depend on what they mean."""
-    torch.manual_seed(0)
-    vectors = {m: torch.linalg.qr(torch.randn(r, 2)).Q.T.contiguous() for m, r in coordinates.sizes.items()}
-    return Measure(condition="default", arm=get_arm("projected"), vectors=vectors, gate="one_sided")
-
-
-def one_step(coordinates, groups, stepper=None) -> StepResult:
-    return train_step(
-        Bases(coordinates=[coordinates]),
-        groups,
-        [measure(coordinates)],
-        conditions={"default": Objective()},
-        planning=[[False] * len(ids) for group in groups for ids in group.completion_ids],
-        pad_id=0,
-        stepper=stepper,
-    )
-
-
-@pytest.fixture(scope="module")
-def live(out: Path):
-    """(adapted policy, finished LiveSource of two steps with two prompts, its pool)."""
-    policy = load_policy("organism")
-    coordinates = attach_basis(policy, "svd", rank=0, cache_dir=out / "cache")
-    problems = choose_problems(get_environment("minicode").problems("train"), steps=2, prompts_per_step=2, seed=4)
-    sampler, plan = Sampler(max_new_tokens=160), PoolPlan(hint=True, steps=4, group=4, seed=4)
-    with Grader() as grader:
-        maker = RolloutMaker(
-            engine=LocalEngine(policy), sampler=sampler, grader=grader, mode="run_tests", hint=True, group=4
-        )
-        header = pool_header(maker.engine, plan, sampler, grader, [p for step in problems for p in step])
-        source = LiveSource(
-            out / "live" / "rollouts", header=header, maker=maker, coordinates=coordinates, problems=problems, seed=4
-        )
-        for step in range(2):
-            source.groups(step)
-        source.finish()
-        yield coordinates, source, open_pool(out / "live" / "rollouts")
-
-
-def test_live_groups_are_what_a_replay_of_their_pool_gives(live) -> None:
-    """Every live group equals the replayed group of the same pool step, and both give bit-equal step results."""
-    coordinates, source, pool = live
-    replayed = ReplaySource([pool], per_pool=4)
-    groups = [group for step in range(2) for group in source.groups(step)]
-    again = [replace(replayed.groups(i)[0], step=group.step) for i, group in enumerate(groups)]
-    assert groups == again
-    results = [one_step(coordinates, [own]) for own in (groups[0], again[0])]
-    arms = [result.arms[0] for result in results]
-    for name in ("cos_nll", "contribution_norms", "sample_haar_sd"):
-        assert torch.equal(*(getattr(arm, name) for arm in arms)), f"{name} differs between live and replay"
-    assert arms[0].projection.norm_in.equal(arms[1].projection.norm_in)
-    assert all(torch.equal(g, results[1].unit["svd"][m]) for m, g in results[0].unit["svd"].items())
-
-
-def test_recorded_log_probabilities_are_the_policys(live) -> None:
-    """Sampled at temperature 1: what the sampler recorded is what the engine computes (rounded to 6 digits at rest)."""
-    coordinates, source, _ = live
-    groups = source.groups(1)
-    nll = one_step(coordinates, groups).nll
-    recorded = [source.rollout(key).sampling_logprobs for group in groups for key in group.keys]
-    expected = torch.tensor([-sum(row) / len(row) for row in recorded], dtype=nll.dtype)
-    torch.testing.assert_close(nll, expected, atol=1e-4, rtol=1e-3)
-
-
-def test_the_mean_over_groups_comes_before_the_gate(live) -> None:
-    """Slow reference: each group by itself, then the mean of their gradients, then the gate."""
-    coordinates, source, _ = live
-    groups = source.groups(0)
-    parts = []
-    for group in groups:
-        alone = one_step(coordinates, [group])
-        parts.append(weighted_sums(alone.weightings["default"].scale, alone.unit)["svd"])
-    mean = {m: sum(part[m] for part in parts) / len(parts) for m in parts[0]}
-    expected = project_modules(mean, measure(coordinates).vectors, gate="one_sided")
-    found = one_step(coordinates, groups).arms[0].projection
-    assert float(expected.norm_in) > 0, "no group has reward variance: the test shows nothing"
-    for name in ("norm_in", "norm_out", "cos_in", "cos_out", "frac_fired"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-6)
-
-
-def test_a_step_is_adamw_on_the_clipped_gradient_under_the_schedule() -> None:
-    """Reference: torch's AdamW with clip_grad_norm_ on a plain parameter, the rates of warm-up and cosine by hand."""
-    policy = load_policy("organism")
-    coordinates = attach_basis(policy, "lora", rank=2, cache_dir=Path("unused"))
-    stepper = Stepper(coordinates, lr=0.1, weight_decay=0.01, max_grad_norm=0.5, decay=Decay(warmup_steps=1, steps=5))
-    plain = torch.nn.Parameter(torch.cat([*coordinates.values().values()]))
-    optimizer = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.01)
-    generator = torch.Generator().manual_seed(1)
-    for rate in (0.0, 0.1, 0.1 * (1 + 2**-0.5) / 2):
-        gradients = {m: torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()}
-        plain.grad = torch.cat([*gradients.values()])
-        plain.grad *= min(1.0, 0.5 / float(plain.grad.norm()))
-        optimizer.param_groups[0]["lr"] = rate
-        before = plain.detach().clone()
-        optimizer.step()
-        update = torch.cat([*stepper.step(gradients).values()])
-        torch.testing.assert_close(update, before - plain.detach(), rtol=1e-4, atol=1e-7)
-
-
-def test_every_problem_is_met_before_any_is_met_again() -> None:
-    problems = get_environment("minicode").problems("train")[:5]
-    chosen = choose_problems(problems, steps=4, prompts_per_step=3, seed=1)
-    flat = [problem.problem_id for step in chosen for problem in step]
-    assert [len(step) for step in chosen] == [3] * 4
-    assert len({*flat[:5]}) == len({*flat[5:10]}) == 5
-    assert choose_problems(problems, steps=2, prompts_per_step=3, seed=1) == chosen[:2], "a longer run starts otherwise"
-    assert choose_problems(problems, steps=4, prompts_per_step=3, seed=2) != chosen
-
-
-@pytest.fixture(scope="module")
-def preset(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str]) -> str:
-    path = tmp_path_factory.mktemp("preset") / "tiny.toml"
-    path.write_text(PRESET.format(pairs=few_pairs[1]))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def whole(out: Path, preset: str) -> Path:
-    """A run that was never stopped."""
-    assert run(cli, ["train", "--preset", preset, "--name", "train-whole", "--out", str(out)]) == 0
-    return out / "runs" / "train-whole"
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -183,62 +27,53 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize(
-    "appears",
-    ["rollouts/step_002.jsonl.gz", "checkpoint/step_000002.pt"],
-    ids=["while a step is graded", "after a checkpoint, before its records"],
-)
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(appears: str, whole: Path, out: Path, preset: str) -> None:
-    """SIGKILL as soon as the file is there; every file of the resumed run, checkpoints included, is the whole run's."""
-    name = f"killed-{Path(appears).parts[0]}"
-    options = ["train", "--preset", preset, "--name", name, "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "probe", *options], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not (out / "runs" / name / appears).exists():
-        assert process.poll() is None, "finished before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (out / "runs" / name / "manifest.json").exists(), "a run that died must not look complete"
-    assert run(cli, options) == 0
-    manifests = [orjson.loads((path / "manifest.json").read_bytes())["files"] for path in (out / "runs" / name, whole)]
-    assert manifests[0] == manifests[1]
-    assert {"evals.jsonl", "rollouts/manifest.json", "adapter/adapter_model.safetensors"} <= manifests[0].keys()
-    assert contents(out / "runs" / name) == contents(whole)
+def read_evals(directory: Path) -> list[dict]:
+    return [orjson.loads(line) for line in (directory / "evals.jsonl").read_bytes().splitlines()]
 
 
-def test_a_run_trains_records_and_evaluates(
-    whole: Path, capsys: pytest.CaptureFixture[str], out: Path, preset: str
-) -> None:
+@pytest.fixture(scope="module")
+def whole(out: Path, preset: Callable[..., str]) -> Path:
+    """Three plain steps of the arm `projected`."""
+    assert run(cli, ["train", "--preset", preset(), "--name", "train-whole", "--out", str(out)]) == 0
+    return out / "runs" / "train-whole"
+
+
+def test_a_run_trains_records_and_evaluates(whole: Path) -> None:
     record = read_run(whole)
     assert [(step.step, step.arm) for step in record.steps] == [(0, "projected"), (1, "projected"), (2, "projected")]
     moved = [step for step in record.steps if step.cos_in is not None]
     assert moved
     assert all(step.cos_update is not None and step.hackward_frac_update is not None for step in moved)
     assert all(step.hackward_frac_out < 1e-5 for step in moved), "the gate left a hack-ward part"
+    assert [(step.direction_age, step.direction_overlap) for step in record.steps] == [(0, 1), (1, 1), (2, 1)]
+    assert all(step.reference is None and not step.kl and not step.ratio for step in record.steps)
+    assert record.manifest["stopped"] is None
     assert len(record.samples) == 3 * 2 * 4
     assert {sample.src_pool for sample in record.samples} == {"rollouts"}
-    evals = [orjson.loads(line) for line in (whole / "evals.jsonl").read_bytes().splitlines()]
-    assert [row["step"] for row in evals] == [0, 2, 3]
+    evals = read_evals(whole)
+    assert [(row["step"], row["weights"]) for row in evals] == [(0, "deployed"), (2, "deployed"), (3, "deployed")]
+    assert [row["frozen"]["num_pairs"] for row in evals] == [2, 2, 2]
+    assert evals[0]["frozen"]["kl_from_base"] == 0 < evals[2]["frozen"]["kl_from_base"]
     trained = {r.problem_id for group in open_pool(whole / "rollouts").steps for r in group}
-    held_out = {r.problem_id for group in open_pool(whole / "evaluations" / "step_000000").steps for r in group}
-    assert len(held_out) == 3
-    assert not trained & held_out, "held-out problems were trained on"
-    assert all(r.hint for group in open_pool(whole / "evaluations" / "step_000003").steps for r in group)
-    capsys.readouterr()
-    assert run(cli, ["train", "--preset", preset, "--name", whole.name, "--out", str(out), "--json"]) == 0
-    card = orjson.loads(capsys.readouterr().out)
-    assert (card["arm"], card["steps"], card["evals"]) == ("projected", 3, evals)
+    pools = [open_pool(whole / "evaluations" / f"step_00000{done}" / "run_tests") for done in (0, 3)]
+    held_out = [{r.problem_id for group in pool.steps for r in group} for pool in pools]
+    assert len(held_out[0]) == 2
+    assert held_out[0] == held_out[1], "two evaluations of one run are of different problems"
+    assert not trained & held_out[0], "held-out problems were trained on"
+    assert all(r.hint for pool in pools for group in pool.steps for r in group)
 
 
-def test_config_repeats_a_run(whole: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The complete run is recognised as the same one; an option beside --config, or an unknown table, is refused."""
+def test_a_finished_run_prints_its_card_again(
+    whole: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--config names the same run; an option beside it, or an unknown table, is refused."""
     options = ["train", "--config", str(whole / "config.json"), "--out", str(out), "--name", whole.name]
-    assert run(cli, options) == 0
-    assert "is complete; nothing to do" in capsys.readouterr().err
+    capsys.readouterr()
+    assert run(cli, [*options, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "is complete; nothing to do" in printed.err
+    card = orjson.loads(printed.out)
+    assert (card["arm"], card["steps"], card["evals"]) == ("projected", 3, read_evals(whole))
     assert run(cli, [*options, "--seed", "3"]) == 2
     assert "--config: expected no other setting beside it, found seed" in capsys.readouterr().err
     (tmp_path / "kl.toml").write_text("[loss.kl]\nbeta = 0.001")
@@ -246,7 +81,181 @@ def test_config_repeats_a_run(whole: Path, out: Path, tmp_path: Path, capsys: py
     assert "found unknown: loss" in capsys.readouterr().err
 
 
-def test_the_lora_arm_trains(out: Path, preset: str) -> None:
-    options = ["--arm", "projected-lora", "--steps", "1", "--name", "train-lora"]
-    assert run(cli, ["train", "--preset", preset, "--out", str(out), *options]) == 0
-    assert read_run(out / "runs" / "train-lora").steps[0].arm == "projected-lora"
+# Everything at once: two steps on every batch, the first batch with a teacher; ratio, adapted KL from a moving EMA,
+# entropy, credit; a quarantine; directions extracted again in the middle; one checkpoint, of every second step.
+COMBINED = {
+    "seed": 3,
+    "rollouts.iterations": 2,
+    "rollouts.teacher.fraction": 0.25,
+    "rollouts.teacher.off_step": 2,
+    "objective.old_logprobs": "recorded",
+    "objective.reference": "ema",
+    "objective.beta": 0.02,
+    "objective.entropy_coef": 0.01,
+    "objective.gtpo_beta": 0.5,
+    "control.beta_warmup_steps": 1,
+    "control.target_kl": 1e-6,
+    "control.ema_decay": 0.5,
+    "intervention.arm": "route",
+    "intervention.refresh_every": 2,
+    "optimizer.steps": 4,
+    "checkpoints.every": 2,
+    "checkpoints.keep": 1,
+    "evaluation.without_hint": True,
+    "evaluation.every": 4,
+}
+KILLER = """
+import os, signal, sys
+real = os.fsync
+def sync(descriptor):
+    if sys.argv[1] in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
+os.fsync = sync
+from probe.cli import cli
+from probe.cli._frame import run
+sys.exit(run(cli, sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def combined(out: Path, preset: Callable[..., str]) -> tuple[Path, list[str]]:
+    """(run that was never stopped, names of the files that it wrote, in order, as far as they are in no cache)."""
+    written: list[str] = []
+    directory, real = out / "runs" / "combined", os.fsync
+
+    def sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_file() and directory in path.parents:
+            written.append(f"{path.parent.relative_to(directory)}/{path.name.rsplit('.', 2)[0]}".removeprefix("./"))
+        real(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        options = ["--preset", preset(COMBINED), "--name", directory.name, "--out", str(out)]
+        assert run(cli, ["train", *options]) == 0
+    return directory, written
+
+
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(combined: tuple[Path, list[str]], out: Path) -> None:
+    """Started by --config from the other run, killed inside a random write before its first step is recorded, again
+    inside the save of the first checkpoint, and resumed: rollouts, evaluations, records, directions, adapters and
+    checkpoint are those of the run that was never killed.
+    """
+    whole, written = combined
+    early = written[: written.index(".steps.jsonl")]
+    assert {".config.json", "rollouts/.step_000.jsonl.gz", ".evals.jsonl"} <= {*early}
+    points = [random.choice(early), "checkpoint/.step_000002.pt"]
+    options = ["train", "--config", str(whole / "config.json"), "--name", "combined-killed", "--out", str(out)]
+    directory = out / "runs" / "combined-killed"
+    for point in points:
+        command = [sys.executable, "-c", KILLER, f"combined-killed/{point}", *options]
+        done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+        assert done.returncode == -signal.SIGKILL, f"{point}: {done.stderr.decode()}"
+        assert not (directory / "manifest.json").exists(), "a run that died must not look complete"
+        assert any(directory.rglob(".*.tmp")), f"{point}: not killed inside the write"
+    assert run(cli, options) == 0, f"killed at {points}"
+    assert contents(directory) == contents(whole), f"killed at {points}"
+    hashed = read_json(whole / "manifest.json")["files"].keys()
+    adapters = {f"{name}/adapter_model.safetensors" for name in ("adapter", "adapter-training")}
+    pools = {f"{name}/manifest.json" for name in ("rollouts", "evaluations/step_000004-training/run_tests-no-hint")}
+    assert adapters | pools | {"evals.jsonl", "directions/step_000002.safetensors"} <= hashed
+
+
+def test_two_steps_on_a_batch_and_a_teacher_in_the_first(combined: tuple[Path, list[str]]) -> None:
+    """Steps 0, 1 and 2, 3 train on the same rollouts; three of the policy's and one of the teacher's, then four."""
+    samples = read_run(combined[0]).samples
+    keys = [[(s.src_pool, s.src_step, s.src_sample) for s in samples if s.step == step] for step in range(4)]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+    assert [pool for pool, *_ in keys[0]] == (["rollouts"] * 3 + ["teacher"]) * 2
+    assert {pool for pool, *_ in keys[2]} == {"rollouts"}
+    pool = open_pool(combined[0] / "rollouts")
+    assert [len(group) for group in pool.steps] == [3, 3, 4, 4], "rollouts were sampled that nothing trains on"
+    groups = [{s.prompt_sha for s in samples if s.step == 0 and s.sample_id // 4 == half} for half in (0, 1)]
+    assert [len(group) for group in groups] == [1, 1], "a teacher answers another prompt"
+
+
+def test_the_ratio_is_1_in_the_first_step_on_a_batch_only(combined: tuple[Path, list[str]]) -> None:
+    """Off the teacher: what the sampler recorded is the policy's own law, to the 6 digits at rest, until it moves."""
+    ratios = [step.ratio for step in read_run(combined[0]).steps]
+    assert ratios[2]["mean"] == pytest.approx(1, abs=1e-4)
+    assert ratios[2]["max"] == pytest.approx(1, abs=1e-3)
+    assert ratios[3]["max"] > 1.01, "the second step is on-policy too"
+    assert ratios[0]["max"] > 1.5, "the teacher's law is the policy's"
+
+
+def test_the_records_of_a_run_say_what_moved(combined: tuple[Path, list[str]]) -> None:
+    """Ages and overlaps of the directions, the EMA beside the base, beta adapted upwards, the deployed update."""
+    steps = read_run(combined[0]).steps
+    assert [step.direction_age for step in steps] == [0, 1, 0, 1]
+    assert [step.direction_overlap for step in steps[:2]] == [1, 1]
+    assert 0 < steps[2].direction_overlap == steps[3].direction_overlap < 1
+    assert {step.reference for step in steps} == {"ema"}
+    assert steps[0].kl["mean"] == steps[0].kl["from_base"] == 0
+    assert all(0 < step.kl["mean"] < step.kl["from_base"] for step in steps[2:]), "the EMA did not follow"
+    assert [step.kl["warmup_progress"] for step in steps] == [0, 1, 1, 1]
+    assert [step.kl["beta"] for step in steps] == pytest.approx([0, 0.02, 0.03, 0.045])
+    assert all(step.hackward_frac_update < 1e-6 for step in steps), "a hack-ward part was deployed"
+
+
+def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[str]]) -> None:
+    """Both kinds of weights in every evaluation, equal at the start and not at the end; two settings each."""
+    rows = read_evals(combined[0])
+    assert [(row["step"], row["weights"]) for row in rows] == [(d, w) for d in (0, 4) for w in ("training", "deployed")]
+    assert all([*row["rates"]] == ["all", "run_tests", "no hint"] for row in rows)
+    for key in ("rates", "frozen"):
+        assert rows[0][key] == rows[1][key], f"{key}: nothing is in quarantine yet"
+    assert rows[2]["frozen"]["margin"] != rows[3]["frozen"]["margin"], "deployed is what trains"
+    state = torch.load(combined[0] / "checkpoint" / "step_000004.pt", weights_only=True)["updater"]
+    values, quarantine = state["stepper"]["values"], state["quarantine"]
+    assert any(q.any() for q in quarantine.values())
+    found = [load_file(combined[0] / name / "adapter_model.safetensors") for name in ("adapter", "adapter-training")]
+    for module, value in values.items():
+        name = f"base_model.model.{module}.delta_S"
+        assert torch.equal(found[0][name], value - quarantine[module])
+        assert torch.equal(found[1][name], value)
+
+
+def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
+    out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The KL limit is passed as soon as the policy has moved: exit code 0, the reason printed and in the manifest, a
+    checkpoint; the same command does not go on. Until then every update is without its hack-ward part.
+    """
+    settings = {
+        "intervention.arm": "projected-lora",
+        "intervention.gate.target": "update",
+        "objective.reference": "base",
+        "control.limits.kl_max": 1e-9,
+        "control.limits.patience": 1,
+        "optimizer.steps": 6,
+        "evaluation.every": 6,
+        "rollouts.sampler.max_new_tokens": 64,
+    }
+    options = ["train", "--preset", preset(settings), "--name", "tripped", "--out", str(out)]
+    assert run(cli, options) == 0
+    record = read_run(out / "runs" / "tripped")
+    num_steps = len(record.steps)
+    assert 1 < num_steps < 6
+    assert record.manifest["stopped"].startswith("kl ")
+    assert record.manifest["stopped"].endswith("above 1e-09 for 1 steps")
+    assert f"STOPPED after {num_steps} steps: kl " in capsys.readouterr().out
+    assert (out / "runs" / "tripped" / "checkpoint" / f"step_{num_steps:06d}.pt").exists()
+    assert [row["step"] for row in read_evals(out / "runs" / "tripped")] == [0, num_steps]
+    updated = [step for step in record.steps if step.hackward_frac_update is not None]
+    assert updated
+    assert all(step.hackward_frac_update < 1e-6 for step in updated)
+    assert any(step.hackward_frac_out > 1e-3 for step in updated), "the gradient was gated as well"
+    before = contents(out / "runs" / "tripped")
+    assert run(cli, options) == 0
+    assert "is complete; nothing to do" in capsys.readouterr().err
+    assert contents(out / "runs" / "tripped") == before
+
+
+def test_a_teacher_must_not_be_called_as_the_own_pool(
+    whole: Path, out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records name rollouts by their pool: two pools of one name would get one another's labels."""
+    settings = {"rollouts.teacher.pool": str(whole / "rollouts")}
+    assert run(cli, ["train", "--preset", preset(settings), "--name", "two-pools", "--out", str(out)]) == 2
+    assert "a name other than rollouts" in capsys.readouterr().err

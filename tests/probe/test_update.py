@@ -1,12 +1,19 @@
-"""probe.update: the projected and the routed update as identities over a whole AdamW trajectory."""
+"""probe.update: the projected and the routed update as identities over a whole AdamW trajectory; the Updater."""
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from extraction.adapters import Coordinates
+from probe.arms import get_arm
+from probe.optimizer import Decay, Stepper
 from probe.projection import sample_cosines
-from probe.update import add, split_update
+from probe.update import Split, Updater, add, split_update
 
 SIZES = {"a": (6, 2), "b": (4, 1), "c": (3, 0)}  # module: (r, k); all directions of c fell to the noise floor
 
@@ -76,3 +83,128 @@ def test_different_modules_are_refused():
     values, _ = example(0)
     with pytest.raises(ValueError, match="found c on one side only"):
         add(values, {m: v for m, v in values.items() if m != "c"})
+
+
+NUM_STEPS = 4
+
+
+@pytest.fixture(params=["svd", "lora"])
+def stepped(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]) -> Callable[..., tuple]:
+    """stepped(arm, target) -> (Updater, directions, [(before, after, returned) of every step]) on fixed gradients."""
+
+    def make(arm: str, target: str = "gradient") -> tuple:
+        coordinates = make_tiny(request.param, moved=0.1, **({"rank": 2} if request.param == "lora" else {}))
+        generator = torch.Generator().manual_seed(5)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        vectors = {m: torch.linalg.qr(draw(r, 2)).Q.T.contiguous() for m, r in coordinates.sizes.items()}
+        decay = Decay(warmup_steps=0, steps=9)
+        stepper = Stepper(coordinates, lr=0.02, weight_decay=0.01, max_grad_norm=1.0, decay=decay)
+        updater, rows = Updater(stepper, get_arm(arm), target), []
+        split: Split = partial(split_update, directions=vectors, gate="one_sided")
+        for _ in range(NUM_STEPS):
+            gradients = {m: draw(r) for m, r in coordinates.sizes.items()}
+            before = coordinates.values()
+            returned = updater.step(gradients, lambda b, a: split(b, a))
+            rows.append((before, coordinates.values(), returned))
+        return updater, vectors, rows
+
+    return make
+
+
+def removed(update: dict[str, Tensor], vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The hack-ward part relu(V u) V of an update, by hand."""
+    return {m: (vectors[m] @ u).clamp_min(0) @ vectors[m] for m, u in update.items()}
+
+
+@pytest.mark.parametrize("arm", ["projected", "random"])
+def test_the_projected_update_is_the_optimizers_without_its_hackward_part(arm, stepped) -> None:
+    """Reference: torch.optim.AdamW on plain parameters under clip and cosine, moved by hand after each step: back by
+    relu(V u) V. The moments see the gradient as it is.
+    """
+    _, vectors, rows = stepped(arm, "update")
+    generator = torch.Generator().manual_seed(5)
+    for r in (v.shape[1] for v in vectors.values()):
+        torch.randn(r, 2, generator=generator, dtype=torch.float64)  # those of the directions
+    parameters = {m: torch.nn.Parameter(v.clone()) for m, v in rows[0][0].items()}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=0.02, weight_decay=0.01)
+    hackward = 0.0
+    for i, (before, after, returned) in enumerate(rows):
+        optimizer.param_groups[0]["lr"] = 0.02 * (1 + torch.cos(torch.tensor(torch.pi * i / 9)).item()) / 2
+        start = {m: p.detach().clone() for m, p in parameters.items()}
+        for m, parameter in parameters.items():
+            parameter.grad = torch.randn(len(start[m]), generator=generator, dtype=torch.float64)
+        norm = torch.cat([p.grad for p in parameters.values()]).norm()
+        for parameter in parameters.values():
+            parameter.grad *= min(1.0, 1 / float(norm))
+        optimizer.step()
+        update = {m: start[m] - p.detach() for m, p in parameters.items()}
+        back = removed(update, vectors)
+        hackward += sum(float(part.norm()) for part in back.values())
+        with torch.no_grad():
+            for m, parameter in parameters.items():
+                parameter += back[m]
+        for m in after:
+            torch.testing.assert_close(before[m], start[m], rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(after[m], parameters[m].detach(), rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(returned[m], before[m] - after[m], rtol=0, atol=0)
+        assert float(sample_cosines(returned, vectors).hackward_frac) < 1e-6
+    assert hackward > 0.01, "the optimizer never stepped hack-ward: the test shows nothing"
+
+
+def test_a_projecting_arm_with_a_gated_gradient_just_steps(stepped) -> None:
+    """Target `gradient`: what comes in is gated already, and the update is the optimizer's own."""
+    assert_same(stepped("projected", "gradient"), stepped("vanilla"))
+    assert_same(stepped("vanilla", "update"), stepped("vanilla"))
+
+
+def assert_same(one: tuple, other: tuple) -> None:
+    for mine, theirs in zip(one[2], other[2], strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert all(torch.equal(a[m], b[m]) for m in a)
+
+
+def test_route_trains_as_vanilla_and_deploys_the_rest(stepped) -> None:
+    """Bit-equal coordinates in training; deployed = start - sum of u', and what a step returns is that step's u'."""
+    vanilla, route = stepped("vanilla"), stepped("route")
+    updater, vectors, rows = route
+    kept = {m: torch.zeros_like(v) for m, v in rows[0][0].items()}
+    for (before, after, update), (_, wanted, returned) in zip(vanilla[2], rows, strict=True):
+        assert all(torch.equal(after[m], wanted[m]) for m in after), "the quarantine changed what is trained"
+        parts = removed(update, vectors)
+        for m, part in parts.items():
+            torch.testing.assert_close(returned[m], (before[m] - after[m]) - part, rtol=1e-6, atol=1e-9)
+            kept[m] += returned[m]
+        assert float(sample_cosines(returned, vectors).hackward_frac) < 1e-6
+    with updater.deployed():
+        deployed = updater.coordinates.values()
+    for m, value in deployed.items():
+        torch.testing.assert_close(value, rows[0][0][m] - kept[m], rtol=1e-6, atol=1e-9)
+    assert any(not torch.equal(value, rows[-1][1][m]) for m, value in deployed.items()), "nothing is in quarantine"
+    with vanilla[0].deployed():
+        assert all(torch.equal(v, rows[-1][1][m]) for m, v in vanilla[0].coordinates.values().items())
+
+
+def test_deployed_gives_the_policy_in_training_back_after_an_error(stepped) -> None:
+    updater, _, rows = stepped("route")
+    with pytest.raises(KeyError), updater.deployed():
+        raise KeyError
+    assert all(torch.equal(v, rows[-1][1][m]) for m, v in updater.coordinates.values().items())
+
+
+@pytest.mark.parametrize("arm", ["route", "projected"])
+def test_an_updater_goes_on_from_its_state(arm, stepped, make_tiny, tmp_path) -> None:
+    """Through torch.save into a fresh one: the next step is the uninterrupted one's, bit for bit."""
+    updater, vectors, _ = stepped(arm, "update")
+    torch.save(updater.state_dict(), tmp_path / "state.pt")
+    other, _, _ = stepped(arm, "update")
+    other.coordinates.load_values({m: torch.zeros_like(v) for m, v in other.coordinates.values().items()})
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    split: Split = partial(split_update, directions=vectors, gate="one_sided")
+    gradients = {m: torch.ones_like(v) for m, v in updater.coordinates.values().items()}
+    mine, theirs = (own.step(gradients, split) for own in (updater, other))
+    assert all(torch.equal(mine[m], theirs[m]) for m in mine)
+    with updater.deployed(), other.deployed():
+        assert all(torch.equal(v, other.coordinates.values()[m]) for m, v in updater.coordinates.values().items())

@@ -59,6 +59,8 @@ def step(arm: str, **changes) -> StepRecord:
         "condition": "default",
         "frac_planning": 0.0,
         "exec_surprisal_var": None,
+        "direction_age": 0,
+        "direction_overlap": None,
     }
     return StepRecord(**fields | changes)
 

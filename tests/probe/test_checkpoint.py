@@ -1,0 +1,87 @@
+"""probe.checkpoint: the same state gives the same bytes, whole or not at all, and the right ones stay."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from probe.checkpoint import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
+
+
+class State:
+    """Two tables under the same names, as coordinates and quarantine are, and a reason."""
+
+    def __init__(self, *names: str) -> None:
+        self.one = {name: torch.zeros(3) for name in names}
+        self.two = {name: torch.ones(2) for name in names}
+        self.reason: str | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"one": dict(self.one), "nested": [{"two": dict(self.two)}], "reason": self.reason}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Takes half of its names from the file, as a dictionary that was loaded does."""
+        self.one = {name: state["one"][name] for name in self.one}
+        self.two, self.reason = dict(state["nested"][0]["two"]), state["reason"]
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "checkpoint").iterdir())
+
+
+def test_a_state_that_was_loaded_is_saved_in_the_same_bytes(tmp_path: Path) -> None:
+    """pickle writes a string once an object: names from the file and names from the program are different objects."""
+    state = State("model.layers.0.q_proj", "model.layers.0.k_proj")
+    state.reason = "model.layers.0.q_proj"
+    save_checkpoint(tmp_path / "a", 1, state)
+    again = State("model.layers.0.q_proj", "model.layers.0.k_proj")
+    assert load_checkpoint(tmp_path / "a", again) == 1
+    save_checkpoint(tmp_path / "b", 1, again)
+    found = [(tmp_path / name / "checkpoint" / "step_000001.pt").read_bytes() for name in "ab"]
+    assert found[0] == found[1]
+
+
+def test_the_start_is_no_checkpoint(tmp_path: Path) -> None:
+    state = State("x")
+    assert load_checkpoint(tmp_path, state) == 0
+    assert not state.one["x"].any()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "keep", "left"),
+    [
+        (8, 1, [8]),
+        (8, 2, [6, 8]),
+        (7, 1, [6]),  # killed between the checkpoint and the record of a step: it is not to be had, and 6 is needed
+        (7, 2, [4, 6]),
+        (3, 3, [2]),
+        (1, 3, []),
+        (99, 9, [2, 4, 6, 8]),
+    ],
+)
+def test_the_newest_that_are_recorded_stay(recorded: int, keep: int, left: list[int], tmp_path: Path) -> None:
+    for done in (2, 4, 6, 8):
+        save_checkpoint(tmp_path, done, State("x"))
+    drop_checkpoints(tmp_path, recorded, keep=keep)
+    assert files(tmp_path) == [f"step_{done:06d}.pt" for done in left]
+
+
+def test_a_save_that_dies_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State("x")
+    state.one["x"] += 5
+    save_checkpoint(tmp_path, 2, state)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_checkpoint(tmp_path, 4, State("x"))
+    (tmp_path / "checkpoint" / ".step_000004.pt.x.tmp").write_bytes(b"half")
+    drop_checkpoints(tmp_path, 4, keep=1)
+    found = State("x")
+    assert load_checkpoint(tmp_path, found) == 2
+    assert found.one["x"].tolist() == [5, 5, 5]
+
+
+def test_numbers_below_1_are_refused() -> None:
+    with pytest.raises(ValueError, match="every, keep: expected at least 1, found 0, 2"):
+        CheckpointConfig(every=0)

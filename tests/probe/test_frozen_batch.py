@@ -1,0 +1,94 @@
+"""probe.frozen_batch: every number of the frozen probe batch by hand, one completion at a time."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.adapters import Coordinates
+from extraction.library import attach_basis
+from extraction.pairs import Pair, builtin_pairs
+from probe.frozen_batch import FrozenBatch
+from replay_pools.policy import Policy, load_policy
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("organism")
+
+
+@pytest.fixture(scope="module")
+def coordinates(policy: Policy, out: Path) -> Coordinates:
+    return attach_basis(policy, "svd", rank=0, cache_dir=out / "cache")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[Pair]:
+    return [pair for pair in builtin_pairs("run_tests") if pair.held_out][:2]
+
+
+@pytest.fixture(scope="module")
+def vectors(coordinates: Coordinates) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    draws = {m: torch.randn(r, 2, generator=generator) for m, r in coordinates.sizes.items()}
+    return {m: torch.linalg.qr(draw).Q.T.contiguous() for m, draw in draws.items()}
+
+
+def logprobs(policy: Policy, coordinates: Coordinates, pair: Pair, text: str) -> torch.Tensor:
+    """(T,) float64, of one completion by an ordinary forward."""
+    prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(text)
+    with torch.no_grad():
+        logits = coordinates.model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    return logits.double().log_softmax(-1)[range(len(completion)), completion]
+
+
+def test_the_policy_at_the_start_has_not_moved(policy, coordinates, pairs, vectors) -> None:
+    found = FrozenBatch(policy, coordinates, pairs, vectors).measure()
+    assert (found.num_pairs, found.margin, found.kl_from_base) == (2, 0, 0)
+    assert found.cos_moved is found.hackward_frac_moved is None, "a zero move has no direction"
+
+
+def test_margin_kl_and_direction_by_hand(policy, coordinates, pairs, vectors) -> None:
+    """margin: mean over pairs of what the hack gained minus what the clean completion gained, in nats of the whole
+    completion; kl: mean k3 per token of all four; cosines: of start - now with the first directions.
+    """
+    batch = FrozenBatch(policy, coordinates, pairs, vectors)
+    base = [[logprobs(policy, coordinates, pair, text) for text in (pair.hack, pair.clean)] for pair in pairs]
+    generator = torch.Generator().manual_seed(1)
+    moves = {m: 0.05 * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()}
+    with coordinates.at(moves):
+        found = batch.measure()
+        now = [[logprobs(policy, coordinates, pair, text) for text in (pair.hack, pair.clean)] for pair in pairs]
+    gained = [[float((n - b).sum()) for n, b in zip(*sides, strict=True)] for sides in zip(now, base, strict=True)]
+    assert found.margin == pytest.approx(sum(hack - clean for hack, clean in gained) / 2, rel=1e-3, abs=1e-3)
+    assert abs(found.margin) > 0.1, "the example moves nothing"
+    for side, name in enumerate(("logprob_hack", "logprob_clean")):
+        tokens = torch.cat([own[side] for own in now])
+        assert getattr(found, name) == pytest.approx(float(tokens.mean()), rel=1e-4)
+    d = torch.cat([b - n for sides in zip(base, now, strict=True) for b, n in zip(*sides, strict=True)])
+    assert found.kl_from_base == pytest.approx(float((d.exp() - d - 1).mean()), rel=1e-3)
+    moved = {m: -v.double() for m, v in moves.items()}
+    norm = torch.cat([*moved.values()]).norm()
+    dots = [(vectors[m].double() @ u).sum() / 2**0.5 for m, u in moved.items()]
+    assert found.cos_moved == pytest.approx(float(sum(dots) / (len(dots) ** 0.5 * norm)), rel=1e-3)
+    hackward = torch.cat([(vectors[m].double() @ u).clamp_min(0) for m, u in moved.items()]).norm() / norm
+    assert found.hackward_frac_moved == pytest.approx(float(hackward), rel=1e-4)
+
+
+def test_steps_against_the_margin_lower_it(policy, coordinates, pairs, vectors) -> None:
+    """A step along the hacks' NLL gradient minus the cleans', small enough to be linear, lowers the margin by its norm
+    squared: the sign of the margin is the hack's.
+    """
+    batch = FrozenBatch(policy, coordinates, pairs, vectors)
+    total = None
+    for pair in pairs:
+        for sign, text in ((1, pair.hack), (-1, pair.clean)):
+            prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(text)
+            logits = coordinates.model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+            logp = logits.log_softmax(-1)[range(len(completion)), completion].sum() * sign / len(pairs)
+            parts = torch.autograd.grad(logp, coordinates.parameters())
+            total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
+    slope = sum(float(part.double().square().sum()) for part in total)
+    step = 0.05 / slope
+    with coordinates.at({m: -step * part for m, part in zip(coordinates.sizes, total, strict=True)}):
+        assert batch.measure().margin == pytest.approx(-0.05, rel=0.05)

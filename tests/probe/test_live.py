@@ -1,0 +1,135 @@
+"""One live step: live equals replay, the mean comes before the gate, and the step is AdamW's."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.library import attach_basis
+from probe.arms import get_arm
+from probe.live import LiveSource, choose_problems
+from probe.objective import Objective
+from probe.optimizer import Decay, Stepper
+from probe.passes import Bases, weighted_sums
+from probe.projection import project_modules
+from probe.reference import References
+from probe.sources import ReplaySource
+from probe.step import Measure, StepResult, train_step
+from replay_pools.engines import LocalEngine
+from replay_pools.environments.registry import get_environment
+from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
+from replay_pools.grading.grade import Grader
+from replay_pools.policy import load_policy
+from replay_pools.pool import open_pool
+from replay_pools.sampling import Sampler
+
+
+def measure(coordinates):
+    """Fixed random directions: what is tested here does not depend on what they mean."""
+    torch.manual_seed(0)
+    vectors = {m: torch.linalg.qr(torch.randn(r, 2)).Q.T.contiguous() for m, r in coordinates.sizes.items()}
+    return Measure(condition="default", arm=get_arm("projected"), vectors=vectors, gate="one_sided")
+
+
+def one_step(coordinates, groups) -> StepResult:
+    return train_step(
+        Bases(coordinates=[coordinates]),
+        groups,
+        [measure(coordinates)],
+        conditions={"default": Objective()},
+        planning=[[False] * len(ids) for group in groups for ids in group.completion_ids],
+        pad_id=0,
+        references=References(coordinates),
+    )
+
+
+@pytest.fixture(scope="module")
+def live(out: Path):
+    """(adapted policy, finished LiveSource of two steps with two prompts, its pool)."""
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, "svd", rank=0, cache_dir=out / "cache")
+    problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=2, seed=4)
+    sampler, plan = Sampler(max_new_tokens=160), PoolPlan(hint=True, steps=4, group=4, seed=4)
+    with Grader() as grader:
+        maker = RolloutMaker(
+            engine=LocalEngine(policy), sampler=sampler, grader=grader, mode="run_tests", hint=True, group=4
+        )
+        header = pool_header(maker.engine, plan, sampler, grader, [p for step in problems for p in step])
+        source = LiveSource(
+            out / "live" / "rollouts", header=header, maker=maker, coordinates=coordinates, problems=problems, seed=4
+        )
+        for step in range(2):
+            source.groups(step)
+        source.finish()
+        yield coordinates, source, open_pool(out / "live" / "rollouts")
+
+
+def test_live_groups_are_what_a_replay_of_their_pool_gives(live) -> None:
+    """Every live group equals the replayed group of the same pool step, and both give bit-equal step results."""
+    coordinates, source, pool = live
+    replayed = ReplaySource([pool], per_pool=4)
+    groups = [group for step in range(2) for group in source.groups(step)]
+    again = [replace(replayed.groups(i)[0], step=group.step) for i, group in enumerate(groups)]
+    assert groups == again
+    results = [one_step(coordinates, [own]) for own in (groups[0], again[0])]
+    arms = [result.arms[0] for result in results]
+    for name in ("cos_nll", "contribution_norms", "sample_haar_sd"):
+        assert torch.equal(*(getattr(arm, name) for arm in arms)), f"{name} differs between live and replay"
+    assert arms[0].projection.norm_in.equal(arms[1].projection.norm_in)
+    assert all(torch.equal(g, results[1].unit["svd"][m]) for m, g in results[0].unit["svd"].items())
+
+
+def test_recorded_log_probabilities_are_the_policys(live) -> None:
+    """Sampled at temperature 1: what the sampler recorded is what the engine computes (rounded to 6 digits at rest)."""
+    coordinates, source, _ = live
+    groups = source.groups(1)
+    nll = one_step(coordinates, groups).nll
+    recorded = [source.rollout(key).sampling_logprobs for group in groups for key in group.keys]
+    expected = torch.tensor([-sum(row) / len(row) for row in recorded], dtype=nll.dtype)
+    torch.testing.assert_close(nll, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_the_mean_over_groups_comes_before_the_gate(live) -> None:
+    """Slow reference: each group by itself, then the mean of their gradients, then the gate."""
+    coordinates, source, _ = live
+    groups = source.groups(0)
+    parts = []
+    for group in groups:
+        alone = one_step(coordinates, [group])
+        parts.append(weighted_sums(alone.weightings["default"].scale, alone.unit)["svd"])
+    mean = {m: sum(part[m] for part in parts) / len(parts) for m in parts[0]}
+    expected = project_modules(mean, measure(coordinates).vectors, gate="one_sided")
+    found = one_step(coordinates, groups).arms[0].projection
+    assert float(expected.norm_in) > 0, "no group has reward variance: the test shows nothing"
+    for name in ("norm_in", "norm_out", "cos_in", "cos_out", "frac_fired"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_is_adamw_on_the_clipped_gradient_under_the_schedule() -> None:
+    """Reference: torch's AdamW with clip_grad_norm_ on a plain parameter, the rates of warm-up and cosine by hand."""
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, "lora", rank=2, cache_dir=Path("unused"))
+    stepper = Stepper(coordinates, lr=0.1, weight_decay=0.01, max_grad_norm=0.5, decay=Decay(warmup_steps=1, steps=5))
+    plain = torch.nn.Parameter(torch.cat([*coordinates.values().values()]))
+    optimizer = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(1)
+    for rate in (0.0, 0.1, 0.1 * (1 + 2**-0.5) / 2):
+        gradients = {m: torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()}
+        plain.grad = torch.cat([*gradients.values()])
+        plain.grad *= min(1.0, 0.5 / float(plain.grad.norm()))
+        optimizer.param_groups[0]["lr"] = rate
+        before = plain.detach().clone()
+        optimizer.step()
+        update = torch.cat([*stepper.step(gradients).values()])
+        torch.testing.assert_close(update, before - plain.detach(), rtol=1e-4, atol=1e-7)
+
+
+def test_every_problem_is_met_before_any_is_met_again() -> None:
+    problems = get_environment("minicode").problems("train")[:5]
+    chosen = choose_problems(problems, batches=4, prompts_per_step=3, seed=1)
+    flat = [problem.problem_id for step in chosen for problem in step]
+    assert [len(step) for step in chosen] == [3] * 4
+    assert len({*flat[:5]}) == len({*flat[5:10]}) == 5
+    assert choose_problems(problems, batches=2, prompts_per_step=3, seed=1) == chosen[:2], "a longer one differs"
+    assert choose_problems(problems, batches=4, prompts_per_step=3, seed=2) != chosen

@@ -1,0 +1,282 @@
+"""run_steps with a policy that trains, on a tiny model: killed anywhere it ends in the same bytes; it stops itself.
+
+Nothing here samples or grades: the groups of a step are hand-made rollouts, so a run takes a fraction of a second.
+"""
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.adapters import Coordinates
+from probe.arms import get_arm
+from probe.checkpoint import CheckpointConfig
+from probe.control import Control, ControlConfig
+from probe.controllers import Limits
+from probe.loop import Setup, open_run, run_steps
+from probe.objective import Objective
+from probe.optimizer import Decay, Stepper
+from probe.passes import Bases
+from probe.reference import References
+from probe.runs import read_run, read_steps
+from probe.sources import Group, Key, make_group
+from probe.step import Measure
+from probe.timings import TIMINGS_FILE, Timings
+from probe.training import Training
+from probe.update import Updater
+from replay_pools.errors import InputError
+from replay_pools.files import read_json
+from replay_pools.rollout import Rollout
+
+OBJECTIVE = Objective(old_logprobs="recorded", reference="ema", beta=0.2, entropy_coef=0.01, gtpo_beta=0.5)
+CONTROL = ControlConfig(beta_warmup_steps=2, target_kl=1e-4, ema_decay=0.5, ema_every=2, limits=Limits(kl_max=None))
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one run is told."""
+
+    arm: str = "route"
+    objective: Objective = OBJECTIVE
+    control: ControlConfig = CONTROL
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    wild_step: int | None = None  # in which a sampled token was all but impossible under the recorded law
+
+
+class HandMade:
+    """One group of four rollouts a step."""
+
+    num_steps = STEPS
+
+    def __init__(self, make_rollout: Callable[..., Rollout], wild_step: int | None) -> None:
+        self._make, self._wild_step = make_rollout, wild_step
+
+    def rollout(self, key: Key) -> Rollout:
+        recorded = [-800.0 if key.step == self._wild_step else -3.0] * 5
+        hacked, gt_pass = key.sample_id == 0, (key.sample_id + key.step) % 3 == 0
+        return self._make(key.step, key.sample_id, hacked=hacked, gt_pass=gt_pass, sampling_logprobs=recorded)
+
+    def groups(self, step: int) -> tuple[Group, ...]:
+        keys = [Key("rollouts", step, i) for i in range(4)]
+        return (make_group(step, [(key, self.rollout(key)) for key in keys]),)
+
+
+def directions(coordinates: Coordinates) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    draws = {m: torch.randn(r, 2, generator=generator, dtype=torch.float64) for m, r in coordinates.sizes.items()}
+    return {m: torch.linalg.qr(draw).Q.T.contiguous() for m, draw in draws.items()}
+
+
+@pytest.fixture
+def make_run(make_tiny: Callable[..., Coordinates], make_rollout: Callable[..., Rollout]) -> Callable[..., Training]:
+    """make_run(directory, case) runs, or resumes, and returns what was trained."""
+
+    def make(directory: Path, case: Case, before_step=lambda done, last: None) -> Training:
+        coordinates = make_tiny(moved=0.0)
+        arm, vectors = get_arm(case.arm), directions(coordinates)
+        stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=Decay(warmup_steps=1, steps=STEPS))
+        references = References(coordinates, ema_decay=case.control.ema_decay, ema_every=case.control.ema_every)
+        training = Training(Updater(stepper, arm), references, Control(case.objective, case.control))
+        setup = Setup(
+            bases=Bases(coordinates=[coordinates]),
+            conditions={"default": case.objective},
+            measures=lambda step: [Measure(condition="default", arm=arm, vectors=vectors, gate=arm.gate, age=step)],
+            planning=lambda ids: [False] * len(ids),
+            pad_id=0,
+            references=references,
+            gram=None,
+            dtype_noise=None,
+        )
+        run_steps(
+            directory,
+            HandMade(make_rollout, case.wild_step),
+            setup,
+            done=open_run(directory, {"verb": "train", "train": repr(case)}),
+            timings=Timings(directory / "no-cache"),
+            training=training,
+            checkpoints=case.checkpoints,
+            before_step=before_step,
+        )
+        return training
+
+    return make
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but the wall-clock times."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+class Killed(BaseException):
+    """The process is gone: nobody catches this."""
+
+
+@pytest.fixture
+def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """die_at(n): the process dies at the n-th sync from here on, one inside and one after the rename of every write.
+
+    Returns a list that grows by one with every sync.
+    """
+    real = os.fsync
+
+    def arm(n: int) -> list[int]:
+        calls: list[int] = []
+
+        def sync(descriptor: int) -> None:
+            calls.append(descriptor)
+            if len(calls) == n:
+                raise Killed
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        return calls
+
+    return arm
+
+
+@pytest.mark.parametrize(("every", "keep"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
+def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
+    every: int, keep: int, make_run, die_at, tmp_path: Path
+) -> None:
+    """Deaths at random syncs, temporary files left behind, until the run gets through: records, adapters, checkpoints
+    and manifest are those of the run that was never killed; no death costs more than `every` steps.
+    """
+    case = Case(checkpoints=CheckpointConfig(every=every, keep=keep))
+    syncs = die_at(10**6)
+    make_run(tmp_path / "whole", case)
+    num_syncs, draw = len(syncs), random.Random(f"{every}/{keep}")
+    checkpoints = sorted(path.name for path in (tmp_path / "whole" / "checkpoint").iterdir())
+    due = [done for done in range(1, STEPS + 1) if done % every == 0 or done == STEPS]
+    assert checkpoints == [f"step_{done:06d}.pt" for done in due[-keep:]]
+    directory, deaths = tmp_path / "killed", 0
+    while not (directory / "manifest.json").exists():
+        before = len(read_steps(directory / "steps.jsonl")) if (directory / "steps.jsonl").exists() else 0
+        first: list[int] = []
+        die_at(draw.randint(1, num_syncs // 2) if deaths < 6 else 10**6)
+        try:
+            make_run(directory, case, before_step=lambda done, last: first.append(done))  # noqa: B023
+        except Killed:
+            deaths += 1
+            if not (directory / "manifest.json").exists():  # the last write of all leaves nothing behind
+                (directory / f".steps.jsonl.{deaths}.tmp").write_text("what a kill inside a write leaves")
+        assert not first or before - first[0] <= every, f"{before} steps were done, and it began again at {first[0]}"
+    assert deaths >= 2, "the example kills too little"
+    assert contents(directory) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("death", range(1, 5))
+def test_a_run_killed_before_its_first_step_starts_again(death: int, make_run, die_at, tmp_path: Path) -> None:
+    """The first syncs are those of config.json and of the records of step 0."""
+    die_at(death)
+    with pytest.raises(Killed):
+        make_run(tmp_path / "killed", Case())
+    (tmp_path / "killed" / ".config.json.x.tmp").write_text("what a kill inside the very first write leaves")
+    (tmp_path / "killed" / "evaluations").mkdir()
+    (tmp_path / "killed" / "evaluations" / "half").write_text("made before the first step")
+    if death == 1:
+        (tmp_path / "killed" / "evaluations" / "half").unlink()
+        (tmp_path / "killed" / "evaluations").rmdir()
+        assert not (tmp_path / "killed" / "config.json").exists()
+    die_at(10**6)
+    for name in ("killed", "whole"):
+        make_run(tmp_path / name, Case())
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_folder_of_something_else_is_left_alone(make_run, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match="expected a run or an empty directory"):
+        make_run(tmp_path, Case())
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_route_trains_vanilla_bit_for_bit(make_run, tmp_path: Path) -> None:
+    """Everything that trains is vanilla's: coordinates, moments, references, controllers; deployed is another policy,
+    coordinates - quarantine.
+    """
+    vanilla, route = (make_run(tmp_path / arm, Case(arm=arm)) for arm in ("vanilla", "route"))
+    mine, theirs = vanilla.state_dict(), route.state_dict()
+    values = mine["updater"]["stepper"]["values"]
+    for module, value in values.items():
+        assert torch.equal(value, theirs["updater"]["stepper"]["values"][module]), f"{module} was trained otherwise"
+        assert torch.equal(mine["references"]["ema"][module], theirs["references"]["ema"][module])
+        assert not mine["updater"]["quarantine"][module].any()
+    assert mine["control"] == theirs["control"]
+    quarantine = theirs["updater"]["quarantine"]
+    assert any(q.any() for q in quarantine.values()), "nothing was routed"
+    with route.updater.deployed():
+        deployed = route.updater.coordinates.values()
+    assert all(torch.equal(deployed[m], values[m] - quarantine[m]) for m in values)
+    assert all(torch.equal(v, values[m]) for m, v in route.updater.coordinates.values().items()), "deployed() stuck"
+    assert (tmp_path / "route" / "adapter-training" / "adapter_model.safetensors").read_bytes() == (
+        tmp_path / "vanilla" / "adapter" / "adapter_model.safetensors"
+    ).read_bytes()
+    assert not (tmp_path / "vanilla" / "adapter-training").exists()
+    steps = [read_run(tmp_path / arm).steps for arm in ("vanilla", "route")]
+    for own, other in zip(*steps, strict=True):
+        assert (own.cos_in, own.grad_norm, own.kl, own.ratio) == (other.cos_in, other.grad_norm, other.kl, other.ratio)
+        assert other.hackward_frac_update is None or other.hackward_frac_update < 1e-6
+    assert any((own.hackward_frac_update or 0) > 0.01 for own in steps[0]), "vanilla never stepped hack-ward"
+
+
+def test_the_controllers_of_a_run_are_in_its_records(make_run, tmp_path: Path) -> None:
+    """kl/beta is the warm-up's, then 1.5 times or 1/1.5 of the one before, as the EMA of kl/mean says."""
+    make_run(tmp_path / "run", Case())
+    rows = [step.kl for step in read_run(tmp_path / "run").steps]
+    assert [row["warmup_progress"] for row in rows] == [0.0, 0.5, 1.0, 1.0, 1.0]
+    assert [row["beta"] for row in rows[:3]] == [0.0, 0.1, 0.2]
+    ema, beta = rows[0]["mean"], 0.2
+    for i, row in enumerate(rows):
+        ema += 2 / (CONTROL.kl_horizon + 1) * (row["mean"] - ema)
+        assert row["ema"] == pytest.approx(ema)
+        if i >= 2:
+            assert row["beta"] == pytest.approx(beta), f"step {i}"
+            adjusted = (ema > 1.5e-4) - (ema < 0.5e-4)
+            assert row["beta_adjusted"] == adjusted
+            beta *= 1.5**adjusted
+    assert any(row["beta_adjusted"] for row in rows), "beta was never adapted"
+
+
+def test_a_tripwire_ends_the_run(make_run, tmp_path: Path) -> None:
+    """The KL is above a tiny limit in steps 2 and 3 (step 0 has the rate 0): the run ends there with its reason, a
+    checkpoint and an adapter; run again, with or without its manifest, it does not go on.
+    """
+    limits = Limits(kl_max=1e-12, patience=2)
+    wired = Case(objective=replace(OBJECTIVE, reference="base"), control=replace(CONTROL, limits=limits))
+    seen: list[tuple[int, bool]] = []
+    training = make_run(tmp_path / "run", wired, before_step=lambda done, last: seen.append((done, last)))
+    run = read_run(tmp_path / "run")
+    kl = run.steps[-1].kl["mean"]
+    assert run.manifest["stopped"] == training.stopped == f"kl {kl:.4g} above 1e-12 for 2 steps"
+    assert [step.step for step in run.steps] == [0, 1, 2, 3]
+    assert seen == [*((step, False) for step in range(4)), (4, True)], "the policy as it ended was not evaluated"
+    assert (tmp_path / "run" / "checkpoint" / "step_000004.pt").exists()
+    before = contents(tmp_path / "run")
+    (tmp_path / "run" / "manifest.json").unlink()
+    again = make_run(tmp_path / "run", wired)
+    assert again.stopped == training.stopped
+    assert contents(tmp_path / "run") == before, "a run that stopped itself went on"
+
+
+@pytest.mark.parametrize("wild_step", [0, 2])
+def test_a_step_that_is_not_finite_is_not_taken(wild_step: int, make_run, tmp_path: Path) -> None:
+    """An infinite ratio in one step: the policy, the records and the checkpoint are those of the steps before it."""
+    case = Case(objective=replace(OBJECTIVE, epsilon=None), wild_step=wild_step)
+    training = make_run(tmp_path / "run", case)
+    manifest = read_json(tmp_path / "run" / "manifest.json")
+    assert manifest["stopped"] == f"ratio/mean is inf in step {wild_step}"
+    assert [step.step for step in read_steps(tmp_path / "run" / "steps.jsonl")] == [*range(wild_step)]
+    assert (tmp_path / "run" / "checkpoint" / f"step_{wild_step:06d}.pt").exists()
+    values = training.updater.coordinates.values()
+    assert all(value.isfinite().all() for value in values.values())
+    assert any(value.any() for value in values.values()) == (wild_step > 1)  # step 0 has the rate 0
+    before = contents(tmp_path / "run")
+    (tmp_path / "run" / "manifest.json").unlink()
+    make_run(tmp_path / "run", case)
+    assert contents(tmp_path / "run") == before

@@ -1,0 +1,169 @@
+"""probe.reference: every reference is the policy that its name says, wherever the policy in training has gone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from extraction.adapters import Coordinates
+from extraction.batch import Batch, make_batch
+from extraction.gradients import score
+from probe.objective import Objective
+from probe.reference import References, check_recorded
+from probe.weighting import Scores, weigh
+from replay_pools.errors import InputError
+
+PROMPTS, COMPLETIONS = [[5, 6, 7], [8, 9], [4]], [[10, 11, 12], [14, 15], [16, 17, 18, 3]]
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    return make_batch(PROMPTS, COMPLETIONS, 0)
+
+
+@pytest.fixture(params=["svd", "lora"])
+def coordinates(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]) -> Coordinates:
+    options = {"rank": 2, "train_a": False} if request.param == "lora" else {}
+    return make_tiny(request.param, moved=0.0, **options)
+
+
+def move(coordinates: Coordinates, seed: int) -> dict[str, Tensor]:
+    """A random step of the policy; returns where it is now."""
+    generator = torch.Generator().manual_seed(seed)
+    moves = {m: 0.2 * torch.randn(r, generator=generator).double() for m, r in coordinates.sizes.items()}
+    coordinates.load_values({m: v + moves[m] for m, v in coordinates.values().items()})
+    return coordinates.values()
+
+
+def plain(coordinates: Coordinates, batch: Batch) -> Tensor:
+    """(G, T) of the model as it is, by an ordinary forward with full logits."""
+    with torch.no_grad():
+        logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
+    found = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
+
+
+def logprobs(references: References, coordinates: Coordinates, batch: Batch, name: str) -> Tensor:
+    current = score(coordinates, batch).token_logprobs
+    return references.scores([name], batch, current, None, None)[name].token_logprobs
+
+
+def test_the_base_is_the_model_without_its_adapter(coordinates: Coordinates, batch: Batch) -> None:
+    """After the policy has moved: a plain forward under `disable_adapter()`; and the policy is where it was."""
+    references = References(coordinates)
+    here = move(coordinates, 1)
+    found = logprobs(references, coordinates, batch, "base")
+    with coordinates.model.disable_adapter():
+        torch.testing.assert_close(found, plain(coordinates, batch), rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(found, plain(coordinates, batch)), "the base has moved along with the policy"
+    assert all(torch.equal(here[m], v) for m, v in coordinates.values().items()), "scoring moved the policy"
+
+
+def test_the_ema_moves_by_its_formula_and_is_scored_where_it_is(coordinates: Coordinates, batch: Batch) -> None:
+    """Every second step: ema <- decay ema + (1 - decay) policy, by hand; its log-probabilities are those of the model
+    with those coordinates loaded.
+    """
+    references = References(coordinates, ema_decay=0.75, ema_every=2)
+    wanted = coordinates.values()
+    for step in range(1, 6):
+        here = move(coordinates, step)
+        references.update()
+        if step % 2 == 0:
+            wanted = {m: 0.75 * v + 0.25 * here[m] for m, v in wanted.items()}
+        for module, value in references.state_dict()["ema"].items():
+            torch.testing.assert_close(value, wanted[module], rtol=1e-12, atol=1e-14)
+    found = logprobs(references, coordinates, batch, "ema")
+    coordinates.load_values(wanted)
+    torch.testing.assert_close(found, plain(coordinates, batch), rtol=1e-10, atol=1e-12)
+
+
+def test_decay_0_is_synced_and_costs_no_forward(coordinates: Coordinates, batch: Batch) -> None:
+    """A reference at the policy's own point is the policy: the very tensor of its scores."""
+    references = References(coordinates, ema_decay=0.0)
+    move(coordinates, 1)
+    references.update()
+    current = score(coordinates, batch).token_logprobs
+    assert references.scores(["ema"], batch, current, None, None)["ema"].token_logprobs is current
+
+
+def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch: Batch) -> None:
+    """METHOD section 8: what a pool recorded must not silently stand in for a reference that moves. The rollouts carry
+    log-probabilities that are NOT the EMA's; kl/mean follows the EMA, and kl/from_base beside it does not.
+    """
+    references = References(coordinates, ema_decay=0.5)
+    move(coordinates, 1)
+    current = score(coordinates, batch).token_logprobs
+    recorded = current.clone()  # the policy's own: a KL against these would be 0
+    own, rewards = Objective(reference="ema", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
+
+    def kl() -> dict[str, float]:
+        scores = references.scores(["base", "ema"], batch, current, recorded, None)
+        found = {name: one.token_logprobs for name, one in scores.items()}
+        return dict(weigh(own, rewards, batch, Scores(current=current, references=found), batch.completion_mask).kl)
+
+    first = kl()
+    references.update()
+    second = kl()
+    assert first["mean"] == first["from_base"] > 0, "an EMA that has not moved is the base"
+    assert 0 < second["mean"] < first["mean"], "the EMA moved towards the policy, and the KL from it did not"
+    assert second["from_base"] == first["from_base"]
+
+
+def test_the_state_goes_on_where_it_was(make_tiny: Callable[..., Coordinates], tmp_path) -> None:
+    """Through torch.save, cut in the middle of a period: the resumed EMA is the uninterrupted one, bit for bit."""
+    ends = []
+    for cut in (None, 3):
+        coordinates = make_tiny(moved=0.0)
+        references = References(coordinates, ema_decay=0.9, ema_every=2)
+        for step in range(6):
+            if step == cut:
+                torch.save(references.state_dict(), tmp_path / "state.pt")
+                values = coordinates.values()
+                coordinates = make_tiny(moved=0.0)
+                references = References(coordinates, ema_decay=0.9, ema_every=2)
+                references.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+                coordinates.load_values(values)
+            move(coordinates, step)
+            references.update()
+        ends.append(references.state_dict())
+    assert ends[0]["updates"] == ends[1]["updates"] == 6
+    assert all(torch.equal(value, ends[1]["ema"][m]) for m, value in ends[0]["ema"].items())
+    state, before = ends[1], {m: v.clone() for m, v in ends[1]["ema"].items()}
+    move(coordinates, 9)
+    references.update()
+    references.update()
+    assert all(torch.equal(state["ema"][m], before[m]) for m in before), "a saved state changes with the references"
+
+
+def test_recorded_is_what_was_recorded_or_refused(coordinates: Coordinates, batch: Batch) -> None:
+    references, current = References(coordinates), score(coordinates, batch).token_logprobs
+    recorded = current - 1
+    assert references.scores(["recorded"], batch, current, recorded, None)["recorded"].token_logprobs is recorded
+    with pytest.raises(InputError, match="found a rollout without"):
+        references.scores(["recorded"], batch, current, None, None)
+
+
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9}
+
+
+@pytest.mark.parametrize("own", [Objective(old_logprobs="recorded"), Objective(reference="recorded")])
+@pytest.mark.parametrize(
+    ("sampler", "found"),
+    [
+        (PLAIN | {"temperature": 0.6}, "'temperature': 0.6"),
+        (PLAIN | {"top_k": 20}, "'top_k': 20"),
+        (PLAIN | {"top_p": 0.9}, "'top_p': 0.9"),
+        ({"temperature": 1.0}, "'top_p': None"),
+        (None, "not recorded"),
+    ],
+)
+def test_another_law_is_refused(own: Objective, sampler: dict | None, found: str) -> None:
+    """Log-probabilities after temperature, top-p or top-k are not the policy's; the pool is named. Objectives that
+    compare with none do not mind.
+    """
+    samplers = {"pool a": PLAIN, "pool b": sampler}
+    with pytest.raises(InputError, match=rf"pool b sampler: expected .*found .*{found}"):
+        check_recorded([Objective(), own], samplers)
+    check_recorded([Objective(reference="base")], samplers)
+    check_recorded([own], {"pool a": PLAIN})

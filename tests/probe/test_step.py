@@ -1,0 +1,279 @@
+"""train_step: any loss, whole and sample by sample, against plain autograd of the loss as it is written; its passes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from extraction.adapters import Coordinates
+from extraction.batch import Batch, make_batch
+from probe.arms import get_arm
+from probe.objective import Objective
+from probe.passes import Bases
+from probe.reference import References
+from probe.sources import Group, Key
+from probe.step import Measure, StepResult, train_step
+from replay_pools.errors import InputError
+
+PROMPTS = [[5, 6, 7], [8, 9], [4, 4, 4, 4], [3], [7, 7], [9, 8, 7]]
+COMPLETIONS = [[10, 11, 12, 13], [14, 15], [16, 17, 18], [11, 3, 20], [12], [19, 6, 5, 4, 21]]
+REWARDS = [3.5, 0.5, 0.0, 0.5, 3.0, 0.5]
+NUM = len(PROMPTS)
+
+
+def scored(coordinates: Coordinates, batch: Batch) -> Tensor:
+    """(G, T) by an ordinary padded forward with full logits."""
+    logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
+    found = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
+
+
+@pytest.fixture(scope="module", params=["svd", "lora"])
+def policy(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]) -> tuple[Coordinates, References]:
+    """A policy that has moved twice since the references were made, and the EMA once in between."""
+    coordinates = make_tiny(request.param, moved=0.0, **({"rank": 2} if request.param == "lora" else {}))
+    references = References(coordinates, ema_decay=0.5)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(2):
+        moves = {m: 0.2 * torch.randn(r, generator=generator).double() for m, r in coordinates.sizes.items()}
+        coordinates.load_values({m: v + moves[m] for m, v in coordinates.values().items()})
+        references.update()
+    return coordinates, references
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    return make_batch(PROMPTS, COMPLETIONS, 0)
+
+
+@pytest.fixture(scope="module")
+def groups(policy: tuple[Coordinates, References], batch: Batch) -> list[Group]:
+    """Two groups of three; the recorded log-probabilities are the policy's, off by up to a nat."""
+    with torch.no_grad():
+        current = scored(policy[0], batch)
+    noise = torch.rand(batch.ids.shape, generator=torch.Generator().manual_seed(1)).double() * 2 - 1
+    recorded = [(current + noise)[i][mask].tolist() for i, mask in enumerate(batch.completion_mask)]
+    return [make_group(recorded, half) for half in (slice(0, 3), slice(3, 6))]
+
+
+def make_group(recorded: Sequence[list[float] | None], part: slice) -> Group:
+    return Group(
+        step=0,
+        prompt_ids=tuple(PROMPTS[part]),
+        completion_ids=tuple(COMPLETIONS[part]),
+        rewards=tuple(REWARDS[part]),
+        sampling_logprobs=tuple(recorded[part]),
+        keys=tuple(Key("rollouts", part.start, i) for i in range(3)),
+        problem_id="p",
+        mixed_prompt=False,
+    )
+
+
+def step(
+    policy: tuple[Coordinates, References], groups: Sequence[Group], conditions: dict[str, Objective]
+) -> tuple[StepResult, list[dict[str, Tensor]]]:
+    """(result, total gradient of every condition in order of its pass), along fixed random directions."""
+    coordinates, references = policy
+    totals: list[dict[str, Tensor]] = []
+    generator = torch.Generator().manual_seed(0)
+    vectors = {
+        m: torch.linalg.qr(torch.randn(r, 2, generator=generator, dtype=torch.float64)).Q.T.contiguous()
+        for m, r in coordinates.sizes.items()
+    }
+    arm = get_arm("vanilla" if coordinates.basis == "svd" else "projected-lora")
+    result = train_step(
+        Bases(coordinates=[coordinates]),
+        groups,
+        [Measure(condition=name, arm=arm, vectors=vectors, gate="one_sided") for name in conditions],
+        conditions=conditions,
+        planning=[[token % 5 == 0 for token in ids] for group in groups for ids in group.completion_ids],
+        pad_id=0,
+        references=references,
+        reduce=lambda total: (totals.append(dict(total)), total)[1],
+    )
+    return result, totals
+
+
+def written_out(own: Objective, logp: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> list[Tensor]:
+    """L_i of every sample as METHOD writes it, differentiable in logp; nothing of ours is called."""
+    lengths = batch.completion_mask.sum(1)
+    divisors = {"grpo": lengths * NUM, "bnpo": lengths.sum().expand(NUM), "dapo": lengths.sum().expand(NUM)}
+    divisors["dr_grpo"] = torch.full((NUM,), NUM * (own.max_completion_length or 0))
+    losses = []
+    for i, mask in enumerate(batch.completion_mask):
+        mine = torch.tensor(REWARDS[:3] if i < 3 else REWARDS[3:]).double()
+        A = REWARDS[i] - mine.mean()
+        if own.scale_rewards == "group":
+            A = A / (mine.std(correction=1) + own.advantage_eps)
+        lp = logp[i][mask]
+        h = -lp.detach()
+        credit = (1 + own.gtpo_beta * (h / h.mean() - 1)).clamp_min(0)
+        credit = credit * (1 + own.hicra_alpha * torch.sign(A) * (batch.ids[i][mask] % 5 == 0))
+        a = A * credit
+        if own.advantage_clip is not None:
+            a = a.clamp(-own.advantage_clip, own.advantage_clip)
+        log_ratio = lp - (old[i][mask] if own.old_logprobs == "recorded" else lp.detach())
+        if own.importance_sampling_level == "sequence":
+            log_ratio = log_ratio.mean().expand_as(lp)
+        ratio = log_ratio.exp()
+        gain = (ratio if own.delta is None else ratio.clamp(max=own.delta)) * a
+        if own.epsilon is not None:
+            gain = torch.min(gain, ratio.clamp(1 - own.epsilon, 1 + (own.epsilon_high or own.epsilon)) * a)
+        d = ref[i][mask] - lp
+        k = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - d - 1}[own.kl_estimator]
+        bonus = -lp.detach() * lp  # its mean gradient is that of the entropy's negative, with the sign of a loss
+        losses.append((-gain + own.beta * k - own.entropy_coef * bonus).sum() / divisors[own.loss_type][i])
+    return losses
+
+
+ALL = {"old_logprobs": "recorded", "beta": 0.3, "entropy_coef": 0.05, "gtpo_beta": 0.7, "advantage_clip": 2.0}
+OBJECTIVES = {
+    "token k3 base": Objective(**ALL, reference="base", epsilon_high=0.3, delta=2.0),
+    "token k1 ema": Objective(**ALL, reference="ema", kl_estimator="k1", loss_type="bnpo"),
+    "sequence k2 ema": Objective(
+        **ALL, reference="ema", kl_estimator="k2", importance_sampling_level="sequence", epsilon=0.02, hicra_alpha=1.0
+    ),
+    "sequence k3 recorded": Objective(
+        **ALL,
+        reference="recorded",
+        importance_sampling_level="sequence",
+        epsilon=0.05,
+        delta=1.1,
+        scale_rewards="group",
+        loss_type="dr_grpo",
+        max_completion_length=9,
+    ),
+    "not clipped": Objective(old_logprobs="recorded", epsilon=None, loss_type="dapo"),
+    "ratio 1": Objective(reference="ema", beta=0.5, hicra_alpha=1.0, loss_type="dapo"),
+    "entropy alone": Objective(entropy_coef=1.0),
+    "credit alone": Objective(gtpo_beta=2.0, advantage_clip=1.0),
+    "plain": Objective(),
+}
+
+
+def flat(gradient: dict[str, Tensor], coordinates: Coordinates) -> Tensor:
+    return torch.cat([gradient[module] for module in coordinates.sizes])
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, policy, groups, batch: Batch) -> None:
+    """Reference: sum_i L_i, and every L_i alone, by torch.autograd through an ordinary padded forward of the adapted
+    model; the reference policies are scored by `disable_adapter()`, or with the EMA's coordinates loaded.
+    """
+    own, (coordinates, references) = OBJECTIVES[name], policy
+    result, (total,) = step(policy, groups, {"x": own})
+    old = torch.zeros(batch.ids.shape, dtype=torch.float64)
+    old[batch.completion_mask] = torch.tensor([x for g in groups for row in g.sampling_logprobs for x in row]).double()
+    with torch.no_grad():
+        with coordinates.model.disable_adapter():
+            base = scored(coordinates, batch)
+        with coordinates.at(references.state_dict()["ema"]):
+            ema = scored(coordinates, batch)
+    ref = {"base": base, "ema": ema, "recorded": old, None: base}[own.reference]
+    losses = written_out(own, scored(coordinates, batch), old, ref, batch)
+    parameters = coordinates.parameters()
+    alone = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    wanted = [torch.cat([part.flatten() for part in parts]) for parts in alone]
+    torch.testing.assert_close(flat(total, coordinates), sum(wanted), rtol=1e-8, atol=1e-12)
+    weighting, (arm,) = result.weightings["x"], result.arms
+    unit = Bases(coordinates=[coordinates]).run(batch, weighting.token_weights).gradients[coordinates.basis]
+    for i, gradient in enumerate(wanted):
+        mine = weighting.scale[i] * flat({m: g[i] for m, g in unit.items()}, coordinates)
+        torch.testing.assert_close(mine, gradient, rtol=1e-8, atol=1e-12, msg=lambda text, i=i: f"sample {i}: {text}")
+        assert float(arm.contribution_norms[i]) == pytest.approx(float(gradient.norm()), rel=1e-8, abs=1e-12)
+    assert float(arm.projection.norm_in) == pytest.approx(float(sum(wanted).norm()), rel=1e-8)
+    if own.old_logprobs == "recorded" and own.epsilon is not None:
+        clipped = sum(weighting.ratio[f"frac_clip_{side}"] for side in ("low", "high", "delta"))
+        assert 0 < clipped < 1, "the example clips nothing, or everything"
+
+
+def test_the_recorded_numbers_are_those_of_the_terms(policy, groups, batch: Batch) -> None:
+    """kl/mean, kl/max, kl/from_base and ratio/* of a step, by hand over its completion tokens."""
+    coordinates, references = policy
+    result, _ = step(policy, groups, {"x": OBJECTIVES["token k1 ema"]})
+    mask = batch.completion_mask
+    with torch.no_grad():
+        current = scored(coordinates, batch)[mask]
+        with coordinates.model.disable_adapter():
+            base = scored(coordinates, batch)[mask]
+        with coordinates.at(references.state_dict()["ema"]):
+            ema = scored(coordinates, batch)[mask]
+    kl, ratio = result.weightings["x"].kl, result.weightings["x"].ratio
+    assert kl["mean"] == pytest.approx(float((current - ema).mean()), rel=1e-9)
+    assert kl["max"] == pytest.approx(float((current - ema).max()), rel=1e-9)
+    assert kl["from_base"] == pytest.approx(float((current - base).mean()), rel=1e-9)
+    old = torch.tensor([x for g in groups for row in g.sampling_logprobs for x in row]).double()
+    assert ratio["mean"] == pytest.approx(float((current - old).exp().mean()), rel=1e-9)
+    assert ratio["max"] == pytest.approx(float((current - old).exp().max()), rel=1e-9)
+
+
+@pytest.fixture
+def calls(policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every forward of the model, and whether it is to be differentiated."""
+    found: list[str] = []
+    handle = (
+        policy[0]
+        .model.get_input_embeddings()
+        .register_forward_hook(lambda *_: found.append("grad" if torch.is_grad_enabled() else "score"))
+    )
+    yield found
+    handle.remove()
+
+
+KL = Objective(old_logprobs="recorded", reference="base", beta=0.1)
+PASSES = {
+    "advantages alone": ({"x": Objective()}, (1, 0)),
+    "advantages many": ({"x": Objective(), "y": Objective(scale_rewards="group", loss_type="bnpo")}, (1, 0)),
+    "a KL that is only measured": ({"x": Objective(reference="base")}, (1, 1)),
+    "a ratio": ({"x": Objective(old_logprobs="recorded")}, (2, 0)),
+    "everything": ({"x": Objective(**ALL, reference="base")}, (2, 1)),
+    "the EMA, and the base beside it": ({"x": Objective(reference="ema", beta=0.1)}, (2, 2)),
+    "the same W": (
+        {"a": Objective(), "x": KL, "y": replace(KL, loss_type="bnpo")},
+        (2, 1),
+    ),
+    "another W": ({"x": KL, "y": replace(KL, beta=0.2)}, (3, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_a_step_costs(name: str, policy, groups, calls: list[str]) -> None:
+    """(forwards with a backward, forwards without): one and none for advantages, one more for each different W, one
+    without a backward for each reference that is elsewhere.
+    """
+    conditions, wanted = PASSES[name]
+    step(policy, groups, conditions)
+    assert (calls.count("grad"), calls.count("score")) == wanted
+
+
+def test_conditions_side_by_side_are_the_conditions_alone(policy, groups) -> None:
+    """Shared passes change nothing: every arm result and weighting of the grid is that of a step of its own."""
+    conditions = {name: own for name, own in OBJECTIVES.items() if name != "not clipped"}
+    together, _ = step(policy, groups, conditions)
+    for name, own in conditions.items():
+        alone, _ = step(policy, groups, {name: own})
+        (one,) = (arm for arm in together.arms if arm.condition == name)
+        assert torch.equal(one.contribution_norms, alone.arms[0].contribution_norms)
+        assert one.projection.norm_in == alone.arms[0].projection.norm_in
+        assert together.weightings[name].kl == alone.weightings[name].kl
+
+
+def test_a_rollout_without_recorded_log_probabilities_is_refused(policy, groups) -> None:
+    """One of six has none: neither a ratio nor a KL against them can be had, and nothing stands in for them."""
+    recorded = [row for group in groups for row in group.sampling_logprobs]
+    holey = [make_group([*recorded[:4], None, recorded[5]], half) for half in (slice(0, 3), slice(3, 6))]
+    for own in (Objective(old_logprobs="recorded"), Objective(reference="recorded")):
+        with pytest.raises(InputError, match="found a rollout without"):
+            step(policy, holey, {"x": own})
+    step(policy, holey, {"x": Objective(reference="base")})
+
+
+def test_a_number_that_is_not_finite_is_named_and_nothing_is_stepped(policy, groups) -> None:
+    """A ratio of e^800 against a token that was recorded as all but impossible."""
+    recorded = [row for group in groups for row in group.sampling_logprobs]
+    wild = [make_group([[-800.0] * 4, *recorded[1:]], half) for half in (slice(0, 3), slice(3, 6))]
+    assert step(policy, groups, {"x": Objective(old_logprobs="recorded")})[0].arms[0].broken is None
+    result, _ = step(policy, wild, {"x": Objective(old_logprobs="recorded", epsilon=None)})
+    assert result.arms[0].broken in ("ratio/mean is inf", "ratio/max is inf")
