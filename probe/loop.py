@@ -23,7 +23,7 @@ from probe.join import sample_records, step_record
 from probe.objective import Objective
 from probe.optimizer import Stepper
 from probe.passes import Bases
-from probe.records import StepRecord
+from probe.records import RUN_SCHEMA, StepRecord
 from probe.runs import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -38,9 +38,7 @@ from probe.sources import GroupSource
 from probe.step import Measure, train_step
 from probe.timings import Timings
 from replay_pools.errors import InputError
-from replay_pools.files import read_json, remove_leftovers, write_json
-
-RUN_SCHEMA = 1
+from replay_pools.files import flatten, read_json, remove_leftovers, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
             raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
         write_json(path, config)
         return []
-    there, wanted = _flat(stored), _flat(orjson.loads(orjson.dumps(config)))
+    there, wanted = flatten(stored), flatten(orjson.loads(orjson.dumps(config)))
     if different := sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key)):
         key = different[0]
         raise InputError(
@@ -81,14 +79,6 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
             fix="use another --name, or remove the directory",
         )
     return read_steps(steps)
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """{dotted name: leaf} of nested objects and lists."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if parts is None:
-        return {name: value}
-    return {k: leaf for key, part in parts for k, leaf in _flat(part, f"{name}.{key}".strip(".")).items()}
 
 
 def is_complete(directory: Path) -> bool:

@@ -12,16 +12,25 @@ from probe.cli._frame import run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BASH = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]
+EXAMPLE = (ROOT / "spec" / "example.md").read_text()
+BLOCK = re.compile(r"```(bash|python)\n(.*?)```", re.S)
 
 
-def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # snippets call trl and peft, which warn of transformers' renamed settings
+def test_every_command_and_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one folder, from top to bottom; the python blocks of a text share one namespace."""
     monkeypatch.chdir(tmp_path)
-    assert len(BASH) >= 6
-    for line in BASH:
-        program, *arguments = shlex.split(line)
-        assert program == "probe"
-        assert run(cli, arguments) == 0, line
+    for text, at_least in ((README, 8), (EXAMPLE, 5)):
+        blocks, names = BLOCK.findall(text), {}
+        assert len(blocks) >= at_least
+        for language, block in blocks:
+            if language == "python":
+                exec(compile(block, block.splitlines()[0], "exec"), names)
+                continue
+            for line in filter(None, block.splitlines()):
+                program, *arguments = shlex.split(line)
+                assert program == "probe"
+                assert run(cli, arguments) == 0, line
 
 
 def test_the_make_targets_exist() -> None:

@@ -7,11 +7,13 @@ from probe.cli._frame import LazyGroup, run
 VERBS = {
     "pool": ("probe.cli.pool:pool", "Generate, import, verify, show and regrade pools of rollouts."),
     "extract": ("probe.cli.extract:extract", "Extract hack directions from contrastive pairs."),
+    "directions": ("probe.cli.directions:directions", "Show the card of a direction file; compare two files."),
     "replay": ("probe.cli.replay:replay", "Replay stored rollouts and measure the gradient against the direction."),
     "train": ("probe.cli.train:train", "Train a policy with GRPO in one arm, evaluated on held-out problems."),
     "plan": ("probe.cli.plan:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),
     "sweep": ("probe.cli.sweep:sweep", "Run a spec: conditions x arms x seeds, resumable, with stop rules."),
     "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
+    "export": ("probe.cli.export:export", "Write the tables of a run as Parquet or CSV."),
     "doctor": ("probe.cli.doctor:doctor", "Check this machine and installation, with a fix for what fails."),
 }
 

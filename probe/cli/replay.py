@@ -9,9 +9,10 @@ from extraction.vocabulary import BASES, LossType
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import config_option, extraction_options, model_options, refuse_overrides
+from probe.cli._shared_options import config_option, extraction_options, model_options, refuse_overrides, track_option
 from probe.runs import read_run
 from probe.timings import describe_timings
+from probe.tracking import tracked
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
 from replay_pools.files import read_json
 
@@ -63,6 +64,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     help="Score so many rollouts again in a higher precision and record how far the cosines move.",
 )
 @config_option
+@track_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
 @out_option
@@ -100,6 +102,7 @@ def replay(
     lora_rank: int,
     dtype_noise: int,
     config_file: Path | None,
+    track: tuple[str, ...],
     preregistered: str | None,
     dtype: str,
     device: str,
@@ -149,7 +152,8 @@ def replay(
             preregistered=preregistered,
         )
     directory = out / "runs" / name
-    run_replay(config, directory, out_dir=out, say=say, progress=progress("steps"))
+    with tracked(track, directory, out_dir=out, progress=progress("steps"), say=say) as report:
+        run_replay(config, directory, out_dir=out, say=say, progress=report)
     _print_run(directory, as_json)
 
 

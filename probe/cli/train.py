@@ -8,9 +8,10 @@ import click
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import config_option, refuse_overrides
+from probe.cli._shared_options import config_option, refuse_overrides, track_option
 from probe.runs import read_run
 from probe.timings import describe_timings
+from probe.tracking import tracked
 from replay_pools.files import read_json
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps. Default: the preset's.")
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: the preset's (yes).")
 @config_option
+@track_option
 @out_option
 @json_option
 @click.pass_context
@@ -37,6 +39,7 @@ def train(
     steps: int | None,
     hint: bool | None,
     config_file: Path | None,
+    track: tuple[str, ...],
     out: Path,
     as_json: bool,
 ) -> None:
@@ -57,7 +60,8 @@ def train(
     else:
         config = _overridden(load_preset(preset), arm=arm, seed=seed, steps=steps, hint=hint)
     directory = out / "runs" / name
-    run_train(config, directory, out_dir=out, say=say, progress=progress("steps"))
+    with tracked(track, directory, out_dir=out, progress=progress("steps"), say=say) as report:
+        run_train(config, directory, out_dir=out, say=say, progress=report)
     _print_run(directory, as_json)
 
 
@@ -80,19 +84,19 @@ def _overridden(
 
 def _print_run(directory: Path, as_json: bool) -> None:
     """The evaluations, one a row, and the means of the steps."""
-    from probe.evaluator import read_evals
-
-    run, evals = read_run(directory), read_evals(directory)
+    run = read_run(directory)
     means = {
         column: _mean([getattr(step, column) for step in run.steps])
         for column in ("reward_mean", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
     }
     if as_json:
-        echo_json({"path": str(directory), "arm": run.steps[0].arm, "steps": len(run.steps), **means, "evals": evals})
+        echo_json(
+            {"path": str(directory), "arm": run.steps[0].arm, "steps": len(run.steps), **means, "evals": run.evals}
+        )
         return
     names = ("hack", "exploit", "solve")
     rows = []
-    for row in evals:
+    for row in run.evals:
         rates = row["rates"]["all"]
         rows.append([row["step"], rates["num_rollouts"], *(_rate(rates[name]) for name in names)])
     echo_table(("after steps", "held-out rollouts", *names), rows)
