@@ -25,7 +25,8 @@ def haar_directions(like: Directions, *, seed: int) -> Directions:
         vectors[module] = (q * torch.sign(upper.diagonal())).T.float().contiguous()
     ones = {module: torch.ones(len(v)) for module, v in vectors.items()}
     votes = {module: torch.zeros(len(v), dtype=torch.long) for module, v in vectors.items()}
-    return Directions(vectors=vectors, singular_values=ones, votes=votes, metadata={"control": "haar", "seed": seed})
+    metadata = {"fingerprint": like.metadata.get("fingerprint"), "control": "haar", "seed": seed}
+    return Directions(vectors=vectors, singular_values=ones, votes=votes, metadata=metadata)
 
 
 def permuted_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]:

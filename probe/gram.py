@@ -38,14 +38,11 @@ class GramRecorder:
         self._directory = directory / "gram"
         self._modules = list(pairs.hack)
         self._pairs = {m: torch.cat([pairs.hack[m], pairs.clean[m]]).cpu() for m in self._modules}
-        first = self._pairs[self._modules[0]]
-        settings = {name: v_hack.metadata[name] for name in ("k", "tau", "drop_bottom_frac")}
-        gram = torch.stack([rows.double() @ rows.double().T for rows in self._pairs.values()])  # (M, N, N)
         self._write(
             "pairs",
-            {"pairs": gram, "held_out": torch.cat([pairs.held_out, pairs.held_out])},
+            {"pairs": pair_products(pairs), "held_out": torch.cat([pairs.held_out, pairs.held_out])},
             sizes=[rows.shape[1] for rows in self._pairs.values()],
-            extraction={**settings, "eps": torch.finfo(first.dtype).eps},
+            extraction=extraction_settings(pairs, v_hack),
         )
 
     def record(self, step: int, unit: Mapping[str, Tensor]) -> None:
@@ -60,6 +57,18 @@ class GramRecorder:
         metadata = {"header": orjson.dumps({"modules": self._modules, **header}).decode()}
         data = {key: value.contiguous() for key, value in tensors.items()}
         write_atomic(self._directory / f"{name}.safetensors", save(data, metadata))
+
+
+def pair_products(pairs: PairGradients) -> Tensor:
+    """(M, N, N) float64: pairs_m of every module."""
+    both = (torch.cat([pairs.hack[m], pairs.clean[m]]).cpu().double() for m in pairs.hack)
+    return torch.stack([rows @ rows.T for rows in both])
+
+
+def extraction_settings(pairs: PairGradients, v_hack: Directions) -> dict[str, Any]:
+    """What offline draws need to repeat the extraction of `v_hack`: `probe.analysis.gram.Extraction`."""
+    eps = torch.finfo(next(iter(pairs.hack.values())).dtype).eps
+    return {name: v_hack.metadata[name] for name in ("k", "tau", "drop_bottom_frac")} | {"eps": eps}
 
 
 def gram_hashes(directory: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from probe.join import sample_records, step_record, token_records
 from probe.objective import Objective
 from probe.passes import Bases
 from probe.pieces import Pieces
-from probe.records import StepRecord
+from probe.records import RUN_SCHEMA, StepRecord
 from probe.reference import References
 from probe.runs import (
     ADAPTER_DIR,
@@ -44,9 +44,7 @@ from probe.timings import Timings
 from probe.tokens import token_hashes, write_tokens
 from probe.training import Training
 from replay_pools.errors import InputError
-from replay_pools.files import read_json, remove_leftovers, write_json
-
-RUN_SCHEMA = 1
+from replay_pools.files import flatten, read_json, remove_leftovers, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,7 @@ def _clear(directory: Path, but: Path) -> None:
 
 def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
     """InputError unless the stored configuration is the given one."""
-    there, wanted = _flat(stored), _flat(orjson.loads(orjson.dumps(config)))
+    there, wanted = flatten(stored), flatten(orjson.loads(orjson.dumps(config)))
     if different := sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key)):
         key = different[0]
         raise InputError(
@@ -119,14 +117,6 @@ def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None
             found=repr(there.get(key)),
             fix="use another --name, or remove the directory",
         )
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """{dotted name: leaf} of nested objects and lists."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if parts is None:
-        return {name: value}
-    return {k: leaf for key, part in parts for k, leaf in _flat(part, f"{name}.{key}".strip(".")).items()}
 
 
 def is_complete(directory: Path) -> bool:

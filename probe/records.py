@@ -1,6 +1,7 @@
-"""SampleRecord and StepRecord: what a run measures, one line each on the wire. No torch here.
+"""SampleRecord and StepRecord of a run, GradientRecord of a probe in another trainer: one line each. No torch here.
 
-Records never repeat prompts or completions: those live in the pools, at (src_pool, src_step, src_sample).
+Records never repeat prompts or completions: those live in the pools, at (src_pool, src_step, src_sample). The comment
+beside a field is its line in `spec/SCHEMA.md` (`probe.schema`).
 """
 
 import math
@@ -11,19 +12,20 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from replay_pools.errors import InputError
 
+RUN_SCHEMA = 1  # of the files of a run; a reader refuses another
 DEFAULT_CONDITION = "default"  # of a run that names none; the primary where it is among several
 _NUMBER = (int, float)
 # Wire names of probe.advantages.advantage_diagnostics: the field `advantage` of a StepRecord, flattened.
 ADVANTAGE_KEYS = (
-    "advantage/mean",
-    "advantage/std",
-    "advantage/abs_max",
-    "advantage/bound",
-    "adv_cap_fraction",
-    "adv_cap_magnitude",
-    "adv_cap_vacuous",
-    "frac_reward_zero_std",
-    "skip_rate",
+    "advantage/mean",  # after the cap, as the next two
+    "advantage/std",  # ddof = 1
+    "advantage/abs_max",  # largest |A|
+    "advantage/bound",  # largest |A| that any rewards of this range could give; null with token credit
+    "adv_cap_fraction",  # capped advantages / nonzero ones
+    "adv_cap_magnitude",  # mean |A| before the cap of those that were capped; null when none was
+    "adv_cap_vacuous",  # the cap is at or above the bound; null without a cap
+    "frac_reward_zero_std",  # share of groups without reward variance
+    "skip_rate",  # share of groups below min_group_std, those without variance apart
 )
 _PREFIXED = ("kl", "ratio")  # fields {name: number}, flattened to "kl/name"
 
@@ -35,31 +37,31 @@ class SampleRecord:
     A cosine is None where the gradient is zero, and `null_reason` says why.
     """
 
-    step: int
+    step: int  # of the run, from 0
     sample_id: int  # 0 .. G-1 within the step
-    src_pool: str
-    src_step: int
-    src_sample: int
-    reward: float
-    hacked: bool
-    gt_pass: bool
-    fmt_ok: bool
-    comp_len: int  # tokens
+    src_pool: str  # pool of the rollout; with the next two its place there
+    src_step: int  # step of that pool
+    src_sample: int  # sample_id in that step
+    reward: float  # of the rollout
+    hacked: bool  # the mode's exploit is present, correct or not
+    gt_pass: bool  # every oracle answer is right
+    fmt_ok: bool  # the completion holds one well-formed answer
+    comp_len: int  # completion tokens
     cos_S_contrib: float | None  # noqa: N815  the seed's name; global signed cosine of A_i g_i
     grad_norm_contrib: float  # norm(A_i g_i)
     mean_cos_in: float | None  # of the step's gradient, repeated on each of its rollouts as the seed does
     mean_cos_out: float | None  # likewise
     frac_fired: float | None  # likewise
-    arm: str
+    arm: str  # row of probe.arms.ARMS
     advantage: float  # A_i, after the cap; with token credit before both
     cos_S_nll: float | None  # noqa: N815  of the sample's NLL gradient; exists when A_i = 0 too
-    problem_id: str
-    prompt_sha: str
-    null_reason: str | None
-    hint: bool
+    problem_id: str  # of the environment; the cluster of every test
+    prompt_sha: str  # of the rendered prompt
+    null_reason: str | None  # why a cosine is null
+    hint: bool  # the prompt says how submissions are evaluated
     haar_sd: float | None  # standard deviation of cos_S_contrib under Haar directions (of cos_S_nll: without credit)
     nll: float | None  # nats per completion token
-    condition: str
+    condition: str  # named setting of the loss
     flaky: bool | None  # graded twice with different labels; None = graded once
 
     def to_json(self) -> dict[str, Any]:
@@ -84,31 +86,31 @@ class StepRecord:
     `*_in` is before the gate, `*_out` after; all in the arm's directions.
     """
 
-    step: int
-    arm: str
+    step: int  # of the run, from 0
+    arm: str  # row of probe.arms.ARMS
     problem_id: str  # of a step with several groups: the problems, joined by " + "
     mixed_prompt: bool  # a group's rollouts answer different prompts (hinted and not)
-    cos_in: float | None
-    cos_out: float | None
-    mean_cos_in: float | None
-    mean_cos_out: float | None
-    hackward_frac_in: float | None
-    hackward_frac_out: float | None
-    frac_fired: float | None
+    cos_in: float | None  # global signed cosine with the arm's directions, before the gate
+    cos_out: float | None  # after the gate
+    mean_cos_in: float | None  # mean over modules of the signed cosine, before the gate
+    mean_cos_out: float | None  # after the gate
+    hackward_frac_in: float | None  # norm(relu(V g)) / norm(g), before the gate
+    hackward_frac_out: float | None  # after the gate
+    frac_fired: float | None  # share of modules where the gate removed something
     haar_sd: float | None  # standard deviation of cos_in under Haar directions
-    reward_mean: float
+    reward_mean: float  # over all rollouts of the step
     reward_std: float  # within a group, as the next
     reward_spread: float  # largest minus smallest reward
     advantage: dict[str, float | bool | None]  # ADVANTAGE_KEYS, flattened on the wire
-    grad_norm: float
+    grad_norm: float  # norm of the policy gradient before the gate
     num_effective: int  # rollouts with a nonzero advantage
-    loss_type: str
+    loss_type: str  # normaliser: grpo | dr_grpo | bnpo | dapo | nll
     reference: str | None  # base | ema | recorded; None without KL
-    null_reason: str | None
+    null_reason: str | None  # why the cosines are null
     additivity_error: float | None  # |sum of contributions - batch gradient| / |batch gradient|: probe.additivity
     cos_update: float | None  # of the realised update; None when nothing was stepped
-    hackward_frac_update: float | None
-    condition: str
+    hackward_frac_update: float | None  # of the realised update
+    condition: str  # named setting of the loss
     frac_planning: float  # share of completion tokens on planning phrases
     exec_surprisal_var: float | None  # variance of the surprisal of the other completion tokens
     direction_age: int  # optimizer steps since the directions were extracted
@@ -157,12 +159,44 @@ class StepRecord:
         return cls(**_parse(cls, row, where))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientRecord:
+    """One optimizer step of another trainer: `probe.attach`, `probe.integrations.trl`. Fields as in StepRecord.
+
+    `*_out` and `frac_fired` are of the gated gradient, which replaced the trainer's where `projected` says so.
+    """
+
+    step: int  # optimizer steps before this one
+    cos_in: float | None  # global signed cosine of the gradient with the directions
+    cos_out: float | None  # of the gated gradient
+    mean_cos_in: float | None  # mean over modules of the signed cosine
+    mean_cos_out: float | None  # of the gated gradient
+    hackward_frac_in: float | None  # norm(relu(V g)) / norm(g)
+    hackward_frac_out: float | None  # of the gated gradient
+    frac_fired: float | None  # share of modules where the gate removed something
+    haar_sd: float | None  # standard deviation of cos_in under Haar directions
+    grad_norm: float | None  # norm of the adapter's gradient, without the scale of a loss scaler
+    cos_update: float | None  # of the realised update, turned round as a gradient is
+    hackward_frac_update: float | None  # of the realised update
+    projected: bool  # the optimizer was given the gated gradient
+    null_reason: str | None  # why the cosines are null
+
+    def to_json(self) -> dict[str, Any]:
+        """The wire form, in field order; InputError as `SampleRecord.to_json`."""
+        return _checked_row(_as_row(self), f"step {self.step}", self.cos_in, self.null_reason)
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> Self:
+        """Parse one line; InputError names `where` and the missing, unknown or mistyped fields."""
+        return cls(**_parse(cls, row, where))
+
+
 def nullable(value: float) -> float | None:
     """The number, or None for NaN: how a cosine that does not exist leaves a tensor."""
     return None if math.isnan(value) else float(value)
 
 
-def _as_row(record: SampleRecord | StepRecord) -> dict[str, Any]:
+def _as_row(record: SampleRecord | StepRecord | GradientRecord) -> dict[str, Any]:
     return {entry.name: getattr(record, entry.name) for entry in fields(record)}
 
 

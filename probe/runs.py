@@ -8,19 +8,22 @@ trains also holds pools (`rollouts/`, `evaluations/step_NNNNNN/SETTING/`), `eval
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from probe.records import SampleRecord, StepRecord
+from probe.frames import Table, TableName, make_table
+from probe.records import RUN_SCHEMA, SampleRecord, StepRecord
 from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl, encode_jsonl, read_gz, read_json, sha256, write_atomic, write_jsonl_gz
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 OTHER_FILES = (  # of a run that trains; a pool's manifest has the hashes of its files
-    EVALS_FILE,
     f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
@@ -32,13 +35,30 @@ Record = TypeVar("Record", SampleRecord, StepRecord)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A complete run, read."""
+    """A complete run, read. `columns`, `to_pandas` and `to_polars` give one of its tables (spec/SCHEMA.md)."""
 
     path: Path
     config: dict[str, Any]
     manifest: dict[str, Any]
     samples: list[SampleRecord]
     steps: list[StepRecord]
+    evals: list[dict[str, Any]] = field(default_factory=list)  # of a run that trains: lines of `evals.jsonl`
+
+    def columns(self, table: TableName = "samples") -> "dict[str, NDArray[Any]]":
+        """{field: (rows,)}; a null is NaN among floats, None elsewhere."""
+        return self.table(table).columns()
+
+    def to_pandas(self, table: TableName = "samples") -> Any:
+        """A pandas.DataFrame; InputError when pandas is not installed."""
+        return self.table(table).pandas()
+
+    def to_polars(self, table: TableName = "samples") -> Any:
+        """A polars.DataFrame; InputError when polars is not installed."""
+        return self.table(table).polars()
+
+    def table(self, name: TableName) -> Table:
+        """Rows and the fields of their columns."""
+        return make_table(name, self.samples, self.steps, self.evals)
 
 
 def samples_path(directory: Path, step: int) -> Path:
@@ -85,13 +105,14 @@ def other_hashes(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): sha256(path.read_bytes()) for path in paths}
 
 
-def read_run(directory: Path) -> Run:
+def read_run(directory: Path | str) -> Run:
     """Read a complete run and check every file that is read against the manifest.
 
     Raises:
-        InputError: no such run, a run without manifest (incomplete), a file that is missing, extra or changed, a
-            line with a missing, unknown or mistyped field.
+        InputError: no such run, a run without manifest (incomplete) or of another schema, a file that is missing,
+            extra or changed, a line with a missing, unknown or mistyped field.
     """
+    directory = Path(directory)
     if not directory.is_dir():
         raise InputError(directory, expected="a run directory", found="no such directory", fix="see out/runs/")
     if not (directory / MANIFEST_FILE).is_file():
@@ -105,8 +126,12 @@ def read_run(directory: Path) -> Run:
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
+    if manifest.get("schema", RUN_SCHEMA) != RUN_SCHEMA:
+        found = f"schema {manifest['schema']}"
+        raise InputError(directory, expected=f"a run of schema {RUN_SCHEMA}", found=found, fix="repeat the run")
     contents = _contents(directory)
-    for name in sorted(contents.keys() | {name for name in listed if _SAMPLES_FILE.fullmatch(name)}):
+    needed = {name for name in listed if name == EVALS_FILE or _SAMPLES_FILE.fullmatch(name)}
+    for name in sorted(contents.keys() | needed):
         if name not in contents:
             raise InputError(directory / name, expected="a file of the manifest", found="no such file")
         if sha256(contents[name]) != listed.get(name):
@@ -128,15 +153,17 @@ def read_run(directory: Path) -> Run:
         manifest=manifest,
         samples=samples,
         steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
+        evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
     )
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    """{name: decompressed bytes} of the config, the steps, and the sample files in order of their step."""
+    """{name: decompressed bytes} of the config, the steps, evaluations, and the sample files in order of their step."""
     matches = [
         (int(match[1]), match[0]) for path in directory.iterdir() if (match := _SAMPLES_FILE.fullmatch(path.name))
     ]
-    names = [CONFIG_FILE, STEPS_FILE, *(name for _, name in sorted(matches))]
+    evals = [EVALS_FILE] if (directory / EVALS_FILE).is_file() else []
+    names = [CONFIG_FILE, STEPS_FILE, *evals, *(name for _, name in sorted(matches))]
     return {name: _plain_bytes(directory / name) for name in names}
 
 

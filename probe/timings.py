@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from replay_pools.files import decode_jsonl
+from replay_pools.files import append_jsonl, decode_jsonl
 
 TIMINGS_FILE = "timings.jsonl"
 
@@ -37,11 +35,11 @@ class Timings:
 
     def write_start(self, directory: Path) -> None:
         """Append the phases so far."""
-        _append(directory, {"start": self._phases})
+        append_jsonl(directory / TIMINGS_FILE, {"start": self._phases})
 
     def write_step(self, directory: Path, step: int, seconds: float) -> None:
         """Append one step."""
-        _append(directory, {"step": step, "seconds": round(seconds, 4)})
+        append_jsonl(directory / TIMINGS_FILE, {"step": step, "seconds": round(seconds, 4)})
 
     def _num_cached(self) -> int:
         return sum(path.is_file() for path in self._cache_dir.rglob("*"))
@@ -60,8 +58,3 @@ def describe_timings(directory: Path) -> str:
     )
     seconds = [row["seconds"] for row in rows if "step" in row]
     return f"start: {phases}; {len(seconds)} steps: {sum(seconds):.2f} s"
-
-
-def _append(directory: Path, row: dict[str, Any]) -> None:
-    with (directory / TIMINGS_FILE).open("ab") as file:
-        file.write(orjson.dumps(row) + b"\n")

@@ -75,9 +75,24 @@ def read_json(path: Path) -> Any:
         raise InputError(path, expected="strict JSON", found=str(error)) from error
 
 
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """{dotted name: leaf} of nested objects and lists."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if parts is None:
+        return {name: value}
+    return {k: leaf for key, part in parts for k, leaf in flatten(part, f"{name}.{key}".strip(".")).items()}
+
+
 def encode_jsonl(rows: Iterable[Any]) -> bytes:
     """One JSON document a line."""
     return b"".join(dump_json(row) + b"\n" for row in rows)
+
+
+def append_jsonl(path: Path, row: Any) -> None:
+    """Add one line to a log that grows while something runs; a write that is cut short damages its last line only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(dump_json(row) + b"\n")
 
 
 def write_jsonl_gz(path: Path, rows: Iterable[Any]) -> str:

@@ -116,6 +116,22 @@ class Coordinates(ABC):
         finally:
             self.load_values(own)
 
+    def gradients(self) -> dict[str, Tensor]:
+        """A copy of what lies in `.grad`, {module: (r,)}; 0 where there is nothing."""
+        return {module: torch.cat([_gradient(p).flatten() for p in self.trainable(module)]) for module in self.layers}
+
+    @torch.no_grad()
+    def replace_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Overwrite in place each `.grad` that there is by its part of {module: (r,)}; InputError when sizes differ.
+
+        A parameter without gradient stays without one: an optimizer skips it, which it would not do at zero.
+        """
+        self._check(gradients)
+        for module, vector in gradients.items():
+            for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(part)
+
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Overwrite `.grad` of the trainable parameters by {module: (r,)}; InputError when modules or sizes differ."""
         self._check(gradients)
@@ -146,6 +162,10 @@ class Coordinates(ABC):
                 expected=f"coordinates of shape {expected.get(wrong[0], 'no such module')}",
                 found=f"{found.get(wrong[0], 'nothing')} ({len(wrong)} modules differ)",
             )
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:

@@ -13,13 +13,13 @@ meaning.
 Hu et al. 2021, arXiv 2106.09685.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, TaskType
+from peft import LoraConfig, PeftModel, TaskType
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -56,7 +56,6 @@ def attach_lora(
         d_in = weight.shape[1]
         if not 1 <= rank <= d_in:
             raise InputError(f"module {name}", expected=f"a LoRA rank in 1..{d_in}", found=str(rank))
-    weights_sha256 = combine({name: digest(weight) for name, weight in weights.items()})
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=rank,
@@ -67,18 +66,52 @@ def attach_lora(
     )
     wrapped = wrap(model, config)
     layers = {name: model.get_submodule(name) for name in targets}
-    generator = torch.Generator().manual_seed(seed)
-    for layer in layers.values():
+    for layer, frame in zip(layers.values(), frames(layers, seed), strict=True):
         assert isinstance(layer, LoraLayer)
-        A, _ = lora_factors(layer)
-        frame, _ = torch.linalg.qr(torch.randn(A.shape[1], rank, dtype=torch.float64, generator=generator))
-        A.data.copy_(frame.T)
+        lora_factors(layer)[0].data.copy_(frame)
         if not train_a:
             layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
             layer._freeze_non_trainable_peft_weights(ADAPTER)
-    identity = {**identity, "weights_sha256": weights_sha256}
-    options = {"targets": list(targets), "rank": rank, "alpha": alpha, "init_seed": seed, "train_a": train_a}
-    return LoraCoordinates(wrapped, layers, {**identity, **options})
+    return lora_coordinates(wrapped, layers, identity, seed=seed)
+
+
+def lora_coordinates(
+    model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any], *, seed: int
+) -> "LoraCoordinates":
+    """The coordinates of LoRA layers whose A came from `seed`; rank, alpha and what is trained are read off the first.
+
+    Raises:
+        InputError: the layers differ in rank, alpha or in whether A is trained.
+    """
+    found = {name: _options(layer) for name, layer in layers.items()}
+    options = next(iter(found.values()))
+    if different := [name for name, own in found.items() if own != options]:
+        raise InputError(f"module {different[0]}", expected=f"LoRA with {options}", found=str(found[different[0]]))
+    weights = {name: weight_matrix(layer.get_submodule("base_layer"), name) for name, layer in layers.items()}
+    weights_sha256 = combine({name: digest(weight) for name, weight in weights.items()})
+    return LoraCoordinates(
+        model,
+        layers,
+        {**identity, "weights_sha256": weights_sha256, "targets": list(layers), "init_seed": seed, **options},
+    )
+
+
+def _options(layer: nn.Module) -> dict[str, Any]:
+    """alpha is what s = alpha / rank says it is."""
+    assert isinstance(layer, LoraLayer)
+    A, _ = lora_factors(layer)
+    alpha = round(layer.scaling[ADAPTER] * len(A), 9)
+    return {"rank": len(A), "alpha": float(alpha), "train_a": A.requires_grad}
+
+
+def frames(layers: Mapping[str, nn.Module], seed: int) -> Iterator[Tensor]:
+    """The A (rank, d_in) that `seed` gives each LoRA layer, in order: orthonormal rows, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in layers.values():
+        assert isinstance(layer, LoraLayer)
+        rank, d_in = lora_factors(layer)[0].shape
+        frame, _ = torch.linalg.qr(torch.randn(d_in, rank, dtype=torch.float64, generator=generator))
+        yield frame.T
 
 
 def lora_factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:

@@ -142,7 +142,13 @@ def attach_delta_s(
     svd_cache = None if cache_dir is None else str(cache_dir)
     config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(targets), svd_cache=svd_cache)
     wrapped = wrap(model, config)
-    layers = {name: model.get_submodule(name) for name in targets}
+    return delta_s_coordinates(wrapped, {name: model.get_submodule(name) for name in targets}, identity)
+
+
+def delta_s_coordinates(
+    model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any]
+) -> DeltaSCoordinates:
+    """The coordinates of `delta_S` layers."""
     digests = {name: str(layer.digest) for name, layer in layers.items()}
-    options = {"targets": list(targets), "rank": None, "alpha": None, "init_seed": None}
-    return DeltaSCoordinates(wrapped, layers, {**identity, "weights_sha256": combine(digests), **options})
+    options = {"targets": list(layers), "rank": None, "alpha": None, "init_seed": None}
+    return DeltaSCoordinates(model, layers, {**identity, "weights_sha256": combine(digests), **options})

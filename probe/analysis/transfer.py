@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from probe.analysis.draws import true_labels
+from probe.analysis.draws import Rows, label_permutations, placebo_couples, true_labels
 from probe.analysis.geometry import Gradients, cosines, svd_axes
-from probe.analysis.gram import PairGram
+from probe.analysis.gram import Array, PairGram
+from probe.analysis.nulls import NullTest, null_test
 from probe.analysis.stats import Interval
 
 
@@ -22,14 +23,17 @@ class SignTransfer:
     mean_cos: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferNull:
+    """What directions without signal reach on the same held-out pairs."""
+
+    accuracy: NullTest
+    mean_cos: NullTest
+
+
 def sign_transfer(pairs: PairGram) -> SignTransfer | None:
     """Cosines of the held-out differences with v_hack; None without a held-out pair that has one."""
-    held_out = np.flatnonzero(pairs.held_out)
-    differences = pairs.pairs[:, held_out] - pairs.pairs[:, held_out + len(pairs.held_out)]  # (M, h, N)
-    own = np.arange(len(held_out))
-    squared = differences[:, own, held_out] - differences[:, own, held_out + len(pairs.held_out)]
-    gradients = Gradients(inner=differences, norms=np.sqrt(np.maximum(squared, 0.0)))
-    scores = cosines(svd_axes(pairs, *true_labels(pairs.held_out), pairs.extraction), gradients)[0]
+    scores = _held_out_cosines(pairs, true_labels(pairs.held_out))[0]
     scores = scores[~np.isnan(scores)]
     if len(scores) == 0:
         return None
@@ -42,3 +46,39 @@ def sign_transfer(pairs: PairGram) -> SignTransfer | None:
         interval=Interval(low=float(low), high=float(high)),
         mean_cos=float(scores.mean()),
     )
+
+
+def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[str, TransferNull]:
+    """`sign_transfer` against N2 (labels permuted across pairs) and N3 (clean-versus-clean couples), by null.
+
+    Empty without a held-out pair that has a cosine; N3 is left out where there are fewer couples than k.
+    """
+    observed = sign_transfer(pairs)
+    if observed is None:
+        return {}
+    rng = np.random.default_rng(seed)
+    drawn = {"N2": label_permutations(pairs.held_out, num_draws, rng)}
+    couples = placebo_couples(pairs.held_out, num_draws, rng)
+    if couples[0].shape[1] >= pairs.extraction.k:
+        drawn["N3"] = couples
+    found = {}
+    for name, labels in drawn.items():
+        scores = _held_out_cosines(pairs, labels)
+        scores = scores[~np.isnan(scores).all(1)]  # a draw that keeps no direction has none
+        if len(scores) > 1:
+            accuracy = (scores > 0).sum(1) / (~np.isnan(scores)).sum(1)
+            found[name] = TransferNull(
+                accuracy=null_test(observed.accuracy, accuracy, centre=0.5),
+                mean_cos=null_test(observed.mean_cos, np.nanmean(scores, axis=1)),
+            )
+    return found
+
+
+def _held_out_cosines(pairs: PairGram, labels: tuple[Rows, Rows]) -> Array:
+    """(B, h) cosines of the held-out differences with the directions of every draw of the labels."""
+    held_out = np.flatnonzero(pairs.held_out)
+    differences = pairs.pairs[:, held_out] - pairs.pairs[:, held_out + len(pairs.held_out)]  # (M, h, N)
+    own = np.arange(len(held_out))
+    squared = differences[:, own, held_out] - differences[:, own, held_out + len(pairs.held_out)]
+    gradients = Gradients(inner=differences, norms=np.sqrt(np.maximum(squared, 0.0)))
+    return cosines(svd_axes(pairs, *labels, pairs.extraction), gradients)

@@ -7,6 +7,7 @@ from probe.cli._frame import LazyGroup, run
 VERBS = {
     "pool": ("probe.cli.pool:pool", "Generate, import, verify, show and regrade pools of rollouts."),
     "extract": ("probe.cli.extract:extract", "Extract hack directions from contrastive pairs."),
+    "directions": ("probe.cli.directions:directions", "Show the card of a direction file; compare two files."),
     "replay": ("probe.cli.replay:replay", "Replay stored rollouts and measure the gradient against the direction."),
     "train": ("probe.cli.train:train", "Train a policy with GRPO in one arm, evaluated on held-out problems."),
     "eval": ("probe.cli.evaluate:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
@@ -14,6 +15,7 @@ VERBS = {
     "sweep": ("probe.cli.sweep:sweep", "Run a spec: conditions x arms x seeds, resumable, with stop rules."),
     "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
     "report": ("probe.cli.report:report", "Runs, or a spec, as one HTML file: verdict, figures, rollouts, tokens."),
+    "export": ("probe.cli.export:export", "Write the tables of a run as Parquet or CSV."),
     "doctor": ("probe.cli.doctor:doctor", "Check this machine and installation, with a fix for what fails."),
 }
 

@@ -1,4 +1,4 @@
-"""Options that verbs share: of the model, of the extraction of directions, and the config of a run to repeat."""
+"""Options that verbs share: of the model, of the extraction of directions, of trackers, and the config of a run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from extraction.vocabulary import LOSS_TYPES
+from probe.tracking import TRACKERS
 from replay_pools.errors import InputError
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -40,9 +41,19 @@ def config_option(function: AnyFunction) -> AnyFunction:
     return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat whole.")(function)
 
 
+def track_option(function: AnyFunction) -> AnyFunction:
+    """`--track TRACKER` -> `track: tuple[str, ...]`, empty by default."""
+    return click.option(
+        "--track",
+        multiple=True,
+        type=click.Choice(TRACKERS),
+        help="Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none.",
+    )(function)
+
+
 def refuse_overrides(ctx: click.Context) -> None:
     """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
-    allowed = {"config_file", "name", "out", "as_json", "url"}
+    allowed = {"config_file", "name", "out", "as_json", "url", "track"}
     given = [p for p in ctx.params if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE and p not in allowed]
     if given:
         raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))

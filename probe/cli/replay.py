@@ -16,9 +16,11 @@ from probe.cli._shared_options import (
     extraction_options,
     model_options,
     refuse_overrides,
+    track_option,
 )
 from probe.runs import read_run
 from probe.timings import describe_timings
+from probe.tracking import tracked
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
 from replay_pools.files import read_json
 
@@ -120,6 +122,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     help="Record each token's share of its rollout's cosine, in the first N steps (no N: all), for probe report.",
 )
 @config_option
+@track_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
 @out_option
@@ -158,6 +161,7 @@ def replay(
     dtype_noise: int,
     token_attribution: int | None,
     config_file: Path | None,
+    track: tuple[str, ...],
     preregistered: str | None,
     dtype: str,
     device: str,
@@ -208,7 +212,8 @@ def replay(
             preregistered=preregistered,
         )
     directory = out / "runs" / name
-    run_replay(config, directory, out_dir=out, say=say, progress=progress("steps"))
+    with tracked(track, directory, out_dir=out, progress=progress("steps"), say=say) as report:
+        run_replay(config, directory, out_dir=out, say=say, progress=report)
     _print_run(directory, as_json)
 
 

@@ -8,9 +8,10 @@ import click
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import config_option, refuse_overrides
-from probe.runs import EVALS_FILE, read_evals, read_run
+from probe.cli._shared_options import config_option, refuse_overrides, track_option
+from probe.runs import EVALS_FILE, read_run
 from probe.timings import describe_timings
+from probe.tracking import tracked
 from replay_pools.files import read_json
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: the preset's (yes).")
 @click.option("--url", help="http://host:port of the server, for a preset with rollouts.engine = server.")
 @config_option
+@track_option
 @out_option
 @json_option
 @click.pass_context
@@ -39,6 +41,7 @@ def train(
     hint: bool | None,
     url: str | None,
     config_file: Path | None,
+    track: tuple[str, ...],
     out: Path,
     as_json: bool,
 ) -> None:
@@ -59,7 +62,8 @@ def train(
     else:
         config = _overridden(load_preset(preset), arm=arm, seed=seed, steps=steps, hint=hint)
     directory = out / "runs" / name
-    run_train(config, directory, out_dir=out, url=url, say=say, progress=progress("steps"))
+    with tracked(track, directory, out_dir=out, progress=progress("steps"), say=say) as report:
+        run_train(config, directory, out_dir=out, url=url, say=say, progress=report)
     _print_run(directory, as_json)
 
 
@@ -85,16 +89,16 @@ def _print_run(directory: Path, as_json: bool) -> None:
     from probe.cli._evals import echo_evaluations
     from probe.heldout import Evaluation, best_checkpoint
 
-    run, evals = read_run(directory), read_evals(directory)
+    run = read_run(directory)
     arm = run.config["train"]["intervention"]["arm"]
     means = {
         column: _mean([getattr(step, column) for step in run.steps])
         for column in ("reward_mean", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
     }
     if as_json:
-        echo_json({"path": str(directory), "arm": arm, "steps": len(run.steps), **means, "evals": evals})
+        echo_json({"path": str(directory), "arm": arm, "steps": len(run.steps), **means, "evals": run.evals})
         return
-    found = [Evaluation.from_json(row, directory / EVALS_FILE) for row in evals]
+    found = [Evaluation.from_json(row, directory / EVALS_FILE) for row in run.evals]
     echo_evaluations(found)
     if reason := run.manifest["stopped"]:
         click.echo(f"STOPPED after {len(run.steps)} steps: {reason}")

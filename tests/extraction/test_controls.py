@@ -33,7 +33,7 @@ def test_haar_rows_are_orthonormal_and_seeded(shapes: list[tuple[int, int]], see
         torch.testing.assert_close(v @ v.T, torch.eye(k), atol=1e-6, rtol=0)
         assert torch.equal(v, again.vectors[module]), "not a function of the seed"
         assert found.singular_values[module].shape == found.votes[module].shape == (k,)
-    assert found.metadata == {"control": "haar", "seed": seed}
+    assert found.metadata == {"fingerprint": None, "control": "haar", "seed": seed}
 
 
 def test_haar_seeds_and_modules_differ() -> None:

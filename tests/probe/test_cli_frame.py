@@ -41,6 +41,7 @@ HELP = [
     ["--version"],
     *([verb, "--help"] for verb, (target, _) in VERBS.items() if built(target)),
     *(["pool", verb, "--help"] for verb in (*POOL_VERBS, "show", "verify", "import")),
+    *(["directions", verb, "--help"] for verb in ("show", "compare")),
 ]
 
 

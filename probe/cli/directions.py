@@ -1,0 +1,124 @@
+"""probe directions: the card of a direction file, and how the directions of two files lie to one another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from probe.cli._frame import echo_json, echo_table, json_option
+
+if TYPE_CHECKING:
+    from extraction.angles import ModuleAngles
+
+MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # of a card's nulls
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def directions() -> None:
+    """Show the card of a direction file; compare two files."""
+
+
+@directions.command()
+@click.argument("file", type=FILE)
+@json_option
+def show(file: Path, as_json: bool) -> None:
+    """Print the card that `probe extract` wrote beside FILE, after checking that it belongs to it.
+
+    Example:  probe directions show out/directions/v_hack.safetensors
+    """
+    from probe.card import read_card
+
+    card = read_card(file)
+    if as_json:
+        echo_json(card)
+    else:
+        print_card(file, card)
+
+
+@directions.command()
+@click.argument("first", type=FILE)
+@click.argument("second", type=FILE)
+@json_option
+def compare(first: Path, second: Path, as_json: bool) -> None:
+    """Principal angles between the directions of two files of one basis, by module and summarised.
+
+    Example:  probe directions compare out/directions/v_hack.safetensors theirs.safetensors
+    """
+    from extraction.adapters import check_fingerprint
+    from extraction.angles import compare_modules
+    from extraction.directions import load_directions
+
+    one, other = load_directions(first), load_directions(second)
+    check_fingerprint(second, expected=one.metadata["fingerprint"], found=other.metadata["fingerprint"])
+    modules = compare_modules(one.vectors, other.vectors)
+    if as_json:
+        summary = {name: _summary(own) for name, own in _by_projection(modules).items()}
+        echo_json({"summary": summary, "modules": {name: asdict(found) for name, found in modules.items()}})
+        return
+    rows = [(name, *_cells(_summary(own))) for name, own in _by_projection(modules).items()]
+    echo_table(("modules", "both", "smallest angle", "largest angle", "overlap", "by chance", "axis cosine"), rows)
+    click.echo(
+        f"{len(modules)} of {len(one.vectors)} modules keep directions in both files; angles in degrees, medians over "
+        "modules; axis cosine: of the axes along which cosines are measured, mean over modules"
+    )
+
+
+def _by_projection(modules: Mapping[str, "ModuleAngles"]) -> dict[str, list["ModuleAngles"]]:
+    """All modules, then those of each projection type (the last part of a module's name)."""
+    groups = {"all": [*modules.values()]}
+    for name, found in modules.items():
+        groups.setdefault(name.rpartition(".")[2], []).append(found)
+    return groups
+
+
+def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]:
+    """Over modules; null without any."""
+    if not modules:
+        return {"num_modules": 0} | dict.fromkeys(("angle_min", "angle_max", "overlap", "chance", "axis_cos"))
+    return {
+        "num_modules": len(modules),
+        "angle_min": median(found.angles[0] for found in modules),
+        "angle_max": median(found.angles[-1] for found in modules),
+        "overlap": fmean(found.overlap for found in modules),
+        "chance": fmean(found.chance for found in modules),
+        "axis_cos": fmean(found.axis_cos for found in modules),
+    }
+
+
+def _cells(summary: Mapping[str, float | int | None]) -> list[str]:
+    formats = ("d", ".1f", ".1f", ".3f", ".3f", "+.3f")
+    return ["-" if v is None else format(v, f) for v, f in zip(summary.values(), formats, strict=True)]
+
+
+def print_card(file: Path, card: Mapping[str, Any]) -> None:
+    """The card as text; `probe extract` ends with it too."""
+    settings, held_out = card["settings"], card["held_out"]
+    click.echo(f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})")
+    rows = [
+        ("pairs", card["pairs"]),
+        ("pairs used", card["num_pairs"]),
+        ("modules", card["num_modules"]),
+        ("directions kept", card["num_directions"]),
+        ("k, tau, bottom dropped", f"{settings['k']}, {settings['tau']:g}, {settings['drop_bottom_frac']:g}"),
+        ("loss, dtype", f"{settings['loss_type']}, {settings['dtype']}"),
+        ("noise floor (singular value)", f"{card['noise_floor']:.3g}"),
+        ("median vote margin", card["median_vote_margin"]),
+        ("directions with vote p < .05", f"{card['frac_votes_p05']:.0%}"),
+        ("held-out pairs", held_out["num_pairs"]),
+    ]
+    if held_out["num_pairs"]:
+        low, high = held_out["ci95"]
+        rows += [
+            ("held-out sign accuracy", f"{held_out['accuracy']:.3f} [{low:.3f}, {high:.3f}]"),
+            ("held-out mean cosine", f"{held_out['mean_cos']:+.3f}"),
+        ]
+    for name, null in card["nulls"].items():
+        for measure, test in null.items():
+            text = f"{test['mean']:+.3f} sd {test['sd']:.3f}, p {test['p']:.2g}"
+            rows.append((f"{MEASURES[measure]} under {name}", text))
+    rows += [("weights sha256", card["fingerprint"]["weights_sha256"][:16]), ("file sha256", card["sha256"][:16])]
+    echo_table(("", ""), rows)

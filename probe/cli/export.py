@@ -1,0 +1,40 @@
+"""probe export: the tables of a run as Parquet or CSV files."""
+
+import io
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from probe.cli._frame import echo_json, echo_table, json_option, out_option
+from probe.frames import TableName
+from probe.runs import read_run
+from replay_pools.files import write_atomic
+
+
+@click.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--format", "kind", default="parquet", show_default=True, type=click.Choice(("parquet", "csv")))
+@out_option
+@json_option
+def export(run: Path, kind: str, out: Path, as_json: bool) -> None:
+    """Write samples, steps and evaluations of RUN to out/exports/NAME/, with the columns of spec/SCHEMA.md.
+
+    Needs polars (pip install 'gradient-probe[data]').
+
+    Example:  probe export out/runs/replay --format parquet
+    """
+    found = read_run(run)
+    directory = out / "exports" / run.resolve().name
+    rows = []
+    for name in get_args(TableName):
+        frame, file = found.to_polars(name), io.BytesIO()
+        if not len(frame):
+            continue
+        getattr(frame, f"write_{kind}")(file)
+        write_atomic(directory / f"{name}.{kind}", file.getvalue())
+        rows.append({"path": str(directory / f"{name}.{kind}"), "rows": len(frame), "columns": frame.width})
+    if as_json:
+        echo_json({"run": str(run), "files": rows})
+    else:
+        echo_table(("file", "rows", "columns"), [list(row.values()) for row in rows])

@@ -1,0 +1,1 @@
+"""The probe inside other people's training loops."""

@@ -1,0 +1,86 @@
+"""The coordinates of a model that was adapted elsewhere: the same basis, or a refusal."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from extraction.adapters.coordinates import attach
+from extraction.adapters.delta_s import DeltaSConfig
+from extraction.adapters.existing import existing_coordinates
+from replay_pools.errors import InputError
+from replay_pools.quiet import quiet_peft
+
+OPTIONS = {"svd": {"cache_dir": None}, "lora": {"rank": 3, "alpha": 5.0, "seed": 4, "train_a": False}}
+
+
+def adapt(build_model, architecture, basis, dtype=torch.float32, **options):
+    return attach(build_model(architecture, dtype), basis=basis, model_id="tiny", **OPTIONS[basis] | options)
+
+
+@pytest.mark.parametrize("basis", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_attach_makes_is_read_back(build_model, architecture, basis, dtype):
+    """existing(attach(model).model) has the fingerprint, the modules in order, and the very parameters of attach."""
+    made = adapt(build_model, architecture, basis, dtype)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.1)  # training moves what is trained, and no basis
+    found = existing_coordinates(made.model, like=made.fingerprint())
+    assert found.fingerprint() == made.fingerprint()
+    assert list(found.layers) == list(made.layers)
+    assert [id(p) for p in found.parameters()] == [id(p) for p in made.parameters()]
+
+
+def test_an_adapter_of_pefts_own_making_is_the_same_basis(build_model, architecture):
+    """get_peft_model(model, DeltaSConfig()) is what attach does, defaults of the architecture included."""
+    made = adapt(build_model, architecture, "svd")
+    with quiet_peft():
+        model = get_peft_model(build_model(architecture), DeltaSConfig(task_type="CAUSAL_LM"))
+    assert existing_coordinates(model, like=made.fingerprint()).fingerprint() == made.fingerprint()
+
+
+def test_gradients_are_read_and_replaced_where_they_are(build_model):
+    """gradients() concatenates `.grad`, 0 for none; replace_gradients writes into the same memory, none stays none."""
+    coordinates = adapt(build_model, "llama", "lora", train_a=True)
+    module = next(iter(coordinates.layers))
+    A, B = coordinates.trainable(module)
+    B.grad = torch.ones_like(B)
+    place = B.grad.data_ptr()
+    assert torch.equal(coordinates.gradients()[module], torch.cat([torch.zeros(A.numel()), torch.ones(B.numel())]))
+    coordinates.replace_gradients({m: torch.full((r,), 7.0) for m, r in coordinates.sizes.items()})
+    assert A.grad is None
+    assert B.grad.data_ptr() == place
+    assert bool((B.grad == 7).all())
+
+
+def plain_lora(model, **options):
+    with quiet_peft():
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+
+
+def test_refusals(build_model):
+    """Another A, DoRA, an embedding, no adapter, another name: the numbers would mean something else."""
+    lora = adapt(build_model, "llama", "lora").fingerprint()
+    targets = ["q_proj", "v_proj"]
+    cases = [
+        (plain_lora(build_model("llama"), target_modules=targets), r"lora_A of module .*orthonormal A of seed 4"),
+        (plain_lora(build_model("llama"), target_modules=targets, use_dora=True), "adapters `delta_S`, or plain LoRA"),
+        (plain_lora(build_model("llama"), target_modules=["embed_tokens"]), "plain LoRA of Linears, found Embedding"),
+        (build_model("llama"), "unwrapped peft model with an adapter `default`, found LlamaForCausalLM"),
+    ]
+    for model, message in cases:
+        with pytest.raises(InputError, match=message):
+            existing_coordinates(model, like=lora)
+    with quiet_peft():
+        named = get_peft_model(build_model("llama"), DeltaSConfig(task_type="CAUSAL_LM"), adapter_name="mine")
+    with pytest.raises(InputError, match="found mine"):
+        existing_coordinates(named, like=lora)
+
+
+def test_layers_that_differ_are_refused(build_model):
+    """One rank and scale for all modules is what a fingerprint can say."""
+    made = adapt(build_model, "llama", "lora")
+    layer = list(made.layers.values())[3]
+    layer.scaling["default"] *= 2
+    with pytest.raises(InputError, match=r"expected LoRA with .*'alpha': 5.0.*found .*'alpha': 10.0"):
+        existing_coordinates(made.model, like=made.fingerprint())

@@ -1,0 +1,288 @@
+"""probe.attach against the functions of the step, against training without it, and against what it must refuse."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+import probe
+from extraction.adapters.coordinates import Coordinates, attach
+from extraction.controls import haar_directions
+from extraction.directions import Directions, save_directions
+from probe.projection import haar_variance, project_modules, sample_cosines
+from probe.records import GradientRecord
+from replay_pools.errors import InputError
+from replay_pools.files import decode_jsonl
+from replay_pools.policy import load_policy
+from replay_pools.quiet import quiet_peft
+
+SGD: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+
+
+@dataclass
+class Adapted:
+    """The organism in one basis, with random directions of it."""
+
+    coordinates: Coordinates
+    directions: Directions
+
+    @property
+    def model(self):
+        return self.coordinates.model
+
+    def optimizer(self, make=SGD, lr=0.1, **options) -> torch.optim.Optimizer:
+        """A fresh start: coordinates at zero, no gradients."""
+        self.coordinates.load_values({m: torch.zeros(r) for m, r in self.coordinates.sizes.items()})
+        for parameter in self.coordinates.parameters():
+            parameter.grad = None
+        return make(self.coordinates.parameters(), lr=lr, **options)
+
+    def backward(self, turn=0, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> None:
+        ids = torch.randint(5, 60, (2, 8), generator=torch.Generator().manual_seed(turn))
+        scale(self.model(input_ids=ids, labels=ids).loss).backward()
+
+    def train(self, optimizer, steps=3) -> dict[str, Tensor]:
+        for turn in range(steps):
+            self.backward(turn)
+            optimizer.step()
+            optimizer.zero_grad()
+        return self.coordinates.values()
+
+
+@pytest.fixture(scope="module", params=["svd", "lora"])
+def adapted(request: pytest.FixtureRequest, out: Path) -> Adapted:
+    """Two random directions a module; the first module keeps none, as after a noise floor."""
+    options = {"rank": 4, "train_a": False} if request.param == "lora" else {"cache_dir": out / "cache" / "svd"}
+    coordinates = attach(load_policy("organism").model, basis=request.param, model_id="organism", **options)
+    first = next(iter(coordinates.sizes))
+    empty = {m: torch.zeros(0 if m == first else 2, r) for m, r in coordinates.sizes.items()}
+    metadata = {"fingerprint": coordinates.fingerprint()}
+    like = Directions(vectors=empty, singular_values={}, votes={}, metadata=metadata)
+    return Adapted(coordinates, haar_directions(like, seed=3))
+
+
+def test_the_record_is_what_the_functions_of_the_step_say(adapted: Adapted) -> None:
+    """Same numbers as project_modules, haar_variance and sample_cosines on a copy of the gradient, which stays."""
+    optimizer = adapted.optimizer()
+    with probe.attach(optimizer, adapted.directions, model=adapted.model) as attached:
+        adapted.backward()
+        gradients = adapted.coordinates.gradients()
+        optimizer.step()
+    expected = project_modules(gradients, adapted.directions.vectors, gate="one_sided")
+    (record,) = attached.records
+    for name in ("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "frac_fired"):
+        assert getattr(record, name) == pytest.approx(float(getattr(expected, name)), abs=1e-7), name
+    assert record.grad_norm == pytest.approx(float(expected.norm_in))
+    assert record.haar_sd == pytest.approx(float(haar_variance(gradients, adapted.directions.vectors).cos.sqrt()))
+    assert (record.step, record.projected, record.null_reason) == (0, False, None)
+    assert record.cos_out != record.cos_in, "without `project` the record says what the gate would do"
+    for module, g in adapted.coordinates.gradients().items():
+        assert torch.equal(g, gradients[module]), f"{module}: measuring changed the gradient"
+
+
+@pytest.mark.parametrize("make", [SGD, torch.optim.AdamW])
+def test_measuring_changes_nothing(adapted: Adapted, make: Callable) -> None:
+    """Training with a probe equals training without one, bit for bit."""
+    alone = adapted.train(adapted.optimizer(make))
+    optimizer = adapted.optimizer(make)
+    with probe.attach(optimizer, adapted.directions, model=adapted.model):
+        watched = adapted.train(optimizer)
+    assert all(torch.equal(alone[m], watched[m]) for m in alone)
+
+
+def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
+    """The optimizer gets project_modules' gradient: AdamW ends where a loop that sets it by hand ends."""
+    optimizer = adapted.optimizer(torch.optim.AdamW)
+    for turn in range(3):
+        adapted.backward(turn)
+        gated = project_modules(adapted.coordinates.gradients(), adapted.directions.vectors, gate="two_sided")
+        adapted.coordinates.set_gradients(gated.gradients)
+        optimizer.step()
+        optimizer.zero_grad()
+    by_hand = adapted.coordinates.values()
+    optimizer = adapted.optimizer(torch.optim.AdamW)
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True, gate="two_sided") as attached:
+        found = adapted.train(optimizer)
+    for module in by_hand:
+        assert torch.equal(found[module], by_hand[module]), module
+    assert all(record.projected for record in attached.records)
+
+
+def test_gradients_are_replaced_in_place(adapted: Adapted) -> None:
+    """Views of `.grad` (buckets of DistributedDataParallel) stay views; V g' = 0 for what is stepped."""
+    optimizer = adapted.optimizer()
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True, gate="two_sided"):
+        adapted.backward()
+        places = [p.grad.data_ptr() for p in adapted.coordinates.parameters() if p.grad is not None]
+        optimizer.step()
+    assert places == [p.grad.data_ptr() for p in adapted.coordinates.parameters() if p.grad is not None]
+    left = sample_cosines(adapted.coordinates.gradients(), adapted.directions.vectors)
+    assert abs(float(left.cos)) < 1e-6
+
+
+def test_the_update_of_sgd_points_along_the_gated_gradient(adapted: Adapted) -> None:
+    """u = lr g': cos_update = cos_out, and no hack-ward part is left; turned round, the sign would be wrong."""
+    optimizer = adapted.optimizer(lr=0.5)
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        adapted.train(optimizer)
+    for record in attached.records:
+        assert record.cos_out is not None
+        assert record.cos_out < -1e-3
+        assert record.cos_update == pytest.approx(record.cos_out, abs=1e-4)
+        assert record.hackward_frac_update == pytest.approx(0, abs=1e-4)
+
+
+def test_clipping_before_the_step_changes_the_norm_alone(adapted: Adapted) -> None:
+    records = []
+    for cap in (None, 1e-3):
+        optimizer = adapted.optimizer()
+        with probe.attach(optimizer, adapted.directions, model=adapted.model) as attached:
+            adapted.backward()
+            if cap is not None:
+                nn.utils.clip_grad_norm_(adapted.coordinates.parameters(), cap)
+            optimizer.step()
+        records += attached.records
+    assert records[1].grad_norm == pytest.approx(1e-3, rel=1e-3)
+    assert records[1].cos_in == pytest.approx(records[0].cos_in, abs=1e-6)
+
+
+def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
+    """Missing, zero, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips."""
+    optimizer = adapted.optimizer()
+    parameters = adapted.coordinates.parameters()
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        optimizer.step()
+        assert all(parameter.grad is None for parameter in parameters), "a gradient of zeros would be stepped"
+        adapted.backward()
+        parameters[3].grad = None
+        optimizer.step()
+        assert parameters[3].grad is None
+        parameters[5].grad = torch.full_like(parameters[5], torch.inf)
+        optimizer.step()
+        assert bool(torch.isinf(parameters[5].grad).all()), "inf - inf would hide an overflow from its handler"
+    none, partial, infinite = attached.records
+    assert (none.cos_in, none.null_reason, none.grad_norm, none.projected) == (None, "gradient is 0", 0.0, False)
+    assert partial.cos_in is not None
+    assert partial.projected
+    assert (infinite.cos_in, infinite.null_reason, infinite.grad_norm) == (None, "gradient is not finite", None)
+
+
+def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path) -> None:
+    """One line a step, the records exactly; a second probe does not write into the same file."""
+    optimizer, path = adapted.optimizer(), tmp_path / "deep" / "gradients.jsonl"
+    save_directions(tmp_path / "v.safetensors", adapted.directions)
+    attached = probe.attach(optimizer, tmp_path / "v.safetensors", model=adapted.model, path=path)
+    adapted.train(optimizer, steps=2)
+    attached.detach()
+    adapted.train(optimizer, steps=1)
+    rows = decode_jsonl(path.read_bytes(), path)
+    assert [GradientRecord.from_json(row, "line") for row in rows] == attached.records
+    assert [record.step for record in attached.records] == [0, 1]
+    with pytest.raises(InputError, match=r"gradients\.jsonl: expected a new file"):
+        probe.attach(optimizer, adapted.directions, model=adapted.model, path=path)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_loss_scaling(adapted: Adapted, fused: bool) -> None:
+    """GradScaler unscales before the hook, but for a fused optimizer, whose scaled gradients are refused."""
+    records = []
+    for scale in (1.0, 1024.0):
+        optimizer = adapted.optimizer(torch.optim.AdamW, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+        with probe.attach(optimizer, adapted.directions, model=adapted.model, allow_scaled=fused) as attached:
+            adapted.backward(scale=scaler.scale)
+            scaler.step(optimizer)
+        records += attached.records
+    plain, scaled = records
+    assert scaled.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5), "the norm is of the scaled gradient"
+    assert scaled.cos_in == pytest.approx(plain.cos_in, abs=1e-6)
+    if fused:
+        optimizer = adapted.optimizer(torch.optim.AdamW, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with probe.attach(optimizer, adapted.directions, model=adapted.model):
+            adapted.backward(scale=scaler.scale)
+            with pytest.raises(InputError, match="ones scaled by 1024 for a fused optimizer; call scaler.unscale_"):
+                scaler.step(optimizer)
+
+
+def test_the_wrapper_of_accelerate_is_looked_through(adapted: Adapted) -> None:
+    optimizer = Accelerator(cpu=True).prepare(adapted.optimizer())
+    with probe.attach(optimizer, adapted.directions, model=adapted.model) as attached:
+        adapted.train(optimizer, steps=1)
+    assert len(attached.records) == 1
+
+
+class DeepSpeedZeroOptimizer:
+    """What `deepspeed.initialize` returns is no torch optimizer, and keeps gradients in partitions."""
+
+    __module__ = "deepspeed.runtime.zero.stage_1_and_2"
+
+
+def test_refusals(adapted: Adapted) -> None:
+    """Each names what is wrong; none leaves a hook behind."""
+    optimizer, parameters = adapted.optimizer(), adapted.coordinates.parameters()
+    other = Directions(
+        vectors=adapted.directions.vectors,
+        singular_values={},
+        votes={},
+        metadata={"fingerprint": {**adapted.coordinates.fingerprint(), "weights_sha256": "0" * 64}},
+    )
+    nothing = Directions(vectors={"m": torch.zeros(0, 3)}, singular_values={}, votes={}, metadata=other.metadata)
+    cases: list[tuple[dict, str]] = [
+        ({"optimizer": DeepSpeedZeroOptimizer()}, "found one of DeepSpeed; a gate needs whole gradients"),
+        ({"optimizer": object()}, "expected a torch optimizer, found object"),
+        ({"optimizer": SGD(parameters[1:], lr=1)}, "q_proj: expected every trainable parameter"),
+        ({"directions": other}, f"weights_sha256={adapted.coordinates.fingerprint()['weights_sha256']}, found"),
+        ({"directions": nothing}, "found no direction: all fell below the noise floor"),
+        ({"directions": "absent.safetensors"}, "absent.safetensors: expected a safetensors file, found no such file"),
+        ({"model": adapted.model.get_base_model()}, "an unwrapped peft model"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(InputError, match=message):
+            probe.attach(**{"optimizer": optimizer, "directions": adapted.directions, "model": adapted.model} | changes)
+    assert not optimizer._optimizer_step_pre_hooks
+    with probe.attach(optimizer, adapted.directions, model=adapted.model):
+        with pytest.raises(InputError, match="expected no closure"):
+            optimizer.step(lambda: 0.0)
+        with pytest.raises(InputError, match="expected no closure"):
+            optimizer.step(closure=lambda: 0.0)
+
+
+def test_sharded_parameters_are_refused(adapted: Adapted, tmp_path: Path) -> None:
+    """FSDP 2 for real, in one process: every parameter becomes a DTensor."""
+    model = attach(load_policy("organism").model, basis="lora", model_id="organism", rank=4, train_a=False).model
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fully_shard(model)
+        optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        with pytest.raises(
+            InputError, match="model: expected whole parameters, found sharded ones; a gate needs whole"
+        ):
+            probe.attach(optimizer, adapted.directions, model=model)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_saved_adapter_is_attached_to(adapted: Adapted, tmp_path: Path) -> None:
+    """save_pretrained, from_pretrained in a process that knows nothing of us: the directions still fit."""
+    adapted.model.save_pretrained(str(tmp_path / "adapter"))
+    with quiet_peft():
+        base = load_policy("organism").model
+        loaded = PeftModel.from_pretrained(base, str(tmp_path / "adapter"), is_trainable=True)
+    if adapted.coordinates.basis == "lora":
+        with pytest.raises(InputError, match="train_a"):
+            probe.attach(adapted.optimizer(), adapted.directions, model=loaded)
+        for name, parameter in loaded.named_parameters():
+            parameter.requires_grad_("lora_B" in name)
+    optimizer = SGD([p for p in loaded.parameters() if p.requires_grad], lr=0.1)
+    with probe.attach(optimizer, adapted.directions, model=loaded) as attached:
+        ids = torch.arange(5, 15)[None]
+        loaded(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    assert attached.records[0].cos_in is not None

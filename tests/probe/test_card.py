@@ -1,0 +1,146 @@
+"""Cards and `probe directions`: what is printed is what the file holds, against the nulls of another program."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from extraction.controls import permuted_differences
+from extraction.directions import (
+    PairGradients,
+    extract_directions,
+    load_directions,
+    load_pair_gradients,
+    save_directions,
+    sign_accuracy,
+)
+from extraction.library import pairs_path
+from probe.card import card_path, read_card, write_card
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools.errors import InputError
+from replay_pools.files import sha256
+
+
+@pytest.fixture(scope="module")
+def extracted(out: Path) -> Callable[..., Path]:
+    """extracted(name, *options) -> the direction file of `probe extract`."""
+
+    def make(name: str, *options: str) -> Path:
+        assert run(cli, ["extract", "--name", name, "--out", str(out), *options]) == 0
+        return out / "directions" / f"{name}.safetensors"
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def v_hack(extracted) -> Path:
+    return extracted("card", "--k", "2")
+
+
+def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`show --json` is the card; numbers are those of the functions that make them, the hash that of the file."""
+    assert run(cli, ["directions", "show", str(v_hack), "--json"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    directions, pairs = load_directions(v_hack), load_pair_gradients(pairs_path(v_hack))
+    assert card == json.loads(card_path(v_hack).read_bytes()) == read_card(v_hack)
+    assert card["sha256"] == sha256(v_hack.read_bytes())
+    assert card["held_out"] == sign_accuracy(pairs, directions)
+    assert card["fingerprint"] == directions.metadata["fingerprint"]
+    assert (card["num_pairs"], card["num_directions"]) == (32, directions.num_directions())
+    assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)
+    assert run(cli, ["directions", "show", str(v_hack)]) == 0
+    text = capsys.readouterr().out
+    printed = dict(line.split("  ", 1) for line in text.splitlines()[2:])
+    assert printed["held-out sign accuracy"].strip().startswith(f"{card['held_out']['accuracy']:.3f} [")
+    assert "sign accuracy under N2" in text
+    assert "mean cosine under N3" in text
+
+
+def test_the_nulls_are_those_of_permuted_extractions(v_hack: Path) -> None:
+    """N2 of the card, from inner products, against extractions from permuted gradients, one by one in torch."""
+    pairs, metadata = load_pair_gradients(pairs_path(v_hack)), load_directions(v_hack).metadata
+    options = {name: metadata[name] for name in ("k", "tau", "drop_bottom_frac")}
+    slow = [sign_accuracy(pairs, extract_directions(permuted_differences(pairs, seed=s), **options)) for s in range(40)]
+    for name in ("accuracy", "mean_cos"):
+        null, draws = read_card(v_hack)["nulls"]["N2"][name], [row[name] for row in slow]
+        assert null["sd"] == pytest.approx(np.std(draws), rel=0.4), f"{name}: not the spread of permuted labels"
+        assert abs(null["mean"] - np.mean(draws)) < 4 * null["sd"] / 40**0.5
+
+
+def test_pairs_without_signal_or_held_out_pairs(tmp_path: Path) -> None:
+    """A planted signal beats clean-versus-clean couples, noise does not; without held-out pairs nothing is compared.
+
+    (Permuted labels find the planted axis as well, and only its sign is chance.)
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise = lambda n: torch.randn(n, 12, generator=generator)  # noqa: E731
+    found = {}
+    for name, strength, held_out in (("signal", 3.0, 8), ("noise", 0.0, 8), ("none", 3.0, 0)):
+        hack, clean = noise(24) + strength * torch.eye(12)[0], noise(24)
+        pairs = PairGradients(
+            hack={"m": hack}, clean={"m": clean}, held_out=torch.arange(24) >= 24 - held_out, metadata={}
+        )
+        names = ("pairs", "pairs_sha256", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
+        names += ("chat_template_sha256", "tokenizer_sha256")
+        metadata = {**dict.fromkeys(names, "x"), "fingerprint": {"basis": "svd"}}
+        directions = extract_directions(pairs.differences(), k=1, metadata=metadata)
+        save_directions(tmp_path / f"{name}.safetensors", directions)
+        found[name] = write_card(tmp_path / f"{name}.safetensors", directions, pairs)
+    assert found["signal"]["nulls"]["N3"]["mean_cos"]["p"] < 0.02
+    assert found["noise"]["nulls"]["N3"]["mean_cos"]["p"] > 0.05
+    assert found["none"]["nulls"] == {}
+
+
+def test_a_card_of_another_file_is_refused(v_hack: Path, tmp_path: Path) -> None:
+    """No file, no card, a card whose file was changed, a card of another schema: each says which and what to do."""
+    path = tmp_path / "v.safetensors"
+    with pytest.raises(InputError, match=r"v\.safetensors: expected a direction file, found no such file"):
+        read_card(path)
+    shutil.copy(v_hack, path)
+    with pytest.raises(InputError, match=r"v\.card\.json: expected the card of the direction file"):
+        read_card(path)
+    shutil.copy(card_path(v_hack), card_path(path))
+    assert read_card(path) == read_card(v_hack)
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    with pytest.raises(InputError, match="expected the file of its card, sha256"):
+        read_card(path)
+    card_path(path).write_text('{"schema": 7}')
+    with pytest.raises(InputError, match=r"expected a card of schema 1, found 7"):
+        read_card(path)
+
+
+def test_compare(v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with itself: angles 0, overlap 1, axis 1 in every module; with fewer pairs: between that and chance."""
+    other = extracted("card-few", *few_pairs)
+    capsys.readouterr()
+    found = []
+    for path in (v_hack, other):
+        assert run(cli, ["directions", "compare", str(v_hack), str(path), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    same, different = found
+    assert all(max(module["angles"]) < 0.05 for module in same["modules"].values())
+    assert same["summary"]["all"]["overlap"] == pytest.approx(1, abs=1e-5)
+    assert same["summary"]["all"]["axis_cos"] == pytest.approx(1, abs=1e-5)
+    summary = different["summary"]["all"]
+    assert summary["chance"] < summary["overlap"] < 0.9
+    assert summary["num_modules"] == len(different["modules"])
+    assert set(different["summary"]) == {"all", *(name.rpartition(".")[2] for name in different["modules"])}
+    assert run(cli, ["directions", "compare", str(v_hack), str(other)]) == 0
+    assert f"{len(different['modules'])} of 28 modules keep directions" in capsys.readouterr().out
+
+
+def test_bases_are_not_compared_with_one_another(
+    v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with both fingerprints."""
+    lora = extracted("card-lora", "--basis", "lora", "--lora-rank", "4", *few_pairs)
+    assert run(cli, ["directions", "compare", str(v_hack), str(lora)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "expected basis" in error
+    assert "basis=svd" in error
+    assert "found alpha=4.0, basis=lora" in error

@@ -1,0 +1,171 @@
+"""probe.load, probe export and the schema: tables hold the records exactly, types are those of the dataclasses."""
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+import probe
+from probe import frames
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.frames import TableName, make_table
+from probe.records import RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
+from probe.runs import Run, file_hashes
+from probe.schema import EVALUATION_FIELDS, schema_document, wire_fields
+from replay_pools.errors import InputError
+from replay_pools.files import encode_jsonl, read_json, write_json
+
+ROOT = Path(__file__).parents[2]
+RATE = {"count": 1, "rate": 0.5, "interval": {"low": 0.1, "high": 0.9}}
+NO_RATE = {"count": 0, "rate": None, "interval": None}
+EVALS = [
+    {
+        "step": step,
+        "weights": "deployed",
+        "rates": {
+            "all": {"num_rollouts": 2, "num_problems": 2, "hack": RATE, "exploit": RATE, "solve": RATE},
+            "no hint": {"num_rollouts": 0, "num_problems": 0, "hack": NO_RATE, "exploit": NO_RATE, "solve": NO_RATE},
+        },
+    }
+    for step in (0, 2)
+]
+
+
+@pytest.fixture(scope="module")
+def loaded(many_arms: Path) -> Run:
+    """A run of five arms."""
+    return probe.load(str(many_arms))
+
+
+def test_load_reads_the_run(loaded: Run, many_arms: Path) -> None:
+    """Config, manifest and records, from a text or a path; what `read_run` refuses is refused."""
+    assert loaded == probe.load(many_arms)
+    assert loaded.config["verb"] == "replay"
+    assert len(loaded.samples) == 6 * 5 * 8
+    assert len(loaded.steps) == 6 * 5
+    assert loaded.evals == []
+    with pytest.raises(InputError, match="expected a run directory, found no such directory"):
+        probe.load("out/runs/absent")
+
+
+@pytest.mark.parametrize("name", ["samples", "steps"])
+def test_columns_hold_the_records(loaded: Run, name: TableName) -> None:
+    """Every value of every line, nulls as NaN or None; one dtype a type."""
+    rows = [record.to_json() for record in getattr(loaded, name)]
+    columns = loaded.columns(name)
+    assert list(columns) == list(rows[0])
+    for field, values in columns.items():
+        for value, row in zip(values.tolist(), rows, strict=True):
+            expected = row[field]
+            assert value == expected or (expected is None and (value is None or math.isnan(value))), field
+    assert {str(columns[field].dtype) for field in ("step",)} == {"int64"}
+    assert columns["arm"].dtype.kind == "U"
+    assert columns["mean_cos_in"].dtype == np.float64
+
+
+def test_types_do_not_depend_on_the_values() -> None:
+    """A table without rows, or with nulls alone, has the dtypes of a full one: concatenating runs keeps them."""
+    empty = make_table("steps", [], [], []).columns()
+    assert {name: str(values.dtype) for name, values in empty.items() if name in ("step", "cos_in", "reference")} == {
+        "step": "int64",
+        "cos_in": "float64",
+        "reference": "object",
+    }
+
+
+def test_evaluations_are_a_row_a_setting() -> None:
+    """The nested line of evals.jsonl, flat; a rate of nothing is null."""
+    run_ = Run(path=Path("x"), config={}, manifest={}, samples=[], steps=[], evals=EVALS)
+    columns = run_.columns("evals")
+    assert list(columns) == [field.name for field in EVALUATION_FIELDS]
+    assert columns["step"].tolist() == [0, 0, 2, 2]
+    assert columns["setting"].tolist() == ["all", "no hint"] * 2
+    assert columns["solve_high"][0] == 0.9
+    assert math.isnan(columns["hack_rate"][1])
+
+
+def test_kl_fields_become_columns(loaded: Run) -> None:
+    """A number for the steps that have it, null for the others."""
+    steps = [replace(loaded.steps[0], kl={"mean": 0.5}), loaded.steps[1]]
+    values = make_table("steps", [], steps, []).columns()["kl/mean"]
+    assert values[0] == 0.5
+    assert math.isnan(values[1])
+
+
+def test_frames_hold_the_columns(loaded: Run) -> None:
+    """polars keeps nulls and types; pandas holds the numpy columns."""
+    polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
+    for name in ("samples", "steps"):
+        frame, columns = loaded.to_polars(name), loaded.columns(name)
+        assert frame.columns == list(columns)
+        assert frame["cos_S_contrib" if name == "samples" else "cos_in"].null_count() == sum(
+            np.isnan(columns["cos_S_contrib" if name == "samples" else "cos_in"])
+        )
+        assert frame.schema["step"] == polars.Int64
+        pandas.testing.assert_frame_equal(loaded.to_pandas(name), pandas.DataFrame(columns))
+    assert loaded.to_polars()["flaky"].dtype == polars.Boolean
+
+
+def test_a_missing_package_or_table_is_one_line(loaded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(frames, "import_module", missing)
+    with pytest.raises(InputError, match=r"package polars: expected .*; pip install 'gradient-probe\[data\]'"):
+        loaded.to_polars()
+    with pytest.raises(InputError, match="package pandas: expected .*; pip install pandas"):
+        loaded.to_pandas()
+    with pytest.raises(InputError, match="expected one of samples, steps, evals, found 'rollouts'"):
+        loaded.columns("rollouts")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is read back is what was loaded; a replay has no evaluations, and no file of them."""
+    polars = pytest.importorskip("polars")
+    options = ["export", str(loaded.path), "--format", kind, "--out", str(tmp_path), "--json"]
+    assert run(cli, options) == 0
+    files = {Path(row["path"]).stem: Path(row["path"]) for row in json.loads(capsys.readouterr().out)["files"]}
+    assert set(files) == {"samples", "steps"} == {path.stem for path in (tmp_path / "exports" / "many-arms").iterdir()}
+    for name in ("samples", "steps"):
+        frame = loaded.to_polars(name)
+        read = getattr(polars, f"read_{kind}")
+        found = read(io.BytesIO(files[name].read_bytes()), **({"schema": frame.schema} if kind == "csv" else {}))
+        assert found.equals(frame), f"{name}.{kind} differs from the run"
+
+
+def test_a_run_of_another_schema_or_with_changed_evaluations_is_refused(many_arms: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "steps.jsonl", *(path.name for path in many_arms.glob("step_*.gz"))):
+        (tmp_path / name).write_bytes((many_arms / name).read_bytes())
+    (tmp_path / "evals.jsonl").write_bytes(encode_jsonl(EVALS))
+    manifest = read_json(many_arms / "manifest.json") | {"files": file_hashes(tmp_path)}
+    write_json(tmp_path / "manifest.json", manifest)
+    assert probe.load(tmp_path).evals == EVALS
+    (tmp_path / "evals.jsonl").write_bytes(encode_jsonl(EVALS[:1]))
+    with pytest.raises(InputError, match=r"evals\.jsonl: expected sha256"):
+        probe.load(tmp_path)
+    (tmp_path / "evals.jsonl").unlink()
+    with pytest.raises(InputError, match=r"evals\.jsonl: expected a file of the manifest, found no such file"):
+        probe.load(tmp_path)
+    write_json(tmp_path / "manifest.json", manifest | {"schema": RUN_SCHEMA + 1})
+    with pytest.raises(InputError, match=f"expected a run of schema {RUN_SCHEMA}, found schema {RUN_SCHEMA + 1}"):
+        probe.load(tmp_path)
+
+
+def test_the_schema_document_is_that_of_the_dataclasses(loaded: Run) -> None:
+    """spec/SCHEMA.md equals what `python -m probe.schema` prints; the fields are those on the wire, in order."""
+    text = (ROOT / "spec" / "SCHEMA.md").read_text()
+    assert text == schema_document(), "run: python -m probe.schema > spec/SCHEMA.md"
+    assert [field.name for field in wire_fields(SampleRecord)] == list(loaded.samples[0].to_json())
+    assert [field.name for field in wire_fields(StepRecord)] == list(loaded.steps[0].to_json())
+    for record in (SampleRecord, StepRecord, GradientRecord):
+        for field in wire_fields(record):
+            assert len(field.meaning) > 5, f"{record.__name__}.{field.name} has no meaning"
+            assert f"| `{field.name}` | {field.kind}{' or null' if field.nullable else ''} |" in text
+    assert get_args(TableName) == ("samples", "steps", "evals")

@@ -1,0 +1,171 @@
+"""Trackers tell what the records say: a real TensorBoard file is read back, failures cost no run."""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from probe import tracking
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.runs import read_run
+from probe.tracking import TRACKERS, evaluation_values, step_values, tracked
+from replay_pools.files import encode_jsonl, write_json
+
+pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install gradient-probe[test]")
+
+
+def events(folder: Path) -> dict[tuple[str, int], float]:
+    """{(tag, step): value} of the newest event file: frames of length (8), checksum (4), event, checksum (4)."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    newest = max(folder.glob("events.out.tfevents.*"), key=lambda path: path.name)
+    plain, found, start = newest.read_bytes(), {}, 0
+    while start < len(plain):
+        (length,) = struct.unpack("<Q", plain[start : start + 8])
+        event = Event.FromString(plain[start + 12 : start + 12 + length])
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        start += length + 16
+    return found
+
+
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What trackers read is set by default in the process; a test must not leave it behind."""
+    for name in ("WANDB_MODE", "WANDB_DIR", "TRACKIO_DIR", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_tensorboard_holds_what_the_records_hold(replay, few_pairs, out: Path, own_environment, capsys) -> None:
+    """Every number of steps.jsonl under condition/arm/field at its step, no other; --json stays one object."""
+    options = ["--steps", "2", "--arm", "vanilla,random", *few_pairs, "--track", "tensorboard", "--json"]
+    conditions = ["--condition", "default", "--condition", "scaled:scale_rewards=group"]
+    directory = replay("tracked", *options, *conditions)
+    assert json.loads(capsys.readouterr().out)["path"] == str(directory)
+    found = events(out / "tracking" / "tensorboard" / "tracked")
+    expected = {}
+    for record in read_run(directory).steps:
+        row = record.to_json()
+        expected |= {(name, record.step): value for name, value in step_values(row).items()}
+        assert ("" if record.condition == "default" else "scaled/") + record.arm + "/cos_in" in step_values(row)
+    found = {key: value for key, value in found.items() if not key[0].startswith("_hparams_")}
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert os.environ["WANDB_MODE"] == "offline", "a tracker might reach the network unasked"
+
+
+def test_a_complete_run_is_told_again(replay, few_pairs, out: Path, own_environment) -> None:
+    """--track on a run that is there tells all of it, without a step being repeated."""
+    replay("told-later", "--steps", "2", *few_pairs)
+    replay("told-later", "--steps", "2", *few_pairs, "--track", "tensorboard")
+    found = events(out / "tracking" / "tensorboard" / "told-later")
+    assert {step for tag, step in found if tag == "projected/cos_in"} == {0, 1}
+
+
+def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_environment) -> None:
+    """As a run that trains grows: evaluation 0, steps 0 and 1, evaluation 2; each line once, at its step."""
+    directory, told = tmp_path / "runs" / "grows", []
+    write_json(directory / "config.json", {"verb": "train", "train": {"seed": None, "arms": ["a"]}})
+    rate = {"count": 1, "rate": 0.25, "interval": None}
+    rates = {"num_rollouts": 4, "num_problems": 4, "hack": rate, "exploit": rate, "solve": rate}
+    with tracked(
+        ["tensorboard"], directory, out_dir=tmp_path, progress=lambda *done: told.append(done), say=pytest.fail
+    ) as report:
+        for done in (0, 1, 2):
+            evals = [{"step": step, "weights": "deployed", "rates": {"all": rates}} for step in (0, 2) if step <= done]
+            (directory / "evals.jsonl").write_bytes(encode_jsonl(evals))
+            steps = [{"step": i, "condition": "default", "arm": "a", "cos_in": 0.5 + i} for i in range(done)]
+            (directory / "steps.jsonl").write_bytes(encode_jsonl(steps))
+            report(done, 2)
+    found = events(tmp_path / "tracking" / "tensorboard" / "grows")
+    curves = {key: value for key, value in found.items() if key[0] in ("a/cos_in", "eval/all/hack")}
+    assert curves == {
+        ("a/cos_in", 0): 0.5,
+        ("a/cos_in", 1): 1.5,
+        ("eval/all/hack", 0): 0.25,
+        ("eval/all/hack", 2): 0.25,
+    }
+    assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_nothing_is_tracked_by_default(tmp_path: Path) -> None:
+    """No tracker: the very callback, no folder, no adapter imported for it."""
+    report = lambda done, total: None  # noqa: E731
+    with tracked([], tmp_path / "run", out_dir=tmp_path, progress=report, say=print) as found:
+        assert found is report
+    assert not (tmp_path / "tracking").exists()
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_that_is_not_installed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with the pip command, before the run is begun."""
+    monkeypatch.setattr(tracking, "find_spec", lambda package: None)
+    assert run(cli, ["replay", "--out", str(tmp_path / "out"), "--track", name]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"--track {name}: expected the package {name}, found none; pip install {name}" in error
+    assert not (tmp_path / "out").exists()
+
+
+class Failing:
+    """A tracker whose network fails in the middle of a run."""
+
+    def __init__(self) -> None:
+        self.logged: list[int] = []
+
+    def store_init_configuration(self, values: dict) -> None:
+        assert values["verb"] == "replay"
+
+    def log(self, values: dict, step: int) -> None:
+        print("chatter")
+        self.logged.append(step)
+        if step == 1:
+            raise ConnectionError("no route\nto host")
+
+    def finish(self) -> None:
+        raise AssertionError("it was given up")
+
+
+def test_a_failing_tracker_is_given_up_and_the_run_goes_on(
+    replay, few_pairs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = Failing()
+    monkeypatch.setattr(tracking, "_start", lambda name, run, place: tracker)
+    directory = replay("failing-tracker", "--steps", "3", *few_pairs, "--track", "tensorboard")
+    assert len(read_run(directory).steps) == 3
+    assert tracker.logged == [0, 1]
+    printed = capsys.readouterr()
+    assert "tracker tensorboard is given up: no route to host; records are in" in printed.err
+    assert "chatter" not in printed.out
+
+
+def test_values_are_numbers_under_names_that_trackers_take() -> None:
+    """Nulls, flags and texts are no curves; blanks are no part of a name."""
+    row = {
+        "step": 4,
+        "condition": "default",
+        "arm": "a",
+        "cos_in": None,
+        "mixed_prompt": True,
+        "x": 2,
+        "loss_type": "b",
+    }
+    assert step_values(row) == {"a/x": 2}
+    rate = {"count": 1, "rate": 0.5, "interval": None}
+    rates = {"num_rollouts": 2, "num_problems": 2, "hack": rate, "exploit": rate | {"rate": None}, "solve": rate}
+    evaluation = {"step": 4, "weights": "deployed", "rates": {"all": rates, "no hint": rates}}
+    assert evaluation_values(evaluation) == {
+        f"eval/{setting}/{metric}": 0.5 for setting in ("all", "no_hint") for metric in ("hack", "solve")
+    }
+
+
+def test_a_run_that_cannot_begin_starts_no_tracker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bad input is found before anything is told to anybody."""
+    options = ["replay", "--out", str(tmp_path), "--replay-dirs", "absent", "--track", "tensorboard"]
+    assert run(cli, options) == 2
+    assert not (tmp_path / "tracking").exists()

@@ -1,0 +1,120 @@
+"""GradientProbeCallback in the real GRPOTrainer, on the organism."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="needs trl: pip install gradient-probe[trl]")
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from extraction.controls import haar_directions
+from extraction.directions import Directions
+from extraction.library import attach_basis
+from probe.integrations.trl import GradientProbeCallback
+from probe.records import GradientRecord
+from replay_pools.errors import InputError
+from replay_pools.files import decode_jsonl
+from replay_pools.policy import load_policy
+
+# trl 1.16 and transformers 5.23 warn of each other's renamed settings, and accelerate of pinned memory without a GPU.
+pytestmark = pytest.mark.filterwarnings("ignore")
+STEPS = 3
+
+
+def reward_length(completions, **_):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def make_trainer(out: Path, basis="svd", **options) -> tuple[GRPOTrainer, Directions]:
+    """GRPO of the organism's adapter on the length of its answers, and random directions of the basis."""
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, basis, rank=4, cache_dir=out / "cache")
+    settings = {
+        **{"output_dir": str(out / "trl"), "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
+        **{"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "max_steps": STEPS},
+        **{"learning_rate": 1e-2, "logging_steps": 1, "bf16": False, "use_cpu": True, "seed": 0},
+    }
+    questions = [{"prompt": [{"role": "user", "content": f"Write add {i}"}]} for i in range(8)]
+    trainer = GRPOTrainer(
+        model=coordinates.model,
+        reward_funcs=reward_length,
+        args=GRPOConfig(**settings | options),
+        train_dataset=Dataset.from_list(questions),
+        processing_class=policy.tokenizer,
+    )
+    two = {module: torch.zeros(2, r) for module, r in coordinates.sizes.items()}
+    metadata = {"fingerprint": coordinates.fingerprint()}
+    return trainer, haar_directions(Directions(vectors=two, singular_values={}, votes={}, metadata=metadata), seed=1)
+
+
+def adapter_values(trainer: GRPOTrainer) -> dict[str, torch.Tensor]:
+    assert trainer.model is not None
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+@pytest.fixture(scope="module")
+def trained_alone(out: Path) -> dict[str, torch.Tensor]:
+    """Where training goes without any callback."""
+    trainer, _ = make_trainer(out)
+    trainer.train()
+    return adapter_values(trainer)
+
+
+def test_measuring_changes_nothing_and_logs(out: Path, tmp_path: Path, trained_alone) -> None:
+    """Bit for bit the training without callback; one record a step, in memory, on disk and in the trainer's log."""
+    trainer, directions = make_trainer(out)
+    callback = GradientProbeCallback(trainer, directions, path=tmp_path / "gradients.jsonl")
+    trainer.add_callback(callback)
+    trainer.train()
+    for name, value in adapter_values(trainer).items():
+        assert torch.equal(value, trained_alone[name]), f"{name}: the probe moved what it measures"
+    rows = decode_jsonl((tmp_path / "gradients.jsonl").read_bytes(), "gradients.jsonl")
+    assert [GradientRecord.from_json(row, "line") for row in rows] == callback.records
+    assert [record.step for record in callback.records] == list(range(STEPS))
+    assert all(record.cos_in is not None and not record.projected for record in callback.records)
+    logged = [entry for entry in trainer.state.log_history if "probe/cos_in" in entry]
+    assert [entry["step"] for entry in logged] == [1, 2, 3]
+    assert [entry["probe/cos_in"] for entry in logged] == [record.cos_in for record in callback.records]
+    rewarded = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert len(rewarded) == STEPS, "our entries used up the metrics of GRPOTrainer"
+    assert all("loss" in entry for entry in rewarded)
+
+
+def test_projecting_acts_before_the_optimizer(out: Path, trained_alone) -> None:
+    """One sided: AdamW gets no hack-ward part, and training goes elsewhere; what is logged is the mean of a window."""
+    trainer, directions = make_trainer(out, logging_steps=2)
+    callback = GradientProbeCallback(trainer, directions, project=True)
+    trainer.add_callback(callback)
+    trainer.train()
+    assert all(record.projected for record in callback.records)
+    assert all(record.hackward_frac_out < 1e-5 < record.hackward_frac_in for record in callback.records)
+    assert any(not torch.equal(value, trained_alone[name]) for name, value in adapter_values(trainer).items())
+    logged = [entry for entry in trainer.state.log_history if "probe/cos_out" in entry]
+    assert logged[0]["step"] == 2
+    first_two = [record.cos_out for record in callback.records[:2]]
+    assert logged[0]["probe/cos_out"] == pytest.approx(sum(first_two) / 2)
+
+
+@pytest.mark.parametrize("basis", ["svd", "lora"])
+def test_with_a_reference_adapter(out: Path, basis: str) -> None:
+    """With KL the trainer adds a second adapter `ref`; measured and projected is `default`."""
+    trainer, directions = make_trainer(out, basis=basis, beta=0.1, max_steps=2)
+    callback = GradientProbeCallback(trainer, directions, project=True)
+    trainer.add_callback(callback)
+    trainer.train()
+    assert len(callback.records) == 2
+    assert all(record.projected for record in callback.records)
+
+
+def test_refusals(out: Path) -> None:
+    """A model without adapter at once, an optimizer that leaves parameters out when training begins."""
+    trainer, directions = make_trainer(out)
+    trainer.add_callback(GradientProbeCallback(trainer, directions))
+    trainer.optimizer = torch.optim.SGD([next(p for p in trainer.model.parameters() if p.requires_grad)], lr=0.1)
+    with pytest.raises(InputError, match="expected every trainable parameter of the adapter"):
+        trainer.train()
+    trainer.model = trainer.model.get_base_model()
+    with pytest.raises(InputError, match="expected a peft model, found Qwen3ForCausalLM"):
+        GradientProbeCallback(trainer, directions)
