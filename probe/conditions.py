@@ -65,14 +65,16 @@ def _value(key: str, text: str, where: str) -> Any:
     kinds = get_type_hints(Objective)
     if key not in kinds:
         raise InputError(where, expected=f"a setting out of {', '.join(kinds)}", found=repr(key))
-    if get_origin(kinds[key]) is Literal:
-        if text not in (choices := get_args(kinds[key])):
-            raise InputError(f"{where}: {key}", expected=f"one of {', '.join(choices)}", found=repr(text))
-        return text
-    number, *nothing = get_args(kinds[key]) or (kinds[key],)
-    if NoneType in nothing and text == "none":
+    parts = get_args(kinds[key])
+    kind, *nothing = parts if NoneType in parts else (kinds[key],)
+    if nothing and text == "none":
         return None
+    if get_origin(kind) is Literal:
+        if text not in (choices := get_args(kind)):
+            names = ", ".join((*choices, "none") if nothing else choices)
+            raise InputError(f"{where}: {key}", expected=f"one of {names}", found=repr(text))
+        return text
     try:
-        return number(text)
+        return kind(text)
     except ValueError as error:
-        raise InputError(f"{where}: {key}", expected=f"a number ({number.__name__})", found=repr(text)) from error
+        raise InputError(f"{where}: {key}", expected=f"a number ({kind.__name__})", found=repr(text)) from error

@@ -14,10 +14,10 @@ from typing import Any, final
 
 from probe.frozen_batch import FrozenBatch
 from probe.heldout import Evaluation, Weights, evaluate
-from probe.runs import EVALS_FILE, EVALUATIONS_DIR
+from probe.runs import EVALS_FILE, EVALUATIONS_DIR, read_evals
 from probe.update import Updater
 from replay_pools.environments.base import Problem
-from replay_pools.files import decode_jsonl, encode_jsonl, write_atomic
+from replay_pools.files import encode_jsonl, write_atomic
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
@@ -126,12 +126,6 @@ class Evaluator:
                 rollouts = self._held_out.rollouts(self._directory / EVALUATIONS_DIR / name, done)
             frozen = None if self._frozen is None else self._frozen.measure().to_json()
         return evaluate(rollouts, step=done, weights=weights), frozen
-
-
-def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The evaluations of a run, as written; none before the first."""
-    path = directory / EVALS_FILE
-    return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
 
 
 def _share(rate: float | None) -> str:

@@ -68,6 +68,12 @@ def read_steps(path: Path) -> list[StepRecord]:
     return _parse_lines(StepRecord, _plain_bytes(path), path)
 
 
+def read_evals(directory: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run that trains, as `probe.heldout.Evaluation` wrote them; none before the first."""
+    path = directory / EVALS_FILE
+    return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+
+
 def file_hashes(directory: Path) -> dict[str, str]:
     """{name: sha256 of the decompressed bytes} of the files that this module reads, for the manifest."""
     return {name: sha256(plain) for name, plain in _contents(directory).items()}

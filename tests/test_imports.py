@@ -29,10 +29,13 @@ LIGHT_PATTERNS = (
     "probe/evaluation.py",
     "probe/jobs.py",
     "probe/launch.py",
+    "probe/loss_settings.py",
+    "probe/nested.py",
     "probe/prereg.py",
     "probe/spec.py",
     "probe/stopping.py",
     "probe/sweep.py",
+    "probe/sweep_table.py",
 )
 MATHEMATICS = (
     "probe/advantages.py",

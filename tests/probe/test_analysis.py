@@ -87,6 +87,8 @@ def step_record(step, arm, cos_in, *, cos_out=None, cos_update=None, spread=3.0)
         condition="default",
         frac_planning=0.0,
         exec_surprisal_var=0.5,
+        direction_age=0,
+        direction_overlap=None,
     )
 
 

@@ -186,6 +186,8 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         condition="default",
         frac_planning=0.0,
         exec_surprisal_var=None,
+        direction_age=0,
+        direction_overlap=None,
     )
     return samples, step_record
 
