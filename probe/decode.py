@@ -14,8 +14,8 @@ def decode(kind: type[Table], row: Any, where: object) -> Table:
     """The dataclass `kind` from a table; what the table leaves out keeps its default.
 
     Field types may be str, int, float, bool, a Literal, a dataclass, `tuple[one of these, ...]`, or one of these or
-    None. A whole number is taken where a float is expected, and "none" for None where a number may be left out (TOML
-    has no null); nothing else is converted.
+    None. A whole number is taken where a float is expected, and "none" for None where anything but a text may be left
+    out (TOML has no null); nothing else is converted.
 
     Args:
         where: names the table in errors; fields are appended with dots.
@@ -50,7 +50,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return tuple(_value(arguments[0], item, f"{where} [{i}]") for i, item in enumerate(value))
     if NoneType in arguments:
         inner = next(argument for argument in arguments if argument is not NoneType)
-        absent = value is None or (value == "none" and inner in (int, float))
+        absent = value is None or (value == "none" and inner is not str)
         return None if absent else _value(inner, value, where)
     if is_dataclass(hint):
         return decode(hint, value, where)  # type: ignore[arg-type]

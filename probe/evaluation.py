@@ -1,7 +1,8 @@
 """`probe analyze SPEC`: the runs of a sweep against the criteria that were registered, to one decision.
 
-Frozen weights: the prompt is the unit, one run a condition. Training: steps are autocorrelated, so that each seed gives
-one number a metric and the seed is the unit (METHOD section 6).
+Frozen weights: the prompt is the unit, one run a condition. Training: steps are autocorrelated, so that each run gives
+one number a metric and the seed is the unit (METHOD section 6); beside it, for arms that were evaluated on the same
+held-out problems, the problem is: it generalises to other problems, not to other seeds.
 """
 
 from collections.abc import Sequence
@@ -9,22 +10,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.criteria import evaluate, p_of
+from probe.analysis.estimates import Key, Metrics
 from probe.analysis.evidence import Check, Plan
-from probe.analysis.metrics import Estimate, Key, Metrics, by_condition, estimate, over_runs
 from probe.analysis.multiplicity import holm
-from probe.jobs import SweepRun, frozen, runs_of
+from probe.analysis.siblings import shared_settings
+from probe.arms import ARMS
+from probe.jobs import SweepRun, runs_of
+from probe.nested import flat
 from probe.prereg import decide, unmet
-from probe.runs import read_run
-from probe.spec import RULES, Condition, Criterion, Role, Spec, SpecStatus
+from probe.runs import CONFIG_FILE, MANIFEST_FILE
+from probe.spec import RULES, Criterion, Role, Spec, SpecStatus
+from probe.sweep_table import Analyses, analyse_all, sweep_table
 from probe.vocabulary import Verdict
 from replay_pools.errors import InputError
-
-Analyses = dict[tuple[str, str], Analysis]
-STOP_DRAWS = 99  # the value of a metric needs no fine null
+from replay_pools.files import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,16 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArmOutcome:
+    """What one arm of a training sweep ended in: {metric: its value in every seed, as far as there is one}."""
+
+    condition: str
+    arm: str
+    seeds: list[str]
+    values: dict[str, list[float | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The verdict of an experiment."""
 
@@ -65,6 +75,7 @@ class Evaluation:
     then: str
     refused: dict[str, list[str]]  # {a decision before it: its requirements that do not hold, with their verdicts}
     cautions: list[str]
+    outcomes: list[ArmOutcome]  # of training; empty for a replay
     conclusions: dict[str, list[str]]  # {run: what its records say in words}
 
     @property
@@ -100,14 +111,14 @@ def analyse_runs(
         fix = f"run: probe sweep {spec.path}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
     settings = {"num_draws": num_draws, "seed": seed, "plan": go_plan(spec), "regrade_agreement": regrade_agreement}
-    return _analyses(done, **settings)
+    return analyse_all(done, **settings)
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
     """Every criterion on the analyses of `analyse_runs`, and the decision."""
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
-    table = by_condition({c.name: _table(spec, c, done, analyses) for c in spec.conditions})
+    table = sweep_table(spec, done, analyses)
     rows = _rows(spec.criteria, table)
     rules_of = _rules_of(spec, done)
     rules = analyses[rules_of].rules if rules_of else []
@@ -128,82 +139,21 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
         then=decision.then,
         refused={other.name: unmet(other, verdicts) for other in spec.decisions[: spec.decisions.index(decision)]},
         cautions=_cautions(spec, runs),
+        outcomes=_outcomes(spec, table),
         conclusions={" ".join(key): analysis.conclusions for key, analysis in analyses.items()},
     )
 
 
-def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
-    """The primary's value (or difference) in the block of one seed, minus its threshold; None when it is not there.
-
-    What the stop rules look at: a mean over the prompts of the block, without its interval.
-    """
-    done = [run for run in runs_of(spec, out_dir) if run.complete and run.job.seed == seed]
-    analyses = _analyses(done, num_draws=STOP_DRAWS, seed=seed)
-    table = by_condition({c.name: _merged(c, done, analyses) for c in spec.conditions})
-    own = spec.primary
-    value = _value(table, own.metric, own.arm, own.condition)
-    if own.versus_arm is not None or own.versus_condition is not None:
-        rival = _value(table, own.metric, own.versus_arm or own.arm, own.versus_condition or own.condition)
-        value = None if value is None or rival is None else value - rival
-    if value is None or isinstance(own.threshold, tuple):
-        return value
-    return value - (0.0 if own.statistic == "p" else own.threshold)
-
-
-def _analyses(done: Sequence[SweepRun], **settings: Any) -> Analyses:
-    """{(run, condition): analysis}."""
-    read = [(run, read_run(run.job.directory)) for run in done]
-    return {(run.job.name, c): analyze(one, c, **settings) for run, one in read for c in run.job.conditions}
-
-
-def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) -> float | None:
-    found = table.get(Key(metric, "prompt", arm, condition))
-    return None if found is None else found.value
-
-
 def go_plan(spec: Spec) -> Plan:
-    """What rule R7 judges: METHOD's plan, where the budget does not state another."""
+    """What rule R7 judges: what a GO buys, in a training spec its own runs; METHOD's plan where nothing is stated."""
     go = spec.budget.go
+    if go is None and spec.base.verb == "train":
+        go = spec.budget.model_copy(update={"seeds": len(spec.seeds)})
     if go is None:
         return Plan()
     stated = {"seeds": go.seeds, "expected_effect": go.expected_effect, "sd": go.sd}
     given = {name: value for name, value in stated.items() if value is not None}
     return replace(Plan(), **given, paired_correlation=go.paired_correlation)
-
-
-def _table(spec: Spec, condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:
-    """The metrics of one condition over its seeds."""
-    seeds = dict.fromkeys(run.job.seed for run in done)
-    tables = {str(s): _merged(condition, [run for run in done if run.job.seed == s], analyses) for s in seeds}
-    tables = {name: table for name, table in tables.items() if table}
-    if not frozen(spec, condition):
-        return over_runs(tables)
-    return _pooled(list(tables.values()))
-
-
-def _merged(condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> dict[Key, Estimate]:
-    """The metrics of one condition and seed: of its one run, or of its runs of one arm each, the first arm first."""
-    found: dict[Key, Estimate] = {}
-    for run in done:
-        if condition.name in run.job.conditions:
-            found = analyses[run.job.name, condition.name].metrics | found
-    return found
-
-
-def _pooled(tables: Sequence[Metrics]) -> Metrics:
-    """Prompt means over several seeds of a replay, which share their prompts. Nulls belong to one run and stay out."""
-    if len(tables) < 2:
-        return tables[0] if tables else {}
-    found: dict[Key, Estimate] = {}
-    for key in tables[0]:
-        values: dict[str, list[float]] = {}
-        for number, table in enumerate(tables):
-            own = table[key].by_unit if key in table else {}
-            for unit, value in own.items():
-                values.setdefault(unit if key.unit == "prompt" else f"{number}/{unit}", []).append(value)
-        if values:
-            found[key] = estimate({unit: float(np.mean(several)) for unit, several in values.items()}, key.unit)
-    return found
 
 
 def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
@@ -247,16 +197,47 @@ def _side(own: str | None, versus: str | None) -> str:
 
 
 def _rules_of(spec: Spec, done: Sequence[SweepRun]) -> tuple[str, str] | None:
-    """(run, condition) that the rules are read from: the primary's condition, the first seed that is there."""
+    """(run, condition) that the rules are read from: the primary's condition, the first seed that is there; of training
+    runs, which have one arm each, one that projects, so that its gate can be judged.
+    """
     condition = spec.primary.condition or spec.conditions[0].name
-    return next(((run.job.name, condition) for run in done if condition in run.job.conditions), None)
+    found = [run.job for run in done if condition in run.job.conditions]
+    projects = [job for job in found if any(ARMS[arm].projects for arm in job.arms)]
+    job = next(iter(projects or found), None)
+    return None if job is None else (job.name, condition)
+
+
+SHOWN = (  # of training, in the table of outcomes
+    *("hack_start", "hack_final", "exploit_final", "solve_final", "margin_final"),
+    *("cos_update", "hackward_frac_update", "hackward_frac_moved", "direction_overlap", "kl/mean"),
+)
+
+
+def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
+    """What every arm of a training sweep ended in, seed by seed."""
+    seeds, found = list(map(str, spec.seeds)), []
+    for condition in spec.conditions:
+        for arm in spec.arms_of(condition):
+            rows = {name: table.get(Key(name, "seed", arm, condition.name)) for name in SHOWN}
+            values = {name: [row.by_unit.get(seed) for seed in seeds] for name, row in rows.items() if row is not None}
+            if values:
+                found.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))
+    return found
 
 
 def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
-    """What has to be said beside every verdict: runs that are missing, runs that are older than the criteria."""
+    """What has to be said beside every verdict: runs that are missing, stopped early, or older than the criteria."""
     missing = [run.job.name for run in runs if not run.complete]
     other = [run.job.name for run in runs if run.spec_status not in (None, "frozen")]
-    cautions = []
+    manifests = {run.job.name: read_json(run.job.directory / MANIFEST_FILE) for run in runs if run.complete}
+    cautions = [
+        f"STOPPED: {name}, by a tripwire ({manifest['stopped']}): its final numbers are of that step"
+        for name, manifest in manifests.items()
+        if manifest.get("stopped")
+    ]
+    for condition in spec.conditions:
+        own = [run for run in runs if run.complete and condition.name in run.job.conditions]
+        cautions += _mixed([read_json(run.job.directory / CONFIG_FILE) for run in own], condition.name)
     if missing:
         cautions.append(f"{len(missing)} of {len(runs)} runs are not complete: {', '.join(missing)}")
     if other:
@@ -265,3 +246,12 @@ def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
             "than the data and confirm nothing"
         )
     return cautions
+
+
+def _mixed(configs: Sequence[dict[str, Any]], condition: str) -> list[str]:
+    """Training runs of one condition that differ in more than arm and seed: a preset that was edited in between."""
+    settings = [flat(shared_settings(config)) for config in configs if config["verb"] == "train"]
+    different = {key for own in settings for key in own if own[key] != settings[0].get(key)}
+    if not different:
+        return []
+    return [f"MIXED: the runs of {condition} differ in {', '.join(sorted(different))}: arms cannot be compared"]

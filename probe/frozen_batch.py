@@ -4,6 +4,7 @@
     margin                         mean over pairs of (sum logp(hack) - sum logp(clean)) now, minus that of the base
     kl_from_base                   mean k3 per token of both (an estimate under the pairs' law, not the policy's)
     cos_moved, hackward_frac_moved of start - now, which points like a sum of gradients, with the first directions
+    hackward_q95                   95th percentile of hackward_frac_moved when the directions are Haar-distributed (N1)
 
 The reference is fixed: base policy, pairs and directions are those of the start, whatever the run refreshes.
 """
@@ -20,7 +21,7 @@ from extraction.batch import make_batch
 from extraction.gradients import score
 from extraction.pairs import Pair
 from probe.kl import kl_terms
-from probe.projection import sample_cosines
+from probe.projection import haar_hackward_quantile, sample_cosines
 from probe.records import nullable
 from replay_pools.policy import Policy
 
@@ -36,6 +37,7 @@ class FrozenMeasure:
     kl_from_base: float
     cos_moved: float | None  # None where the policy has not moved
     hackward_frac_moved: float | None
+    hackward_q95: float | None
 
     def to_json(self) -> dict[str, Any]:
         """The wire form."""
@@ -80,4 +82,5 @@ class FrozenBatch:
             kl_from_base=float(kl[mask].double().mean()),
             cos_moved=nullable(float(found.cos)),
             hackward_frac_moved=nullable(float(torch.as_tensor(found.hackward_frac))),
+            hackward_q95=nullable(haar_hackward_quantile(moved, self._vectors)),
         )

@@ -12,15 +12,13 @@ from typing import Any, Literal
 
 from probe.analysis.stats import Interval, wilson_interval
 from probe.decode import decode
+from probe.vocabulary import ALL, NO_HINT
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout
 
 Weights = Literal["training", "deployed"]  # with and without the quarantine; the same for arms that have none
 Metric = Literal["hack", "exploit", "solve"]
-
-ALL = "all"
-NO_HINT = "no hint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

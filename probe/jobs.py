@@ -3,22 +3,21 @@
 Every job is an ordinary `probe` command that can be repeated by hand, and resumes by itself.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+import orjson
+
+from probe.loss_settings import LossSettings
+from probe.nested import flat
 from probe.prereg import preregistered, spec_status
 from probe.runs import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
 from probe.spec import Condition, Option, Spec, SpecStatus
 from replay_pools.files import read_json
 
-# The fields of probe.objective.Objective, which `probe replay --condition` takes: conditions that differ in these alone
-# are evaluated side by side in one pass.
-ONE_PASS = (
-    *("loss_type", "max_completion_length", "advantage_estimator", "scale_rewards", "advantage_eps", "min_group_std"),
-    *("advantage_clip", "gtpo_beta", "sepa_lambda", "hicra_alpha", "top_entropy_quantile"),
-    *("old_logprobs", "importance_sampling_level", "epsilon", "epsilon_high", "delta"),
-    *("reference", "kl_estimator", "beta", "entropy_coef"),
-)
+# What `probe replay --condition` takes: conditions that differ in these alone are evaluated side by side in one pass.
+ONE_PASS = tuple(field.name for field in fields(LossSettings))
 NORMALISER = ("loss_type", "max_completion_length")  # v_hack has that of its run: with another one there are no nulls
 
 
@@ -65,8 +64,14 @@ def block(spec: Spec, seed: int, out_dir: Path) -> list[Job]:
     return [
         _job(spec, conditions, arms, seed, out_dir)
         for conditions in _passes(spec)
-        for arms in ([spec.arms] if frozen(spec, conditions[0]) else [(arm,) for arm in spec.arms])
+        for arms in _runs(spec, conditions[0])
     ]
+
+
+def _runs(spec: Spec, condition: Condition) -> list[tuple[str, ...]]:
+    """The arms under a condition, those that one run serves together."""
+    arms = spec.arms_of(condition)
+    return [arms] if frozen(spec, condition) else [(arm,) for arm in arms]
 
 
 def _passes(spec: Spec) -> list[list[Condition]]:
@@ -75,7 +80,7 @@ def _passes(spec: Spec) -> list[list[Condition]]:
     for condition in spec.conditions:
         own = spec.options(condition)
         others = {name: value for name, value in own.items() if name not in ONE_PASS or name in NORMALISER}
-        key = repr(sorted(others.items())) if frozen(spec, condition) else condition.name
+        key = repr((sorted(others.items()), spec.arms_of(condition))) if frozen(spec, condition) else condition.name
         passes.setdefault(key, []).append(condition)
     return list(passes.values())
 
@@ -89,12 +94,17 @@ def runs_of(spec: Spec, out_dir: Path) -> list[SweepRun]:
     ]
 
 
-def flags(options: dict[str, Option]) -> list[str]:
-    """Options as command-line arguments: true is a flag, false leaves it off, lists are joined by commas."""
+def flags(options: Mapping[str, Option]) -> list[str]:
+    """Options as command-line arguments: true is a flag, false leaves it off, a list is joined by commas, and a table
+    repeats its option with every setting in it, as TABLE.KEY=VALUE.
+    """
     arguments: list[str] = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
+        if isinstance(value, dict):  # the JSON of plain values and of their lists is TOML as well
+            rows = (f"{key}={orjson.dumps(leaf).decode()}" for key, leaf in flat(value).items())
+            arguments += [part for row in rows for part in (option, row)]
+        elif isinstance(value, bool):
             arguments += [option] if value else []
         else:
             arguments += [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
@@ -102,21 +112,30 @@ def flags(options: dict[str, Option]) -> list[str]:
 
 
 def _job(spec: Spec, conditions: list[Condition], arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
-    """The run of one pass and seed in some arms, named after its first condition unless it holds several and all."""
+    """The run of one pass and seed in some arms: named after its first condition unless it holds several and all, and
+    after its arm where that is one of several runs.
+    """
     first = [] if len(conditions) == len(spec.conditions) > 1 else [conditions[0].name]
-    name = "-".join([spec.name, *first, *(arms if arms != spec.arms else ()), f"seed{seed}"])
+    name = "-".join([spec.name, *first, *(() if frozen(spec, conditions[0]) else arms), f"seed{seed}"])
     own = ("--name", name, "--out", str(out_dir), "--arm", ",".join(arms), "--seed", str(seed))
     mark = ("--preregistered", preregistered(spec))
-    options = spec.options(conditions[0])
-    shared = flags({name: value for name, value in options.items() if name not in ONE_PASS})
     return Job(
         name=name,
-        args=(spec.base.verb, *own, *mark, *shared, *(part for c in conditions for part in _condition(spec, c))),
+        args=(spec.base.verb, *own, *mark, *_own_flags(spec, conditions)),
         directory=out_dir / "runs" / name,
         seed=seed,
         conditions=tuple(condition.name for condition in conditions),
         arms=arms,
     )
+
+
+def _own_flags(spec: Spec, conditions: list[Condition]) -> list[str]:
+    """The options of a pass: in a replay, those of the loss belong to its conditions."""
+    options = spec.options(conditions[0])
+    if spec.base.verb == "train":
+        return flags(options)
+    shared = flags({name: value for name, value in options.items() if name not in ONE_PASS})
+    return shared + [part for condition in conditions for part in _condition(spec, condition)]
 
 
 def _condition(spec: Spec, condition: Condition) -> tuple[str, str]:

@@ -12,11 +12,11 @@ from probe.records import SampleRecord, StepRecord, nullable
 from probe.sources import Group
 from probe.step import ArmResult, StepResult
 from probe.tokens import TokenRecord
+from probe.vocabulary import PROBLEM_SEPARATOR
 from probe.weighting import Weighting
 from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
 
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED
-PROBLEM_SEPARATOR = " + "
 NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"

@@ -8,6 +8,7 @@ from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.vocabulary import Basis
 
 FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
+TRAINED = "moments of AdamW, gradient, base, EMA, quarantine"
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 
@@ -29,13 +30,15 @@ def memory(
     k: int,
     num_direction_sets: int,
     num_pairs: int,
+    trains: bool = False,
 ) -> list[Memory]:
     """What a step holds beside the activations, which depend on the lengths of the rollouts.
 
     Args:
         model: on the meta device; only shapes are read.
-        num_samples: G.
+        num_samples: of all groups of a step.
         num_direction_sets: kinds of directions that the arms measure (v_hack, haar, ...).
+        trains: with an optimizer, references and a quarantine.
     """
     shapes = [weight_matrix(model.get_submodule(name), name).shape for name in find_targets(model)]
     weights = sum(p.numel() for p in model.parameters()) * WEIGHT_BYTES[dtype]
@@ -54,4 +57,6 @@ def memory(
             Memory(what=f"{basis}: {num_direction_sets} x {k} directions", num_bytes=size * k * num_direction_sets),
             Memory(what=f"{basis}: gradients of {num_pairs} pairs", num_bytes=size * 2 * num_pairs),
         ]
+        if trains:
+            rows.append(Memory(what=f"{basis}: {TRAINED}", num_bytes=size * 6))
     return rows

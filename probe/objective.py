@@ -8,46 +8,23 @@ G samples in a group, T tokens; a step of P groups has P G samples, and baseline
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from extraction.loss import LossType, loss_weights
-from probe.advantages import Estimator, Scale, advantage_diagnostics, advantages, as_groups, group_std
+from extraction.loss import loss_weights
+from probe.advantages import advantage_diagnostics, advantages, as_groups, group_std
 from probe.credit import token_credit
-from probe.kl import KL_ESTIMATORS, KlEstimator
-from probe.ratio import Level, surrogate
+from probe.kl import KL_ESTIMATORS
+from probe.loss_settings import LossSettings
+from probe.ratio import surrogate
 from replay_pools.errors import InputError
-
-Old = Literal["current", "recorded"]
-Reference = Literal["base", "ema", "recorded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """The settings of a loss (METHOD: names and formulas are TRL's)."""
-
-    loss_type: LossType = "grpo"
-    max_completion_length: int | None = None  # for dr_grpo
-    advantage_estimator: Estimator = "grpo"
-    scale_rewards: Scale = "none"
-    advantage_eps: float = 1e-4
-    min_group_std: float = 0.0
-    advantage_clip: float | None = None  # last: on A_it where there is token credit, on A_i otherwise
-    gtpo_beta: float = 0.0
-    sepa_lambda: float = 0.0
-    hicra_alpha: float = 0.0
-    top_entropy_quantile: float = 1.0
-    old_logprobs: Old = "current"  # what the ratio is against; current: it is 1 and nothing is clipped
-    importance_sampling_level: Level = "token"
-    epsilon: float | None = 0.2  # None = not clipped
-    epsilon_high: float | None = None  # None = epsilon
-    delta: float | None = None
-    reference: Reference | None = None  # of the KL; None = no KL is measured
-    kl_estimator: KlEstimator = "k3"
-    beta: float = 0.0  # with a reference and beta 0 the KL is measured and does not act
-    entropy_coef: float = 0.0
+class Objective(LossSettings):
+    """The loss that the settings mean (METHOD: names and formulas are TRL's)."""
 
     def __post_init__(self) -> None:
         """Settings that do not fit together are refused at once; trying them is the check."""
@@ -70,16 +47,6 @@ class Objective:
             surrogate(-tokens, -tokens, tokens.bool(), rewards, **self.ratio_options())
         except ValueError as error:
             raise InputError("objective", expected="settings that fit together", found=str(error)) from error
-
-    @property
-    def has_credit(self) -> bool:
-        """Whether the tokens of a sample are weighted unequally."""
-        return bool(self.gtpo_beta or self.hicra_alpha or self.top_entropy_quantile < 1)
-
-    @property
-    def has_token_terms(self) -> bool:
-        """Whether the loss has terms that are not advantage times log-probability: ratio, KL, entropy."""
-        return bool(self.old_logprobs == "recorded" or self.beta or self.entropy_coef)
 
     def ratio_options(self) -> dict[str, Any]:
         """The keywords of `probe.ratio.surrogate`."""

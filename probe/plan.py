@@ -1,26 +1,28 @@
 """`probe plan`: what a spec can detect, what it costs in hours, money and memory. Nothing is run, no weights loaded.
 
     effect    the minimum detectable effect of n units a side at 80% power, paired and unpaired (probe.analysis.power)
-    hours     runs x steps x seconds a step (measured in a run that is named), or as the budget states
+    hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec,
+              or runs x hours as the budget states them
     memory    exact sizes of what the probe holds beside activations (probe.memory)
 
 What cannot be said is said to be so: `Plan.notes`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from extraction.pairs import load_pairs
-from probe.analysis.power import mde
+from probe.analysis.power import mde, pairing_pays_above
 from probe.arms import ARMS
-from probe.jobs import block
+from probe.jobs import runs_of
 from probe.memory import Memory, memory
 from probe.spec import Cost, Spec
-from probe.vacuity import Resolved, Vacuous, vacuous_parts
+from probe.timings import Measured, measured
+from probe.vacuity import Resolved, Settings, Vacuous, vacuous_parts
 from replay_pools.errors import InputError
-from replay_pools.files import decode_jsonl, read_json
+from replay_pools.files import read_json
 from replay_pools.policy import load_skeleton
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
 
@@ -73,26 +75,30 @@ def make_plan(spec: Spec, resolved: Resolved, *, out_dir: Path, run: Path | None
     """The plan of a spec.
 
     Args:
-        resolved: {condition: {option: value}}, defaults included.
-        out_dir: where pools are looked up.
-        run: a run whose step times are taken.
+        out_dir: where pools, and finished runs of the spec, are looked up.
+        run: a run whose times are taken.
     """
     notes: list[str] = []
     go = spec.budget.go or Cost()
     return Plan(
         spec=spec.name,
         sha256=spec.sha256,
-        runs=sum(len(block(spec, seed, out_dir)) for seed in spec.seeds),
-        effects=_effects(spec.budget, len(spec.seeds), "budget", notes),
-        go_effects=_effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else [],
+        runs=len(runs_of(spec, out_dir)),
+        effects=_effects(spec.budget, len(spec.seeds), _designs(spec), "budget", notes),
+        go_effects=_effects(go, go.seeds or 0, ("paired", "unpaired"), "budget.go", notes) if spec.budget.go else [],
         prices=[*_own_price(spec, resolved, out_dir, run, notes), *_go_price(go)],
-        memory=_memory_of(spec, resolved, out_dir, notes),
+        memory=_memory_of(resolved, out_dir, notes),
         vacuous=vacuous_parts(spec, resolved),
         notes=notes,
     )
 
 
-def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effect]:
+def _designs(spec: Spec) -> tuple[str, ...]:
+    """The design of the primary: what it will be tested by decides what it can see."""
+    return ("paired",) if spec.primary.paired else ("unpaired",)
+
+
+def _effects(cost: Cost, planned: int, designs: Sequence[str], key: str, notes: list[str]) -> list[Effect]:
     """The detectable effect by number of units, and whether the planned number sees the expected one."""
     if cost.sd is None:
         notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
@@ -110,35 +116,49 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effec
         if n >= 2
     ]
     if cost.expected_effect is not None:
-        notes += [_compare(e, cost.expected_effect, cost.effect_unit, key) for e in found if e.planned]
+        notes += [_compare(e, cost, cost.expected_effect, designs, key) for e in found if e.planned]
     return found
 
 
-def _compare(effect: Effect, expected: float, unit: str, key: str) -> str:
-    smallest = min(value for value in (effect.paired, effect.unpaired) if value is not None)
-    word = "can" if smallest <= expected else "CANNOT"
-    return (
-        f"[{key}] {effect.n} seeds {word} see the expected effect of {expected:g} {unit}".rstrip()
-        + f": the smallest detectable one is {smallest:.3g}"
-    )
+def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str], key: str) -> str:
+    """Whether a design sees the expected effect, and what pairing would have to bring."""
+    sizes = {"paired": effect.paired, "unpaired": effect.unpaired}
+    known = {name: size for name in designs if (size := sizes[name]) is not None} or {"unpaired": effect.unpaired}
+    design = min(known, key=known.__getitem__)
+    word = "can" if known[design] <= expected else "CANNOT"
+    text = f"[{key}] {effect.n} seeds {word} see the expected effect of {expected:g} {cost.effect_unit}".rstrip()
+    text += f": the smallest detectable one is {known[design]:.3g} ({design})"
+    if effect.paired is not None and effect.paired > effect.unpaired:
+        text += (
+            f"; pairing by seed halves the degrees of freedom and pays above a correlation of "
+            f"{pairing_pays_above(effect.n, alpha=ALPHA, power=POWER):.2f} with {effect.n} seeds, "
+            f"{cost.paired_correlation:g} is stated"
+        )
+    return text
 
 
 def _own_price(spec: Spec, resolved: Resolved, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
     """What the spec's own runs cost."""
-    names = [job.conditions[0] for seed in spec.seeds for job in block(spec, seed, out_dir)]
-    stated = spec.budget.hours_per_run
-    if run is not None:
-        seconds = seconds_per_step(run)
-        steps = {name: _num_steps(options, out_dir) for name, options in resolved.items()}
+    runs = runs_of(spec, out_dir)
+    names, stated = [one.job.conditions[0] for one in runs], spec.budget.hours_per_run
+    places = [run] if run is not None else [one.job.directory for one in runs if one.complete]
+    if places and (times := measured(places)) is not None:
+        steps = {name: _num_steps(own, out_dir) for name, own in resolved.items()}
         if None not in steps.values():
-            hours = sum(steps[name] or 0 for name in names) * seconds / 3600
-            source = f"median step of {run}: {seconds:.3g} s; loading and extraction come on top"
-            return [_price("this spec", spec.budget, len(names), hours, source)]
+            hours = sum(times.start + (steps[name] or 0) * times.step for name in names) / 3600
+            return [_price("this spec", spec.budget, len(names), hours, _source(times, run))]
         notes.append("hours from step times: the number of steps is not known before the pools are generated")
+    elif run is not None:
+        raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
     if stated is None:
         notes.append("no hours: give --run RUN (a measured run), or hours_per_run in [budget]")
         return []
     return [_price("this spec", spec.budget, len(names), len(names) * stated, "[budget] hours_per_run, as stated")]
+
+
+def _source(times: Measured, run: Path | None) -> str:
+    where = f"measured in {run}" if run is not None else f"measured in {times.runs} finished runs of this spec"
+    return f"{where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
 
 
 def _go_price(go: Cost) -> list[Price]:
@@ -154,21 +174,11 @@ def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price
     return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
 
 
-def seconds_per_step(run: Path) -> float:
-    """Median seconds of a step of a run, from its `timings.jsonl`; InputError when there are none."""
-    path = run / "timings.jsonl"
-    rows = decode_jsonl(path.read_bytes(), path) if path.is_file() else []
-    seconds = sorted(float(row["seconds"]) for row in rows if "step" in row)  # the others are starts
-    if not seconds:
-        raise InputError(path, expected="timings of a run", found="none", fix="give a directory of out/runs/")
-    return seconds[len(seconds) // 2]
-
-
-def _num_steps(options: Mapping[str, Any], out_dir: Path) -> int | None:
+def _num_steps(own: Settings, out_dir: Path) -> int | None:
     """Steps of a run: as asked for, or as many as the smallest pool holds; None for a pool that is not there."""
-    if options.get("steps") is not None:
-        return int(options["steps"])
-    manifests = [_pool_manifest(name, out_dir) for name in options["replay_dirs"]]
+    if own.steps is not None:
+        return own.steps
+    manifests = [_pool_manifest(name, out_dir) for name in own.pools]
     return min((m["counts"]["steps"] for m in manifests if m), default=None) if None not in manifests else None
 
 
@@ -180,27 +190,28 @@ def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _memory_of(spec: Spec, resolved: Resolved, out_dir: Path, notes: list[str]) -> list[Memory]:
-    """Memory of the condition that needs most."""
+def _memory_of(resolved: Resolved, out_dir: Path, notes: list[str]) -> list[Memory]:
+    """Memory of the run that needs most."""
     found: list[list[Memory]] = []
-    for name, options in resolved.items():
-        model = options.get("model") or _base_model(options["replay_dirs"], out_dir)
+    for name, own in resolved.items():
+        model = own.model or _base_model(own.pools, out_dir)
         if model is None:
             notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
             continue
-        arms = [ARMS[arm] for arm in spec.arms]
-        found.append(
-            memory(
-                load_skeleton(model),
-                dtype=options["dtype"],
-                bases={arm.basis for arm in arms},
-                lora_rank=options["lora_rank"],
-                num_samples=options["per_pool"] * len(options["replay_dirs"]),
-                k=options["k"],
-                num_direction_sets=len({arm.directions for arm in arms}),
-                num_pairs=len(load_pairs(options["pairs"])),
+        for arms in [own.arms] if own.frozen else [(arm,) for arm in own.arms]:
+            found.append(
+                memory(
+                    load_skeleton(model),
+                    dtype=own.dtype,
+                    bases={ARMS[arm].basis for arm in arms},
+                    lora_rank=own.lora_rank,
+                    num_samples=own.group * own.prompts_per_step,
+                    k=own.k,
+                    num_direction_sets=len({ARMS[arm].directions for arm in arms}),
+                    num_pairs=len(load_pairs(own.pairs)),
+                    trains=not own.frozen,
+                )
             )
-        )
     return max(found, key=lambda rows: sum(row.num_bytes for row in rows), default=[])
 
 

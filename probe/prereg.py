@@ -128,9 +128,14 @@ def _check(spec: Spec) -> None:
         raise _wrong(spec, "criteria", "names beside those of METHOD's rules", taken[0])
     for arm in spec.arms:
         get_arm(arm)
+    for condition in spec.conditions:
+        if strange := [arm for arm in spec.arms_of(condition) if arm not in spec.arms]:
+            raise _wrong(spec, f"conditions.{condition.name}.arms", f"some of {', '.join(spec.arms)}", strange[0])
     for key, options in option_tables(spec):
         if reserved := [name for name in options if name in RESERVED]:
             raise _wrong(spec, key, "no option that the sweep sets", reserved[0])
+        if "set" in options and not isinstance(options["set"], dict):
+            raise _wrong(spec, f"{key}.set", "a table, as set.objective.beta = 0.01", repr(options["set"]))
     if (primaries := [c.name for c in spec.criteria if c.role == "primary"]) and len(primaries) == 1:
         for criterion in spec.criteria:
             _check_criterion(spec, criterion, conditions)

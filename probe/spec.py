@@ -4,20 +4,21 @@ No table has a key that is not declared here, and no value is converted; `spec/R
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from probe.nested import overlaid
 from probe.vocabulary import Verdict
 
 Verb = Literal["replay", "train"]
 Role = Literal["primary", "check", "mechanism"]
-Statistic = Literal["mean", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
+Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
 Comparison = Literal[">", ">=", "<", "<=", "inside"]
-Unit = Literal["prompt", "seed", "step", "sample", "pair", "module", "pool"]
+Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module", "pool"]
 Null = Literal["none", "N1", "N2", "N3", "N4", "baselines", "pair-swap"]
 SpecStatus = Literal["frozen", "edited", "none"]
-Option = bool | int | float | str | list[str] | list[int] | list[float]
+Option = bool | int | float | str | list[str] | list[int] | list[float] | dict[str, Any]
 
 BASE_CONDITION = "base"
 # Rows of METHOD section 7 that decisions may require; R5 is a mechanism, R6 is the decision.
@@ -57,9 +58,10 @@ class Base(_Options):
 
 
 class Condition(_Options):
-    """A named set of options that replace those of the base."""
+    """A named set of options that replace those of the base; a table replaces key by key."""
 
     name: str
+    arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
 
 
 class PoolPlan(_Options):
@@ -83,6 +85,7 @@ class Criterion(_Table):
     versus_arm: str | None = None
     condition: str | None = None  # None: the first
     versus_condition: str | None = None
+    paired: bool = True  # the difference: unit by unit, or of two independent samples (Welch)
     why: str = ""
 
 
@@ -168,4 +171,8 @@ class Spec(_Table):
 
     def options(self, condition: Condition) -> dict[str, Option]:
         """The verb's options under a condition."""
-        return self.base.options | condition.options
+        return overlaid(self.base.options, condition.options)
+
+    def arms_of(self, condition: Condition) -> tuple[str, ...]:
+        """The arms under a condition."""
+        return condition.arms or self.arms

@@ -5,8 +5,9 @@ what it needed; one that wrote none was warm and read it.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,29 @@ class Timings:
 
     def _num_cached(self) -> int:
         return sum(path.is_file() for path in self._cache_dir.rglob("*"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Mean seconds of several runs: of a start, and of a step with all that comes before it (sampling, evaluations)."""
+
+    runs: int
+    start: float
+    step: float
+
+
+def measured(directories: Iterable[Path]) -> Measured | None:
+    """What runs took; None where none of them has times."""
+    starts, steps, runs = [], [], 0
+    for path in (directory / TIMINGS_FILE for directory in directories):
+        rows = decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+        own = [row["seconds"] for row in rows if "step" in row]
+        runs += bool(own)
+        steps += own
+        starts += [sum(phase["seconds"] for phase in row["start"].values()) for row in rows if "start" in row]
+    if not steps:
+        return None
+    return Measured(runs=runs, start=sum(starts) / max(len(starts), 1), step=sum(steps) / len(steps))
 
 
 def describe_timings(directory: Path) -> str:

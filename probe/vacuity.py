@@ -1,20 +1,18 @@
 """What a spec cannot show, found before any run: settings that do nothing, and criteria that hold whatever happens.
 
-Each rule is one function from (spec, options of every condition) to warnings; `plan` prints them all. Options are
-those of the verb, defaults included, under its parameter names.
+Each rule is one function from (spec, settings of every condition) to warnings; `plan` prints them all.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import Any
 
 from probe.advantages import advantage_bound
 from probe.arms import ARMS
 from probe.join import REWARD_RANGE
+from probe.loss_settings import LossSettings
 from probe.spec import Criterion, Spec
-
-Resolved = Mapping[str, Mapping[str, Any]]  # {condition: {option: value}}
 
 # Measures of a direction: no factor > 0 on the gradient changes them.
 SCALE_FREE = ("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired")
@@ -25,12 +23,33 @@ GATE_IDENTITIES = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
 # The one statistic that swaps within pairs are a null of: they flip signs of its terms.
 MEAN_DIRECTION = "cos_in_mean"
 # The only options that read the advantages, or what becomes of them.
-ADVANTAGE_OPTIONS = {
-    "advantage_estimator": "grpo",
-    "scale_rewards": "none",
-    "advantage_clip": None,
-    "min_group_std": 0.0,
-}
+ADVANTAGE_OPTIONS = ("advantage_estimator", "scale_rewards", "advantage_clip", "min_group_std")
+CLIPS = ("epsilon", "epsilon_high", "delta", "importance_sampling_level")
+DEFAULTS = {field.name: field.default for field in fields(LossSettings)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a condition of a spec comes down to, defaults included."""
+
+    loss: LossSettings
+    given: frozenset[str]  # what the spec states: options, and settings by their names with dots, the loss's without
+    values: Mapping[str, Any]  # everything that shapes the numbers, by name
+    arms: tuple[str, ...]
+    frozen: bool  # nothing is trained
+    group: int  # G, rollouts that share a baseline
+    prompts_per_step: int
+    steps: int | None  # None: as many as the pools hold
+    pools: tuple[str, ...]  # that are replayed
+    model: str | None  # None: the base model of the pools
+    dtype: str
+    lora_rank: int
+    k: int
+    pairs: str
+
+
+Resolved = Mapping[str, Settings]  # by condition
+Found = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,53 +65,69 @@ def vacuous_parts(spec: Spec, resolved: Resolved) -> list[Vacuous]:
     return [Vacuous(where, why) for rule in RULES for where, why in rule(spec, resolved)]
 
 
-Found = Iterator[tuple[str, str]]
-
-
-def _has_credit(options: Mapping[str, Any]) -> bool:
-    """Whether the advantage of a sample is spread unevenly over its tokens (probe.objective)."""
-    return bool(options.get("gtpo_beta") or options.get("hicra_alpha") or options.get("top_entropy_quantile", 1) < 1)
-
-
 def _cap(_spec: Spec, resolved: Resolved) -> Found:
     """An advantage cap at or above what any group can reach."""
-    for name, options in resolved.items():
-        clip = options.get("advantage_clip")
-        if clip is None or options["loss_type"] == "nll" or _has_credit(options):
+    for name, own in resolved.items():
+        loss, clip = own.loss, own.loss.advantage_clip
+        if clip is None or loss.loss_type == "nll" or loss.has_credit:
             continue  # the advantages of single tokens have no such bound
+        if loss.scale_rewards == "batch" and own.prompts_per_step > 1:
+            continue  # the standard deviation of a whole step may be as small as it likes
         # In a replay step the batch is the group, so both scalings divide by the group's standard deviation.
-        scale = "none" if options["scale_rewards"] == "none" else "group"
-        size = options["per_pool"] * len(options["replay_dirs"])
-        bound = advantage_bound(size, REWARD_RANGE, estimator=options["advantage_estimator"], scale=scale)
+        scale = "none" if loss.scale_rewards == "none" else "group"
+        bound = advantage_bound(own.group, REWARD_RANGE, estimator=loss.advantage_estimator, scale=scale)
         if clip >= bound:
             yield (
                 f"conditions.{name}.advantage_clip",
-                f"the cap {clip:g} is not below {bound:.3g}, the largest |A| of a group of {size} "
-                f"(estimator {options['advantage_estimator']}, scale {options['scale_rewards']}): it never binds",
+                f"the cap {clip:g} is not below {bound:.3g}, the largest |A| of a group of {own.group} "
+                f"(estimator {loss.advantage_estimator}, scale {loss.scale_rewards}): it never binds",
             )
 
 
 def _ratio(_spec: Spec, resolved: Resolved) -> Found:
     """A clip of the policy ratio where old and current policy are the same."""
-    for name, options in resolved.items():
-        if options.get("epsilon") is not None and options.get("old_logprobs", "current") == "current":
-            why = "old log-probabilities are the current ones: the ratio is 1 in every step and the clip never acts"
-            yield f"conditions.{name}.epsilon", why
+    for name, own in resolved.items():
+        for key in CLIPS:
+            if key in own.given and own.loss.old_logprobs == "current":
+                why = "old log-probabilities are the current ones: the ratio is 1 in every step and the clip never acts"
+                yield f"conditions.{name}.{key}", why
+
+
+def _penalty(_spec: Spec, resolved: Resolved) -> Found:
+    """A KL penalty whose gradient is 0, and controllers of a penalty or a reference that is not there."""
+    for name, own in resolved.items():
+        loss = own.loss
+        if own.frozen and loss.beta and loss.reference in ("base", "ema") and loss.kl_estimator != "k1":
+            why = "at frozen weights the policy is its reference: the KL and its gradient are 0"
+            yield f"conditions.{name}.beta", why
+        for key in ("control.ema_decay", "control.ema_every"):
+            if key in own.given and loss.reference != "ema":
+                yield f"conditions.{name}.{key}", f"the reference is {loss.reference}: no EMA is compared with"
+        if "control.beta_warmup_steps" in own.given and not loss.beta:
+            yield f"conditions.{name}.control.beta_warmup_steps", "beta is 0, and stays 0 while it warms up"
+
+
+def _route(_spec: Spec, resolved: Resolved) -> Found:
+    """A quarantine that stays empty."""
+    for name, own in resolved.items():
+        if own.frozen and any(ARMS[arm].routes for arm in own.arms):
+            why = "nothing is trained, so nothing is parked: the arm route is vanilla"
+            yield f"conditions.{name}.arms", why
 
 
 def _no_advantage(_spec: Spec, resolved: Resolved) -> Found:
     """Advantage settings under a loss that has no advantage."""
-    for name, options in resolved.items():
-        if options.get("loss_type") == "nll":
-            for key, default in ADVANTAGE_OPTIONS.items():
-                if options.get(key, default) != default:
+    for name, own in resolved.items():
+        if own.loss.loss_type == "nll":
+            for key in ADVANTAGE_OPTIONS:
+                if getattr(own.loss, key) != DEFAULTS[key]:
                     yield f"conditions.{name}.{key}", "the nll loss has no advantage: this setting does nothing"
 
 
 def _same(_spec: Spec, resolved: Resolved) -> Found:
     """Conditions that are the same experiment."""
     for (a, left), (b, right) in combinations(resolved.items(), 2):
-        if left == right:
+        if left.values == right.values:
             yield f"conditions.{b}", f"has the same options as {a}: comparing them compares a run with itself"
 
 
@@ -103,9 +138,9 @@ def _scale_only(spec: Spec, resolved: Resolved) -> Found:
             continue
         left = resolved[criterion.condition or spec.conditions[0].name]
         right = resolved[criterion.versus_condition]
-        different = {key for key in left if left[key] != right[key]}
-        capped = left.get("advantage_clip") is not None or right.get("advantage_clip") is not None
-        if different and different <= {*SCALE_OPTIONS} and not capped:
+        different = {key for key in left.values if left.values[key] != right.values.get(key)}
+        capped = left.loss.advantage_clip is not None or right.loss.advantage_clip is not None
+        if left.frozen and different and different <= {*SCALE_OPTIONS} and not capped:
             yield (
                 f"criteria.{criterion.name}",
                 f"the conditions differ in {', '.join(sorted(different))} alone, which multiplies all advantages of a "
@@ -137,8 +172,8 @@ def _controls(spec: Spec, resolved: Resolved) -> Found:
                 "swapping hack and clean within a pair changes signs of rows alone and leaves the directions "
                 "identical: that control is void, use N2 (labels permuted across pairs)",
             )
-    for name, options in resolved.items():
-        if "placebo" in spec.arms and options.get("pairs") == "builtin:placebo":
+    for name, own in resolved.items():
+        if "placebo" in own.arms and own.pairs == "builtin:placebo":
             yield f"conditions.{name}.pairs", "v_hack comes from the placebo pairs: the placebo arm is no control"
     primary = spec.primary
     compared = primary.versus_arm is not None or primary.versus_condition is not None
@@ -149,7 +184,7 @@ def _controls(spec: Spec, resolved: Resolved) -> Found:
 
 def _blocks(spec: Spec, resolved: Resolved) -> Found:
     """Stop rules that count blocks which are not independent."""
-    frozen = [name for name, o in resolved.items() if spec.base.verb == "replay" and o.get("lr", 0.0) == 0]
+    frozen = any(own.frozen for own in resolved.values())
     if spec.stop is not None and frozen:
         why = "replays of one pool share their prompts: seeds are no independent blocks, and alpha is not held"
         yield "stop", why
@@ -162,6 +197,8 @@ def _blocks(spec: Spec, resolved: Resolved) -> Found:
 RULES: tuple[Callable[[Spec, Resolved], Found], ...] = (
     _cap,
     _ratio,
+    _penalty,
+    _route,
     _no_advantage,
     _same,
     _scale_only,

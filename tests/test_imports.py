@@ -34,6 +34,8 @@ LIGHT_PATTERNS = (
     "probe/evaluation.py",
     "probe/jobs.py",
     "probe/launch.py",
+    "probe/loss_settings.py",
+    "probe/nested.py",
     "probe/prereg.py",
     "probe/tokens.py",
     "probe/report/*.py",
@@ -41,6 +43,7 @@ LIGHT_PATTERNS = (
     "probe/spec.py",
     "probe/stopping.py",
     "probe/sweep.py",
+    "probe/sweep_table.py",
 )
 MATHEMATICS = (
     "probe/advantages.py",

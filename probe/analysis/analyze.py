@@ -1,7 +1,7 @@
 """analyze: one run to one plain, JSON-able Analysis."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -9,16 +9,19 @@ from probe.analysis.cells import Bucket, Cell, advantage_cells, buckets
 from probe.analysis.comparisons import MEASURES, ArmComparison, compare_arms
 from probe.analysis.conclusions import conclusions
 from probe.analysis.contrasts import Contrast, contrasts
+from probe.analysis.estimates import Estimate, Key
 from probe.analysis.evidence import Check, Evidence, Plan
 from probe.analysis.gram import has_gram
 from probe.analysis.linked import link
-from probe.analysis.metrics import Estimate, Key, metrics
+from probe.analysis.metrics import metrics
+from probe.analysis.outcome import Outcome, outcome
 from probe.analysis.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.provenance import gate_facts, pool_facts
 from probe.analysis.sensitivity import Setting, settings
+from probe.analysis.siblings import is_training, realised_update, siblings, starts
 from probe.analysis.specificity import SCORES, Specificity, specificity
 from probe.analysis.thresholds import REPRODUCED
-from probe.analysis.trajectory import ArmSummary, TrajectoryRow, summarise, trajectory
+from probe.analysis.trajectory import ArmSummary, TrajectoryRow, num_problems, summarise, trajectory
 from probe.analysis.transfer import SignTransfer, sign_transfer
 from probe.analysis.validity import Part, validity
 from probe.analysis.verdicts import Decision, decide, rules
@@ -40,7 +43,7 @@ class Analysis:
     measured_arm: str | None  # stands for vanilla in cells, specificity, nulls and verdicts
     num_steps: int
     num_samples: int  # of the measured arm
-    num_prompts: int
+    num_prompts: int  # problems, each once
     mixed_steps: int  # steps whose group answers different prompts
     loss_types: tuple[str, ...]
     decision: Decision
@@ -58,6 +61,7 @@ class Analysis:
     buckets: list[Bucket]
     contrasts: list[Contrast]
     specificity: list[Specificity]
+    outcome: Outcome | None  # of training; None: nothing was evaluated on held-out problems
     null_reasons: dict[str, int]  # samples of the measured arm without cos_S_contrib; buckets count both metrics
     metrics: dict[Key, Estimate]  # what preregistered criteria are evaluated from
 
@@ -88,6 +92,7 @@ def analyze(
     seed: int = 0,
     plan: Plan | None = None,
     regrade_agreement: float | None = None,
+    others: Sequence[Run] = (),
 ) -> Analysis:
     """Evaluate every table, null, check and rule of one run under one condition.
 
@@ -98,6 +103,7 @@ def analyze(
         seed: of the draws, the sampled sign flips and the bootstraps.
         plan: the training that a GO would buy; None takes METHOD's.
         regrade_agreement: share of the pools' labels that a second grading repeats, when one was made.
+        others: runs beside this one; of those that train, other arms and seeds of the same settings enter rules R0, R4.
     """
     condition = next(iter(conditions(run)), DEFAULT_CONDITION) if condition is None else condition
     run = replace(
@@ -111,8 +117,9 @@ def analyze(
     measured = measured_arm(arms)
     own = samples[measured] if measured else []
     sure = {arm: [s for s in samples[arm] if not s.flaky] for arm in arms}
-    found = [row for arm in arms for row in contrasts(sure[arm], arm, seed=seed)]
+    found = [row for arm in arms for row in contrasts(sure[arm], arm, trains=summaries[arm].trains, seed=seed)]
     areas = [specificity(sure[measured], score, measured, seed=seed) for score in SCORES] if measured else []
+    beside = siblings(run, others)
     rows = [row for arm in arms for row in buckets(sure[arm], arm)]
     offline = _offline(run, measured, summaries, own, num_draws, seed)
     evidence = Evidence(
@@ -127,6 +134,9 @@ def analyze(
         permutation=offline.permutation,
         transfer=offline.transfer,
         offline_error=offline.error,
+        update=realised_update(beside) if is_training(run) else None,
+        starts=starts(beside),
+        outcome=outcome(run) if is_training(run) else None,
         pools=pool_facts(run),
         regrade_agreement=regrade_agreement,
         gate=gate_facts(run),
@@ -158,7 +168,7 @@ def _assemble(
         measured_arm=measured,
         num_steps=len({step.step for step in run.steps}),
         num_samples=len(own),
-        num_prompts=len({step.problem_id for step in run.steps}),
+        num_prompts=num_problems(run.steps),
         mixed_steps=mixed_steps,
         loss_types=tuple(dict.fromkeys(step.loss_type for step in run.steps)),
         decision=decide(verdicts, evidence),
@@ -176,6 +186,7 @@ def _assemble(
         buckets=rows,
         contrasts=found,
         specificity=areas,
+        outcome=evidence.outcome,
         null_reasons=reasons,
         metrics=metrics(evidence, run.samples),
     )

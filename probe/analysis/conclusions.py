@@ -6,9 +6,11 @@ from typing import Literal
 from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK, Contrast
 from probe.analysis.evidence import Evidence, controls, is_control
 from probe.analysis.nulls import NullTest
+from probe.analysis.outcome import RATES, deployed
 from probe.analysis.specificity import Specificity
 from probe.analysis.thresholds import ALIGNED_ALPHA, NEAR_ZERO, STRONG
 from probe.analysis.trajectory import ArmSummary
+from probe.vocabulary import ALL
 
 ALPHA = ALIGNED_ALPHA
 Alignment = Literal["unmeasured", "all null", "training", "null", "few", "control", "aligned", "opposed"]
@@ -56,13 +58,14 @@ def conclusions(
         mixed_steps: steps whose group answers different prompts.
     """
     measured = evidence.measured
-    sentences = [_alignment_sentence(evidence)]
+    sentences = [*_outcome_sentence(evidence), _alignment_sentence(evidence)]
     if measured is not None and measured.mean_cos_in is not None:
         sentences.append(_controls_sentence(measured, evidence))
     sentences.append(_hack_sentence(evidence, contrasts))
     sentences += _naive_sentence(measured, contrasts)
-    sentences += _specificity_sentence(specificities)
-    sentences += _pure_hack_sentence(measured, contrasts)
+    if not evidence.trains:
+        sentences += _specificity_sentence(specificities)
+        sentences += _pure_hack_sentence(measured, contrasts)
     if null_reasons:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(null_reasons.items()))
         count = sum(null_reasons.values())
@@ -77,6 +80,24 @@ def conclusions(
             "hint and reward move together."
         )
     return sentences
+
+
+def _outcome_sentence(e: Evidence) -> list[str]:
+    """What training did on held-out problems; one run is no comparison."""
+    if e.outcome is None:
+        return []
+    own = deployed(e.outcome.evaluations)
+    start, final = own[0]["rates"][ALL], own[-1]["rates"][ALL]
+    rates = [
+        f"{rate} {start[rate]['rate']:.0%} -> {final[rate]['rate']:.0%} "
+        f"[{final[rate]['interval']['low']:.0%}, {final[rate]['interval']['high']:.0%}]"
+        for rate in RATES
+    ]
+    text = (
+        f"Held-out problems, deployed weights: {', '.join(rates)} after {own[-1]['step']} steps "
+        f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds)."
+    )
+    return [text] if e.outcome.stopped is None else [f"STOPPED: {e.outcome.stopped}.", text]
 
 
 def _alignment_sentence(e: Evidence) -> str:
@@ -133,6 +154,9 @@ def _hack_sentence(e: Evidence, contrasts: Sequence[Contrast]) -> str:
     row = rows.get(e.measured.arm) if e.measured is not None else None
     permuted = _permuted(e, "hack_difference")
     start = "Hack versus clean among A > 0:"
+    if e.trains:
+        size = "" if row is None or row.difference is None else f"{row.difference:+.3f} in cos_S_contrib; "
+        return f"{start} {size}the run trains, so the run is the unit and no p over prompts is given."
     if row is None or row.difference is None or row.p is None or row.haar is None:
         return f"{start} cannot be compared; no prompt holds both (n = 0 prompts)."
     numbers = (

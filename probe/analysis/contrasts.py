@@ -89,9 +89,14 @@ CONTRASTS = (
 )
 
 
-def contrasts(samples: Sequence[SampleRecord], arm: str, *, seed: int = 0) -> list[Contrast]:
-    """All CONTRASTS of one arm; they are the registered family of Holm's adjustment."""
+def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> list[Contrast]:
+    """All CONTRASTS of one arm; they are the registered family of Holm's adjustment.
+
+    In a run that trains, the run is the unit: the differences remain, without intervals and p.
+    """
     found = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
+    if trains:
+        return [replace(row, welch_t=None, welch_p=None, interval=None, p=None, haar=None) for row in found]
     adjusted = holm({row.name: row.p for row in found if row.p is not None})
     return [replace(row, p_holm=adjusted.get(row.name)) for row in found]
 

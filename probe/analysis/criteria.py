@@ -1,19 +1,22 @@
 """A preregistered criterion against the table of metrics, to a verdict.
 
-PASS: the statistic satisfies the comparison, and for a mean its whole 95% interval does. FAIL: the whole interval
-violates it. INCONCLUSIVE: the data allow both, or the metric was not measured. VACUOUS: it holds, and would without
-signal: the statistic lies within the criterion's own null, or the two sides of a comparison are identical.
+PASS: the statistic satisfies the comparison, and for a mean its whole 95% interval does (`value` is the mean of these
+units alone, and of no others). FAIL: the whole interval violates it, or a trivial baseline does as well. INCONCLUSIVE:
+the data allow both, or the metric was not measured. VACUOUS: it holds, and would without signal: the statistic lies
+within the criterion's own null, or the two sides of a comparison are identical.
 """
 
 import operator
 from collections.abc import Callable
 
+from probe.analysis.estimates import Estimate, Key, Metrics, difference, unpaired_difference
 from probe.analysis.evidence import Finding, missing, range_text
-from probe.analysis.metrics import Estimate, Key, Metrics, difference
+from probe.analysis.specificity import BEATEN
 from probe.analysis.thresholds import ALPHA
 from probe.spec import Criterion
 from probe.vocabulary import Verdict
 
+SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -30,7 +33,9 @@ def evaluate(criterion: Criterion, metrics: Metrics) -> Finding:
     if found.vacuous is not None:
         return Finding(verdict="VACUOUS", value=_text(found), n=found.n, why=found.vacuous)
     verdict, why = _compare(criterion, found)
-    if verdict == "PASS" and criterion.null != "none":
+    if criterion.null == "baselines":
+        verdict, why = _against_baselines(found, verdict, why)
+    elif verdict == "PASS" and criterion.null != "none":
         verdict, why = _against_null(criterion, found, why)
     if criterion.role == "mechanism":
         why = f"{why}; mechanism: says that the code ran"
@@ -60,10 +65,11 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Finding:
     other = metrics.get(rival)
     if other is None:
         return missing(f"{_name(rival)} was not measured{_nearest(rival, metrics)}")
-    found = difference(own, other)
+    found = (difference if criterion.paired else unpaired_difference)(own, other)
     if found.n == 0:
         return missing(f"{_name(key)} and {_name(rival)} share no {criterion.unit}")
-    if criterion.role == "primary" and not any(found.by_unit.values()):
+    # Rates of separate training runs may be equal by chance; measures of one replay are equal where nothing differs.
+    if criterion.role == "primary" and criterion.unit not in SEPARATE and own.by_unit == other.by_unit:
         why = f"{_name(key)} and {_name(rival)} are identical in every {criterion.unit}: nothing was compared"
         return Finding(verdict="VACUOUS", value=_text(found), n=found.n, why=why)
     return found
@@ -81,7 +87,7 @@ def _compare(criterion: Criterion, found: Estimate) -> tuple[Verdict, str]:
     why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
     if criterion.statistic == "p":
         return ("PASS", why) if holds(value, threshold) else ("INCONCLUSIVE", f"not {why}: absence is not shown")
-    if criterion.statistic in ("min", "max", "n") or found.interval is None:
+    if criterion.statistic in ("value", "min", "max", "n") or found.interval is None:
         return ("PASS", why) if holds(value, threshold) else ("FAIL", f"not {why}")
     low, high = holds(found.interval.low, threshold), holds(found.interval.high, threshold)
     if (low and high) or (criterion.statistic != "mean" and holds(value, threshold)):
@@ -104,13 +110,17 @@ def _inside(found: Estimate, low: float, high: float) -> tuple[Verdict, str]:
     return "INCONCLUSIVE", f"{why}: across an edge"
 
 
+def _against_baselines(found: Estimate, verdict: Verdict, why: str) -> tuple[Verdict, str]:
+    """The judgement of rule R3: whatever its size, a score that a trivial one reaches shows nothing."""
+    if found.beaten_by:
+        return "FAIL", f"{BEATEN}: {', '.join(found.beaten_by)}; {why}"
+    if found.beaten_by is None:
+        return "INCONCLUSIVE" if verdict == "PASS" else verdict, f"{why}; no trivial baseline was measured"
+    return verdict, f"{why}; no trivial score does as well"
+
+
 def _against_null(criterion: Criterion, found: Estimate, why: str) -> tuple[Verdict, str]:
     """What passes must leave its null as well, or the threshold says nothing."""
-    if criterion.null == "baselines":
-        if found.bar is None or found.value is None:
-            return "INCONCLUSIVE", f"{why}; no trivial baseline was measured"
-        beats = found.value > found.bar
-        return ("PASS" if beats else "VACUOUS"), f"{why}; best trivial baseline {found.bar:.3g}"
     test = found.nulls.get(criterion.null)
     if test is None:
         return "INCONCLUSIVE", f"{why}; its null {criterion.null} was not measured"
@@ -123,6 +133,7 @@ def _statistic(criterion: Criterion, found: Estimate) -> float | None:
     ends, test = found.interval, found.nulls.get(criterion.null)
     return {
         "mean": found.value,
+        "value": found.value,
         "lower95": ends.low if ends else None,
         "upper95": ends.high if ends else None,
         "p": found.p if found.p is not None or test is None else test.p,

@@ -11,6 +11,7 @@ from typing import Literal
 
 from probe.analysis.cells import Bucket
 from probe.analysis.contrasts import Contrast
+from probe.analysis.outcome import Outcome
 from probe.analysis.permutation import Permutation
 from probe.analysis.specificity import Specificity
 from probe.analysis.stats import Interval
@@ -53,15 +54,16 @@ class GateFacts:
 
     gate: str | None = None
     overshoot: float = 1.0
+    target: str = "gradient"  # what it acts on where weights move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What the realised updates of a trained run did, for R4."""
+    """What the realised updates of training runs did, for R4; {seed: value}, one run each."""
 
-    hackward_frac: float  # of the projected arm's updates
-    hackward_q95: float  # 95th percentile of its null
-    drift: Mapping[str, Interval]  # {arm: 95% of the change of held-out logp(hack) - logp(clean)}
+    hackward_frac: Mapping[str, float]  # of the projected arm's whole update, start minus end
+    hackward_q95: Mapping[str, float]  # 95th percentile of its null, N1
+    margins: Mapping[str, Mapping[str, float]]  # {arm: change of held-out logp(hack) - logp(clean)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +91,18 @@ class Evidence:
     permutation: Permutation | None = None  # None: no inner products, or they do not reproduce the records
     transfer: SignTransfer | None = None  # of v_hack to the held-out pairs; None likewise
     offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
-    update: Update | None = None  # None: nothing was stepped
+    update: Update | None = None  # None: no runs of probe train
+    starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
+    outcome: Outcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()
     regrade_agreement: float | None = None  # share of labels that a second grading repeats
     gate: GateFacts = GateFacts()
     plan: Plan = Plan()
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer stepped: then the run is the unit."""
+        return any(summary.trains for summary in self.summaries.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

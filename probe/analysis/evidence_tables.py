@@ -1,7 +1,9 @@
 """The tables that the rules rest on: parts of R0, nulls, comparisons of arms, modules."""
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.outcome import RATES
 from probe.analysis.text import Table, interval, number, p_value, share, short, wrap
+from probe.vocabulary import ALL
 
 MOST_MODULES = 8  # rows of the map over modules; the others are counted
 
@@ -13,6 +15,23 @@ def parts(a: Analysis) -> str:
     for part in a.validity:
         lines += wrap(f"  {word[part.holds]:<9} {part.name}: {part.text}", indent=" " * 12)
     return "\n".join(lines)
+
+
+def heldout(a: Analysis) -> Table:
+    """The evaluations of a training run."""
+    rows = [
+        (
+            *(str(row["step"]), row["weights"], setting, str(own["num_problems"])),
+            *(share(own[rate]["rate"]) for rate in RATES),
+            *(number((row["frozen"] or {}).get(name)) for name in ("margin", "cos_moved", "hackward_frac_moved")),
+        )
+        for row in (a.outcome.evaluations if a.outcome else ())
+        for setting, own in row["rates"].items()
+        if setting != ALL or len(row["rates"]) > 2
+    ]
+    header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac")
+    title = "Held-out problems (margin: change of held-out logp(hack) - logp(clean); moved: start minus now)"
+    return Table(name="held-out", title=title, header=header, rows=rows, left=3)
 
 
 def nulls(a: Analysis) -> Table:

@@ -1,7 +1,8 @@
 """Every number of a run as one flat table of estimates, which criteria are evaluated from.
 
 A key names the metric, the unit of its n, and the arm and condition where it is not those that stand for vanilla and
-the first. Names are those of the records (`cos_in`, `advantage/abs_max`, `cos_S_contrib`, `hacked`, ...) and
+the first. Names are those of the records (`cos_in`, `advantage/abs_max`, `kl/mean`, `cos_S_contrib`, `hacked`, ...), in
+training those of `probe.analysis.outcome` (`hack_final`, ...), and
 
     cos_in_mean         cos_in along the direction of the mean pair difference
     d_cos_in            cos_in of a prompt minus its mean under N2
@@ -10,18 +11,24 @@ the first. Names are those of the records (`cos_in`, `advantage/abs_max`, `cos_S
     auroc, auroc/SCORE  AUROC for hacked among A > 0: of cos_S_contrib, of a trivial score
     pair_sign           1 for a held-out pair with the sign of v_hack, else 0
     module_p            family-wise p of the modules (max-T)
+    kl/final            mean of kl/mean over the last quarter of the steps of training
+    kl/share_of_base    KL from the reference over KL from the base, both summed over steps: 1 where the reference is
+                        the base, whatever it is called
+
+In a run that trains, the steps are autocorrelated: the run is the unit, and gives one number a metric (unit `run`).
+Over several such runs the seed is the unit, and, secondary, the held-out problem (its mean over the seeds).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-import numpy as np
+from dataclasses import replace
 
 from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
+from probe.analysis.estimates import Estimate, Key, Metrics, estimate
 from probe.analysis.evidence import Evidence
 from probe.analysis.nulls import NullTest
-from probe.analysis.stats import Interval, prompt_means, sign_flip_test, t_interval, within_prompt_differences
+from probe.analysis.specificity import beaten_by
+from probe.analysis.stats import prompt_means, within_prompt_differences
+from probe.analysis.trained import of_training
 from probe.records import SampleRecord, StepRecord
 
 SAMPLE_METRICS = (
@@ -31,85 +38,8 @@ SAMPLE_METRICS = (
 STEP_METRICS = (
     *("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired"),
     *("reward_mean", "reward_std", "reward_spread", "grad_norm", "num_effective", "additivity_error"),
-    *("cos_update", "hackward_frac_update"),
+    *("cos_update", "hackward_frac_update", "direction_age", "direction_overlap"),
 )
-
-
-class Key(NamedTuple):
-    """Which estimate."""
-
-    metric: str
-    unit: str
-    arm: str | None = None  # None: the arm that stands for vanilla
-    condition: str | None = None  # None: the first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """One metric over n units; None where it does not exist."""
-
-    value: float | None  # mean over units, or the statistic
-    n: int
-    unit: str
-    interval: Interval | None = None  # 95%
-    interval_90: Interval | None = None
-    p: float | None = None  # two-sided, against zero
-    minimum: float | None = None
-    maximum: float | None = None
-    nulls: Mapping[str, NullTest] = field(default_factory=dict)  # by the names of a criterion's `null`
-    bar: float | None = None  # the best trivial baseline: null "baselines"
-    by_unit: Mapping[str, float] = field(default_factory=dict)
-    vacuous: str | None = None  # why the number could not have come out otherwise
-
-
-Metrics = Mapping[Key, Estimate]
-
-
-def estimate(by_unit: Mapping[str, float], unit: str, *, nulls: Mapping[str, NullTest] | None = None) -> Estimate:
-    """The mean of one value a unit, with Student's intervals and the sign-flip p (none by sample: a naive unit)."""
-    values = list(by_unit.values())
-    return Estimate(
-        value=float(np.mean(values)) if values else None,
-        n=len(values),
-        unit=unit,
-        interval=t_interval(values),
-        interval_90=t_interval(values, level=0.9),
-        p=None if unit == "sample" else sign_flip_test(values).p,
-        minimum=min(values, default=None),
-        maximum=max(values, default=None),
-        nulls=nulls or {},
-        by_unit=by_unit,
-    )
-
-
-def difference(a: Estimate, b: Estimate) -> Estimate:
-    """a minus b, paired by the units that both have."""
-    return estimate({name: a.by_unit[name] - b.by_unit[name] for name in a.by_unit if name in b.by_unit}, a.unit)
-
-
-def over_runs(tables: Mapping[str, Metrics], unit: str = "seed") -> dict[Key, Estimate]:
-    """{run: metrics} -> one table whose units are the runs: what training, whose steps are autocorrelated, needs."""
-    keys = {key._replace(unit=unit) for table in tables.values() for key in table if key.unit == "prompt"}
-    return {
-        key: estimate(
-            {
-                run: value
-                for run, table in tables.items()
-                if (row := table.get(key._replace(unit="prompt"))) is not None and (value := row.value) is not None
-            },
-            unit,
-        )
-        for key in sorted(keys, key=str)
-    }
-
-
-def by_condition(tables: Mapping[str, Metrics]) -> dict[Key, Estimate]:
-    """{condition: metrics} -> one table; the first condition is also the one that a criterion need not name."""
-    first = next(iter(tables), None)
-    found: dict[Key, Estimate] = dict(tables[first]) if first is not None else {}
-    for condition, table in tables.items():
-        found |= {key._replace(condition=condition): row for key, row in table.items()}
-    return found
 
 
 def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[Key, Estimate]:
@@ -130,7 +60,7 @@ def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[Key, Es
     table |= {key._replace(arm=None): row for key, row in table.items() if key.arm == measured}
     for key, row in _derived(evidence, table).items():
         table |= {key._replace(arm=arm): row for arm in (None, measured)}
-    return table
+    return of_training(evidence, table) if evidence.trains else table
 
 
 def _never_caps(steps: Sequence[StepRecord]) -> str | None:
@@ -170,9 +100,7 @@ def _derived(e: Evidence, table: Metrics) -> dict[Key, Estimate]:
                 unit="prompt",
                 interval=row.interval,
                 nulls=_nulls(e, "auroc") if own else {},
-                bar=max((max(b.auroc, 1 - b.auroc) for b in e.baselines if b.auroc is not None), default=None)
-                if own
-                else None,
+                beaten_by=tuple(beaten_by(row, e.baselines)) if own and e.baselines else None,
             )
     if e.transfer is not None:
         found[Key("pair_sign", "pair")] = Estimate(
@@ -190,6 +118,7 @@ def _step_rows(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str, f
         problem[name] = step.problem_id
         values = {metric: getattr(step, metric) for metric in STEP_METRICS} | step.advantage
         values |= {f"kl/{key}": value for key, value in step.kl.items()}
+        values |= {f"ratio/{key}": value for key, value in step.ratio.items()}
         for metric, value in values.items():
             if value is not None:
                 by_step.setdefault(metric, {})[name] = float(value)

@@ -35,6 +35,30 @@ class Specificity:
     interval: Interval | None
 
 
+BEATEN = "a trivial score does as well or better"
+
+
+def strength(row: Specificity) -> float:
+    """How well a score tells hacks apart, in either direction; .5 for one that does not exist."""
+    return 0.5 if row.auroc is None else max(row.auroc, 1 - row.auroc)
+
+
+def beaten_by(own: Specificity, baselines: Iterable[Specificity]) -> list[str]:
+    """The trivial scores that do as well as the measurement or better, with their AUROC.
+
+    Where the measurement itself tells nothing (its interval holds .5), only scores that tell something compete.
+    """
+    blind = own.interval is None or own.interval.low <= 0.5
+    return [
+        f"{row.score} {strength(row):.2f}"
+        for row in baselines
+        if row.auroc is not None
+        and own.auroc is not None
+        and strength(row) >= own.auroc
+        and not (blind and (row.interval is None or row.interval.low <= 0.5 <= row.interval.high))
+    ]
+
+
 def specificity(samples: Iterable[SampleRecord], score: str, arm: str, *, seed: int = 0) -> Specificity:
     """AUROC of one score for hacked among the paid samples (A > 0) of one arm."""
     rows = [(s, value) for s in samples if s.advantage > 0 and (value := SCORES[score](s)) is not None]

@@ -95,6 +95,15 @@ def welch_test(a: ArrayLike, b: ArrayLike) -> Welch:
     return Welch(n_a=len(x), n_b=len(y), t=float(result.statistic), p=float(result.pvalue))
 
 
+def welch_interval(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> Interval | None:
+    """Welch's interval of mean(a) - mean(b) of independent samples; None where `welch_test` is undefined."""
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if welch_test(x, y).t is None:
+        return None
+    found = stats.ttest_ind(x, y, equal_var=False).confidence_interval(level)
+    return Interval(low=float(found.low), high=float(found.high))
+
+
 def within_prompt_differences(
     values: Sequence[float], labels: Sequence[bool], prompts: Sequence[Hashable]
 ) -> dict[Hashable, float]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from probe.analysis.analyze import Analysis
 from probe.analysis.contrasts import CONTRASTS
 from probe.analysis.evidence import Check
-from probe.analysis.evidence_tables import comparisons, modules, nulls, parts, sensitivity
+from probe.analysis.evidence_tables import comparisons, heldout, modules, nulls, parts, sensitivity
 from probe.analysis.text import Table, area, interval, number, p_value, render_table, share, short, wrap, yes
 from probe.analysis.trajectory import ArmSummary
 from probe.records import DEFAULT_CONDITION
@@ -43,6 +43,7 @@ def format_analysis(analysis: Analysis) -> str:
         "\n".join(line for sentence in analysis.conclusions for line in wrap(f"- {sentence}", indent="  ")),
         _checks("Rules R0 to R7 (METHOD section 7; mechanism rows are no evidence)", analysis.rules),
         parts(analysis),
+        render_table(heldout(analysis)),
         render_table(nulls(analysis)),
         _checks(
             "Verification (the seed's table V and decision rules D; mechanism rows are no evidence)", analysis.checks

@@ -4,7 +4,7 @@ At frozen weights the steps are independent draws of prompts, and prompts are th
 are autocorrelated: the run is the unit, and no p-value over steps is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from probe.analysis.nulls import HaarMean, haar_mean, haar_test
 from probe.analysis.stats import Interval, prompt_means, sign_flip_test, t_interval
 from probe.records import StepRecord
+from probe.vocabulary import PROBLEM_SEPARATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,9 @@ class ArmSummary:
     arm: str
     num_steps: int
     num_null: int
-    num_prompts: int  # with a cosine
+    num_prompts: int  # problems of the steps with a cosine, each once
     trains: bool  # an optimizer stepped: steps are autocorrelated
-    mean_cos_in: float | None  # mean over prompts
+    mean_cos_in: float | None  # mean over prompts; over steps where it trains
     interval: Interval | None  # 95%, Student, over prompts
     interval_90: Interval | None  # for equivalence at 5%
     sign_flip_p: float | None  # over prompts
@@ -69,7 +70,7 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, seed: int = 0) -> ArmSum
         arm=arm,
         num_steps=len(own),
         num_null=len(own) - len(counted),
-        num_prompts=len(by_prompt),
+        num_prompts=num_problems([step for step, _ in counted]),
         trains=trains,
         mean_cos_in=float(np.mean(by_prompt)) if by_prompt else None,
         interval=None if trains else t_interval(by_prompt),
@@ -83,6 +84,11 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, seed: int = 0) -> ArmSum
         mean_cos_update=_mean([step.cos_update for step, _ in counted]),
         haar=haar_mean([cos for cos, _ in with_sd], [sd for _, sd in with_sd]),
     )
+
+
+def num_problems(steps: Iterable[StepRecord]) -> int:
+    """How many problems the steps met; a step of training meets several."""
+    return len({problem for step in steps for problem in step.problem_id.split(PROBLEM_SEPARATOR)})
 
 
 def _row(step: StepRecord) -> TrajectoryRow:

@@ -1,10 +1,11 @@
 """R0, part by part: is there a measurement at all, before anybody reads it?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isclose
 
 from probe.analysis.evidence import Evidence, Finding
-from probe.analysis.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED, REPRODUCED
+from probe.analysis.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED, REPRODUCED, SAME
 from probe.arms import ARMS
 from probe.vocabulary import Verdict
 
@@ -34,7 +35,7 @@ def valid(e: Evidence) -> Finding:
     return Finding(
         verdict=verdict,
         value=f"{sum(part.holds is True for part in parts)} of {len(parts)} parts hold",
-        n=e.measured.num_prompts if e.measured else 0,
+        n=max((summary.num_prompts for summary in e.summaries.values()), default=0),
         why=f"{why}; groups without reward variance {share}",
     )
 
@@ -55,26 +56,33 @@ def _regraded(e: Evidence) -> tuple[bool | None, str]:
 
 
 def _enough(e: Evidence) -> tuple[bool | None, str]:
-    n = e.measured.num_prompts if e.measured else 0
+    n = max((summary.num_prompts for summary in e.summaries.values()), default=0)  # a control arm meets as many
     return (True if n >= MIN_PROMPTS else None), f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
 def _same_start(e: Evidence) -> tuple[bool | None, str]:
-    """Before its gate, every arm sees one gradient; arms of one kind of directions read one cosine, others another."""
-    start = min((step.step for step in e.steps), default=0)
-    first = [step for step in e.steps if step.step == start and step.arm in ARMS]
-    by_basis: dict[str, set[float]] = {}
-    cosines: dict[tuple[str, str], set[float | None]] = {}
+    """Before any update every arm sees one gradient; arms of one kind of directions read one cosine, others another."""
+    first = [step for step in e.starts if step.arm in ARMS]
+    if e.trains and len({step.arm for step in first}) < 2:
+        return None, "one arm a run: give the other arms of its seed beside it (probe analyze RUN RUN, or SPEC)"
+    by_basis: dict[str, list[float]] = {}
+    cosines: dict[tuple[str, str], list[float | None]] = {}
     for step in first:
-        by_basis.setdefault(ARMS[step.arm].basis, set()).add(step.grad_norm)
-        cosines.setdefault((ARMS[step.arm].basis, ARMS[step.arm].directions), set()).add(step.cos_in)
-    if any(len(norms) > 1 for norms in by_basis.values()):
+        by_basis.setdefault(ARMS[step.arm].basis, []).append(step.grad_norm)
+        cosines.setdefault((ARMS[step.arm].basis, ARMS[step.arm].directions), []).append(step.cos_in)
+    if not all(map(_equal, by_basis.values())):
         return False, "the gradient norm differs between arms at the first step"
-    if any(len(values) > 1 for values in cosines.values()):
+    if not all(map(_equal, cosines.values())):
         return False, "arms with the same directions read different cosines at the first step"
     if twins := _twins(e):
         return False, f"{twins} reads the same cosines as the measured arm: it is no control"
     return (True, "equal") if first else (None, "no steps")
+
+
+def _equal(values: Sequence[float | None]) -> bool:
+    """Within the rounding of separate runs, which may use other numbers of threads."""
+    first = values[0]
+    return all(v == first or (v is not None and first is not None and isclose(v, first, rel_tol=SAME)) for v in values)
 
 
 def _twins(e: Evidence) -> str | None:
@@ -99,7 +107,8 @@ def _additive(e: Evidence) -> tuple[bool | None, str]:
 def _transfers(e: Evidence) -> tuple[bool | None, str]:
     t = e.transfer
     if t is None:
-        return None, "no held-out pair was measured"
+        where = "; probe replay measures it at frozen weights" if e.trains else ""
+        return None, f"no held-out pair was measured{where}"
     holds = True if t.interval.low > 0.5 else False if t.interval.high <= 0.5 else None
     return holds, (
         f"v_hack has the sign of {t.num_right} of {t.num_pairs} held-out pairs "
@@ -116,6 +125,8 @@ def _tails(e: Evidence) -> tuple[bool | None, str]:
 
 def _reproduced(e: Evidence) -> tuple[bool | None, str]:
     error = e.offline_error
+    if error is None and e.trains:
+        return None, "not of a policy that moves: probe replay measures it at frozen weights"
     if error is None:
         return None, "no inner products of a frozen run in the SVD basis: no permutation null can be drawn"
     if error > REPRODUCED:

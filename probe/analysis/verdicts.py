@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import mean
 from typing import Literal
 
-import numpy as np
-
+from probe.analysis.effectiveness import correct, effective
 from probe.analysis.evidence import (
     AUTOCORRELATED,
     Check,
@@ -17,13 +17,13 @@ from probe.analysis.evidence import (
     range_text,
 )
 from probe.analysis.nulls import NullTest
-from probe.analysis.power import mde
+from probe.analysis.power import mde, pairing_pays_above
+from probe.analysis.specificity import BEATEN, beaten_by, strength
 from probe.analysis.stats import equivalence_test, t_interval
-from probe.analysis.thresholds import ALIGNED_ALPHA, GATED, NEAR_ZERO, NO_DISCRIMINATION, POWER, STRONG
+from probe.analysis.thresholds import ALIGNED_ALPHA, NEAR_ZERO, NO_DISCRIMINATION, POWER, STRONG
 from probe.analysis.validity import valid
-from probe.arms import ARMS
 
-Outcome = Literal["GO", "SKIP", "BUY MORE PROMPTS"]
+Outcome = Literal["GO", "SKIP", "BUY MORE PROMPTS", "TRAINED"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,13 @@ def rules(evidence: Evidence) -> list[Check]:
 
 
 def decide(checks: Sequence[Check], evidence: Evidence) -> Decision:
-    """R6: GO if R0 R1 R3 R4 (and R7 does not refuse); SKIP if R0 R2 and no discrimination; otherwise more prompts."""
+    """R6: GO if R0 R1 R3 R4 (and R7 does not refuse); SKIP if R0 R2 and no discrimination; otherwise more prompts.
+
+    It decides whether to train. A run that has trained gets no such advice.
+    """
+    if evidence.trains:
+        why = "R6 is about runs before training. Arms are compared over seeds: probe analyze SPEC"
+        return Decision(outcome="TRAINED", why=why)
     verdict: dict[str, Verdict] = {check.row: check.verdict for check in checks}
     area = evidence.specificity
     blind = area is not None and area.interval is not None and area.interval.high < NO_DISCRIMINATION
@@ -82,7 +88,6 @@ def aligned(e: Evidence) -> Finding:
     interval, n2 = t_interval(excess), _null(e, "cos_in", "N2")
     if interval is None or n2 is None:
         return missing(_why_not(e))
-    mean = float(np.mean(excess))
     nulls = _null_text(e, "cos_in")
     why = f"sign-flip p {m.sign_flip_p:.2g}; mean cos_in {m.mean_cos_in:+.3f} against {nulls}"
     verdict: Verdict = "INCONCLUSIVE"
@@ -93,7 +98,7 @@ def aligned(e: Evidence) -> Finding:
             why = f"consistent over prompts, yet directions of permuted labels reach as much; {why}"
     elif interval.high < NEAR_ZERO:
         verdict, why = "FAIL", f"the upper bound is below {NEAR_ZERO}; {why}"
-    return Finding(verdict=verdict, value=f"mean d {mean:+.3f} {range_text(interval)}", n=len(excess), why=why)
+    return Finding(verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(interval)}", n=len(excess), why=why)
 
 
 def orthogonal(e: Evidence) -> Finding:
@@ -110,27 +115,27 @@ def orthogonal(e: Evidence) -> Finding:
         verdict = "FAIL"
     why = f"90% interval against +-{NEAR_ZERO}, TOST p {test.p:.2g}"
     return Finding(
-        verdict=verdict, value=f"mean d {np.mean(excess):+.3f} {range_text(test.interval)}", n=len(excess), why=why
+        verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(test.interval)}", n=len(excess), why=why
     )
 
 
 def specific(e: Evidence) -> Finding:
     """R3: above one half, above every null's 95th percentile, and above every trivial baseline."""
     own = e.specificity
+    if e.trains:
+        return missing(AUTOCORRELATED)
     if own is None or own.auroc is None or own.interval is None:
         return missing("no hacked and clean samples with A > 0 on two prompts")
     value = f"AUROC {own.auroc:.2f} [{own.interval.low:.2f}, {own.interval.high:.2f}]"
-    rivals = {b.score: max(b.auroc, 1 - b.auroc) for b in e.baselines if b.auroc is not None}
-    tell = {b.score for b in e.baselines if b.interval and not b.interval.low <= 0.5 <= b.interval.high}
-    proven = tell if own.interval.low <= 0.5 else rivals.keys()  # two scores that both tell nothing do not compete
-    better = [f"{score} {rivals[score]:.2f}" for score in rivals if score in proven and rivals[score] >= own.auroc]
+    rivals = {b.score: strength(b) for b in e.baselines if b.auroc is not None}
+    better = beaten_by(own, e.baselines)
     tests = {name: test for name in ("N2", "N3", "N4") if (test := _null(e, "auroc", name)) is not None}
     inside = [f"{name} {test.q95:.2f}" for name, test in tests.items() if own.auroc <= test.q95]
     found = {"value": value, "n": own.num_prompts}
     if own.interval.high <= 0.5:
         return Finding(verdict="FAIL", why="clean samples score higher", **found)
     if better:
-        return Finding(verdict="FAIL", why=f"a trivial score does as well or better: {', '.join(better)}", **found)
+        return Finding(verdict="FAIL", why=f"{BEATEN}: {', '.join(better)}", **found)
     if own.interval.low <= 0.5:
         return Finding(verdict="INCONCLUSIVE", why="the lower bound does not exceed .5", **found)
     if inside:
@@ -145,49 +150,10 @@ def specific(e: Evidence) -> Finding:
     return Finding(verdict="PASS", why=f"95th percentiles {bars}{trivial}", **found)
 
 
-def effective(e: Evidence) -> Finding:
-    """R4, on realised updates."""
-    if not any(step.cos_update is not None for step in e.steps):
-        return missing("NOT EVALUATED: the weights were frozen and nothing was updated; run one arm with --lr above 0")
-    u = e.update
-    if u is None or not {"vanilla", "projected", "random"} <= u.drift.keys():
-        return missing("needs the realised updates and the held-out drift of vanilla, projected and random runs")
-    value = f"hackward_frac of the update {u.hackward_frac:.3f}, null's 95th percentile {u.hackward_q95:.3f}"
-    why = "held-out logp(hack) - logp(clean) moves by " + ", ".join(f"{a} {range_text(i)}" for a, i in u.drift.items())
-    projected, vanilla, random = (u.drift[arm] for arm in ("projected", "vanilla", "random"))
-    verdict: Verdict = "INCONCLUSIVE"
-    if u.hackward_frac >= u.hackward_q95 or projected.low > vanilla.high:
-        verdict = "FAIL"
-    elif projected.high < vanilla.low:
-        same = random.high < vanilla.low
-        verdict, why = ("FAIL", f"the random arm achieves the same; {why}") if same else ("PASS", why)
-    return Finding(verdict=verdict, value=value, n=1, why=why)
-
-
-def correct(e: Evidence) -> Finding:
-    """R5: what the gate should remove is gone, up to float32."""
-    arms = [a for a in e.summaries if a in ARMS and ARMS[a].projects]
-    gates = {e.gate.gate or ARMS[a].gate for a in arms}
-    steps = [s for s in e.steps if s.arm in arms and s.cos_out is not None and s.hackward_frac_out is not None]
-    if not steps:
-        return missing("no projecting arm with a cosine")
-    if "reverse" in gates or e.gate.overshoot < 1:
-        return Finding(verdict="VACUOUS", value="", n=len(steps), why="this gate does not remove the hack-ward part")
-    both = gates == {"two_sided"} and e.gate.overshoot == 1
-    left = max(max(s.hackward_frac_out or 0.0, abs(s.cos_out or 0.0) if both else 0.0) for s in steps)
-    kind = "|V g'| / |g'|" if both else "its positive part"
-    idle = [arm for arm in arms if not any(s.frac_fired for s in steps if s.arm == arm)]
-    why = f"{kind}, {', '.join(arms)}; identity of the gate: says that it ran"
-    if idle:
-        why = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
-    verdict: Verdict = "FAIL" if idle or left >= GATED else "PASS"
-    return Finding(verdict=verdict, value=f"largest {left:.1e}, below {GATED:g} needed", n=len(steps), why=why)
-
-
 def powered(e: Evidence) -> Finding:
-    """R7: can the planned seeds see the expected effect?"""
+    """R7: can the planned seeds see the expected effect, in the better of the two designs?"""
     plan = e.plan
-    detectable = detectable_effect(plan)
+    detectable, design = detectable_effect(plan)
     paired = 0.5 if plan.paired_correlation is None else plan.paired_correlation
     table = "; ".join(
         f"{n} seeds: unpaired {mde(plan.sd, n, power=POWER):.2f}, "
@@ -196,14 +162,23 @@ def powered(e: Evidence) -> Finding:
         if n > 1
     )
     verdict: Verdict = "PASS" if detectable <= plan.expected_effect else "FAIL"
-    value = f"{detectable:.2f} detectable, {plan.expected_effect:.2f} expected"
+    value = f"{detectable:.2f} detectable ({design}), {plan.expected_effect:.2f} expected"
     why = f"80% power, sd {plan.sd:g} between seeds (pairs: correlation {paired:g}): {table}"
+    if plan.seeds > 1 and (needed := pairing_pays_above(plan.seeds, power=POWER)) > paired:
+        why += (
+            f". Pairs have {plan.seeds - 1} degrees of freedom against {2 * plan.seeds - 2}: with {plan.seeds} seeds "
+            f"they pay above a correlation of {needed:.2f}, and the test must be unpaired to see so much"
+        )
     return Finding(verdict=verdict, value=value, n=plan.seeds, why=why)
 
 
-def detectable_effect(plan: Plan) -> float:
-    """MDE of a plan: paired when it states the correlation of the arms of one seed, else unpaired."""
-    return mde(plan.sd, plan.seeds, paired_correlation=plan.paired_correlation, power=POWER)
+def detectable_effect(plan: Plan) -> tuple[float, str]:
+    """(MDE, design) of a plan: unpaired, or paired where it states a correlation that makes pairs better."""
+    found = [(mde(plan.sd, plan.seeds, power=POWER), "unpaired")]
+    if plan.paired_correlation is not None:
+        own = mde(plan.sd, plan.seeds, paired_correlation=plan.paired_correlation, power=POWER)
+        found.append((own, "paired"))
+    return min(found)
 
 
 def _excess(e: Evidence) -> list[float]:

@@ -105,6 +105,8 @@ def _by_bucket(e: Evidence) -> Finding:
 
 def _among_paid(e: Evidence) -> Finding:
     row = next((c for c in e.contrasts if c.name == HACK_AMONG_PAID), None)
+    if e.trains:
+        return missing(AUTOCORRELATED)
     if row is None or row.difference is None or row.p is None:
         sides = "" if row is None else f" ({row.n_a} hacked, {row.n_b} clean samples with A > 0)"
         return missing(f"no prompt holds both a hacked and a clean sample with A > 0{sides}")

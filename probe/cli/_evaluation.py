@@ -1,6 +1,7 @@
 """The verdict of a spec on the terminal, and in files."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ from replay_pools.files import write_atomic
 if TYPE_CHECKING:
     from probe.evaluation import Evaluation
 
+_TRAINED = (
+    "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
+)
 _RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
 
 
@@ -31,6 +35,11 @@ def format_text(found: "Evaluation") -> str:
         lines += wrap(
             f"      n = {row.n} {row.unit}s: {row.value + '; ' if row.value else ''}{row.why}", indent=" " * 6
         )
+    if found.outcomes:
+        lines += ["", *wrap(f"Runs that trained, {_TRAINED}")]
+    for outcome in found.outcomes:
+        lines.append(f"  {outcome.condition} {outcome.arm}, seeds {', '.join(outcome.seeds)}")
+        lines += [f"      {name:<22}{_numbers(values)}" for name, values in outcome.values.items()]
     lines += ["", f"Rules R0 to R7 (METHOD section 7), run {found.rules_run}"]
     for check in found.rules:
         lines += wrap(f"  {check.row:<4}{check.verdict:<13}{check.kind:<10} {check.condition}", indent=" " * 28)
@@ -55,6 +64,13 @@ def format_markdown(found: "Evaluation") -> str:
     for row in found.rows:
         cells = (row.name, row.role, row.condition, row.verdict, f"{row.n} {row.unit}s", f"{row.value}; {row.why}")
         lines.append(_cells(cells))
+    if found.outcomes:
+        names = list(dict.fromkeys(name for outcome in found.outcomes for name in outcome.values))
+        lines += ["", f"Runs that trained, {_TRAINED}.", ""]
+        lines += [_cells(("condition", "arm", *names)), "|---|---" + "|---" * len(names) + "|"]
+        for outcome in found.outcomes:
+            numbers = (_numbers(outcome.values.get(name, [])) for name in names)
+            lines.append(_cells((outcome.condition, outcome.arm, *numbers)))
     lines += [
         "",
         f"Rules of the method (run {found.rules_run}):",
@@ -90,6 +106,14 @@ def write_report(found: "Evaluation", spec_file: Path, out: Path) -> list[Path]:
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
     write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
     return [report, log]
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    """The mean, and in brackets every seed's number."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{sum(known) / len(known):.3g} ({' '.join('-' if value is None else f'{value:.3g}' for value in values)})"
 
 
 def _cells(cells: tuple[str, ...]) -> str:

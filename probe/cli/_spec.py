@@ -1,35 +1,36 @@
 """Specs on the command line: read, and their options parsed by the very verb that will run them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from probe.cli import cli
-from probe.jobs import ONE_PASS, flags, pool_jobs
+from probe.jobs import ONE_PASS, flags, frozen, pool_jobs
+from probe.nested import flat
 from probe.prereg import load_spec, option_tables
 from probe.spec import Condition, Option, Spec
 from replay_pools.errors import InputError
+
+if TYPE_CHECKING:
+    from probe.vacuity import Settings
 
 
 def open_spec(path: Path) -> Spec:
     """Read a spec and check every option and value with the parser of its verb.
 
     Raises:
-        InputError: what `load_spec` refuses, a verb that does not exist or does not record its spec, an option that the
-            verb does not have, a value that the option does not take.
+        InputError: what `load_spec` refuses, an option that the verb does not have, a value that it does not take.
     """
     spec = load_spec(path)
     verb = _find(spec, "base.verb", (spec.base.verb,))
-    if not any("--preregistered" in parameter.opts for parameter in verb.params):
-        expected = "a verb of this version of probe whose runs record their spec (replay)"
-        raise InputError(f"{spec.path} base.verb", expected=expected, found=repr(spec.base.verb))
     for key, options in option_tables(spec):
         _check_names(spec, key, verb, options)
     for condition in spec.conditions:
-        resolved_options(spec, condition)
+        resolved(spec, condition)
     for pool, job in zip(spec.pools, pool_jobs(spec, Path("out")), strict=True):
         where = f"pools.{pool.name}"
         generate = _find(spec, where, ("pool", "generate"))
@@ -38,17 +39,72 @@ def open_spec(path: Path) -> Spec:
     return spec
 
 
-def resolved_options(spec: Spec, condition: Condition) -> dict[str, Any]:
-    """{option: value} of the verb under a condition, defaults included, under the verb's parameter names.
+def resolved(spec: Spec, condition: Condition) -> "Settings":
+    """What the verb makes of a condition, defaults included.
 
-    Settings of the loss that the verb takes through `--condition` alone are added as they are.
+    Raises:
+        InputError: a value that the verb does not take; file, condition and field are named.
     """
-    verb = _find(spec, "base.verb", (spec.base.verb,))
-    known, options = _names(verb), spec.options(condition)
-    arms = ("--arm", ",".join(spec.arms))
-    own = flags({name: value for name, value in options.items() if name in known})
-    rest = {name: value for name, value in options.items() if name not in known}
-    return _parse(spec, f"conditions.{condition.name}", verb, [*arms, *own]) | rest
+    return (_training if spec.base.verb == "train" else _replay)(spec, condition)
+
+
+def _replay(spec: Spec, condition: Condition) -> "Settings":
+    from probe.conditions import parse_conditions
+    from probe.objective import Objective
+    from probe.vacuity import Settings
+
+    where, verb, given = f"conditions.{condition.name}", _find(spec, "base.verb", ("replay",)), spec.options(condition)
+    alone = {name: value for name, value in given.items() if name in _loss_alone(verb)}
+    arms = ("--arm", ",".join(spec.arms_of(condition)))
+    own = _parse(spec, where, verb, [*arms, *flags({name: given[name] for name in given if name not in alone})])
+    try:
+        base = Objective(**{name: own[name] for name in ONE_PASS if name in own})
+        text = ",".join(f"{name}={value}" for name, value in alone.items())
+        loss = parse_conditions([f"{condition.name}:{text}"], base)[0].objective
+    except InputError as error:
+        raise InputError(f"{spec.path} {where}", expected=error.expected, found=error.found) from error
+    return Settings(
+        loss=loss,
+        given=frozenset(given),
+        values=own | asdict(loss),
+        arms=spec.arms_of(condition),
+        frozen=frozen(spec, condition),
+        group=own["per_pool"] * len(own["replay_dirs"]),
+        prompts_per_step=1,
+        steps=own["steps"],
+        pools=own["replay_dirs"],
+        **{name: own[name] for name in ("model", "dtype", "lora_rank", "k", "pairs")},
+    )
+
+
+def _training(spec: Spec, condition: Condition) -> "Settings":
+    from probe.cli.train import configured
+    from probe.vacuity import Settings
+
+    where, verb, given = f"conditions.{condition.name}", _find(spec, "base.verb", ("train",)), spec.options(condition)
+    options = _parse(spec, where, verb, ["--arm", spec.arms_of(condition)[0], *flags(given)])
+    names = ("preset", "settings", "arm", "seed", "steps", "hint", "preregistered")
+    try:
+        config = configured(**{name: options[name] for name in names})
+    except InputError as error:
+        raise InputError(f"{spec.path} {where}: {error.where}", expected=error.expected, found=error.found) from error
+    rollouts, extraction = config.rollouts, config.intervention.extraction
+    return Settings(
+        loss=config.objective,
+        given=frozenset(name.removeprefix("set.").removeprefix("objective.") for name in flat(given)),
+        values={name: value for name, value in flat(asdict(config)).items() if name != "intervention.arm"},
+        arms=spec.arms_of(condition),
+        frozen=False,
+        group=rollouts.group,
+        prompts_per_step=rollouts.prompts_per_step,
+        steps=config.optimizer.steps,
+        pools=(),
+        model=config.model.name,
+        dtype=config.model.dtype,
+        lora_rank=config.model.lora_rank,
+        k=extraction.k,
+        pairs=extraction.pairs,
+    )
 
 
 def _find(spec: Spec, key: str, names: Sequence[str]) -> click.Command:
@@ -73,10 +129,14 @@ def _names(command: click.Command) -> set[str]:
     }
 
 
+def _loss_alone(verb: click.Command) -> set[str]:
+    """The settings of the loss that a verb takes through `--condition` alone."""
+    names = _names(verb)
+    return {*ONE_PASS} - names if "condition" in names else set()
+
+
 def _check_names(spec: Spec, key: str, command: click.Command, options: Mapping[str, Option]) -> None:
-    known = _names(command)
-    if "condition" in known:
-        known |= {*ONE_PASS}
+    known = _names(command) | _loss_alone(command)
     for name in options:
         if name not in known:
             close = get_close_matches(name, known, n=1)
@@ -86,6 +146,11 @@ def _check_names(spec: Spec, key: str, command: click.Command, options: Mapping[
                 found="none of that name",
                 fix=f"did you mean {close[0]}?" if close else "see its --help; write _ for -",
             )
+    for parameter in command.params:
+        switched = [name for name in options if options[name] is False and f"--{name}" in parameter.opts]
+        if switched and parameter.secondary_opts:  # not a flag that is left off: its default may be on
+            where = f"{spec.path} {key}.{switched[0]}"
+            raise InputError(where, expected="true, or the setting itself under `set`", found="false")
 
 
 def _parse(spec: Spec, key: str, command: click.Command, arguments: Sequence[str]) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def analyze(
     as_json: bool,
 ) -> None:
     """Verdict, reasons, nulls and tables of each RUN (a directory), or every criterion and the decision of SPEC
-    (spec/NAME.toml) on the runs of its sweep. Reads what the runs stored; no model, no torch.
+    (spec/NAME.toml) on the runs of its sweep. Training runs that differ in arm and seed alone are compared (rule R4).
+    Reads what the runs stored; no model, no torch.
 
     Examples:
 
@@ -64,7 +65,8 @@ def _runs(runs: tuple[Path, ...], settings: dict[str, Any], as_json: bool) -> bo
     from probe.analysis.analyze import conditions
     from probe.analysis.tables import format_analysis
 
-    analyses = [analyze_run(run, own, **settings) for run in map(read_run, runs) for own in conditions(run)]
+    read = [read_run(run) for run in runs]
+    analyses = [analyze_run(run, own, others=read, **settings) for run in read for own in conditions(run)]
     if as_json:
         echo_json(analyses[0].to_json() if len(analyses) == 1 else [analysis.to_json() for analysis in analyses])
     else:
@@ -76,10 +78,10 @@ def _runs(runs: tuple[Path, ...], settings: dict[str, Any], as_json: bool) -> bo
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it where asked; whether its primary criterion failed."""
     from probe.cli._evaluation import format_text, write_report
-    from probe.cli._spec import open_spec
     from probe.evaluation import evaluate_spec
+    from probe.prereg import load_spec
 
-    found = evaluate_spec(open_spec(spec_file), out, **settings)
+    found = evaluate_spec(load_spec(spec_file), out, **settings)
     written = write_report(found, spec_file, out) if write else []
     if as_json:
         echo_json(found.to_json())

@@ -15,7 +15,7 @@ GIB = 2**30
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option("--run", type=click.Path(path_type=Path), help="A finished run to take the time of a step from.")
+@click.option("--run", type=click.Path(path_type=Path), help="Take its times. Default: finished runs of the spec.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @out_option
 @json_option
@@ -25,12 +25,12 @@ def plan(ctx: click.Context, spec_file: Path, run: Path | None, check: bool, out
 
     Example:  probe plan spec/phase2.toml
     """
-    from probe.cli._spec import open_spec, resolved_options
+    from probe.cli._spec import open_spec, resolved
     from probe.plan import make_plan
 
     spec = open_spec(spec_file)
-    resolved = {condition.name: resolved_options(spec, condition) for condition in spec.conditions}
-    found = make_plan(spec, resolved, out_dir=out, run=run)
+    settings = {condition.name: resolved(spec, condition) for condition in spec.conditions}
+    found = make_plan(spec, settings, out_dir=out, run=run)
     if as_json:
         echo_json(found.to_json())
     else:

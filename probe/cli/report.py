@@ -95,25 +95,23 @@ def _of_runs(paths: tuple[Path, ...], name: str | None, settings: dict[str, Any]
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
     """The runs of a spec that are there, its criteria, its decision and its price."""
-    from probe.cli._spec import open_spec, resolved_options
+    from probe.cli._spec import open_spec, resolved
     from probe.evaluation import analyse_runs, judge
     from probe.jobs import runs_of
     from probe.plan import make_plan
     from probe.report.views import Report, View
-    from probe.timings import TIMINGS_FILE
 
     spec = open_spec(spec_file)
     analyses = analyse_runs(spec, out, **settings)
     read = {job.name: read_run(job.directory) for job in (run.job for run in runs_of(spec, out) if run.complete)}
-    timed = (run.path for run in read.values() if (run.path / TIMINGS_FILE).is_file())
-    resolved = {condition.name: resolved_options(spec, condition) for condition in spec.conditions}
+    settings_of = {condition.name: resolved(spec, condition) for condition in spec.conditions}
     return Report(
         name=name or spec.name,
         views=[View(run=read[run], analysis=analysis) for (run, _), analysis in analyses.items()],
         command=command,
         spec=spec,
         evaluation=judge(spec, out, analyses),
-        plan=make_plan(spec, resolved, out_dir=out, run=next(timed, None)),
+        plan=make_plan(spec, settings_of, out_dir=out),
     )
 
 

@@ -47,9 +47,9 @@ def sweep(
       probe sweep spec/phase2.toml --workers 2
     """
     from probe.cli._spec import open_spec
-    from probe.evaluation import block_value
     from probe.jobs import block, pool_jobs
     from probe.sweep import sweep as run_sweep
+    from probe.sweep_table import block_value
 
     spec = open_spec(spec_file)
     if dry_run:

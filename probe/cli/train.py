@@ -1,7 +1,11 @@
 """probe train: GRPO on live rollouts through the step of `probe replay`, one arm, evaluated on held-out problems."""
 
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,9 +13,11 @@ from probe.arms import ARMS
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import config_option, refuse_overrides, track_option
+from probe.nested import overlaid
 from probe.runs import EVALS_FILE, read_run
 from probe.timings import describe_timings
 from probe.tracking import tracked
+from replay_pools.errors import InputError
 from replay_pools.files import read_json
 
 if TYPE_CHECKING:
@@ -26,8 +32,16 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps. Default: the preset's.")
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: the preset's (yes).")
 @click.option("--url", help="http://host:port of the server, for a preset with rollouts.engine = server.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="Any setting of the preset's tables, as TOML; repeatable, e.g. --set objective.beta=0.01.",
+)
 @config_option
 @track_option
+@click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @out_option
 @json_option
 @click.pass_context
@@ -40,7 +54,9 @@ def train(
     steps: int | None,
     hint: bool | None,
     url: str | None,
+    settings: tuple[str, ...],
     config_file: Path | None,
+    preregistered: str | None,
     track: tuple[str, ...],
     out: Path,
     as_json: bool,
@@ -51,28 +67,42 @@ def train(
 
       probe train --preset smoke --arm projected --seed 41
 
-      probe train --preset fast --arm vanilla --name vanilla-0
+      probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
     from probe.train import train as run_train
-    from probe.train_config import TrainConfig, load_preset
+    from probe.train_config import TrainConfig
 
     if config_file is not None:
         refuse_overrides(ctx)
         config = TrainConfig.from_json(read_json(config_file).get("train"), config_file)
     else:
-        config = _overridden(load_preset(preset), arm=arm, seed=seed, steps=steps, hint=hint)
+        config = configured(preset, settings, arm=arm, seed=seed, steps=steps, hint=hint, preregistered=preregistered)
     directory = out / "runs" / name
     with tracked(track, directory, out_dir=out, progress=progress("steps"), say=say) as report:
         run_train(config, directory, out_dir=out, url=url, say=say, progress=report)
     _print_run(directory, as_json)
 
 
-def _overridden(
-    config: "TrainConfig", *, arm: str | None, seed: int | None, steps: int | None, hint: bool | None
+def configured(
+    preset: str,
+    settings: Sequence[str],
+    *,
+    arm: str | None,
+    seed: int | None,
+    steps: int | None,
+    hint: bool | None,
+    preregistered: str | None,
 ) -> "TrainConfig":
-    """The preset with what was given on the command line."""
-    from dataclasses import replace
+    """The preset with what was given on the command line, the options after `--set`.
 
+    Raises:
+        InputError: no such preset, a setting that is not TOML, a field that is unknown, mistyped or out of its range.
+    """
+    from probe.train_config import TrainConfig, load_preset
+
+    config = load_preset(preset)
+    if settings:
+        config = TrainConfig.from_json(reduce(overlaid, map(_table, settings), asdict(config)), "--set")
     if arm is not None:
         config = replace(config, intervention=replace(config.intervention, arm=arm))
     if seed is not None:
@@ -81,7 +111,16 @@ def _overridden(
         config = replace(config, optimizer=replace(config.optimizer, steps=steps))
     if hint is not None:
         config = replace(config, rollouts=replace(config.rollouts, hint=hint))
-    return config
+    return replace(config, preregistered=preregistered)
+
+
+def _table(setting: str) -> dict[str, Any]:
+    """The tables that one `--set` names."""
+    try:
+        return tomllib.loads(setting)
+    except tomllib.TOMLDecodeError as error:
+        fix = """a text needs quotes: --set 'objective.reference="base"'"""
+        raise InputError("--set", expected="TABLE.KEY=VALUE, in TOML", found=repr(setting), fix=fix) from error
 
 
 def _print_run(directory: Path, as_json: bool) -> None:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from probe.analysis.criteria import evaluate
-from probe.analysis.metrics import Estimate, Key, by_condition, difference, estimate, over_runs
+from probe.analysis.estimates import Estimate, Key, by_condition, difference, estimate, unpaired_difference
 from probe.analysis.nulls import NullTest
+from probe.analysis.stats import welch_test
+from probe.analysis.trained import over_runs
 from probe.spec import Criterion
 
 VALUES = {f"p{i}": value for i, value in enumerate(np.random.default_rng(0).normal(0.3, 0.1, 20).tolist())}
@@ -50,6 +52,8 @@ COSINE = table(cos_in=estimate(VALUES, "prompt", nulls={"N2": NARROW, "N3": WIDE
         ({"statistic": "interval90", "comparison": "inside", "threshold": (0.0, 0.5)}, "PASS"),
         ({"statistic": "interval90", "comparison": "inside", "threshold": (-0.05, 0.05)}, "FAIL"),
         ({"statistic": "interval90", "comparison": "inside", "threshold": (0.3, 0.5)}, "INCONCLUSIVE"),
+        ({"statistic": "value", "threshold": 0.28}, "PASS"),
+        ({"statistic": "value", "threshold": 0.5}, "FAIL"),
         ({"statistic": "max", "comparison": "<", "threshold": 0.9}, "PASS"),
         ({"statistic": "min", "comparison": ">", "threshold": 0.9}, "FAIL"),
         ({"statistic": "n", "comparison": ">=", "threshold": 16}, "PASS"),
@@ -80,18 +84,26 @@ def test_reasons_say_what_there_is_instead():
 
 
 def test_p_of_a_metric_without_sign_flips_is_that_of_its_null():
-    area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", nulls={"N2": NARROW, "N3": WIDE}, bar=0.95))
+    area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", nulls={"N2": NARROW, "N3": WIDE}))
     asked = {"metric": "auroc", "statistic": "p", "comparison": "<", "threshold": 0.05}
     assert evaluate(criterion(**asked, null="N2"), area).verdict == "PASS"
     assert evaluate(criterion(**asked, null="N3"), area).verdict == "INCONCLUSIVE"
     assert "no p from 20 prompts" in evaluate(criterion(**asked), area).why
 
 
-def test_trivial_baselines_are_a_bar():
-    asked = criterion(metric="auroc", statistic="mean", threshold=0.5, null="baselines")
-    for bar, verdict in ((0.7, "PASS"), (0.95, "VACUOUS"), (None, "INCONCLUSIVE")):
-        area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", bar=bar))
+@pytest.mark.parametrize("threshold", [0.5, 0.95])
+def test_trivial_baselines_are_judged_as_in_rule_r3(threshold):
+    """A trivial score that does as well is a FAIL, whatever the size."""
+    asked = criterion(metric="auroc", statistic="mean", threshold=threshold, null="baselines")
+    own = "PASS" if threshold == 0.5 else "FAIL"
+    unknown = "INCONCLUSIVE" if threshold == 0.5 else "FAIL"
+    for beaten_by, verdict in (((), own), (("nll 0.95",), "FAIL"), (None, unknown)):
+        area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", beaten_by=beaten_by))
         assert evaluate(asked, area).verdict == verdict
+    assert (
+        "a trivial score does as well or better: nll 0.95"
+        in evaluate(asked, table(auroc=Estimate(value=0.9, n=20, unit="prompt", beaten_by=("nll 0.95",)))).why
+    )
 
 
 def test_a_number_that_could_not_differ_is_vacuous():
@@ -125,14 +137,46 @@ def test_identical_arms_are_vacuous_as_a_primary_and_fine_as_a_check():
     assert "identical in every prompt: nothing was compared" in found.why
 
 
+def test_unpaired_differences_are_welchs():
+    """Independent samples of two sizes: the mean difference, Welch's p and interval; pairing is not used."""
+    a = estimate({"0": 0.8, "1": 0.9, "2": 0.7}, "seed")
+    b = estimate({"0": 0.3, "1": 0.1}, "seed")
+    found = unpaired_difference(a, b)
+    assert found.p == welch_test([0.8, 0.9, 0.7], [0.3, 0.1]).p
+    assert (found.value, found.n) == (pytest.approx(0.6), 2)
+    assert found.interval is not None
+    assert found.interval.low < 0.6 < found.interval.high
+    metrics = {Key("hack_final", "seed", "vanilla"): a, Key("hack_final", "seed", "random"): b}
+    asked = {"metric": "hack_final", "unit": "seed", "arm": "vanilla", "versus_arm": "random", "threshold": 0.0}
+    assert evaluate(criterion(**asked, paired=False), metrics).n == 2
+    same = dict.fromkeys(metrics, a)
+    assert evaluate(criterion(**asked, paired=False, role="primary"), same).verdict == "INCONCLUSIVE"
+
+
 def test_conditions_and_runs_are_merged_into_one_table():
-    """The first condition needs no name; over runs, the unit is the run and n their number."""
+    """The first condition needs no name. Of training runs the seed is the unit; problems have their mean over seeds,
+    steps keep their extremes alone.
+    """
     tables = {name: table(cos_in=estimate({"p": value}, "prompt")) for name, value in (("a", 0.1), ("b", 0.2))}
     merged = by_condition(tables)
     assert merged[Key("cos_in", "prompt")].value == merged[Key("cos_in", "prompt", None, "a")].value == 0.1
     assert merged[Key("cos_in", "prompt", None, "b")].value == 0.2
     versus = criterion(statistic="mean", threshold=0.0, condition="b", versus_condition="a")
     assert evaluate(versus, merged).value.startswith("+0.1")
-    seeds = over_runs({"41": tables["a"], "42": tables["b"]})
-    row = seeds[Key("cos_in", "seed")]
+    seeds = over_runs(
+        {
+            str(seed): {
+                Key("hack_final", "run"): Estimate(value=value, n=1, unit="run"),
+                Key("hack_final", "problem"): estimate({"p": value, f"q{seed}": 1.0}, "problem"),
+                Key("cos_in", "step"): estimate({"0": value, "1": 0.3}, "step"),
+            }
+            for seed, value in ((41, 0.1), (42, 0.2))
+        }
+    )
+    row = seeds[Key("hack_final", "seed")]
     assert (row.n, row.unit, row.value) == (2, "seed", pytest.approx(0.15))
+    assert row.by_unit == {"41": 0.1, "42": 0.2}
+    assert seeds[Key("hack_final", "problem")].by_unit == {"p": pytest.approx(0.15), "q41": 1.0, "q42": 1.0}
+    steps = seeds[Key("cos_in", "step")]
+    assert (steps.n, steps.minimum, steps.maximum) == (4, 0.1, 0.3)
+    assert (steps.value, steps.interval, steps.p) == (None, None, None), "steps of training are not independent"

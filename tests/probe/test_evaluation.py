@@ -10,13 +10,14 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.evaluation import Evaluation, block_value, evaluate_spec
+from probe.evaluation import Evaluation, evaluate_spec
 from probe.jobs import runs_of
 from probe.launch import Attempt
 from probe.prereg import load_spec
 from probe.runs import read_run
 from probe.spec import Spec
 from probe.sweep import sweep
+from probe.sweep_table import block_value
 from replay_pools.errors import InputError
 
 SPEC = """

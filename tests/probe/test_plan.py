@@ -13,14 +13,14 @@ from extraction.adapters.coordinates import attach
 from probe.analysis.power import mde
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli._spec import open_spec, resolved_options
+from probe.cli._spec import open_spec, resolved
 from probe.memory import memory
 from probe.vacuity import vacuous_parts
 from replay_pools.policy import load_policy, load_skeleton
 
 ROOT = Path(__file__).parents[2]
 SPEC = """
-arms = ["vanilla", "projected", "placebo"]
+arms = [{arms}]
 seeds = [{seeds}]
 [experiment]
 name = "planned"
@@ -50,10 +50,47 @@ name = "MORE"
 """
 
 
+TRAINED = """
+arms = ["vanilla", "route"]
+seeds = [0, 1, 2]
+[experiment]
+name = "trained"
+question = "What does it cost?"
+hypotheses = ["Little."]
+[base]
+verb = "train"
+preset = "fast"
+steps = 10
+[[conditions]]
+name = "plain"
+[[conditions]]
+name = "other"
+arms = ["vanilla"]
+{other}
+[[criteria]]
+name = "main"
+metric = "hack_final"
+statistic = "upper95"
+comparison = "<"
+threshold = 0.0
+unit = "seed"
+role = "primary"
+arm = "route"
+versus_arm = "vanilla"
+[[decisions]]
+name = "MORE"
+[budget]
+sd = 0.15
+paired_correlation = 0.3
+expected_effect = 0.5
+"""
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """write(other, metric, main, budget, seeds) -> a spec with these lines."""
+    """write(other, metric, main, budget, seeds, arms) -> a spec with these lines."""
     defaults = {"other": "k = 2", "metric": "cos_in", "main": 'null = "N2"', "budget": "", "seeds": "0"}
+    defaults["arms"] = '"vanilla", "projected", "placebo"'
 
     def make(**lines: str) -> Path:
         path = tmp_path / "planned.toml"
@@ -65,7 +102,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 def vacuous(path: Path) -> dict[str, str]:
     spec = open_spec(path)
-    found = vacuous_parts(spec, {c.name: resolved_options(spec, c) for c in spec.conditions})
+    found = vacuous_parts(spec, {c.name: resolved(spec, c) for c in spec.conditions})
     return {part.where: part.why for part in found}
 
 
@@ -78,6 +115,9 @@ VACUOUS: list[tuple[dict[str, str], str, str]] = [
     ({"other": 'advantage_clip = 7.0\nadvantage_estimator = "maxrl"'}, "conditions.other.advantage_clip", "below 7,"),
     ({"other": 'advantage_clip = 2.5\nscale_rewards = "group"'}, "conditions.other.advantage_clip", "not below 2.47"),
     ({"other": 'loss_type = "nll"\nadvantage_clip = 1.0'}, "conditions.other.advantage_clip", "no advantage"),
+    ({"other": "epsilon = 0.1"}, "conditions.other.epsilon", "the ratio is 1 in every step"),
+    ({"other": 'reference = "base"\nbeta = 0.01'}, "conditions.other.beta", "the policy is its reference"),
+    ({"other": 'reference = "ema"\nbeta = 0.01\nkl_estimator = "k2"'}, "conditions.other.beta", "its gradient are 0"),
     ({"other": ""}, "conditions.other", "same options as plain"),
     ({"other": 'pairs = "builtin:placebo"'}, "conditions.other.pairs", "no control"),
     (
@@ -103,14 +143,39 @@ def test_vacuous_parts_are_named_with_the_reason(
     assert why in found[where]
 
 
-def test_a_ratio_clip_without_old_logprobs_is_vacuous(write: Callable[..., Path]) -> None:
-    """epsilon with old = current never acts; with recorded ones it may."""
-    spec = open_spec(write())
-    options = {c.name: resolved_options(spec, c) for c in spec.conditions}
-    options["other"] |= {"epsilon": 0.2, "old_logprobs": "current"}
-    assert [part.where for part in vacuous_parts(spec, options)] == ["conditions.other.epsilon"]
-    options["other"] |= {"old_logprobs": "recorded"}
-    assert vacuous_parts(spec, options) == []
+def test_a_quarantine_of_frozen_weights_is_empty(write: Callable[..., Path]) -> None:
+    """In a replay, in the condition whose arms hold it; with a learning rate something is parked."""
+    arms = '"vanilla", "route"'
+    found = vacuous(write(arms=arms, other='k = 2\narms = ["vanilla"]'))
+    assert list(found) == ["conditions.plain.arms"]
+    assert "the arm route is vanilla" in found["conditions.plain.arms"]
+    assert "conditions.other.arms" not in vacuous(write(arms=arms, other="lr = 0.001"))
+
+
+def test_what_may_act_is_left_alone(write: Callable[..., Path]) -> None:
+    """Clips of a ratio to recorded log-probabilities; a KL from those; the same penalty once weights move."""
+    assert vacuous(write(other='epsilon = 0.1\nold_logprobs = "recorded"')) == {}
+    assert vacuous(write(other='reference = "recorded"\nbeta = 0.01')) == {}
+    assert vacuous(write(other='reference = "base"\nbeta = 0.01\nlr = 0.001')) == {}
+
+
+TRAIN_VACUOUS: list[tuple[str, str, str]] = [
+    ("set.objective.advantage_clip = 3.1", "conditions.other.advantage_clip", "a group of 8"),
+    ("set.objective.epsilon = 0.1", "conditions.other.epsilon", "the ratio is 1"),
+    ("set.control.ema_decay = 0.5", "conditions.other.control.ema_decay", "the reference is None"),
+    ("set.control.beta_warmup_steps = 5", "conditions.other.control.beta_warmup_steps", "beta is 0"),
+    ("", "conditions.other", "same options as plain"),
+]
+
+
+@pytest.mark.parametrize(("other", "where", "why"), TRAIN_VACUOUS, ids=[where for _, where, _ in TRAIN_VACUOUS])
+def test_vacuous_parts_of_a_training_spec(tmp_path: Path, other: str, where: str, why: str) -> None:
+    """Groups are those of the preset (8 rollouts); defaults of the loss are nobody's claim."""
+    path = tmp_path / "trained.toml"
+    path.write_text(TRAINED.format(other=other))
+    found = vacuous(path)
+    assert list(found) == [where], found
+    assert why in found[where]
 
 
 def test_caps_that_can_bind_are_left_alone(write: Callable[..., Path]) -> None:
@@ -127,19 +192,20 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[
 
 
 def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By hand: 6 runs of 10 steps at 30 s and 4 a hour; 9 runs of 7.2 hours at 6.15; effects from the power module."""
+    """By hand: 6 runs of 60 s and 10 steps at 30 s, 4 an hour; 9 runs of 7.2 hours at 6.15; effects as in power."""
     budget = "price_per_hour = 4.0\n[budget.go]\nseeds = 3\narms = 3\nhours_per_run = 7.2\nprice_per_hour = 6.15\n"
     budget += 'sd = 0.15\nexpected_effect = 0.3\npaired_correlation = 0.5\neffect_unit = "rate"'
     path = write(seeds="0, 1, 2", budget=budget)
     timed = tmp_path / "timed"
     timed.mkdir()
-    start = '{"start":{"load":{"seconds":7.0,"cache":null}}}\n'
-    rows = '{"step":0,"seconds":99}\n{"step":1,"seconds":30}\n{"step":2,"seconds":20}\n'
-    (timed / "timings.jsonl").write_text(start + rows)
+    start = '{"start":{"load":{"seconds":50,"cache":null},"svd":{"seconds":10,"cache":"computed"}}}\n'
+    (timed / "timings.jsonl").write_text(
+        start + '{"step":0,"seconds":39}\n{"step":1,"seconds":31}\n{"step":2,"seconds":20}\n'
+    )
     found = plan(capsys, str(path), "--run", str(timed))
     own, go = found["prices"]
-    assert (own["runs"], own["hours"], own["money"]) == (6, pytest.approx(0.5), pytest.approx(2.0))
-    assert "median step" in own["source"]
+    assert (own["runs"], own["hours"], own["money"]) == (6, pytest.approx(0.6), pytest.approx(2.4))
+    assert "30 s a step, 60 s before the first" in own["source"]
     assert (go["runs"], go["hours"], go["money"]) == (9, pytest.approx(64.8), pytest.approx(398.52))
     planned = next(effect for effect in found["go_effects"] if effect["planned"])
     assert planned == {
@@ -150,6 +216,26 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
     }
     assert any("CANNOT see the expected effect of 0.3 rate" in note for note in found["notes"])
     assert any("[budget] states no sd" in note for note in found["notes"]), "nothing is left out silently"
+
+
+def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """9 runs (two arms and one, three seeds) of 10 steps; times of the spec's own finished runs; one arm in memory."""
+    path, out = tmp_path / "trained.toml", tmp_path / "out"
+    path.write_text(TRAINED.format(other="set.optimizer.steps = 20"))
+    for arm, seconds in (("vanilla", 20), ("route", 40)):
+        run_dir = out / "runs" / f"trained-plain-{arm}-seed0"
+        run_dir.mkdir(parents=True)
+        (run_dir / "manifest.json").write_text("{}")
+        (run_dir / "timings.jsonl").write_text(f'{{"step":0,"seconds":{seconds}}}\n')
+    found = plan(capsys, str(path), "--out", str(out))
+    assert found["runs"] == 9
+    assert found["prices"][0]["hours"] == pytest.approx(9 * 10 * 30 / 3600), "`steps` comes after `set`"
+    assert "measured in 2 finished runs of this spec" in found["prices"][0]["source"]
+    assert any("moments of AdamW" in row["what"] for row in found["memory"])
+    assert any("64 sample gradients" in row["what"] for row in found["memory"]), "8 prompts x 8 rollouts a step"
+    (note,) = found["notes"]
+    assert "CANNOT see the expected effect of 0.5: the smallest detectable one is 0.579 (paired)" in note
+    assert "pays above a correlation of 0.56 with 3 seeds, 0.3 is stated" in note
 
 
 def test_what_cannot_be_said_is_noted(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

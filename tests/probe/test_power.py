@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from probe.analysis.power import detection_power, mde
+from probe.analysis.power import detection_power, mde, pairing_pays_above
 
 
 def test_textbook_values():
@@ -48,6 +48,15 @@ def test_the_formula_is_what_a_simulation_finds(n, rho):
     a, b = (common + own * rng.normal(size=(4000, n)) for _ in range(2))
     test = stats.ttest_ind(a + effect, b, axis=1) if rho is None else stats.ttest_rel(a + effect, b, axis=1)
     assert np.mean(test.pvalue < 0.05) == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / 4000))
+
+
+def test_pairing_pays_above_a_correlation():
+    """At that correlation n pairs and n units a side detect the same; 3 pairs of correlation .3 detect less."""
+    for n in (3, 5, 10):
+        rho = pairing_pays_above(n)
+        assert mde(1.0, n, paired_correlation=rho) == pytest.approx(mde(1.0, n))
+    assert pairing_pays_above(3) == pytest.approx(0.56, abs=0.01)
+    assert mde(0.15, 3, paired_correlation=0.3) > mde(0.15, 3)
 
 
 def test_what_makes_no_sense_is_refused():

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.projection import GATES, haar_variance, project, project_modules, sample_cosines
+from probe.projection import (
+    GATES,
+    haar_hackward_quantile,
+    haar_variance,
+    project,
+    project_modules,
+    sample_cosines,
+)
 
 GATE_NAMES = sorted(GATES)
 RANKS = {"a": (8, 3), "b": (5, 1), "c": (6, 2)}
@@ -234,3 +241,15 @@ def test_errors_name_the_module():
         project(gradients["a"], V["a"], gate="relu")
     with pytest.raises(ValueError, match=r"g \(\.\.\., r\) and V"):
         project(gradients["a"], V["b"], gate="one_sided")
+
+
+@pytest.mark.parametrize(("sizes", "k", "tolerance"), [([48] * 8, 4, 0.04), ([16, 24, 20], 2, 0.06)])
+def test_haar_quantile_of_the_hackward_part(sizes: list[int], k: int, tolerance: float) -> None:
+    """Reference: directions drawn from the Haar law, module by module, and measured."""
+    torch.manual_seed(0)
+    gradient = {str(i): (1 + i % 3) * torch.randn(r) for i, r in enumerate(sizes)}
+    none = {m: torch.zeros(k, len(g)) for m, g in gradient.items()}
+    drawn = [{m: orthonormal(k, len(g), torch.float32) for m, g in gradient.items()} for _ in range(400)]
+    found = torch.stack([sample_cosines(gradient, V).hackward_frac for V in drawn]).quantile(0.95)
+    assert haar_hackward_quantile(gradient, none) == pytest.approx(float(found), rel=tolerance)
+    assert math.isnan(haar_hackward_quantile({m: torch.zeros_like(g) for m, g in gradient.items()}, none))

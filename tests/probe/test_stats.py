@@ -17,6 +17,7 @@ from probe.analysis.stats import (
     prompt_weights,
     sign_flip_test,
     t_interval,
+    welch_interval,
     welch_test,
     wilson_interval,
     within_prompt_differences,
@@ -212,3 +213,13 @@ def test_auroc_equals_pair_counting(rows):
         assert found == pytest.approx(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
     else:
         assert math.isnan(found)
+
+
+def test_welchs_interval_agrees_with_its_p():
+    """The level at which 0 is an end of the interval is 1 - p; below two values a side there is none."""
+    a, b = [0.8, 0.9, 0.7, 0.85], [0.6, 0.75, 0.7]
+    p = welch_test(a, b).p
+    found = welch_interval(a, b, level=1 - p)
+    assert min(abs(found.low), abs(found.high)) == pytest.approx(0, abs=1e-9)
+    assert (found.low + found.high) / 2 == pytest.approx(np.mean(a) - np.mean(b))
+    assert welch_interval([1.0], b) is None

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,10 @@ from probe import launch
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._spec import open_spec
-from probe.jobs import ONE_PASS, Job, block, runs_of
+from probe.cli.train import configured
+from probe.jobs import Job, block, runs_of
 from probe.launch import Attempt, Processes, Submitit
-from probe.objective import Objective
-from probe.prereg import load_spec, preregistered
+from probe.prereg import load_spec, preregistered, spec_status
 from probe.spec import Spec
 from probe.sweep import Row, Runner, Table, sweep
 from replay_pools.errors import InputError
@@ -226,9 +226,113 @@ def test_conditions_of_the_loss_share_a_pass(tmp_path: Path) -> None:
     assert "--scale-rewards" not in job.args
 
 
-def test_the_settings_of_a_pass_are_those_of_the_loss() -> None:
-    """The torch-free list in probe.jobs is the fields of Objective."""
-    assert {field.name for field in fields(Objective)} == {*ONE_PASS}
+TRAINED = """
+arms = ["vanilla", "projected"]
+seeds = [0, 1]
+[experiment]
+name = "trained"
+question = "Does it run?"
+hypotheses = ["It does."]
+[base]
+verb = "train"
+preset = "smoke"
+steps = 2
+[base.set]
+rollouts.group = 4
+objective.reference = "base"
+evaluation.modes = ["run_tests", "sentinel"]
+[[conditions]]
+name = "plain"
+[[conditions]]
+name = "pulled"
+arms = ["vanilla"]
+set.objective.beta = 0.05
+set.rollouts.group = 6
+[[criteria]]
+name = "main"
+metric = "hack_final"
+statistic = "mean"
+comparison = "<"
+threshold = 0.0
+unit = "seed"
+role = "primary"
+arm = "projected"
+versus_arm = "vanilla"
+[[decisions]]
+name = "MORE"
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[..., Path]:
+    """trained(old, new) -> a training spec with one line changed."""
+
+    def make(old: str = "", new: str = "") -> Path:
+        path = tmp_path / "trained.toml"
+        path.write_text(TRAINED.replace(old, new) if old else TRAINED)
+        return path
+
+    return make
+
+
+def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_path: Path) -> None:
+    """Conditions lay their tables over the base's, and the parser of `probe train` reads the same settings back."""
+    spec = open_spec(trained())
+    jobs = block(spec, 1, tmp_path)
+    assert [job.name for job in jobs] == [
+        "trained-plain-vanilla-seed1",
+        "trained-plain-projected-seed1",
+        "trained-pulled-vanilla-seed1",
+    ], "a condition with arms of its own has no other runs"
+    pulled = jobs[2].args
+    settings = [pulled[i + 1] for i, part in enumerate(pulled) if part == "--set"]
+    assert {*settings} == {
+        "rollouts.group=6",
+        'objective.reference="base"',
+        "objective.beta=0.05",
+        'evaluation.modes=["run_tests","sentinel"]',
+    }
+    config = configured("smoke", settings, arm="vanilla", seed=1, steps=2, hint=None, preregistered=preregistered(spec))
+    assert (config.rollouts.group, config.objective.beta, config.evaluation.modes) == (
+        6,
+        0.05,
+        ("run_tests", "sentinel"),
+    )
+    assert (config.intervention.arm, config.seed, config.optimizer.steps) == ("vanilla", 1, 2)
+    assert spec_status({"verb": "train", "train": asdict(config)}, spec) == "frozen"
+    assert "--condition" not in pulled
+
+
+REFUSED = [
+    ("set.objective.beta = 0.05", "set.objective.bta = 0.05", "--set objective: expected fields out of .*unknown: bta"),
+    ("set.objective.beta = 0.05", 'set.objective.beta = "x"', "--set objective beta: expected float, found 'x'"),
+    ("set.objective.beta = 0.05", "set.control.target_kl = 0.1", "conditions.pulled"),
+    ("set.objective.beta = 0.05", "hint = false", "conditions.pulled.hint: expected true, or the setting itself"),
+    ("set.objective.beta = 0.05\nset.rollouts.group = 6", "set = 3", "conditions.pulled.set: expected a table"),
+    ("set.objective.beta = 0.05", "per_pool = 3", "per_pool: expected an option of probe train"),
+    ('preset = "smoke"', 'preset = "smok"', "--preset: expected fast, full, smoke"),
+    ('arms = ["vanilla"]', 'arms = ["random"]', "conditions.pulled.arms: expected some of vanilla, projected"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line"), REFUSED, ids=[new for _, new, _ in REFUSED])
+def test_training_settings_that_do_not_fit_are_refused(
+    trained: Callable[..., Path], old: str, new: str, line: str
+) -> None:
+    """Before any run, in one line that names the file, the condition and the field."""
+    with pytest.raises(InputError, match=line) as error:
+        open_spec(trained(old, new))
+    assert "trained.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_set_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting that is not TOML says how to quote; an unknown table names those that are there."""
+    options = ["train", "--out", str(tmp_path)]
+    assert run(cli, [*options, "--set", "objective.reference=base"]) == 2
+    assert "a text needs quotes" in capsys.readouterr().err
+    assert run(cli, [*options, "--set", "loss.beta=0.1"]) == 2
+    assert "--set: expected fields out of model, rollouts" in capsys.readouterr().err
 
 
 def test_dry_run_prints_the_commands(

@@ -106,28 +106,35 @@ def test_two_scores_that_tell_nothing_do_not_compete():
     assert specific(weak).verdict == "INCONCLUSIVE"
 
 
-def update(projected=(0, 0.5), random=(1, 2), vanilla=(1, 2), hackward_frac=0.1) -> Update:
-    """Realised updates whose null's 95th percentile is .2; drifts as (low, high)."""
-    drifts = {"vanilla": vanilla, "projected": projected, "random": random}
-    ends = {arm: Interval(low=low, high=high) for arm, (low, high) in drifts.items() if low is not None}
-    return Update(hackward_frac=hackward_frac, hackward_q95=0.2, drift=ends)
+def update(projected=(0.1, 0.2, 0.0), random=(1.1, 1.2, 1.0), vanilla=(1.0, 1.3, 0.9), hackward_frac=0.1) -> Update:
+    """Realised updates whose null's 95th percentile is .2; margins of the seeds 0, 1, 2."""
+    arms = {"vanilla": vanilla, "projected": projected, "random": random}
+    margins = {arm: {str(seed): m for seed, m in enumerate(own)} for arm, own in arms.items() if own}
+    seeds = margins["projected"]
+    return Update(
+        hackward_frac=dict.fromkeys(seeds, hackward_frac), hackward_q95=dict.fromkeys(seeds, 0.2), margins=margins
+    )
 
 
 @pytest.mark.parametrize(
-    ("update", "verdict"),
+    ("update", "verdict", "words"),
     [
-        (update(), "PASS"),
-        (update(hackward_frac=0.3), "FAIL"),
-        (update(random=(0, 0.6)), "FAIL"),  # the random arm achieves the same
-        (update(projected=(3, 4)), "FAIL"),  # it moves more than vanilla
-        (update(projected=(0, 1.5)), "INCONCLUSIVE"),
-        (update(random=(None, None)), "INCONCLUSIVE"),
-        (None, "INCONCLUSIVE"),
+        (update(), "PASS", "projected - vanilla [-1.254, -0.680]"),
+        (update(hackward_frac=0.3), "FAIL", "still points hack-ward"),
+        (update(random=(0.1, 0.3, 0.0)), "FAIL", "the random arm achieves the same"),
+        (update(random=(0.1, 2.0, 0.9)), "INCONCLUSIVE", "projected - random"),  # not shown to be worse than projected
+        (update(projected=(3.0, 3.3, 2.9)), "FAIL", "moves more than in vanilla"),
+        (update(projected=(0.1, 2.0, 0.0)), "INCONCLUSIVE", "projected - vanilla"),
+        (update((0.1,), (1.1,), (1.0,)), "INCONCLUSIVE", "one seed gives no interval"),
+        (update(random=()), "INCONCLUSIVE", "needs the held-out margins"),
+        (None, "INCONCLUSIVE", "needs the held-out margins"),
     ],
 )
-def test_effective_on_updates(update, verdict):
+def test_effective_on_updates(update, verdict, words):
+    """Paired by seed; the control has to be shown to do worse, not merely not to be shown to do as well."""
     trained = [step("vanilla", cos_update=0.1), step("projected", cos_update=0.0)]
-    assert effective(evidence(trained, update=update)).verdict == verdict
+    found = effective(evidence(trained, update=update))
+    assert (found.verdict, words in found.why) == (verdict, True), found.why
 
 
 def test_effective_is_not_evaluated_at_frozen_weights():
@@ -153,11 +160,38 @@ def test_correct(gate, changes, verdict):
     assert found.verdict == verdict, found.why
 
 
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"hackward_frac_update": 1e-5}, "PASS"),
+        ({"hackward_frac_update": 0.1}, "FAIL"),
+        ({"hackward_frac_update": None}, "INCONCLUSIVE"),
+    ],
+)
+def test_a_gate_on_the_update_is_judged_on_the_update(changes, verdict):
+    """The gradient is left as it is, hack-ward part included, and nothing fires there."""
+    own = {"hackward_frac_out": 0.3, "frac_fired": 0.0, "cos_update": -0.1} | changes
+    found = correct(evidence([step("projected", **own)], gate=GateFacts(target="update")))
+    assert found.verdict == verdict, found.why
+
+
+def test_trained_runs_get_no_advice_whether_to_train():
+    trained = evidence([step("vanilla", cos_update=0.1)])
+    assert decide(verdict_rows(), trained).outcome == "TRAINED"
+    assert specific(trained).verdict == "INCONCLUSIVE", "an AUROC over the steps of one run has no interval"
+
+
 def test_powered_by_the_plan():
-    """METHOD's plan, 3 seeds and 30 points, is refused; 8 seeds, or 3 that pair well, are not."""
+    """METHOD's plan, 3 seeds and 30 points, is refused; 8 seeds, or 3 that pair well, are not. The better design is
+    taken and named: 3 pairs of correlation .3 see less than 3 seeds a side.
+    """
     assert powered(evidence()).verdict == "FAIL"
     assert powered(evidence(plan=Plan(seeds=8))).verdict == "PASS"
     assert powered(evidence(plan=Plan(paired_correlation=0.9))).verdict == "PASS"
+    weak = powered(evidence(plan=Plan(paired_correlation=0.3)))
+    assert weak.value == "0.46 detectable (unpaired), 0.30 expected"
+    assert "2 degrees of freedom against 4: with 3 seeds they pay above a correlation of 0.56" in weak.why
+    assert "(paired)" in powered(evidence(plan=Plan(paired_correlation=0.9))).value
     assert "inf detectable" in powered(evidence(plan=Plan(seeds=1))).value
 
 
