@@ -195,6 +195,8 @@ def _memory_of(spec: Spec, resolved: Resolved, out_dir: Path, notes: list[str]) 
                 dtype=options["dtype"],
                 bases={arm.basis for arm in arms},
                 lora_rank=options["lora_rank"],
+                svd_rank=options["svd_rank"],
+                svd_storage=options["svd_storage"],
                 num_samples=options["per_pool"] * len(options["replay_dirs"]),
                 k=options["k"],
                 num_direction_sets=len({arm.directions for arm in arms}),

@@ -124,7 +124,7 @@ def _setup(
     """Adapt the policy in the arm's basis and get the arm's directions, at the start of training."""
     arm, intervention = get_arm(config.intervention.arm), config.intervention
     conditions = {DEFAULT_CONDITION: config.objective}
-    bases = attach_bases(policy, [arm], config.model.lora_rank, cache_dir, timings)
+    bases = attach_bases(policy, [arm], config.model, cache_dir, timings)
     with timings.phase("directions", uses_cache=True):
         settings = DirectionSettings(extraction=intervention.extraction, v_hack=intervention.v_hack, seed=config.seed)
         directions = ArmDirections(settings, policy, bases, cache_dir, say)

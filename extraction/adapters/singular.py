@@ -7,7 +7,10 @@ computed them (extraction.adapters.svd):
     d_out < d_in   from y = W' x and dL/dy:         dL/d delta_S = sum_t (U^T y_t) * (U^T dL/dy_t) / S'
     otherwise      from x and dL/dy:                dL/d delta_S = sum_t (Vh x_t) * (U^T dL/dy_t)
 
-Tokens meet U and Vh in the dtype of the model; the products are added in at least float32.
+Each line holds triplet by triplet, so it also serves the R largest alone, exactly and at R / r of the cost.
+Tokens meet U and Vh in the dtype of the model; the products are added in at least float32. Where U and Vh are held in
+bfloat16, V^T V = I + E with a small E (`rounding`): the first two lines are then off by E diag(delta_S / S'), and
+exact at delta_S = 0.
 
 Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules; U (d_out, r), S (r,), Vh (r, d_in).
 """
@@ -16,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, final
 
 import torch
@@ -26,13 +30,16 @@ from transformers import PreTrainedModel
 
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.interface import Basis, Coordinates, InputTap, OutputTap, Tap, wrap
-from extraction.adapters.svd import MAX_CONDITION, combine, condition
+from extraction.adapters.svd import MAX_CONDITION, condition
+from extraction.adapters.svd_cache import combine
+from extraction.adapters.targets import weight_matrix
 from extraction.rows import Segments
+from extraction.vocabulary import Storage
 
 
 @final
 class DeltaSCoordinates(Coordinates):
-    """The coordinates of a module are its delta_S, r = min(d_in, d_out)."""
+    """The coordinates of a module are its delta_S: r = min(d_in, d_out), or the rank where that is smaller."""
 
     basis: Basis = "svd"
 
@@ -67,6 +74,18 @@ class DeltaSCoordinates(Coordinates):
         U, Vh = layer.frames()
         return OutputTap(module=module, keep=lambda x, _y: x, reduce=partial(reduce_direct, U=U, Vh=Vh))
 
+    def rounding(self) -> dict[str, Any] | None:
+        """The worst defect of orthonormality, and the cosine errors of trial gradients, over the modules."""
+        measured = [layer.rounding for layer in map(self.layer, self.layers) if layer.rounding is not None]
+        if not measured:
+            return None
+        errors = [own.cosine_error for own in measured]
+        return {
+            "storage": self._identity["storage"],
+            "orthonormality": max(own.orthonormality for own in measured),
+            "cosine_error": {"median": median(errors), "max": max(errors)},
+        }
+
     def folded(self) -> AbstractContextManager[object]:
         """delta_S merged into the weights, unless rounding to their dtype would lose it or it is there already."""
         layers = [self.layer(module) for module in self.layers]
@@ -90,9 +109,9 @@ def reduce_direct(x: Tensor, gradient: Tensor, segments: Segments, *, U: Tensor,
 
 
 def sum_products(a: Tensor, b: Tensor, segments: Segments) -> Tensor:
-    """sum_t a_t * b_t of every sample in at least float32: (T, r), (T, r) -> (G, r)."""
-    wide = torch.promote_types(a.dtype, torch.float32)
-    return segments.sums(a.to(wide) * b.to(wide))
+    """sum_t a_t * b_t of every sample in at least float32: (T, r), (T, r) -> (G, r). Overwrites `a`."""
+    wide = a.to(torch.promote_types(a.dtype, torch.float32))
+    return segments.sums(wide.mul_(b))
 
 
 @contextmanager
@@ -106,13 +125,31 @@ def merged(model: PeftModel) -> Iterator[None]:
 
 
 def attach_delta_s(
-    model: PreTrainedModel, targets: Sequence[str], identity: Mapping[str, Any], *, cache_dir: Path | None
+    model: PreTrainedModel,
+    targets: Sequence[str],
+    identity: Mapping[str, Any],
+    *,
+    cache_dir: Path | None,
+    rank: int | None,
+    storage: Storage,
 ) -> DeltaSCoordinates:
-    """Wrap `model` with `delta_S` at 0; `cache_dir` None computes every SVD anew."""
+    """Wrap `model` with `delta_S` at 0; `cache_dir` None computes every SVD anew.
+
+    A basis that holds all triplets is the full one, whatever rank was asked for. `storage` is in the fingerprint only
+    where it is not `float32`.
+
+    Raises:
+        InputError: a rank below 1.
+    """
+    widest = max(min(weight_matrix(model.get_submodule(name), name).shape) for name in targets)
+    truncates = rank is not None and rank < widest
     svd_cache = None if cache_dir is None else str(cache_dir)
-    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(targets), svd_cache=svd_cache)
+    config = DeltaSConfig(
+        task_type=TaskType.CAUSAL_LM, target_modules=list(targets), rank=rank, storage=storage, svd_cache=svd_cache
+    )
     wrapped = wrap(model, config)
     layers = {name: model.get_submodule(name) for name in targets}
     digests = {name: str(layer.digest) for name, layer in layers.items()}
-    options = {"targets": list(targets), "rank": None, "alpha": None, "init_seed": None}
+    options = {"targets": list(targets), "rank": rank if truncates else None, "alpha": None, "init_seed": None}
+    options |= {} if storage == "float32" else {"storage": storage}
     return DeltaSCoordinates(wrapped, layers, {**identity, "weights_sha256": combine(digests), **options})

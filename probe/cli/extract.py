@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from extraction.vocabulary import BASES, Basis, LossType
+from extraction.vocabulary import BASES, Basis, LossType, Storage
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import say
-from probe.cli._shared_options import extraction_options, model_options
+from probe.cli._shared_options import basis_options, extraction_options, model_options, rounding_line
 
 
 @click.command()
@@ -16,7 +16,7 @@ from probe.cli._shared_options import extraction_options, model_options
 @click.option("--model", default="organism", show_default=True, help="organism, a directory, a .gguf file or a hub id.")
 @click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Module coordinates.")
 @extraction_options
-@click.option("--lora-rank", default=32, show_default=True, type=click.IntRange(1), help="Of basis lora.")
+@basis_options
 @model_options
 @out_option
 @json_option
@@ -32,6 +32,8 @@ def extract(
     max_completion_length: int | None,
     tokens_per_batch: int | None,
     lora_rank: int,
+    svd_rank: int | None,
+    svd_storage: Storage,
     dtype: str,
     device: str,
     out: Path,
@@ -46,7 +48,9 @@ def extract(
     from replay_pools.policy import load_policy
 
     policy = load_policy(model, dtype=dtype, device=device)
-    coordinates = attach_basis(policy, basis, rank=lora_rank, cache_dir=out / "cache")
+    coordinates = attach_basis(
+        policy, basis, cache_dir=out / "cache", lora_rank=lora_rank, svd_rank=svd_rank, svd_storage=svd_storage
+    )
     settings = ExtractionSettings(
         pairs=pairs,
         k=k,
@@ -74,6 +78,7 @@ def extract(
         "median_vote_margin": sorted(margins)[len(margins) // 2] if margins else None,
         "frac_votes_p05": sum(p < 0.05 for p in vote_p) / max(len(vote_p), 1),
         "held_out": sign_accuracy(library.pair_gradients, directions),
+        "rounding": coordinates.rounding(),
     }
     if as_json:
         echo_json(card)
@@ -100,3 +105,5 @@ def _print_card(card: dict[str, Any]) -> None:
             ("held-out mean cosine", f"{held_out['mean_cos']:+.3f}"),
         ]
     echo_table(("", ""), rows)
+    if card["rounding"]:
+        click.echo(rounding_line(card["basis"], card["rounding"]))
