@@ -208,7 +208,8 @@ def tapped(
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.
 
-    A module that the forward uses twice adds up; one that it does not use adds nothing.
+    A module that the forward uses twice adds up; one that it does not use adds nothing. No parameter asks for a
+    gradient: the backward's graph starts where the first tap watches, and nothing below is differentiated.
     """
 
     def add(tap: Tap, kept: Tensor, gradient: Tensor) -> None:
@@ -218,7 +219,7 @@ def tapped(
         if share is not None:
             share.add(tap, kept, gradient, found.shape[1])
 
-    handles = [coordinates.model.get_input_embeddings().register_forward_hook(require_grad)]
+    handles = []
     for tap in taps:
         layer, reduced = coordinates.layers[tap.module], partial(add, tap)
         if isinstance(tap, InputTap):
@@ -232,22 +233,17 @@ def tapped(
             handle.remove()
 
 
-def require_grad(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    """Start the backward's graph at the embeddings: no parameter asks for a gradient."""
-    output.requires_grad_()
-
-
 def watch_input(add: Reduced, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Pre-hook: the module reads x through a node of its own, at which dL/dx arrives from this module alone."""
     x, *others = inputs
-    return Watch.apply(x, x.detach(), add), *others
+    return Watch.apply(x.requires_grad_(), x.detach(), add), *others
 
 
 def watch_output(add: Reduced, keep: Keep, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Forward hook: the rest of the model reads y through a node at which dL/dy arrives."""
     with torch.no_grad():
         kept = keep(inputs[0], output)
-    return Watch.apply(output, kept, add)
+    return Watch.apply(output.requires_grad_(), kept, add)
 
 
 class Watch(torch.autograd.Function):

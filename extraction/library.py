@@ -28,7 +28,7 @@ from extraction.directions import (
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, load_pairs, pairs_sha
-from extraction.vocabulary import Basis, LossType
+from extraction.vocabulary import Basis, LossType, Storage
 from replay_pools.errors import InputError
 from replay_pools.files import sha256
 from replay_pools.policy import Policy
@@ -193,11 +193,23 @@ class DirectionLibrary:
         return self._extract(self.measured("builtin:placebo"))
 
 
-def attach_basis(policy: Policy, basis: Basis, *, rank: int, cache_dir: Path) -> Coordinates:
-    """Adapt the policy in place. LoRA keeps A frozen, so that a direction keeps its meaning while B is trained."""
+def attach_basis(
+    policy: Policy,
+    basis: Basis,
+    *,
+    cache_dir: Path,
+    lora_rank: int | None = None,
+    svd_rank: int | None = None,
+    svd_storage: Storage = "float32",
+) -> Coordinates:
+    """Adapt the policy in place, with the options of the basis and the defaults of `attach`.
+
+    LoRA keeps A frozen, so that a direction keeps its meaning while B is trained.
+    """
+    shared = {"model_id": policy.base_model, "cache_dir": cache_dir / "svd"}
     if basis == "lora":
-        return attach(policy.model, basis="lora", model_id=policy.base_model, rank=rank, train_a=False)
-    return attach(policy.model, basis="svd", model_id=policy.base_model, cache_dir=cache_dir / "svd")
+        return attach(policy.model, basis=basis, rank=lora_rank, train_a=False, **shared)
+    return attach(policy.model, basis=basis, rank=svd_rank, storage=svd_storage, **shared)
 
 
 def pairs_path(directions_path: Path) -> Path:

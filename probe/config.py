@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.library import ExtractionSettings
+from extraction.vocabulary import Storage
 from probe.conditions import Condition, parse_conditions
 from probe.credit import PLANNING_PHRASES
 from probe.objective import Objective
@@ -20,10 +21,14 @@ class ModelConfig:
     dtype: str = "float32"
     device: str = "auto"
     lora_rank: int = 32  # of the arms in the LoRA basis
+    svd_rank: int | None = None  # of the arms in the SVD basis: the largest singular triplets; None is all
+    svd_storage: Storage = "float32"  # of U and Vh
     dtype_noise: int = 0  # rollouts to score again in a higher precision; shapes no record
 
     def __post_init__(self) -> None:
-        """Refuse noise that cannot be measured."""
+        """Refuse a rank below 1, and noise that cannot be measured."""
+        if self.svd_rank is not None and self.svd_rank < 1:
+            raise InputError("--svd-rank", expected="at least 1", found=str(self.svd_rank))
         if self.dtype_noise and self.dtype == "float64":
             raise InputError("--dtype-noise", expected="a --dtype below float64, the highest", found="float64")
 

@@ -231,6 +231,8 @@ def _write_manifest(
     directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: Training | None
 ) -> None:
     errors = [(record.step, record.additivity_error) for record in records]
+    rounding = {own.basis: own.rounding() for own in setup.bases.coordinates}
+    dtype = setup.bases.coordinates[0].model.dtype
     manifest = {
         "schema": RUN_SCHEMA,
         "num_steps": source.num_steps,
@@ -238,8 +240,9 @@ def _write_manifest(
         "conditions": list(setup.conditions),
         "arms": list(dict.fromkeys(record.arm for record in records)),
         "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
-        "additivity": summarise_additivity(errors, setup.bases.coordinates[0].model.dtype),
+        "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
         "dtype_noise": setup.dtype_noise,
+        "rounding": rounding,
         "files": file_hashes(directory) | token_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
     }
     remove_leftovers(directory)

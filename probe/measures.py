@@ -13,7 +13,7 @@ from extraction.directions import Directions
 from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
 from extraction.vocabulary import Basis, LossType
 from probe.arms import Arm, DirectionKind
-from probe.config import GateConfig
+from probe.config import GateConfig, ModelConfig
 from probe.objective import Objective
 from probe.step import Measure
 from probe.timings import Timings
@@ -21,7 +21,7 @@ from replay_pools.policy import Policy
 
 
 def attach_bases(
-    policy: Policy, arms: Sequence[Arm], lora_rank: int, cache_dir: Path, timings: Timings
+    policy: Policy, arms: Sequence[Arm], config: ModelConfig, cache_dir: Path, timings: Timings
 ) -> dict[Basis, Coordinates]:
     """One adapted copy of the policy for each basis; the copies share the weights."""
     names: list[Basis] = list(dict.fromkeys(arm.basis for arm in arms))
@@ -30,7 +30,14 @@ def attach_bases(
     bases: dict[Basis, Coordinates] = {}
     for basis, model in zip(names, models, strict=True):
         with timings.phase(basis, uses_cache=basis == "svd"):
-            bases[basis] = attach_basis(replace(policy, model=model), basis, rank=lora_rank, cache_dir=cache_dir)
+            bases[basis] = attach_basis(
+                replace(policy, model=model),
+                basis,
+                cache_dir=cache_dir,
+                lora_rank=config.lora_rank,
+                svd_rank=config.svd_rank,
+                svd_storage=config.svd_storage,
+            )
     return bases
 
 

@@ -205,6 +205,8 @@ def _memory_of(resolved: Resolved, out_dir: Path, notes: list[str]) -> list[Memo
                     dtype=own.dtype,
                     bases={ARMS[arm].basis for arm in arms},
                     lora_rank=own.lora_rank,
+                    svd_rank=own.svd_rank,
+                    svd_storage=own.svd_storage,
                     num_samples=own.group * own.prompts_per_step,
                     k=own.k,
                     num_direction_sets=len({ARMS[arm].directions for arm in arms}),

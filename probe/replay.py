@@ -100,7 +100,7 @@ def _setup(
 ) -> Setup:
     """Adapt the policy in every basis and get the directions of every arm under every condition."""
     conditions = {condition.name: condition.objective for condition in config.conditions}
-    bases = attach_bases(policy, arms, config.model.lora_rank, cache_dir, timings)
+    bases = attach_bases(policy, arms, config.model, cache_dir, timings)
     with timings.phase("directions", uses_cache=True):
         settings = DirectionSettings(extraction=config.extraction, v_hack=config.v_hack, seed=config.seed)
         directions = ArmDirections(settings, policy, bases, cache_dir, say)

@@ -56,7 +56,7 @@ def make_subject(
 ) -> Subject:
     """Adapt the policy in the arm's basis, get the arm's directions at the start, and make what trains it."""
     arm, intervention = get_arm(config.intervention.arm), config.intervention
-    bases = attach_bases(policy, [arm], config.model.lora_rank, cache_dir, timings)
+    bases = attach_bases(policy, [arm], config.model, cache_dir, timings)
     coordinates = bases[arm.basis]
     with timings.phase("directions", uses_cache=True):
         settings = DirectionSettings(extraction=intervention.extraction, v_hack=intervention.v_hack, seed=config.seed)

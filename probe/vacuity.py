@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import Any
 
+from extraction.vocabulary import Storage
 from probe.advantages import advantage_bound
 from probe.arms import ARMS
 from probe.join import REWARD_RANGE
@@ -44,6 +45,8 @@ class Settings:
     model: str | None  # None: the base model of the pools
     dtype: str
     lora_rank: int
+    svd_rank: int | None
+    svd_storage: Storage
     k: int
     pairs: str
 

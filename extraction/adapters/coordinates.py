@@ -9,6 +9,7 @@ from extraction.adapters.interface import Basis, Coordinates, check_fingerprint
 from extraction.adapters.lora import DEFAULT_RANK, attach_lora
 from extraction.adapters.singular import attach_delta_s
 from extraction.adapters.targets import find_targets
+from extraction.vocabulary import Storage
 from replay_pools.errors import InputError
 
 __all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]
@@ -27,30 +28,34 @@ def attach(
     suffixes: Sequence[str] | None = None,
     seed: int = 0,
     train_a: bool = True,
+    storage: Storage = "float32",
 ) -> Coordinates:
     """Adapt `model` in place and return its coordinates; the adapted model equals the base model.
 
     Args:
         model: the base model, without an adapter.
-        basis: `svd` (delta_S, always full rank) or `lora`.
+        basis: `svd` (delta_S) or `lora`.
         model_id: the name of the base model in the fingerprint.
         cache_dir: folder of the SVD cache; None computes the SVD anew. Not used by `lora`.
-        rank: LoRA only; default 32.
+        rank: of LoRA, default 32; of svd, how many of the largest singular triplets of each module, default all.
         alpha: LoRA only; default `rank`, so that the adapter is not rescaled.
         suffixes: which Linears (`find_targets`).
         seed: of LoRA's A. delta_S starts at 0 and has none.
         train_a: LoRA only; False freezes A, so that B alone is trained.
+        storage: svd only: of U and Vh; `bfloat16` halves their memory and is another basis (`Coordinates.rounding`).
 
     Raises:
-        InputError: no such basis, a LoRA option with `svd`, a rank out of range, or no target.
+        InputError: no such basis, an option of the other basis, a rank out of range, or no target.
     """
     targets = find_targets(model, suffixes)
     identity = {"model_id": model_id}
     if basis == "svd":
-        if rank is not None or alpha is not None or not train_a:
-            raise InputError("basis svd", expected="neither rank, alpha nor train_a", found="an option of basis lora")
-        return attach_delta_s(model, targets, identity, cache_dir=cache_dir)
+        if alpha is not None or not train_a:
+            raise InputError("basis svd", expected="neither alpha nor train_a", found="an option of basis lora")
+        return attach_delta_s(model, targets, identity, cache_dir=cache_dir, rank=rank, storage=storage)
     if basis == "lora":
+        if storage != "float32":
+            raise InputError("basis lora", expected="no storage", found="an option of basis svd")
         rank = DEFAULT_RANK if rank is None else rank
         alpha = float(rank if alpha is None else alpha)
         return attach_lora(model, targets, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)

@@ -4,10 +4,12 @@
     y = W x + U diag(delta_S) Vh x            delta_S (r,), 0 at the start
     dL/d delta_S = sum_t (U^T dL/dy_t) * (Vh x_t)
 
+Truncated to `rank` R, U and Vh are those of the R largest singular values and r = R; W stays whole.
 Identity at delta_S = 0: the adapter adds exactly 0, so the output is the base model's bit for bit.
 
 Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules;
-U (d_out, r), Vh (r, d_in). delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype.
+U (d_out, r), Vh (r, d_in). delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype;
+U and Vh may be stored in bfloat16, and are cast to the dtype of what they meet.
 Only delta_S is saved: the factors follow from the base weights and are recomputed, or read from the SVD cache.
 """
 
@@ -25,8 +27,11 @@ from peft.utils import PeftType, register_peft_method
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.svd import Factorised, factorise_all
+from extraction.adapters.svd import Factors, Rounding, frames
+from extraction.adapters.svd_cache import Factorised, factorise_all
 from extraction.adapters.targets import default_suffixes, weight_matrix
+from extraction.vocabulary import STORAGES, Storage
+from replay_pools.errors import InputError
 
 ADAPTER = "default"
 
@@ -37,15 +42,25 @@ class DeltaSConfig(PeftConfig):
 
     Args:
         target_modules: suffixes or dotted paths of the Linears; None takes the defaults of the architecture.
+        rank: how many of the largest singular triplets of each module; None is all of them.
+        storage: of U and Vh; `float32` is as computed.
         svd_cache: folder of cached factors; None computes them anew. A property of the machine, so never saved.
+
+    Raises InputError for a rank below 1 and an unknown storage.
     """
 
     target_modules: list[str] | set[str] | str | None = field(default=None)
+    rank: int | None = field(default=None)
+    storage: Storage = field(default="float32")
     svd_cache: str | None = field(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType("DELTA_S")
+        if self.rank is not None and self.rank < 1:
+            raise InputError("rank of delta_S", expected="at least 1", found=str(self.rank))
+        if self.storage not in STORAGES:
+            raise InputError("storage of delta_S", expected=f"one of {', '.join(STORAGES)}", found=repr(self.storage))
 
     def to_dict(self) -> dict[str, Any]:
         """What is saved: everything but the place of the cache."""
@@ -62,13 +77,14 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     Vh: Tensor | None
     unmerged_weight: Tensor | None
     digest: str | None  # of the base weight's values; None: not factorised yet
+    rounding: Rounding | None  # of U and Vh; None: not rounded
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
         """The factors are set by `set_factors`: a model factorises all of its layers together."""
         super().__init__()
         self.base_layer = base_layer
         self.name = name
-        self.digest = None
+        self.digest = self.rounding = None
         self.merged_adapters: list[str] = []
         for buffer in ("U", "S", "Vh", "unmerged_weight"):
             self.register_buffer(buffer, None, persistent=False)
@@ -76,14 +92,14 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     def set_factors(self, found: Factorised) -> None:
         """Take the factors of the base weight."""
-        self.U, self.S, self.Vh = found.factors
-        self.digest = found.digest
+        (self.U, self.S, self.Vh), self.digest, self.rounding = found
 
-    def add_adapter(self, adapter_name: str, *, inference_mode: bool) -> None:
+    def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:
         """A new adapter at delta_S = 0."""
         weight = self.base_weight()
+        size = min(*weight.shape, rank or min(weight.shape))
         wide = torch.promote_types(weight.dtype, torch.float32)
-        self.delta_S[adapter_name] = nn.Parameter(torch.zeros(min(weight.shape), dtype=wide, device=weight.device))
+        self.delta_S[adapter_name] = nn.Parameter(torch.zeros(size, dtype=wide, device=weight.device))
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def base_weight(self) -> Tensor:
@@ -93,12 +109,8 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
 
     def frames(self) -> tuple[Tensor, Tensor]:
-        """U and Vh; the one that is not stored follows from W: U = W V S^-1 or Vh = S^-1 U^T W."""
-        weight = self.base_weight().detach().to(self.S.dtype)
-        if self.U is None:
-            assert self.Vh is not None
-            return weight @ (self.Vh.T / self.S), self.Vh
-        return self.U, (self.U / self.S).T @ weight if self.Vh is None else self.Vh
+        """U and Vh, as they are stored; one that is not follows from the other and W."""
+        return frames(Factors(self.U, self.S, self.Vh), self.base_weight())
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """y = W x + sum over active adapters of U diag(delta_S) Vh x, the second term in the dtype of delta_S."""
@@ -114,7 +126,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     def change(self, x: Tensor, delta_S: Tensor) -> Tensor:
         """U diag(delta_S) Vh x, by way of U = W V S^-1 or Vh = S^-1 U^T W where that factor is not stored."""
-        U, Vh = self.U, self.Vh
+        U, Vh = (None if frame is None else frame.to(x.dtype) for frame in (self.U, self.Vh))
         if U is not None and Vh is not None:
             return F.linear(F.linear(x, Vh) * delta_S, U)
         weight = self.base_weight().to(self.S.dtype)
@@ -182,9 +194,19 @@ class DeltaSModel(BaseTuner):
         config = next(iter(self.peft_config.values()))
         assert isinstance(config, DeltaSConfig)
         weights = {layer.name: layer.base_weight() for layer in layers}
-        found = factorise_all(weights, Path(config.svd_cache) if config.svd_cache else None)
+        cache_dir = Path(config.svd_cache) if config.svd_cache else None
+        found = factorise_all(weights, cache_dir, rank=config.rank, storage=config.storage)
         for layer in layers:
             layer.set_factors(found[layer.name])
+
+    def _check_new_adapter_config(self, config: PeftConfig) -> None:
+        super()._check_new_adapter_config(config)
+        assert isinstance(config, DeltaSConfig)
+        for name, other in self.peft_config.items():
+            assert isinstance(other, DeltaSConfig)
+            if (other.rank, other.storage) != (config.rank, config.storage):
+                expected, found = (f"rank {own.rank} and storage {own.storage}" for own in (other, config))
+                raise ValueError(f"the factors are shared: expected {expected} of adapter {name!r}, found {found}")
 
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
         assert isinstance(peft_config, DeltaSConfig)
@@ -208,7 +230,7 @@ class DeltaSModel(BaseTuner):
         else:
             layer = DeltaSLayer(target, current_key)
             self._replace_module(parent, target_name, layer, target)
-        layer.add_adapter(adapter_name, inference_mode=peft_config.inference_mode)
+        layer.add_adapter(adapter_name, rank=peft_config.rank, inference_mode=peft_config.inference_mode)
 
 
 def register() -> None:

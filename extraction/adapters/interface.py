@@ -90,6 +90,10 @@ class Coordinates(ABC):
         """While open, the adapter is part of the base weights, if it can be put there and taken out again exactly."""
         return nullcontext()
 
+    def rounding(self) -> dict[str, Any] | None:
+        """What a storage of lower precision does to the basis, for manifests; None where nothing is rounded."""
+        return None
+
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters, module by module: what an optimizer is given."""
         return [parameter for module in self.layers for parameter in self.trainable(module)]
@@ -140,7 +144,7 @@ class Coordinates(ABC):
                 parameter.grad = part.detach().to(parameter, copy=True)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What makes two bases the same one: basis, model_id, weights_sha256, targets, rank, alpha, init_seed.
+        """What makes two bases the same one: basis, model_id, weights_sha256, targets, rank, alpha, init_seed, ...
 
         `weights_sha256` covers names and values of the adapted base weights when the adapter was attached.
         """

@@ -7,7 +7,10 @@ computed them (extraction.adapters.svd):
     d_out < d_in   from y = W' x and dL/dy:         dL/d delta_S = sum_t (U^T y_t) * (U^T dL/dy_t) / S'
     otherwise      from x and dL/dy:                dL/d delta_S = sum_t (Vh x_t) * (U^T dL/dy_t)
 
-Tokens meet U and Vh in the dtype of the model; the products are added in at least float32.
+Each line holds triplet by triplet, so it also serves the R largest alone, exactly and at R / r of the cost.
+Tokens meet U and Vh in the dtype of the model; the products are added in at least float32. Where U and Vh are held in
+bfloat16, V^T V = I + E with a small E (`rounding`): the first two lines are then off by E diag(delta_S / S'), and
+exact at delta_S = 0.
 
 Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules; U (d_out, r), S (r,), Vh (r, d_in).
 """
@@ -16,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, final
 
 import torch
@@ -26,13 +30,16 @@ from transformers import PreTrainedModel
 
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.interface import Basis, Coordinates, InputTap, OutputTap, Tap, wrap
-from extraction.adapters.svd import MAX_CONDITION, combine, condition
+from extraction.adapters.svd import MAX_CONDITION, condition
+from extraction.adapters.svd_cache import combine
+from extraction.adapters.targets import weight_matrix
 from extraction.rows import Segments
+from extraction.vocabulary import Storage
 
 
 @final
 class DeltaSCoordinates(Coordinates):
-    """The coordinates of a module are its delta_S, r = min(d_in, d_out)."""
+    """The coordinates of a module are its delta_S: r = min(d_in, d_out), or the rank where that is smaller."""
 
     basis: Basis = "svd"
 
@@ -77,6 +84,18 @@ class DeltaSCoordinates(Coordinates):
             along=partial(along_direct, U=U, Vh=Vh),
         )
 
+    def rounding(self) -> dict[str, Any] | None:
+        """The worst defect of orthonormality, and the cosine errors of trial gradients, over the modules."""
+        measured = [layer.rounding for layer in map(self.layer, self.layers) if layer.rounding is not None]
+        if not measured:
+            return None
+        errors = [own.cosine_error for own in measured]
+        return {
+            "storage": self._identity["storage"],
+            "orthonormality": max(own.orthonormality for own in measured),
+            "cosine_error": {"median": median(errors), "max": max(errors)},
+        }
+
     def folded(self) -> AbstractContextManager[object]:
         """delta_S merged into the weights, unless rounding to their dtype would lose it or it is there already."""
         layers = [self.layer(module) for module in self.layers]
@@ -120,9 +139,8 @@ def direct(x: Tensor, gradient: Tensor, U: Tensor, Vh: Tensor) -> Tensor:
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a * b in at least float32."""
-    wide = torch.promote_types(a.dtype, torch.float32)
-    return a.to(wide) * b.to(wide)
+    """a * b in at least float32. Overwrites `a`."""
+    return a.to(torch.promote_types(a.dtype, torch.float32)).mul_(b)
 
 
 @contextmanager
@@ -136,11 +154,23 @@ def merged(model: PeftModel) -> Iterator[None]:
 
 
 def attach_delta_s(
-    model: PreTrainedModel, targets: Sequence[str], identity: Mapping[str, Any], *, cache_dir: Path | None
+    model: PreTrainedModel,
+    targets: Sequence[str],
+    identity: Mapping[str, Any],
+    *,
+    cache_dir: Path | None,
+    rank: int | None,
+    storage: Storage,
 ) -> DeltaSCoordinates:
-    """Wrap `model` with `delta_S` at 0; `cache_dir` None computes every SVD anew."""
+    """Wrap `model` with `delta_S` at 0; `cache_dir` None computes every SVD anew.
+
+    Raises:
+        InputError: a rank below 1.
+    """
     svd_cache = None if cache_dir is None else str(cache_dir)
-    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(targets), svd_cache=svd_cache)
+    config = DeltaSConfig(
+        task_type=TaskType.CAUSAL_LM, target_modules=list(targets), rank=rank, storage=storage, svd_cache=svd_cache
+    )
     wrapped = wrap(model, config)
     return delta_s_coordinates(wrapped, {name: model.get_submodule(name) for name in targets}, identity)
 
@@ -148,7 +178,15 @@ def attach_delta_s(
 def delta_s_coordinates(
     model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any]
 ) -> DeltaSCoordinates:
-    """The coordinates of `delta_S` layers."""
+    """The coordinates of `delta_S` layers.
+
+    A basis that holds all triplets is the full one, whatever rank was asked for. `storage` is in the fingerprint only
+    where it is not `float32`.
+    """
     digests = {name: str(layer.digest) for name, layer in layers.items()}
-    options = {"targets": list(layers), "rank": None, "alpha": None, "init_seed": None}
+    widths = {name: min(weight_matrix(layer.get_submodule("base_layer"), name).shape) for name, layer in layers.items()}
+    kept = {name: layer.get_buffer("S").numel() for name, layer in layers.items()}
+    options = {"targets": list(layers), "rank": max(kept.values()) if kept != widths else None}
+    options |= {"alpha": None, "init_seed": None}
+    options |= {"storage": "bfloat16"} if any(layer.rounding is not None for layer in layers.values()) else {}
     return DeltaSCoordinates(model, layers, {**identity, "weights_sha256": combine(digests), **options})

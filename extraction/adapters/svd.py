@@ -1,31 +1,29 @@
-"""W = U diag(S) Vh: full rank, with fixed signs, only the factors that are needed, cached by the content of W.
+"""W = U diag(S) Vh with fixed signs: its largest triplets, only the factors that are needed, exact or rounded.
 
 The forward has W x at hand and the backward W^T g, so that one orthogonal factor and S give the other side too:
 
     d_out > d_in:   W^T g = Vh^T diag(S) U^T g   =>   U^T g = S^-1 Vh (W^T g)   U is not needed
     d_out < d_in:   W x   = U diag(S) Vh x       =>   Vh x  = S^-1 U^T (W x)    Vh is not needed
 
-Division by S amplifies rounding: on average over the coordinates by `condition(S)`, by at most sqrt(r) times that in
-one of them. A matrix above MAX_CONDITION keeps both factors, and so does a square one, where nothing is saved.
+Both hold triplet by triplet (v_i . W^T g = S_i u_i . g), so they serve the R largest triplets as they serve all.
+Division by S amplifies rounding: on average over the coordinates by at most `condition(S)`, by at most sqrt(r) times
+that in one of them. A matrix above MAX_CONDITION keeps both factors, and so does a square one, where nothing is saved.
 
-Shapes: W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in) with r = min(d_in, d_out).
-dtype: float32, or float64 when W is float64.
+Shapes: W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in) with r = min(d_in, d_out), or R where that is smaller.
+dtype: float32, or float64 when W is float64; U and Vh may be held in bfloat16.
 """
 
-import hashlib
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+import torch.nn.functional as F
 from torch import Tensor
 
-from replay_pools.files import write_atomic
-
 MAX_CONDITION = 10.0  # a decimal digit. Measured: 1.2 to 7 where d_out != d_in (SmolLM2, the organism, random)
+TRIAL_TOKENS = 64
 
 
 class Factors(NamedTuple):
@@ -35,60 +33,37 @@ class Factors(NamedTuple):
     S: Tensor
     Vh: Tensor | None
 
-
-class Factorised(NamedTuple):
-    """The factors of a weight and the digest of its values."""
-
-    factors: Factors
-    digest: str
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Factors":
+        """`change` applied to whatever is there."""
+        U, S, Vh = self
+        return Factors(None if U is None else change(U), change(S), None if Vh is None else change(Vh))
 
 
-def factorise_all(weights: Mapping[str, Tensor], cache_dir: Path | None) -> dict[str, Factorised]:
-    """`factorise` every weight, as many at a time as torch may use threads.
+class Rounding(NamedTuple):
+    """What holding U and Vh in bfloat16 does to one weight."""
 
-    Each SVD runs on one thread: parallel SVDs use the cores better than parallel loops within one, and the bits do not
-    depend on the number of cores.
-    """
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            found = list(pool.map(lambda weight: factorise(weight, cache_dir), weights.values()))
-    finally:
-        torch.set_num_threads(threads)
-    return dict(zip(weights, found, strict=True))
-
-
-def factorise(weight: Tensor, cache_dir: Path | None) -> Factorised:
-    """The needed factors of `weight` (d_out, d_in) on its device, from the cache where an undamaged file exists.
-
-    Args:
-        weight: a floating-point matrix of any precision.
-        cache_dir: folder of `<digest>.safetensors`, created on demand; None computes without reading or writing.
-    """
-    key = digest(weight)
-    if cache_dir is None:
-        return Factorised(needed(decompose(weight)), key)
-    path = cache_dir / f"{key}.safetensors"
-    factors = read_factors(path)
-    if factors is None:
-        factors = needed(decompose(weight))
-        tensors = {name: tensor.cpu() for name, tensor in factors._asdict().items() if tensor is not None}
-        write_atomic(path, save(tensors, metadata={"sha256": checksum(*tensors.values())}))
-    U, S, Vh = (None if factor is None else factor.to(weight.device) for factor in factors)
-    assert S is not None
-    return Factorised(Factors(U, S, Vh), key)
+    orthonormality: float  # the largest entry of |U^T U - I| and |Vh Vh^T - I|
+    cosine_error: float  # 1 - cos of the gradient of delta_S at random tokens, rounded against exact
 
 
 def decompose(weight: Tensor) -> Factors:
-    """The SVD of `weight` with signs fixed: the entry of largest magnitude in each row of Vh is positive.
+    """The SVD of `weight` (..., d_out, d_in), signs fixed: the largest entry by magnitude of a row of Vh is positive.
 
     An SVD is unique only up to the sign of each pair (U column, Vh row); without a convention the coordinates of two
     machines, and so their directions, would differ by signs. The factors are row-major and aligned, as the cache
     gives them back: matrix products depend on the layout in their last bits.
     """
     U, S, Vh = torch.linalg.svd(as_computed(weight), full_matrices=False)
-    signs = Vh.gather(1, Vh.abs().argmax(dim=1, keepdim=True)).sign()  # (r, 1)
-    return Factors((U * signs.T).contiguous(), S, (Vh * signs).contiguous())
+    signs = Vh.gather(-1, Vh.abs().argmax(dim=-1, keepdim=True)).sign()  # (..., r, 1)
+    return Factors((U * signs.mT).contiguous(), S, (Vh * signs).contiguous())
+
+
+def needed_factors(weights: Sequence[Tensor]) -> list[Factors]:
+    """What is needed of each weight; several must be of one shape, and are decomposed in one call."""
+    if len(weights) <= 1:
+        return [needed(decompose(weight)) for weight in weights]
+    stack = decompose(torch.stack([as_computed(weight) for weight in weights]))
+    return [needed(stack.each(itemgetter(i))).each(torch.clone) for i in range(len(weights))]
 
 
 def needed(factors: Factors) -> Factors:
@@ -103,46 +78,55 @@ def needed(factors: Factors) -> Factors:
 
 
 def condition(S: Tensor) -> Tensor:
-    """rms(S) rms(1 / S), a scalar: the mean amplification of rounding by S^-1; 1 when all are equal, inf at a zero."""
+    """rms(S) rms(1 / S), a scalar: the mean amplification of rounding by S^-1; 1 when all are equal, inf at a zero.
+
+    Of the largest triplets alone it is an upper bound, since what is rounded is as large as rms of ALL of S.
+    """
     return (S.square().mean() * S.reciprocal().square().mean()).sqrt()
 
 
-def digest(weight: Tensor) -> str:
-    """sha256 of the shape, the dtype of the SVD and the values of `weight` in that dtype.
+def largest(factors: Factors, rank: int | None) -> Factors:
+    """The triplets with the `rank` largest singular values, in memory of their own; None is all of them."""
+    U, S, Vh = factors
+    if rank is None or rank >= len(S):
+        return factors
+    cut = Factors(None if U is None else U[:, :rank], S[:rank], None if Vh is None else Vh[:rank])
+    return cut.each(partial(torch.clone, memory_format=torch.contiguous_format))
 
-    A bf16 checkpoint and its copy upcast to float32 hold the same values and so share the factors and the digest.
-    """
-    values = as_computed(weight)
-    return hashlib.sha256(f"{tuple(values.shape)} {values.dtype} {checksum(values)}".encode()).hexdigest()
+
+def frames(factors: Factors, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """U and Vh; the one that is not there follows from `weight`: U = W V S^-1 or Vh = S^-1 U^T W."""
+    U, S, Vh = factors
+    wide = weight.detach().to(S.dtype)
+    if U is None:
+        assert Vh is not None
+        return wide @ (Vh.to(S.dtype).T / S), Vh
+    return U, (U.to(S.dtype) / S).T @ wide if Vh is None else Vh
 
 
-def combine(digests: Mapping[str, str]) -> str:
-    """sha256 over names and digests of weights, in order: the `weights_sha256` of a fingerprint."""
-    return hashlib.sha256("".join(f"{name} {key}\n" for name, key in digests.items()).encode()).hexdigest()
+def rounded(factors: Factors) -> Factors:
+    """U and Vh in bfloat16; S as it is."""
+    return factors.each(Tensor.bfloat16)._replace(S=factors.S)
+
+
+def measure_rounding(weight: Tensor, exact: Factors, stored: Factors) -> Rounding:
+    """How far `stored` is from orthonormal, and what it makes of a gradient."""
+    U, S, Vh = stored
+    rows = [factor.to(S.dtype) for factor in (None if U is None else U.T, Vh) if factor is not None]
+    defects = [(frame @ frame.T - torch.eye(len(frame)).to(frame)).abs().max() for frame in rows]
+    generator = torch.Generator().manual_seed(0)
+    d_out, d_in = weight.shape
+    x, g = (torch.randn(TRIAL_TOKENS, d, generator=generator).to(S) for d in (d_in, d_out))
+    found, expected = (trial_gradient(frames(own, weight), x, g).double() for own in (stored, exact))
+    return Rounding(float(max(defects)), 1.0 - float(F.cosine_similarity(found, expected, dim=0)))
+
+
+def trial_gradient(UV: tuple[Tensor, Tensor], x: Tensor, g: Tensor) -> Tensor:
+    """sum_t (U^T g_t) * (Vh x_t), (T, d_in) and (T, d_out) -> (r,)."""
+    U, Vh = (frame.to(x.dtype) for frame in UV)
+    return ((g @ U) * (x @ Vh.T)).sum(0)
 
 
 def as_computed(weight: Tensor) -> Tensor:
     """`weight` without gradient in the dtype of the SVD: at least float32."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-
-
-def checksum(*tensors: Tensor) -> str:
-    """sha256 of the bytes of the tensors, row-major, in order."""
-    hasher = hashlib.sha256()
-    for tensor in tensors:
-        hasher.update(tensor.cpu().contiguous().numpy().data)
-    return hasher.hexdigest()
-
-
-def read_factors(path: Path) -> Factors | None:
-    """The cached factors on the CPU, in memory of their own; None when the file is missing, unreadable or damaged."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            stored = set(file.keys())
-            tensors = {name: file.get_tensor(name).clone() for name in Factors._fields if name in stored}
-            expected = (file.metadata() or {}).get("sha256")
-    except (OSError, SafetensorError):
-        return None
-    if "S" not in tensors or checksum(*tensors.values()) != expected:
-        return None
-    return Factors(tensors.get("U"), tensors["S"], tensors.get("Vh"))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from extraction.vocabulary import LOSS_TYPES
+from extraction.vocabulary import LOSS_TYPES, STORAGES
 from probe.tracking import TRACKERS
 from replay_pools.errors import InputError
 
@@ -33,6 +33,37 @@ _MODEL_OPTIONS = (
 def model_options(function: AnyFunction) -> AnyFunction:
     """`--dtype` and `--device`."""
     return _with(_MODEL_OPTIONS, function)
+
+
+_BASIS_OPTIONS = (
+    click.option(
+        "--svd-storage",
+        default="float32",
+        show_default=True,
+        type=click.Choice(STORAGES),
+        help="Of U and Vh in the SVD basis; bfloat16 halves their memory, and what it costs is measured.",
+    ),
+    click.option(
+        "--svd-rank",
+        type=click.IntRange(1),
+        help="Of the SVD basis: so many of the largest singular triplets of each module. Default: all.",
+    ),
+    click.option("--lora-rank", default=32, show_default=True, type=click.IntRange(1), help="Of the LoRA basis."),
+)
+
+
+def basis_options(function: AnyFunction) -> AnyFunction:
+    """`--lora-rank --svd-rank --svd-storage`."""
+    return _with(_BASIS_OPTIONS, function)
+
+
+def rounding_line(basis: str, rounding: dict[str, Any]) -> str:
+    """What `Coordinates.rounding` measured, for a reader."""
+    error = rounding["cosine_error"]
+    return (
+        f"factors of {basis} in {rounding['storage']}: orthonormal up to {rounding['orthonormality']:.1e}; cosine of a "
+        f"module's trial gradient with the exact one 1 - {error['median']:.1e} (median), 1 - {error['max']:.1e} (worst)"
+    )
 
 
 def config_option(function: AnyFunction) -> AnyFunction:

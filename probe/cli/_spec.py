@@ -73,7 +73,7 @@ def _replay(spec: Spec, condition: Condition) -> "Settings":
         prompts_per_step=1,
         steps=own["steps"],
         pools=own["replay_dirs"],
-        **{name: own[name] for name in ("model", "dtype", "lora_rank", "k", "pairs")},
+        **{name: own[name] for name in ("model", "dtype", "lora_rank", "svd_rank", "svd_storage", "k", "pairs")},
     )
 
 
@@ -102,6 +102,8 @@ def _training(spec: Spec, condition: Condition) -> "Settings":
         model=config.model.name,
         dtype=config.model.dtype,
         lora_rank=config.model.lora_rank,
+        svd_rank=config.model.svd_rank,
+        svd_storage=config.model.svd_storage,
         k=extraction.k,
         pairs=extraction.pairs,
     )

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from extraction.vocabulary import BASES, Basis, LossType
+from extraction.vocabulary import BASES, Basis, LossType, Storage
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
-from probe.cli._shared_options import extraction_options, model_options
+from probe.cli._shared_options import basis_options, extraction_options, model_options
 from probe.cli.directions import print_card
 
 
@@ -16,7 +16,7 @@ from probe.cli.directions import print_card
 @click.option("--model", default="organism", show_default=True, help="organism, a directory, a .gguf file or a hub id.")
 @click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Module coordinates.")
 @extraction_options
-@click.option("--lora-rank", default=32, show_default=True, type=click.IntRange(1), help="Of basis lora.")
+@basis_options
 @model_options
 @out_option
 @json_option
@@ -32,6 +32,8 @@ def extract(
     max_completion_length: int | None,
     tokens_per_batch: int | None,
     lora_rank: int,
+    svd_rank: int | None,
+    svd_storage: Storage,
     dtype: str,
     device: str,
     out: Path,
@@ -47,7 +49,9 @@ def extract(
     from replay_pools.policy import load_policy
 
     policy = load_policy(model, dtype=dtype, device=device)
-    coordinates = attach_basis(policy, basis, rank=lora_rank, cache_dir=out / "cache")
+    coordinates = attach_basis(
+        policy, basis, cache_dir=out / "cache", lora_rank=lora_rank, svd_rank=svd_rank, svd_storage=svd_storage
+    )
     settings = ExtractionSettings(
         pairs=pairs,
         k=k,

@@ -5,17 +5,19 @@ from typing import Any
 
 import click
 
-from extraction.vocabulary import BASES, LossType
+from extraction.vocabulary import BASES, LossType, Storage
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
 from probe.cli._shared_options import (
     ALL,
     NumberOr,
+    basis_options,
     config_option,
     extraction_options,
     model_options,
     refuse_overrides,
+    rounding_line,
     track_option,
 )
 from probe.runs import read_run
@@ -104,7 +106,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     help="One phrase a line: what token credit calls planning. Default: a short built-in list.",
 )
 @click.option("--lr", default=0.0, show_default=True, type=click.FloatRange(0), help="Of AdamW; 0 = frozen weights.")
-@click.option("--lora-rank", default=32, show_default=True, type=click.IntRange(1), help="Of projected-lora.")
+@basis_options
 @click.option(
     "--dtype-noise",
     default=0,
@@ -158,6 +160,8 @@ def replay(
     planning_phrases: Path | None,
     lr: float,
     lora_rank: int,
+    svd_rank: int | None,
+    svd_storage: Storage,
     dtype_noise: int,
     token_attribution: int | None,
     config_file: Path | None,
@@ -200,7 +204,15 @@ def replay(
             conditions=parse_conditions(conditions, objective),
             planning_phrases=read_phrases(planning_phrases),
             source=SourceConfig(replay_dirs=replay_dirs, per_pool=per_pool, match=match, steps=steps),
-            model=ModelConfig(name=model, dtype=dtype, device=device, lora_rank=lora_rank, dtype_noise=dtype_noise),
+            model=ModelConfig(
+                name=model,
+                dtype=dtype,
+                device=device,
+                lora_rank=lora_rank,
+                svd_rank=svd_rank,
+                svd_storage=svd_storage,
+                dtype_noise=dtype_noise,
+            ),
             extraction=ExtractionSettings(
                 pairs=pairs, k=k, tau=tau, drop_bottom_frac=drop_bottom_frac, tokens_per_batch=tokens_per_batch
             ),
@@ -229,7 +241,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
             values = [value for step in steps if (value := getattr(step, column)) is not None]
             row[column] = sum(values) / len(values) if values else None
         rows.append(row)
-    precision = {name: run.manifest[name] for name in ("additivity", "dtype_noise")}
+    precision = {name: run.manifest[name] for name in ("additivity", "dtype_noise", "rounding")}
     if as_json:
         echo_json({"path": str(directory), "arms": rows, **precision})
         return
@@ -246,7 +258,9 @@ def _cell(value: Any) -> Any:
     return f"{value:+.4f}" if isinstance(value, float) else "-" if value is None else value
 
 
-def _precision_lines(additivity: dict[str, Any], dtype_noise: dict[str, Any] | None) -> list[str]:
+def _precision_lines(
+    additivity: dict[str, Any], dtype_noise: dict[str, Any] | None, rounding: dict[str, dict[str, Any] | None]
+) -> list[str]:
     """What a reader of the table must know about its digits; nothing when all is well and nothing was asked for."""
     lines = []
     if steps := additivity["exceeded_steps"]:
@@ -261,4 +275,4 @@ def _precision_lines(additivity: dict[str, Any], dtype_noise: dict[str, Any] | N
                     f"noise of {dtype_noise['dtype']} against {dtype_noise['reference']} in sample cosines ({basis}, "
                     f"{dtype_noise['rollouts']} rollouts): median {noise['median']:.1e}, max {noise['max']:.1e}"
                 )
-    return lines
+    return lines + [rounding_line(basis, own) for basis, own in rounding.items() if own is not None]

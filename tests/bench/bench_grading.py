@@ -128,15 +128,15 @@ def grading() -> None:
             (uid,) = sandbox.free_uids(1)
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             plain = Plain(tier=tier, uid=uid, directory=directory)
-            times = interleaved(
-                REPEATS,
-                one=lambda one=one: grade_all(work, one),
-                many=lambda many=many: grade_all(work, many),
-                plain=lambda plain=plain, tier=tier: grade_all_plainly(work, plain, tier),
-                floor=lambda plain=plain: [plain.floor() for _ in work],
-                user=lambda: call_here(work),
-            )
-        each = {name: 1000 * value / len(work) for name, value in times.items()}
+            ways = {
+                "one": lambda one=one: grade_all(work, one),
+                "many": lambda many=many: grade_all(work, many),
+                "plain": lambda plain=plain, tier=tier: grade_all_plainly(work, plain, tier),
+                "floor": lambda plain=plain: [plain.floor() for _ in work],
+                "user": lambda: call_here(work),
+            }
+            times = interleaved(ways, REPEATS)
+        each = {name: 1000 * taken.wall / len(work) for name, taken in times.items()}
         print(
             f"grading tier {tier}: {each['one']:.2f} ms a grade with 1 worker ({1000 / each['one']:.0f} a second), "
             f"{cores} workers x{each['one'] / each['many']:.2f}; plain / one {each['plain'] / each['one']:.1f} "

@@ -25,7 +25,8 @@ def sampling(policy: Policy) -> None:
     prompts = [group[0].prompt_ids for group in open_pool(BUILTIN / "base").steps for _ in range(3)]
     completions = []
     taken = seconds(lambda: completions.extend(sample(policy, prompts, Sampler(max_new_tokens=64), seed=0)))
-    print(f"sampling: {sum(len(c.ids) for c in completions) / taken:.0f} tokens a second in a batch of {len(prompts)}")
+    rate = sum(len(completion.ids) for completion in completions) / taken.wall
+    print(f"sampling: {rate:.0f} tokens a second in a batch of {len(prompts)}")
 
 
 def pools() -> None:
@@ -44,8 +45,8 @@ def pools() -> None:
                 writer.write_step(group[0].step, group)
             writer.finish()
 
-    for name, taken in interleaved(5, read=read, write=write).items():
-        print(f"pool {name}: {megabytes / taken:.1f} MB and {count / taken:.0f} rollouts a second")
+    for name, taken in interleaved({"read": read, "write": write}, 5).items():
+        print(f"pool {name}: {megabytes / taken.wall:.1f} MB and {count / taken.wall:.0f} rollouts a second")
 
 
 def starts() -> None:
@@ -57,7 +58,7 @@ def starts() -> None:
                 lambda words=words: subprocess.run([sys.executable, *words], check=True, capture_output=True)
             )
             lines = (Path(out) / "runs" / name / "timings.jsonl").read_text().splitlines()
-            print(f"{name} start of probe replay: {taken:.1f} s in all; {json.loads(lines[0])}")
+            print(f"{name} start of probe replay: {taken.wall:.1f} s in all; {json.loads(lines[0])}")
 
 
 if __name__ == "__main__":

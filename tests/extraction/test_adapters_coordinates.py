@@ -78,35 +78,56 @@ def test_same_values_same_fingerprint(build_model):
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("basis", "change", "field"),
     [
-        ({"basis": "svd", "rank": None}, "basis"),
-        ({"rank": 5}, "rank"),
-        ({"alpha": 9.0}, "alpha"),
-        ({"seed": 1}, "init_seed"),
-        ({"suffixes": ["q_proj"]}, "targets"),
-        ({"model_id": "other"}, "model_id"),
-        ({"architecture": "llama"}, "weights_sha256"),
-        ({"train_a": False}, "train_a"),
+        ("lora", {"basis": "svd", "rank": None}, "basis"),
+        ("lora", {"rank": 5}, "rank"),
+        ("lora", {"alpha": 9.0}, "alpha"),
+        ("lora", {"seed": 1}, "init_seed"),
+        ("lora", {"suffixes": ["q_proj"]}, "targets"),
+        ("lora", {"model_id": "other"}, "model_id"),
+        ("lora", {"architecture": "llama"}, "weights_sha256"),
+        ("lora", {"train_a": False}, "train_a"),
+        ("svd", {"rank": 5}, "rank"),
+        ("svd", {"rank": None}, "rank"),
+        ("svd", {"storage": "bfloat16"}, "storage"),
     ],
 )
-def test_another_basis_is_refused_with_both_fingerprints(build_model, change, field):
+def test_another_basis_is_refused_with_both_fingerprints(build_model, basis, change, field):
     """Each field alone makes another basis; the error shows its two values."""
-    options = {"basis": "lora", "model_id": "tiny", "rank": 4, "cache_dir": None}
+    options = {"basis": basis, "model_id": "tiny", "rank": 4, "cache_dir": None}
     other = options | change
     expected = attach(build_model("qwen3"), **options).fingerprint()
     found = attach(build_model(other.pop("architecture", "qwen3")), **other).fingerprint()
     check_fingerprint("v_hack", expected=expected, found=dict(expected))
     with pytest.raises(InputError) as error:
         check_fingerprint("v_hack", expected=expected, found=found)
-    assert str(expected[field])[:70] in error.value.expected
+    assert str(expected.get(field))[:70] in error.value.expected
     assert str(found.get(field))[:70] in error.value.found
 
 
-@pytest.mark.parametrize("options", [{"basis": "dora"}, {"basis": "svd", "rank": 4}, {"basis": "svd", "alpha": 4.0}])
+def test_all_triplets_are_the_full_basis(build_model):
+    """A rank that cuts no module is no other basis; neither is the default storage by its name."""
+    whole = make(build_model, "svd").fingerprint()
+    assert make(build_model, "svd", rank=24, storage="float32").fingerprint() == whole
+    assert make(build_model, "svd", rank=23).fingerprint() != whole
+    assert "storage" not in whole
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"basis": "dora"},
+        {"basis": "svd", "alpha": 4.0},
+        {"basis": "svd", "train_a": False},
+        {"basis": "svd", "rank": 0},
+        {"basis": "svd", "storage": "float16"},
+        {"basis": "lora", "storage": "bfloat16"},
+    ],
+)
 def test_unknown_basis_and_misplaced_options(build_model, options):
-    """A LoRA option that delta_S would ignore is an error, not a silence."""
-    with pytest.raises(InputError, match="basis"):
+    """An option that the basis would ignore, or that makes no sense, is an error, not a silence."""
+    with pytest.raises(InputError):
         attach(build_model("qwen3"), model_id="tiny", cache_dir=None, **options)
 
 

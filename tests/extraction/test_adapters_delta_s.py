@@ -21,8 +21,13 @@ def logits(model):
         return model(IDS).logits
 
 
-def adapted(build_model, architecture="qwen3", dtype=torch.float32, scale=0.3, cache_dir=None):
-    coordinates = attach(build_model(architecture, dtype), basis="svd", model_id="tiny", cache_dir=cache_dir)
+CUTS = [{}, {"rank": 7}, {"rank": 7, "storage": "bfloat16"}]
+cuts = pytest.mark.parametrize("options", CUTS, ids=["full", "truncated", "rounded"])
+
+
+def adapted(build_model, architecture="qwen3", dtype=torch.float32, scale=0.3, cache_dir=None, **options):
+    model = build_model(architecture, dtype)
+    coordinates = attach(model, basis="svd", model_id="tiny", cache_dir=cache_dir, **options)
     generator = torch.Generator().manual_seed(1)
     coordinates.load_values({m: scale * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()})
     return coordinates
@@ -37,15 +42,17 @@ def test_identity_at_zero_is_exact(build_model, architecture, dtype):
     assert torch.equal(logits(coordinates.model), base), "the adapter touches the base forward"
 
 
-def test_adapted_layer_is_the_weight_with_changed_singular_values(build_model, architecture):
-    """Reference: y = W' x with W' = U diag(S + delta_S) Vh built densely, in float64."""
-    coordinates = adapted(build_model, architecture, torch.float64)
+@pytest.mark.parametrize("rank", [None, 7, 1])
+def test_adapted_layer_is_the_weight_with_changed_singular_values(build_model, architecture, rank):
+    """Reference: y = W' x with W' = U diag(S + delta_S) Vh built densely, in float64; delta_S is 0 beyond the rank."""
+    coordinates = adapted(build_model, architecture, torch.float64, rank=rank)
     base = build_model(architecture, torch.float64)
     for module, delta in coordinates.values().items():
         layer, plain = coordinates.layers[module], base.get_submodule(module)
         weight = weight_matrix(plain, module)
         U, S, Vh = torch.linalg.svd(weight.detach(), full_matrices=False)
         x = torch.randn(3, weight.shape[1], dtype=torch.float64)
+        delta = torch.cat([delta, torch.zeros(len(S) - len(delta))])
         expected = x @ (U * (S + delta) @ Vh).T  # the sign of a pair (U column, Vh row) cancels
         bias = 0 if plain.bias is None else plain.bias
         torch.testing.assert_close(layer(x), expected + bias, msg=f"{module}: not W + U diag(delta_S) Vh")
@@ -74,9 +81,10 @@ def test_disable_adapter_is_the_base_model(build_model, architecture):
     assert not torch.allclose(before, logits(build_model(architecture))), "delta_S has no effect: the test is void"
 
 
-def test_merge_and_unmerge(build_model, architecture):
+@cuts
+def test_merge_and_unmerge(build_model, architecture, options):
     """Merged = adapted up to rounding; unmerged = adapted and the base weights are restored bit for bit."""
-    coordinates = adapted(build_model, architecture)
+    coordinates = adapted(build_model, architecture, **options)
     before = logits(coordinates.model)
     coordinates.model.merge_adapter()
     torch.testing.assert_close(logits(coordinates.model), before, rtol=1e-4, atol=1e-4)
@@ -114,9 +122,10 @@ def test_safe_merge_refuses_what_is_not_finite(build_model):
     assert torch.equal(coordinates.layers[module].weight, build_model("qwen3").get_submodule(module).weight)
 
 
-def test_save_and_load(build_model, architecture, tmp_path):
+@cuts
+def test_save_and_load(build_model, architecture, tmp_path, options):
     """A saved adapter holds delta_S and nothing else, and loads into a fresh base model with equal logits."""
-    coordinates = adapted(build_model, architecture, cache_dir=tmp_path / "svd")
+    coordinates = adapted(build_model, architecture, cache_dir=tmp_path / "svd", **options)
     coordinates.model.save_pretrained(tmp_path / "adapter")
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     expected = {f"base_model.model.{module}.delta_S": (size,) for module, size in coordinates.sizes.items()}
@@ -124,6 +133,7 @@ def test_save_and_load(build_model, architecture, tmp_path):
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["peft_type"] == "DELTA_S"
     assert str(tmp_path) not in json.dumps(config), "a path of this machine was saved"
+    assert (config["rank"], config["storage"]) == (options.get("rank"), options.get("storage", "float32"))
     assert isinstance(PeftConfig.from_pretrained(tmp_path / "adapter"), DeltaSConfig)
     loaded = PeftModel.from_pretrained(build_model(architecture), tmp_path / "adapter")
     assert torch.equal(logits(loaded), logits(coordinates.model))
@@ -167,6 +177,31 @@ def test_second_adapter_shares_the_frames(build_model):
     assert torch.equal(logits(model), logits(build_model("qwen3"))), "a new adapter does not start at 0"
     model.set_adapter("default")
     assert torch.equal(logits(model), first)
+
+
+@pytest.mark.parametrize("options", [{"rank": 6}, {"rank": 7, "storage": "bfloat16"}, {}])
+def test_second_adapter_of_another_basis_is_refused(build_model, options):
+    """The factors are shared: another rank or storage would change the first adapter. Nothing is left of the second."""
+    model = adapted(build_model, rank=7).model
+    before = logits(model)
+    with pytest.raises(ValueError, match="rank 7 and storage float32"):
+        model.add_adapter("other", DeltaSConfig(task_type="CAUSAL_LM", **options))
+    assert list(model.peft_config) == ["default"]
+    assert torch.equal(logits(model), before)
+
+
+def test_rounded_factors(build_model, architecture):
+    """U and Vh are held in bfloat16, S and delta_S are not, and what that does is in `rounding`."""
+    coordinates = adapted(build_model, architecture, storage="bfloat16")
+    for module, layer in coordinates.layers.items():
+        assert {f.dtype for f in (layer.U, layer.Vh) if f is not None} == {torch.bfloat16}, module
+        assert {layer.S.dtype, layer.delta_S["default"].dtype} == {torch.float32}, module
+    found = coordinates.rounding()
+    assert found["storage"] == "bfloat16"
+    worst = max(layer.rounding.orthonormality for layer in coordinates.layers.values())
+    assert 1e-4 < found["orthonormality"] == worst < 2**-8
+    assert 1e-8 < found["cosine_error"]["median"] <= found["cosine_error"]["max"] < 1e-4
+    assert adapted(build_model, architecture).rounding() is None
 
 
 def test_default_targets_without_attach(build_model, architecture):

@@ -3,8 +3,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extraction.adapters import svd
-from extraction.adapters.svd import MAX_CONDITION, condition, decompose, digest, factorise, factorise_all
+from extraction.adapters.svd import (
+    MAX_CONDITION,
+    condition,
+    decompose,
+    frames,
+    largest,
+    measure_rounding,
+    needed_factors,
+    rounded,
+)
 
 
 def random_weight(d_out, d_in, seed=0, dtype=torch.float32):
@@ -33,37 +41,28 @@ def test_negated_weight_has_the_same_right_frame():
     torch.testing.assert_close(decompose(-weight).U, -decompose(weight).U)
 
 
-def test_half_precision_is_decomposed_in_float32():
-    """A bf16 weight and its float32 copy hold the same values: same factors, same digest, one cache file."""
-    half = random_weight(4, 6, dtype=torch.bfloat16)
-    assert digest(half) == digest(half.float())
-    assert all(torch.equal(a, b) for a, b in zip(decompose(half), decompose(half.float()), strict=True))
-    assert decompose(half).U.dtype == torch.float32
-    assert decompose(half.double()).U.dtype == torch.float64
-
-
-def test_digest_sees_values_shape_and_precision():
-    """No two of: a weight, one changed value, another shape of the same bytes, another precision."""
-    weight = random_weight(4, 6)
-    changed = weight.clone()
-    changed[3, 5] = torch.nextafter(changed[3, 5], torch.tensor(9.0))
-    assert len({digest(w) for w in (weight, changed, weight.reshape(6, 4), weight.double())}) == 4
-    assert digest(weight.T.contiguous().T) == digest(weight), "the digest depends on the memory layout"
-
-
 def same(first, second):
     """Bit-equal factors, and the same of them."""
     pairs = zip(first, second, strict=True)
     return all(a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
-@pytest.mark.parametrize(("d_out", "d_in", "stored"), [(9, 4, "S Vh"), (4, 9, "U S"), (6, 6, "U S Vh")])
-def test_only_the_needed_factors_are_kept(tmp_path, d_out, d_in, stored):
-    """The wide side of a rectangular weight follows from the other (extraction.adapters.svd): it is not stored."""
-    factors, key = factorise(random_weight(d_out, d_in), tmp_path)
-    assert " ".join(name for name, factor in factors._asdict().items() if factor is not None) == stored
-    assert [path.name for path in tmp_path.iterdir()] == [f"{key}.safetensors"]
-    assert key == digest(random_weight(d_out, d_in))
+@pytest.mark.parametrize(("d_out", "d_in", "kept"), [(9, 4, "S Vh"), (4, 9, "U S"), (6, 6, "U S Vh")])
+def test_only_the_needed_factors_are_kept(d_out, d_in, kept):
+    """The wide side of a rectangular weight follows from the other (extraction.adapters.svd)."""
+    (factors,) = needed_factors([random_weight(d_out, d_in)])
+    assert " ".join(name for name, factor in factors._asdict().items() if factor is not None) == kept
+
+
+@pytest.mark.parametrize(("d_out", "d_in"), [(9, 4), (4, 9), (6, 6)])
+def test_a_stack_is_decomposed_as_its_weights(d_out, d_in):
+    """Reference: each weight alone. No factor is a view of the whole stack, which it would keep in memory."""
+    weights = [random_weight(d_out, d_in, seed) for seed in range(3)]
+    for weight, found in zip(weights, needed_factors(weights), strict=True):
+        (alone,) = needed_factors([weight])
+        assert same(found, alone)
+        held = [factor.untyped_storage().nbytes() / factor.nbytes for factor in found if factor is not None]
+        assert set(held) == {1.0}
 
 
 @pytest.mark.parametrize("smallest", [0.0, 1e-6, 1e-2])
@@ -72,7 +71,7 @@ def test_ill_conditioned_weight_keeps_both_factors(smallest):
     U, S, Vh = decompose(random_weight(9, 4, dtype=torch.float64))
     S = torch.tensor([1.0, 1.0, 1.0, smallest], dtype=torch.float64)
     assert not condition(S) <= MAX_CONDITION
-    assert all(factor is not None for factor in factorise((U * S) @ Vh, None).factors)
+    assert all(factor is not None for factor in needed_factors([(U * S) @ Vh])[0])
 
 
 def test_condition_is_the_mean_amplification():
@@ -84,44 +83,47 @@ def test_condition_is_the_mean_amplification():
     assert condition(torch.full((5,), 0.3)) == 1.0
 
 
-def test_all_at_once_is_one_by_one(tmp_path):
-    """Threads change nothing: the same bits cold, warm and without a cache, and torch's own threads are as before."""
-    weights = {f"w{i}": random_weight(5 + i % 3, 6, seed=i) for i in range(12)}
-    before = torch.get_num_threads()
-    for cache in (None, tmp_path, tmp_path):
-        for name, found in factorise_all(weights, cache).items():
-            factors, key = factorise(weights[name], None)
-            assert found.digest == key
-            assert same(found.factors, factors), name
-    assert torch.get_num_threads() == before
+@settings(deadline=None, max_examples=30)
+@given(d_out=st.integers(1, 9), d_in=st.integers(1, 9), rank=st.integers(1, 12), seed=st.integers(0, 2**31))
+def test_largest_triplets_are_the_best_approximation(d_out, d_in, rank, seed):
+    """Eckart-Young: |W - U_R S_R V_R|^2 = the sum of the other S^2. What is kept holds no memory of the rest."""
+    weight = random_weight(d_out, d_in, seed, torch.float64)
+    whole = decompose(weight)
+    U, S, Vh = cut = largest(whole, rank)
+    assert len(S) == min(rank, d_out, d_in)
+    expected = whole.S[rank:].square().sum().sqrt()
+    torch.testing.assert_close(torch.linalg.matrix_norm(weight - (U * S) @ Vh), expected, rtol=0, atol=1e-12)
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in cut)
+    assert same(largest(whole, None), whole)
 
 
-def test_second_call_reads_the_cache(tmp_path, monkeypatch):
-    """The cached factors are the computed ones bit for bit, and nothing is computed again."""
-    weight = random_weight(4, 6)
-    first = factorise(weight, tmp_path / "svd")
-    monkeypatch.setattr(svd, "decompose", lambda _: pytest.fail("the cache was not used"))
-    second = factorise(weight, tmp_path / "svd")
-    assert second.digest == first.digest
-    assert same(first.factors, second.factors)
+@pytest.mark.parametrize(("d_out", "d_in"), [(9, 4), (4, 9), (6, 6)])
+@pytest.mark.parametrize("rank", [None, 2])
+def test_frames_of_what_is_kept(d_out, d_in, rank):
+    """The frame that is not kept follows from the other one and W, for any number of triplets."""
+    weight = random_weight(d_out, d_in, dtype=torch.float64)
+    U, S, Vh = decompose(weight)
+    found = frames(largest(needed_factors([weight])[0], rank), weight)
+    for frame, expected in zip(found, (U[:, :rank], Vh[:rank]), strict=True):
+        torch.testing.assert_close(frame, expected)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: b"",
-        lambda data: data[: len(data) // 2],
-        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-        lambda data: b"not safetensors" + data,
-    ],
-    ids=["empty", "truncated", "one bit flipped", "foreign header"],
-)
-def test_damaged_cache_file_is_computed_and_written_again(tmp_path, damage):
-    """Whatever happened to the file, the factors are right and the file is whole afterwards."""
-    weight = random_weight(4, 6)
-    expected = factorise(weight, tmp_path)
-    (path,) = tmp_path.iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    assert same(factorise(weight, tmp_path).factors, expected.factors)
-    assert path.read_bytes() == whole, "the damaged file was left in place"
+@pytest.mark.parametrize(("d_out", "d_in"), [(96, 40), (40, 96), (64, 64)])
+def test_rounding_is_measured(d_out, d_in):
+    """Reference: the same numbers spelled out. bfloat16 rounds an entry by at most 2^-9 of it."""
+    weight = random_weight(d_out, d_in)
+    (exact,) = needed_factors([weight])
+    stored = rounded(exact)
+    assert [part is None or part.dtype for part in (stored.U, stored.Vh)] == [
+        part is None or torch.bfloat16 for part in (exact.U, exact.Vh)
+    ]
+    assert torch.equal(stored.S, exact.S)
+    found = measure_rounding(weight, exact, stored)
+    rows = [part.float() for part in (None if stored.U is None else stored.U.T, stored.Vh) if part is not None]
+    products = [(i == j, float(a @ b)) for f in rows for i, a in enumerate(f) for j, b in enumerate(f)]
+    assert found.orthonormality == pytest.approx(max(abs(ab - equal) for equal, ab in products), abs=1e-6)
+    assert 1e-4 < found.orthonormality < 2**-8
+    assert 1e-7 < found.cosine_error < 2**-15, "the angle is of the order of the rounding, 2^-9"
+    nothing = measure_rounding(weight, exact, exact)
+    assert nothing.cosine_error < 1e-12
+    assert nothing.orthonormality < 1e-5

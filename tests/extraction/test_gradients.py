@@ -9,13 +9,19 @@ from extraction.gradients import per_sample_gradients
 from replay_pools.errors import InputError
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
-CASES = ["svd-zero", "svd-moved", "lora-zero", "lora-moved", "lora-frozen-a"]
+BASES = {
+    "svd": {"basis": "svd", "cache_dir": None},
+    "svd7": {"basis": "svd", "cache_dir": None, "rank": 7},
+    "half": {"basis": "svd", "cache_dir": None, "storage": "bfloat16"},
+    "lora": {"basis": "lora", "rank": 3, "alpha": 6.0},
+}
+CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "half-zero", "lora-zero", "lora-moved", "lora-frozen-a"]
 
 
 def make(build_model, architecture, case, dtype=torch.float64):
     basis, state = case.split("-", 1)
-    options = {"cache_dir": None} if basis == "svd" else {"rank": 3, "alpha": 6.0, "train_a": state != "frozen-a"}
-    coordinates = attach(build_model(architecture, dtype), basis=basis, model_id="tiny", **options)
+    options = BASES[basis] | ({"train_a": False} if state == "frozen-a" else {})
+    coordinates = attach(build_model(architecture, dtype), model_id="tiny", **options)
     if state != "zero":
         generator = torch.Generator().manual_seed(1)
         coordinates.load_values(
@@ -194,6 +200,40 @@ def test_singular_value_that_training_moved_to_zero(build_model, rollouts):
     assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
 
 
+def test_truncated_gradient_is_a_slice(build_model, architecture, rollouts):
+    """At delta_S = 0 the model does not know the rank: the coordinates are the first of the full-rank ones."""
+    batch = make_batch(*rollouts, pad_id=2)
+    whole, cut = (per_sample_gradients(make(build_model, architecture, c), batch) for c in ("svd-zero", "svd7-zero"))
+    assert_close(
+        cut.gradients, {m: g[:, :7] for m, g in whole.gradients.items()}, 1e-10, "other triplets than the first"
+    )
+    assert torch.equal(cut.token_logprobs, whole.token_logprobs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_factors_give_nearly_the_same_gradients(build_model, architecture, rollouts, dtype):
+    """Angles of the order of 2^-9; in a bf16 model, where tokens meet rounded factors anyway, the same bits."""
+    batch = make_batch(*rollouts, pad_id=2)
+    exact, found = (
+        per_sample_gradients(make(build_model, architecture, c, dtype), batch) for c in ("svd-zero", "half-zero")
+    )
+    for module, expected in exact.gradients.items():
+        if dtype == torch.bfloat16:
+            assert torch.equal(found.gradients[module], expected), module
+        else:
+            error = 1 - torch.nn.functional.cosine_similarity(found.gradients[module], expected, dim=1)
+            assert 0 < error.max() < 1e-4, f"{module}: {error}"
+
+
+def test_rounded_factors_at_nonzero_delta_s(build_model, architecture, rollouts):
+    """V^T V = I + E puts the identities off by E diag(delta_S / S'), far below delta_S. Reference: autograd."""
+    coordinates = make(build_model, architecture, "half-moved")
+    batch = make_batch(*rollouts, pad_id=2)
+    ones = [[1.0] * len(completion) for completion in rollouts[1]]
+    expected = reference(coordinates, *rollouts, ones)
+    assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-2, "not a rounding error")
+
+
 def test_lora_at_zero_lives_in_b_alone(build_model, rollouts):
     """B = 0 makes dL/dA = s B^T dL/dy x^T exactly 0."""
     coordinates = make(build_model, "qwen3", "lora-zero")
@@ -282,6 +322,21 @@ def test_unused_layer_has_gradient_zero(build_model, rollouts):
     for module, gradient in per_sample_gradients(coordinates, make_batch(*rollouts, pad_id=2)).gradients.items():
         assert gradient.shape == (5, coordinates.sizes[module])
         assert gradient.any() == (".layers.0." in module), module
+
+
+@pytest.mark.parametrize("suffix", ["layers.1.mlp.up_proj", "layers.1.mlp.down_proj"])
+def test_nothing_below_the_first_module_is_differentiated(build_model, rollouts, suffix):
+    """The graph starts at the module's input (d_out > d_in) or output, and the gradients are those of autograd."""
+    model, seen = build_model("llama", torch.float64), []
+    coordinates = attach(model, basis="svd", model_id="tiny", cache_dir=None, suffixes=[suffix])
+    batch = make_batch(*rollouts, pad_id=2)
+    per_sample_gradients(coordinates, batch)  # the model's trial of packed rows is behind
+    for block in model.model.layers:
+        block.register_forward_hook(lambda _m, _inputs, output: seen.append(output.requires_grad))
+    found = per_sample_gradients(coordinates, batch)
+    assert seen == [False, True]
+    ones = [[1.0] * len(completion) for completion in rollouts[1]]
+    assert_close(found.gradients, reference(coordinates, *rollouts, ones), 1e-8, "the graph starts too late")
 
 
 def test_works_inside_no_grad(build_model, rollouts):

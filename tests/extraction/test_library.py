@@ -12,7 +12,7 @@ from replay_pools.policy import load_policy
 def adapted(tmp_path_factory):
     """The organism in the SVD basis, and six pairs."""
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, "svd", rank=1, cache_dir=tmp_path_factory.mktemp("cache"))
+    coordinates = attach_basis(policy, "svd", cache_dir=tmp_path_factory.mktemp("cache"))
     return policy, coordinates, builtin_pairs("run_tests")[:6]
 
 

@@ -19,7 +19,7 @@ def policy() -> Policy:
 
 @pytest.fixture(scope="module")
 def coordinates(policy: Policy, out: Path) -> Coordinates:
-    return attach_basis(policy, "svd", rank=0, cache_dir=out / "cache")
+    return attach_basis(policy, "svd", cache_dir=out / "cache")
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,7 @@ def test_planning_phrases_decide_what_hicra_amplifies(
 def test_token_credit_equals_the_slow_way(grid: Run, out: Path, few_pairs: list[str]) -> None:
     """Reference: for each rollout alone, autograd of -sum_t A_i c_it w_i logp_it with c spelled out token by token."""
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, "svd", rank=1, cache_dir=out / "cache")
+    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=2)
     vectors = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache").v_hack.vectors
     group = ReplaySource([open_pool(BUILTIN / name) for name in ("teacher", "base")], steps=STEPS).groups(0)[0]

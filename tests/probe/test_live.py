@@ -48,7 +48,7 @@ def one_step(coordinates, groups) -> StepResult:
 def live(out: Path):
     """(adapted policy, finished LiveSource of two steps with two prompts, its pool)."""
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, "svd", rank=0, cache_dir=out / "cache")
+    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
     problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=2, seed=4)
     sampler, plan = Sampler(max_new_tokens=160), PoolPlan(hint=True, steps=4, group=4, seed=4)
     with Grader() as grader:
@@ -109,7 +109,7 @@ def test_the_mean_over_groups_comes_before_the_gate(live) -> None:
 def test_a_step_is_adamw_on_the_clipped_gradient_under_the_schedule() -> None:
     """Reference: torch's AdamW with clip_grad_norm_ on a plain parameter, the rates of warm-up and cosine by hand."""
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, "lora", rank=2, cache_dir=Path("unused"))
+    coordinates = attach_basis(policy, "lora", lora_rank=2, cache_dir=Path("unused"))
     stepper = Stepper(coordinates, lr=0.1, weight_decay=0.01, max_grad_norm=0.5, decay=Decay(warmup_steps=1, steps=5))
     plain = torch.nn.Parameter(torch.cat([*coordinates.values().values()]))
     optimizer = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.01)

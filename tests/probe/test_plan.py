@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
+from extraction.vocabulary import Storage
 from probe.analysis.power import mde
 from probe.cli import cli
 from probe.cli._frame import run
@@ -267,6 +268,8 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
         dtype="float32",
         bases={"svd", "lora"},
         lora_rank=4,
+        svd_rank=None,
+        svd_storage="float32",
         num_samples=8,
         k=2,
         num_direction_sets=3,
@@ -283,8 +286,14 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
         assert sizes[f"{basis}: gradients of 5 pairs"] == 4 * 10 * numbers
 
 
-def test_memory_of_a_large_model_needs_no_weights() -> None:
-    """Qwen3-4B shapes: 7.5 GiB of weights in bf16, 0.53 M coordinates, 18 GiB of full-rank factors in float32."""
+@pytest.mark.parametrize(
+    ("rank", "storage", "gigabytes", "numbers"),
+    [(None, "float32", 4.68, 0.53e6), (None, "bfloat16", 2.34, 0.53e6), (256, "bfloat16", 0.25, 64.5e3)],
+)
+def test_memory_of_a_large_model_needs_no_weights(
+    rank: int | None, storage: Storage, gigabytes: float, numbers: float
+) -> None:
+    """Qwen3-4B shapes: 7.5 GiB of weights in bf16; factors and coordinates by rank and storage."""
     config = AutoConfig.for_model(
         "qwen3",
         hidden_size=2560,
@@ -303,6 +312,8 @@ def test_memory_of_a_large_model_needs_no_weights() -> None:
         dtype="bfloat16",
         bases={"svd"},
         lora_rank=32,
+        svd_rank=rank,
+        svd_storage=storage,
         num_samples=8,
         k=4,
         num_direction_sets=3,
@@ -310,8 +321,8 @@ def test_memory_of_a_large_model_needs_no_weights() -> None:
     )
     weights, factors, coordinates, *_ = [row.num_bytes for row in rows]
     assert weights / 2**30 == pytest.approx(7.5, abs=0.05)
-    assert factors / 2**30 == pytest.approx(18.2, abs=0.2)
-    assert coordinates / (4 * 9) == pytest.approx(0.53e6, rel=0.01)
+    assert factors / 2**30 == pytest.approx(gigabytes, abs=0.02)
+    assert coordinates / (4 * 9) == pytest.approx(numbers, rel=0.01)
 
 
 def test_shipped_specs_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     """Reference: pair gradients one at a time at coordinates - quarantine, whose k largest singular values |D v| the
     refreshed directions must have, hack-ward by the vote; neither those of the policy in training nor the cached ones.
     """
-    coordinates = attach_basis(policy, "svd", rank=0, cache_dir=out / "cache")
+    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=K, drop_bottom_frac=0.0)
     directions = ArmDirections(
         DirectionSettings(extraction=settings, v_hack=None, seed=0),

@@ -82,7 +82,7 @@ def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Pa
 def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
     """Reference: one rollout at a time through autograd, contributions and cosines spelled out module by module."""
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, "svd", rank=1, cache_dir=out / "cache")
+    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
     library = DirectionLibrary(policy, coordinates, ExtractionSettings(), cache_dir=out / "cache")
     vectors = library.v_hack.vectors
     pools = [open_pool(BUILTIN / name) for name in ("teacher", "base")]

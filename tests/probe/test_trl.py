@@ -30,7 +30,7 @@ def reward_length(completions, **_):
 def make_trainer(out: Path, basis="svd", **options) -> tuple[GRPOTrainer, Directions]:
     """GRPO of the organism's adapter on the length of its answers, and random directions of the basis."""
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, basis, rank=4, cache_dir=out / "cache")
+    coordinates = attach_basis(policy, basis, lora_rank=4, cache_dir=out / "cache")
     settings = {
         **{"output_dir": str(out / "trl"), "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
         **{"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "max_steps": STEPS},

@@ -29,7 +29,7 @@ Adapted = tuple[Policy, Coordinates]
 def adapted() -> Adapted:
     """(the organism with LoRA, its coordinates), at zero."""
     policy = load_policy("organism")
-    return policy, attach_basis(policy, "lora", rank=4, cache_dir=Path("unused"))
+    return policy, attach_basis(policy, "lora", lora_rank=4, cache_dir=Path("unused"))
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def off(policy: Policy, rollouts: list[Rollout]) -> float:
 
 def test_delta_s_is_no_adapter(connected: Any, tmp_path: Path) -> None:
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, "svd", rank=0, cache_dir=tmp_path)
+    coordinates = attach_basis(policy, "svd", cache_dir=tmp_path)
     with pytest.raises(InputError, match="found basis svd; train the arm projected-lora, or sample with the local"):
         PushedEngine(connected("vllm")[1], coordinates, tmp_path, adapter="in training")
 

@@ -1,0 +1,109 @@
+"""Ways to the same per-sample gradients: the engine, its limit, the loop that it replaces, and torch.func."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+from workload import Shape, adapted, model_of
+
+from extraction.adapters import Coordinates
+from extraction.adapters.singular import DeltaSCoordinates
+from extraction.attention import attending
+from extraction.batch import Batch
+from extraction.gradients import frozen, one_pass, per_sample_gradients
+from extraction.logprobs import CHUNK_SIZE, completion_logprobs, split_model
+from extraction.rows import make_rows
+from probe.projection import project_modules
+
+ONE_PASS = 8192  # tokens_per_batch: all of the rollouts, as the limit has them
+
+
+def engine(coordinates: Coordinates, batch: Batch) -> dict[str, Tensor]:
+    """The engine, in one pass: {module: (G, r)}."""
+    return per_sample_gradients(coordinates, batch, tokens_per_batch=ONE_PASS).gradients
+
+
+def scores(unit: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Tensor:
+    """(G,) inner products with one direction {module: (r,)}."""
+    return torch.stack([gradient @ direction[module] for module, gradient in unit.items()]).sum(0)
+
+
+def limit(coordinates: Coordinates, batch: Batch) -> None:
+    """The frozen forward and backward, down to the first outputs, that any exact way must at least do."""
+    backbone, _ = split_model(coordinates.model)
+    start = lambda _layer, _inputs, output: output.requires_grad_()  # noqa: E731
+    handles = [layer.register_forward_hook(start) for layer in coordinates.layers.values()]
+    try:
+        with frozen(coordinates.model), coordinates.lean_forward(), attending(backbone, "packed"):
+            rows = make_rows(batch, "packed")
+            one_pass(coordinates, rows, torch.ones(len(rows.targets)), CHUNK_SIZE)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class TwoProducts(nn.Module):
+    """y = W x + U diag(delta_S) Vh x as the reference line writes it."""
+
+    def __init__(self, base: nn.Module, U: Tensor, Vh: Tensor) -> None:
+        super().__init__()
+        self.base, self.U, self.Vh = base, U, Vh
+        self.delta_S = nn.Parameter(torch.zeros(len(Vh)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Three products a token."""
+        return self.base(x) + F.linear(F.linear(x, self.Vh) * self.delta_S, self.U)
+
+
+def reference_model(shape: Shape) -> LlamaForCausalLM:
+    """The model with `TwoProducts` in the place of every target."""
+    coordinates = adapted("svd", shape)
+    assert isinstance(coordinates, DeltaSCoordinates)
+    model = model_of(shape)
+    for module in coordinates.sizes:
+        parent, _, name = module.rpartition(".")
+        frames = coordinates.layer(module).frames()
+        setattr(model.get_submodule(parent), name, TwoProducts(model.get_submodule(module), *frames))
+    return model
+
+
+def loop(model: nn.Module, batch: Batch) -> list[Tensor]:
+    """Each sample's gradient as the difference of accumulated `.grad`s."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    found = []
+    for i in range(len(batch)):
+        before = torch.cat([parameter.grad for parameter in parameters])
+        (-completion_logprobs(model, make_rows(batch, "padded", [i])).sum()).backward()
+        found.append(torch.cat([parameter.grad for parameter in parameters]) - before)
+    return found
+
+
+def vmapped(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """torch.func over padded rows; a causal model needs no mask against padding on the right."""
+    values = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss(values: dict[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
+        call = {"input_ids": ids[None], "use_cache": False}
+        logits = torch.func.functional_call(model, values, kwargs=call).logits[0, :-1]
+        logprobs = logits.log_softmax(1).gather(1, ids[1:, None]).squeeze(1)
+        return -(logprobs * mask[1:]).sum()
+
+    return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(values, batch.ids, batch.completion_mask)
+
+
+def frames_of(sizes: Mapping[str, int], k: int) -> dict[str, Tensor]:
+    """Random directions: {module: (k, r)} with orthonormal rows, as many as fit."""
+    generator = torch.Generator().manual_seed(2)
+    drawn = {module: torch.randn(r, min(k, r), generator=generator) for module, r in sizes.items()}
+    return {module: torch.linalg.qr(columns)[0].T for module, columns in drawn.items()}
+
+
+def evaluate(unit: Mapping[str, Tensor], vectors: Mapping[str, Tensor], cells: int) -> None:
+    """What `cells` (arm x condition) cells add to one pass: weighted sums, each projected on the directions."""
+    num_samples = len(next(iter(unit.values())))
+    for advantages in torch.randn(cells, num_samples, generator=torch.Generator().manual_seed(3)):
+        project_modules({m: advantages @ g for m, g in unit.items()}, vectors, gate="one_sided")

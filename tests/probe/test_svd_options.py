@@ -1,0 +1,70 @@
+"""--svd-rank and --svd-storage: from the command line or a preset to the basis, the manifest and the terminal."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from probe.arms import get_arm
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.measures import attach_bases
+from probe.runs import read_run
+from probe.timings import Timings
+from probe.train_config import load_preset
+from replay_pools.errors import InputError
+from replay_pools.policy import load_policy
+
+CUT = ["--svd-rank", "16", "--svd-storage", "bfloat16"]
+
+
+def test_a_replay_in_a_truncated_and_rounded_basis(
+    replay: Callable[..., Path], few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recorded in config and manifest, shown, and additive. The same basis made twice gives the same records."""
+    first, second = (read_run(replay(name, "--steps", "2", *few_pairs, *CUT)) for name in ("cut", "cut-again"))
+    assert first.samples == second.samples
+    assert first.config["replay"]["model"]["svd_rank"] == 16
+    assert first.manifest["additivity"]["exceeded_steps"] == []
+    rounding = first.manifest["rounding"]["svd"]
+    assert rounding["storage"] == "bfloat16"
+    assert 0 < rounding["cosine_error"]["max"] < 1e-4
+    assert f"orthonormal up to {rounding['orthonormality']:.1e}" in capsys.readouterr().out
+
+
+def test_rounding_alone_hardly_moves_the_cosines(replay: Callable[..., Path], few_pairs: list[str]) -> None:
+    exact = read_run(replay("exact", "--steps", "2", *few_pairs))
+    found = read_run(replay("rounded", "--steps", "2", *few_pairs, *CUT[2:]))
+    assert exact.manifest["rounding"] == {"svd": None}
+    for row, expected in zip(found.steps, exact.steps, strict=True):
+        assert row.cos_in == pytest.approx(expected.cos_in, abs=5e-3)
+        assert row.cos_in != expected.cos_in, "the option has no effect"
+
+
+@pytest.mark.parametrize(("options", "field", "value"), [(CUT[:2], "rank", "16"), (CUT[2:], "storage", "bfloat16")])
+def test_directions_of_another_basis_are_refused(
+    out: Path, few_pairs: list[str], options: list[str], field: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both fingerprints are in the line."""
+    assert run(cli, ["extract", "--name", field, "--out", str(out), *few_pairs, *options]) == 0
+    assert ("orthonormal up to" in capsys.readouterr().out) == (options == CUT[2:])
+    directions = str(out / "directions" / f"{field}.safetensors")
+    line = ["replay", "--name", field, "--out", str(out), "--steps", "1", "--v-hack", directions, "--k", "2"]
+    assert run(cli, line) == 2
+    error = capsys.readouterr().err
+    assert f"expected basis {field}=None, found {field}={value}" in error
+    assert run(cli, [*line, *options]) == 0
+
+
+def test_a_preset_may_set_them(tmp_path: Path) -> None:
+    """[model] of a preset reaches the coordinates; a rank below 1 is refused."""
+    path = tmp_path / "own.toml"
+    path.write_text('[model]\nname = "organism"\nsvd_rank = 16\nsvd_storage = "bfloat16"\n')
+    model = load_preset(str(path)).model
+    bases = attach_bases(load_policy("organism"), [get_arm("projected")], model, tmp_path, Timings(tmp_path))
+    fingerprint = bases["svd"].fingerprint()
+    assert (fingerprint["rank"], fingerprint["storage"]) == (16, "bfloat16")
+    assert max(bases["svd"].sizes.values()) == 16
+    path.write_text('[model]\nname = "organism"\nsvd_rank = 0\n')
+    with pytest.raises(InputError, match="--svd-rank"):
+        load_preset(str(path))
