@@ -11,6 +11,6 @@ REGRADED = 0.99  # R0: share of labels that a second grading repeats
 SAME = 1e-4  # R0: relative difference of the arms' first gradients that rounding explains
 REPRODUCED = 1e-4  # R0: largest difference between offline and recorded cosines that rounding explains
 GATED = 1e-5  # R5: what a gate may leave of the part that it removes
-GATED_UPDATE = 1e-3  # R5: the same of an update, which is rounded to the size of the coordinates, not to its own
+GATED_UPDATE = 1e-4  # R5: the same of an update, which is rounded to the size of the coordinates, not to its own
 EXCEEDED = 0.95  # R3, R4: percentile of a null
 POWER = 0.8  # R7

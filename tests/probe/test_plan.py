@@ -325,9 +325,16 @@ def test_memory_of_a_large_model_needs_no_weights(
     assert coordinates / (4 * 9) == pytest.approx(numbers, rel=0.01)
 
 
-def test_shipped_specs_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the shipped specs only the cap of 5 is vacuous, which its .md explains."""
-    found = {}
+def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every one plans, and a dry run prints a command for each run and pool; of all their parts only the cap of 5 is
+    vacuous, which its .md explains.
+    """
+    found = []
     for path in sorted((ROOT / "spec").glob("*.toml")):
-        found |= {f"{path.stem} {where}": why for where, why in vacuous(path).items()}
-    assert list(found) == ["advantage-capping conditions.C2-cap5.advantage_clip"], found
+        own = plan(capsys, str(path), "--out", str(tmp_path))
+        found += [f"{path.stem} {part['where']}" for part in own["vacuous"]]
+        assert run(cli, ["sweep", str(path), "--dry-run", "--out", str(tmp_path)]) == 0
+        commands = capsys.readouterr().out.splitlines()
+        assert len([line for line in commands if line.startswith(("probe replay", "probe train"))]) == own["runs"]
+        assert own["memory"], f"{path.stem}: no memory"
+    assert found == ["advantage-capping conditions.C2-cap5.advantage_clip"]
