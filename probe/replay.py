@@ -19,6 +19,7 @@ from probe.passes import Bases
 from probe.pieces import Pieces
 from probe.planning import PlanningMarker
 from probe.precision import dtype_noise
+from probe.records import DEFAULT_CONDITION
 from probe.reference import References, check_recorded
 from probe.sources import ReplaySource
 from probe.step import Measure
@@ -128,9 +129,10 @@ def _setup(
 
 
 def _token_attribution(config: ReplayConfig, measures: Sequence[Measure], policy: Policy) -> TokenAttribution | None:
-    """Of the primary condition, in the arm that stands for vanilla."""
+    """Of the primary condition (`default`, or else the first), in the arm that stands for vanilla."""
     if config.token_attribution == 0:
         return None
-    primary = (config.conditions[0].name, measured_arm(config.arms))
+    names = [condition.name for condition in config.conditions]
+    primary = (DEFAULT_CONDITION if DEFAULT_CONDITION in names else names[0], measured_arm(config.arms))
     measure = next(m for m in measures if (m.condition, m.arm.name) == primary)
     return TokenAttribution(measure=measure, steps=config.token_attribution, pieces=Pieces(policy.tokenizer))

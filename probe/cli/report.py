@@ -84,10 +84,11 @@ def report(
 def _of_runs(paths: tuple[Path, ...], name: str | None, settings: dict[str, Any], command: str) -> "Report":
     """Every run under every one of its conditions."""
     from probe.analysis.analyze import analyze, conditions
-    from probe.report.views import Report, View
+    from probe.report.views import Report, View, slug
 
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise InputError("RUN...", expected="different runs", found=" ".join(map(str, paths)))
+    if len({slug(path.resolve().name) for path in paths}) < len(paths):
+        found = " ".join(map(str, paths))
+        raise InputError("RUN...", expected="runs with different names", found=found, fix="rename a directory")
     runs: list[Run] = [read_run(path) for path in paths]
     views = [View(run=run, analysis=analyze(run, own, **settings)) for run in runs for own in conditions(run) or [None]]
     return Report(name=name or _default_name(runs), views=views, command=command)

@@ -50,8 +50,9 @@ def scale_of(values: Iterable[float], start: float, stop: float, *, least: Seque
     """The scale that holds the values and `least`, with a little air; [-1, 1] of nothing."""
     known = [*values, *least] or [-1.0, 1.0]
     low, high = min(known), max(known)
-    if high - low < 1e-9:
-        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    if high - low < 1e-9 * max(1.0, abs(low)):  # a single value, up to rounding
+        half = 0.5 * (abs(low) if abs(low) > 1e-9 else 1.0)
+        low, high = low - half, high + half
     air = 0.04 * (high - low)
     return Scale(low - air, high + air, start, stop)
 

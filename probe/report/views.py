@@ -33,8 +33,9 @@ class View:
 
     @property
     def slug(self) -> str:
-        """The label as part of a file name or an id."""
-        return slug(self.label)
+        """The same as part of a file name or an id."""
+        condition = self.analysis.condition
+        return slug(self.analysis.run) + ("" if condition == DEFAULT_CONDITION else f"--{slug(condition)}")
 
     def steps(self, arm: str) -> list[StepRecord]:
         """The steps of one arm, in order."""

@@ -22,7 +22,7 @@ from replay_pools.files import read_jsonl_gz
 from replay_pools.policy import load_policy
 from replay_pools.pool import BUILTIN, open_pool
 
-ASK = ("--steps", "3", "--token-attribution")
+ASK = ("--steps", "2", "--token-attribution")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_sample_without_a_gradient_has_no_shares() -> None:
         ("svd", ["--arm", "random,vanilla,projected"]),
         ("lora", ["--arm", "projected-lora", "--lora-rank", "4"]),
         ("both", ["--arm", "projected-lora,projected", "--lora-rank", "4", "--tokens-per-batch", "400"]),
-        ("credit", ["--arm", "projected", "--condition", "g:gtpo_beta=1", "--condition", "default"]),
+        ("credit", ["--arm", "projected", "--condition", "g:gtpo_beta=1", "--condition", "plain"]),
     ],
 )
 def test_shares_add_up_to_the_recorded_cosines(
@@ -71,7 +71,7 @@ def test_shares_add_up_to_the_recorded_cosines(
     found, tokens = split_run(replay, f"tokens-{name}", *ASK, *options, *few_pairs)
     (first,) = {(record.condition, record.arm) for record in tokens.values()}
     rows = [row for row in found.samples if (row.condition, row.arm) == first]
-    assert len(rows) == len(tokens) == 3 * 8
+    assert len(rows) == len(tokens) == 2 * 8
     assert first[1] == {"svd": "vanilla", "both": "projected-lora"}.get(name, options[1])
     for row in rows:
         record = tokens[row.step, row.sample_id]
@@ -105,7 +105,7 @@ def test_every_token_of_the_stored_rollout_has_a_share(replay: Callable[..., Pat
 def test_asking_changes_no_record_and_not_asking_writes_no_file(
     replay: Callable[..., Path], few_pairs: list[str]
 ) -> None:
-    options = ("--arm", "vanilla", "--steps", "3", *few_pairs)
+    options = ("--arm", "vanilla", "--steps", "2", *few_pairs)
     plain = replay("tokens-none", *options)
     first = replay("tokens-first", *options, "--token-attribution", "1")
     assert not list(plain.glob("*.tokens.*"))
@@ -146,7 +146,7 @@ def test_a_run_cut_off_after_the_shares_of_a_step_resumes_to_the_same_bytes(
     assert run(cli, ["replay", "--name", "tokens-cut", *options]) == 0
     whole, cut = out / "runs" / "tokens-whole", out / "runs" / "tokens-cut"
     names = {p.name for p in whole.iterdir() if p.is_file() and p.name != TIMINGS_FILE}
-    assert sum(name.endswith(".tokens.jsonl.gz") for name in names) == 3
+    assert sum(name.endswith(".tokens.jsonl.gz") for name in names) == 2
     for name in names:
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
 

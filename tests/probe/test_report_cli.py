@@ -126,7 +126,7 @@ def test_a_spec(tmp_path: Path, out: Path, few_pairs: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}", "{run}"], "different runs"),
+        (["{run}", "{run}"], "runs with different names"),
         (["{run}", "spec/x.toml"], "run directories, or one spec"),
         (["{out}/runs/nowhere"], "no such directory"),
         (["{run}", "--name", "../x"], "letters, digits"),

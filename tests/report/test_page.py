@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from probe.report import views
 from probe.report.build import LARGEST, Written, write_report
 from probe.report.markup import clean
 from probe.report.views import Report
@@ -71,7 +72,7 @@ def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
         "several": [{}, {"name": "other", "arms": ("vanilla",), "seed": 1}],
         "training": trained,
         "control": [{"name": "control", "arms": ("random",), "tokens": False}],
-        "large": [{"name": "large", "num_steps": 40, "length": 4000}],
+        "large": [{"name": "large", "num_steps": 24, "length": 4000}],
         "moved": [{"name": "moved"}],
     }
 
@@ -170,7 +171,7 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
     files, _ = written("large")
     text = files.html.read_text(encoding="utf-8")
     assert LARGEST - 200_000 < files.html.stat().st_size < 2_000_000
-    assert re.search(r"\d+ of 160 rollouts, those with the largest cosines", text)
+    assert re.search(r"\d+ of 96 rollouts, those with the largest cosines", text)
     document = Document(text)
     labels = Counter((own["data-source"], own["data-label"]) for _, own in document.elements if "data-label" in own)
     assert labels.keys() == {("teacher", "hacked"), ("base", "clean")}
@@ -191,6 +192,19 @@ def test_what_is_missing_is_said(written, kind: str, sentences: list[str]) -> No
     text = written(kind)[0].html.read_text(encoding="utf-8")
     for sentence in sentences:
         assert sentence in text
+
+
+def test_more_runs_than_a_page_has_room_for_are_compared(maker, report_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are in the comparison and in the tables; figures of their own have the first ones, and it is said."""
+    monkeypatch.setattr(views, "MOST_VIEWS", 2)
+    names = [f"one-of-many-{i}" for i in range(4)]
+    runs = [maker(name=name, num_steps=2, arms=("vanilla",), seed=i) for i, name in enumerate(names)]
+    files = write_report(report_of(*runs, name="many"), maker.out)
+    text = files.html.read_text(encoding="utf-8")
+    assert "2 more views without figures of their own" in text
+    assert all(f"{name} \u00b7 vanilla" in text for name in names)
+    assert {table["of"] for table in read_json(files.tables[1])} >= set(names)
+    assert sum(path.name.startswith("trajectory-") for path in files.figures) == 2
 
 
 def test_every_conclusion_and_rule_of_the_analysis_is_in_the_page(written) -> None:

@@ -71,5 +71,5 @@ def nulls(name: str, analysis: Analysis) -> Figure | None:
         rows,
         subtitle=f"Mean cos_in of {own.arm} ({signed(own.mean_cos_in)}) against each null",
         label="cos_in",
-        key=[("dot mark", "observed"), ("rect band", "95% of the null")],
+        key=[("dot mark", "observed"), ("rect band", "null: mean \u00b1 1.96 sd")],
     )

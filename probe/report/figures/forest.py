@@ -18,7 +18,7 @@ class ForestRow:
     note: str  # beside the label: the numbers
     value: float | None
     interval: Interval | None = None
-    null: tuple[float, float] | None = None  # where the null leaves 95%
+    null: tuple[float, float] | None = None  # where the null has 95%: its mean +- 1.96 sd
     strong: bool = True  # the measurement itself, not what it is compared with
 
 
@@ -67,7 +67,7 @@ def _row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
     middle = y + 24.5
     if row.null is not None:
         low, high = (scale(end) for end in row.null)
-        tip = f"95% of the null lies between {row.null[0]:+.3f} and {row.null[1]:+.3f}"
+        tip = f"null: {row.null[0]:+.3f} to {row.null[1]:+.3f}"
         panel.rect(low, middle - 4.5, high - low, 9, "band", tip)
     if row.interval is not None:
         panel.line(scale(row.interval.low), middle, scale(row.interval.high), middle, "bar", f"95% interval {row.note}")

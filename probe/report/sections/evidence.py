@@ -147,9 +147,8 @@ def _section(
         for view, own, kept in drawn:
             body += [*heading(view.label, len(drawn) > 1), *(panels(own) or [empty]), *folded(kept)]
     if more := len(report.views) - len(drawn):
-        body.append(
-            prose(f"The tables of {plural(more, 'more view')} are in the files beside this page.", class_="empty")
-        )
+        words = f"{plural(more, 'more view')} without figures of their own: see the tables beside this page."
+        body.append(prose(words, class_="empty"))
     return Section(id=id, title=title, lead=lead, body=body, figures=figures, tables=tables)
 
 
