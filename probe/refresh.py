@@ -16,6 +16,7 @@ from typing import final
 
 from torch import Tensor
 
+from extraction.angles import principal_angles
 from extraction.directions import Directions, load_directions, save_directions
 from probe.runs import DIRECTIONS_DIR
 from probe.step import Measure
@@ -61,5 +62,5 @@ class RefreshedMeasures:
 def overlap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float | None:
     """Mean squared cosine of the principal angles, over modules with directions in both; None without any."""
     shared = [module for module in a if module in b and min(len(a[module]), len(b[module]))]
-    found = [float((a[m] @ b[m].T).square().sum()) / min(len(a[m]), len(b[m])) for m in shared]
+    found = [principal_angles(a[module], b[module]).overlap for module in shared]
     return sum(found) / len(found) if found else None
