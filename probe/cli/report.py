@@ -42,7 +42,7 @@ def report(
     OUT/reports/NAME.html: one file that loads nothing, with its figures (SVG) and tables (Markdown, JSON) in NAME/.
 
     Tokens are coloured by their share of the cosine where the run recorded it (probe replay --token-attribution).
-    Several runs are compared; training runs are grouped by arm, a line a seed. No model, no torch.
+    Several runs are compared; training runs are grouped by arm, a line a seed. Reads what the runs stored; no model.
 
     Examples:
 
