@@ -143,7 +143,7 @@ def _record(config: TrainConfig, policy: Policy, teacher: Pool | None) -> dict[s
         "train": asdict(config),
         "model": policy.base_model,
         "base_weights_sha256": policy.base_weights_sha,
-        "teacher": None if teacher is None else teacher.identity(),
+        "pools": [] if teacher is None else [teacher.identity()],
     }
 
 

@@ -14,9 +14,7 @@ def pool_facts(run: Run) -> list[PoolFacts]:
     """The pools of a run, a training run's own rollouts and its teacher's. A pool that has moved or changed since says
     nothing: its facts are None.
     """
-    pools = [*run.config.get("pools", ())]
-    if teacher := run.config.get("teacher"):
-        pools.append(teacher)
+    pools = run.config.get("pools", ())
     facts = [_facts(pool["name"], Path(pool["path"]), pool["manifest_sha256"]) for pool in pools]
     if own := run.manifest.get("files", {}).get(f"{ROLLOUTS_DIR}/{MANIFEST_NAME}"):
         facts.insert(0, _facts(ROLLOUTS_DIR, run.path / ROLLOUTS_DIR, own))
