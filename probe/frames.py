@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from probe.records import SampleRecord, StepRecord
-from probe.schema import EVALUATION_FIELDS, KL, RATES, Field, wire_fields
+from probe.records import PREFIXED, SampleRecord, StepRecord
+from probe.schema import EVALUATION_FIELDS, RATES, Field, wire_fields
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def make_table(
 
 
 def _step_table(steps: Sequence[StepRecord]) -> Table:
-    """With a column for every `kl/NAME` that one of the steps has."""
+    """With a column for every `kl/NAME` and `ratio/NAME` that one of the steps has."""
     rows = [step.to_json() for step in steps]
-    names = dict.fromkeys(name for row in rows for name in row if name.startswith(f"{KL}/"))
-    extra = [Field(name=name, kind="float", nullable=True, meaning="of the KL term") for name in names]
+    names = dict.fromkeys(name for row in rows for name in row if name.partition("/")[0] in PREFIXED)
+    extra = [Field(name=name, kind="float", nullable=True, meaning="of the KL term, or of the ratio") for name in names]
     return Table(fields=[*wire_fields(StepRecord), *extra], rows=rows)
 
 

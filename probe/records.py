@@ -27,7 +27,7 @@ ADVANTAGE_KEYS = (
     "frac_reward_zero_std",  # share of groups without reward variance
     "skip_rate",  # share of groups below min_group_std, those without variance apart
 )
-_PREFIXED = ("kl", "ratio")  # fields {name: number}, flattened to "kl/name"
+PREFIXED = ("kl", "ratio")  # fields {name: number}, flattened to "kl/name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class StepRecord:
         for name, value in _as_row(self).items():
             if name == "advantage":
                 row |= {key: value[key] for key in ADVANTAGE_KEYS}
-            elif name in _PREFIXED:
+            elif name in PREFIXED:
                 row |= {f"{name}/{key}": number for key, number in value.items()}
             else:
                 row[name] = value
@@ -145,13 +145,13 @@ class StepRecord:
         if isinstance(row, dict):
             if missing := [key for key in ADVANTAGE_KEYS if key not in row]:
                 raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
-            groups: dict[str, dict[str, Any]] = {"advantage": {}, **{prefix: {} for prefix in _PREFIXED}}
+            groups: dict[str, dict[str, Any]] = {"advantage": {}, **{prefix: {} for prefix in PREFIXED}}
             plain = {}
             for key, value in row.items():
                 prefix, slash, name = key.partition("/")
                 if key in ADVANTAGE_KEYS:
                     groups["advantage"][key] = value
-                elif slash and prefix in _PREFIXED:
+                elif slash and prefix in PREFIXED:
                     groups[prefix][name] = value
                 else:
                     plain[key] = value

@@ -13,12 +13,11 @@ from types import NoneType
 from typing import Literal, get_args, get_type_hints
 
 from probe import records
-from probe.records import ADVANTAGE_KEYS, RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
+from probe.records import ADVANTAGE_KEYS, PREFIXED, RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
 
 Kind = Literal["int", "float", "bool", "str"]
 Record = SampleRecord | StepRecord | GradientRecord
 FLAGS = ("adv_cap_vacuous",)  # of ADVANTAGE_KEYS, whose other values are numbers
-KL = "kl"  # of StepRecord: a number kl/NAME for each thing that the KL term measures
 _COMMENT = re.compile(r'^ +(?:(\w+):[^#]*|"([^"]+)",\s*)#\s*(?:noqa: \w+\s+)?(.+)$', re.MULTILINE)
 
 
@@ -54,13 +53,13 @@ EVALUATION_FIELDS = (
 
 @cache
 def wire_fields(record: type[Record]) -> tuple[Field, ...]:
-    """The fields of one line in order, `advantage` flattened; those of `kl` have no fixed names and are left out."""
+    """The fields of one line in order, `advantage` flattened; `kl` and `ratio` have no fixed names and are left out."""
     meanings = {name: text for name, _, text in _COMMENT.findall(inspect.getsource(record)) if name}
     found: list[Field] = []
     for name, hint in get_type_hints(record).items():
         if record is StepRecord and name == "advantage":
             found += _advantage_fields()
-        elif name != KL:
+        elif name not in PREFIXED:
             kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
             nullable = NoneType in get_args(hint)
             found.append(Field(name=name, kind=kinds[0].__name__, nullable=nullable, meaning=meanings[name]))
@@ -82,7 +81,8 @@ def schema_document() -> str:
         (
             "`steps.jsonl`: a line a step, condition and arm (`steps`)",
             wire_fields(StepRecord),
-            "With a KL term, numbers `kl/NAME` follow. Nulls of a gradient without direction have their reason beside.",
+            "With a KL term numbers `kl/NAME` follow, with recorded ratios `ratio/NAME`. Nulls of a gradient without "
+            "direction have their reason beside.",
         ),
         (
             "`evals.jsonl` of `probe train`, as a table (`evals`)",

@@ -233,7 +233,7 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["prices"][0]["hours"] == pytest.approx(9 * 10 * 30 / 3600), "`steps` comes after `set`"
     assert "measured in 2 finished runs of this spec" in found["prices"][0]["source"]
     assert any("moments of AdamW" in row["what"] for row in found["memory"])
-    assert any("64 sample gradients" in row["what"] for row in found["memory"]), "8 prompts x 8 rollouts a step"
+    assert any("32 sample gradients" in row["what"] for row in found["memory"]), "4 prompts x 8 rollouts a step"
     (note,) = found["notes"]
     assert "CANNOT see the expected effect of 0.5: the smallest detectable one is 0.579 (paired)" in note
     assert "pays above a correlation of 0.56 with 3 seeds, 0.3 is stated" in note

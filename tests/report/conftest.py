@@ -175,7 +175,7 @@ class Maker:
             **{"num_effective": 4, "loss_type": "grpo", "reference": None, "additivity_error": None},
             **{"null_reason": "no reward variance in the group" if cos is None else None},
             **{"cos_update": cos if recipe.trains else None, "hackward_frac_update": None, "condition": "default"},
-            **{"frac_planning": 0.0, "exec_surprisal_var": 0.5},
+            **{"frac_planning": 0.0, "exec_surprisal_var": 0.5, "direction_age": 0, "direction_overlap": 1.0},
         )
 
     @staticmethod
