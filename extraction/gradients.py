@@ -27,6 +27,7 @@ from extraction.vocabulary import Layout
 from replay_pools.errors import InputError
 
 Keep = Callable[[Tensor, Tensor], Tensor]  # see OutputTap
+Agree = Callable[[int], int]  # from the number that this process needs to the one that all make; int = its own
 Reduced = Callable[[Tensor, Tensor], None]  # what was kept, and the gradient that arrives
 
 
@@ -48,6 +49,7 @@ def per_sample_gradients(
     token_weights: Tensor | None = None,
     tokens_per_batch: int | None = None,
     chunk_size: int = CHUNK_SIZE,
+    agree: Agree = int,
 ) -> SampleGradients:
     """Gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
 
@@ -62,6 +64,7 @@ def per_sample_gradients(
             results depend on it in their rounding alone. A longer sample has a pass of its own in which activations
             are computed again in the backward.
         chunk_size: tokens per block of logits.
+        agree: on a number of passes, among processes that must make equally many; the spare ones add zeros.
 
     Raises:
         InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model
@@ -83,7 +86,7 @@ def per_sample_gradients(
         budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
         passes = plan_passes(lengths, budget, layout)
         taps = coordinates.taps()
-        for samples in passes:
+        for samples, counts in agreed(passes, agree):
             rows = make_rows(batch, layout, samples)
             completion = batch.completion_mask[rows.samples]
             too_long = cost([lengths[i] for i in samples], layout) > budget
@@ -92,7 +95,7 @@ def per_sample_gradients(
                 checkpointed(backbone, too_long),
                 tapped(coordinates, taps, rows, gradients),
             ):
-                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion], chunk_size)
+                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion] * counts, chunk_size)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
     return SampleGradients(
         gradients=gradients,
@@ -104,7 +107,7 @@ def per_sample_gradients(
 
 
 @torch.no_grad()
-def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None) -> Tensor:
+def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int) -> Tensor:
     """log p of every completion token, (G, T), 0 off the completion: forward passes alone, split as the gradients are.
 
     Arguments and errors as `per_sample_gradients`.
@@ -115,12 +118,19 @@ def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | Non
     with frozen(coordinates.model), coordinates.lean_forward():
         layout: Layout = "packed" if packs(backbone) else "padded"
         budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
-        for samples in plan_passes(batch.lengths.tolist(), budget, layout):
+        passes = plan_passes(batch.lengths.tolist(), budget, layout)
+        for samples, _ in agreed(passes, agree):
             rows = make_rows(batch, layout, samples)
             with attending(backbone, layout):
                 logprobs = completion_logprobs(coordinates.model, rows)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, batch.completion_mask[rows.samples])
     return token_logprobs
+
+
+def agreed(passes: list[list[int]], agree: Agree) -> list[tuple[list[int], bool]]:
+    """(samples, whether they count) of every pass to make: those that are needed, then the first one again, in vain."""
+    spare = agree(len(passes)) - len(passes)
+    return [*((samples, True) for samples in passes), *[(passes[0], False)] * spare]
 
 
 @torch.enable_grad()

@@ -8,6 +8,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from sys import intern
 from typing import Any, Protocol
 
 import torch
@@ -43,7 +44,7 @@ class CheckpointConfig:
 def save_checkpoint(directory: Path, done: int, state: Resumable, *, keep: int) -> None:
     """Write the state after `done` steps, then drop all but the newest `keep`."""
     buffer = io.BytesIO()
-    torch.save(state.state_dict(), buffer)
+    torch.save(_interned(state.state_dict()), buffer)
     write_atomic(_path(directory, done), buffer.getvalue())
     for old in _all(directory)[:-keep]:
         _path(directory, old).unlink()
@@ -61,6 +62,18 @@ def load_checkpoint(directory: Path, recorded: int, state: Resumable) -> int:
     if done:
         state.load_state_dict(torch.load(_path(directory, done), map_location="cpu", weights_only=True))
     return done
+
+
+def _interned(value: Any) -> Any:
+    """The same value with one object for equal strings.
+
+    pickle writes a string once an object: a state that was loaded, whose strings are copies, would give other bytes.
+    """
+    if isinstance(value, dict):
+        return {_interned(key): _interned(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_interned(part) for part in value]
+    return intern(value) if isinstance(value, str) else value
 
 
 def _all(directory: Path) -> list[int]:

@@ -21,9 +21,12 @@ class ModelConfig:
     device: str = "auto"
     lora_rank: int = 32  # of the arms in the LoRA basis
     dtype_noise: int = 0  # rollouts to score again in a higher precision; shapes no record
+    shard_base: bool = False  # spread the frozen weights over the ranks (probe.sharding)
 
     def __post_init__(self) -> None:
         """Refuse noise that cannot be measured."""
+        if self.dtype_noise and self.shard_base:
+            raise InputError("--dtype-noise", expected="0 with --shard-base", found=str(self.dtype_noise))
         if self.dtype_noise and self.dtype == "float64":
             raise InputError("--dtype-noise", expected="a --dtype below float64, the highest", found="float64")
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from probe.distributed import SOLO, World
 from probe.frozen_batch import FrozenBatch
 from probe.heldout import Evaluation, Weights, evaluate
+from probe.live import write_groups
 from probe.runs import EVALS_FILE, EVALUATIONS_DIR
 from probe.update import Updater
 from replay_pools.environments.base import Problem
@@ -45,12 +47,19 @@ class HeldOut:
         plan: of one setting's pool, likewise.
         problems: one step of each pool.
         settings: at least one.
+        world: the ranks that share out the problems.
     """
 
     def __init__(
-        self, maker: RolloutMaker, plan: PoolPlan, problems: Sequence[Problem], settings: Sequence[Setting]
+        self,
+        maker: RolloutMaker,
+        plan: PoolPlan,
+        problems: Sequence[Problem],
+        settings: Sequence[Setting],
+        world: World = SOLO,
     ) -> None:
         self._maker, self._plan, self._problems, self._settings = maker, plan, problems, settings
+        self._world = world
 
     def rollouts(self, directory: Path, done: int) -> list[Rollout]:
         """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
@@ -60,10 +69,12 @@ class HeldOut:
         plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
         maker = replace(self._maker, group=plan.group, mode=setting.mode, hint=setting.hint)
         header = pool_header(maker.policy, plan, maker.sampler, maker.grader, self._problems)
-        writer = PoolWriter(directory / setting.name, header=header)
+        writer = self._world.on_main(lambda: PoolWriter(directory / setting.name, header=header))
         seed = derive_seed("evaluation", plan.seed, done, setting.name)
-        maker.write(writer, dict(enumerate(self._problems)), seed=seed)
-        return [rollout for group in writer.finish().steps for rollout in group]
+        groups = write_groups(self._world, maker, writer, dict(enumerate(self._problems)), seed=seed)
+        if self._world.is_main:
+            writer.finish()
+        return [rollout for group in groups for rollout in group]
 
 
 @final
@@ -77,6 +88,7 @@ class Evaluator:
         frozen: the frozen probe batch; None where no pair is held out.
         every: steps.
         say: told of every new evaluation.
+        world: the ranks, which all take part; what rank 0 measured counts.
     """
 
     def __init__(
@@ -88,10 +100,11 @@ class Evaluator:
         *,
         every: int,
         say: Callable[[str], None],
+        world: World = SOLO,
     ) -> None:
         self._directory, self._held_out, self._updater, self._frozen = directory, held_out, updater, frozen
-        self._every, self._say = every, say
-        self._rows = read_evals(directory)
+        self._every, self._say, self._world = every, say, world
+        self._rows = world.on_main(lambda: read_evals(directory))
 
     def __call__(self, done: int, last: bool) -> float | None:
         """Evaluate the policy after `done` steps, if that is due and not done yet.
@@ -114,7 +127,8 @@ class Evaluator:
     def _add(self, done: int, weights: Weights) -> None:
         evaluation, frozen = self._evaluate(done, weights)
         self._rows.append(evaluation.to_json() | {"frozen": frozen})
-        write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
+        if self._world.is_main:
+            write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
         rates = evaluation.rates["all"]
         which = f" ({weights})" if self._updater.routes else ""
         self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
@@ -125,7 +139,7 @@ class Evaluator:
             with self._updater.coordinates.lean_forward():
                 rollouts = self._held_out.rollouts(self._directory / EVALUATIONS_DIR / name, done)
             frozen = None if self._frozen is None else self._frozen.measure().to_json()
-        return evaluate(rollouts, step=done, weights=weights), frozen
+        return evaluate(rollouts, step=done, weights=weights), self._world.broadcast(frozen)
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:

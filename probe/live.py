@@ -3,15 +3,20 @@
 Batch b is the groups b P .. b P + P - 1 of the pool `rollouts/` of the run (P prompts), read from disk and made into
 groups as `ReplaySource` does: live equals replay because live is a replay of a pool that grows. Step s trains on batch
 s // iterations. What the pool holds is not sampled again, so a run that is resumed trains on the same rollouts.
+
+Several ranks share out the groups of a batch; each samples and grades its own with the noise that they have in the
+whole batch, rank 0 writes them, and all go on with what is on disk.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
+from probe.distributed import SOLO, World
 from probe.sources import Group, Key, make_group
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
@@ -31,6 +36,7 @@ class LiveSource:
         problems: of each batch, the same number for every batch.
         seed: of the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
+        world: the ranks that share out the groups.
     """
 
     def __init__(
@@ -43,8 +49,10 @@ class LiveSource:
         problems: Sequence[Sequence[Problem]],
         seed: int,
         iterations: int = 1,
+        world: World = SOLO,
     ) -> None:
-        self._writer = PoolWriter(directory, header=header)
+        self._world = world
+        self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
         self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
         self._rollouts: dict[Key, Rollout] = {}  # of the newest batch
         self._iterations = iterations
@@ -64,8 +72,9 @@ class LiveSource:
         chosen = dict(enumerate(self._problems[batch], first))
         maker = replace(self._maker, group=self._maker.group - fewer)
         with self._coordinates.lean_forward():
-            maker.write(self._writer, chosen, seed=derive_seed("live", self._seed, batch))
-        stored = [self._stored(position) for position in chosen]
+            groups = write_groups(self._world, maker, self._writer, chosen, seed=derive_seed("live", self._seed, batch))
+        name = self._writer.directory.name
+        stored = [[(Key(name, r.step, r.sample_id), r) for r in group] for group in groups]
         self._rollouts = {key: rollout for group in stored for key, rollout in group}
         return stored
 
@@ -75,15 +84,36 @@ class LiveSource:
 
     def finish(self) -> None:
         """Complete the pool: its manifest has the hashes of all rollouts."""
-        self._writer.finish()
+        if self._world.is_main:
+            self._writer.finish()
 
-    def _stored(self, position: int) -> list[tuple[Key, Rollout]]:
-        """A group as it is on disk."""
-        rollouts = self._writer.read_step(position)
-        if rollouts is None:
-            where = self._writer.directory
-            raise InputError(where, expected=f"step {position}, which was just written", found="none that is whole")
-        return [(Key(self._writer.directory.name, position, r.sample_id), r) for r in rollouts]
+
+def write_groups(
+    world: World, maker: RolloutMaker, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int
+) -> list[list[Rollout]]:
+    """Write the steps {step: problem} that a pool does not hold yet; all ranks make them, and get all as on disk.
+
+    With a sharded base every rank samples everything, since all must call the model equally often.
+    """
+    missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
+    share = slice(None) if world.shards_base else world.rows(len(problems))
+    parts = world.gather(dict(maker.make(problems, share, missing, seed=seed)))
+
+    def written() -> list[list[Rollout]]:
+        for step, rollouts in dict(chain(*(part.items() for part in parts))).items():
+            writer.write_step(step, rollouts)
+        return [_stored(writer, step) for step in problems]
+
+    return world.on_main(written)
+
+
+def _stored(writer: PoolWriter, step: int) -> list[Rollout]:
+    """A group as it is on disk."""
+    rollouts = writer.read_step(step)
+    if rollouts is None:
+        where = writer.directory
+        raise InputError(where, expected=f"step {step}, which was just written", found="none that is whole")
+    return rollouts
 
 
 def choose_problems(

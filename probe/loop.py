@@ -5,12 +5,17 @@ evaluations, `rollouts/` and `directions/`), `gram/step_NNN.safetensors` (in a r
 `checkpoint/` (when it trains) and last `steps.jsonl`, whose lines say which steps are done; at the end `manifest.json`,
 which says why where a run stopped early. So a run that was killed and resumed ends in the same bytes as one that was
 not. Wall-clock times differ from run to run and live in `timings.jsonl`, which no hash covers.
+
+Several ranks (`probe.distributed`) share out the samples of each step, or, where steps are independent of one another,
+the steps: then N steps are done at a time, and the run is that of one process, byte for byte. Rank 0 alone writes what
+the order of steps matters to; the sample records and inner products of a step are written by a rank that computed it.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ import orjson
 
 from probe.additivity import summarise_additivity
 from probe.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
+from probe.distributed import SOLO, World
 from probe.gram import GramRecorder, gram_hashes
 from probe.join import sample_records, step_record
 from probe.objective import Objective
@@ -58,6 +64,7 @@ class Setup:
     references: References  # of a policy that stays where it is; one that trains brings its own
     gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.precision
+    world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -128,24 +135,43 @@ def run_steps(
     if training is not None:
         first = load_checkpoint(directory, first, training)
         records = [record for record in records if record.step < first]
-    for step in range(first, source.num_steps):
+    world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
+    for step in range(first, source.num_steps, at_a_time):
         if training is not None and training.stopped:
             break
         start = time.monotonic()
         before_step(step, False)
-        records += _run_step(directory, step, source, setup, training)
+        steps = range(step, min(step + at_a_time, source.num_steps))
+        records += _run_steps(directory, steps, source, setup, training)
         is_due = training is not None and (
             (step + 1) % checkpoints.every == 0 or step + 1 == source.num_steps or training.stopped
         )
-        if training is not None and is_due:
-            save_checkpoint(directory, step + 1, training, keep=checkpoints.keep)
-        write_steps(directory, records)
-        timings.write_step(directory, step, time.monotonic() - start)
-        progress(step + 1, source.num_steps)
+        if training is not None:
+            world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
+        if world.is_main:
+            if training is not None and is_due:
+                save_checkpoint(directory, step + 1, training, keep=checkpoints.keep)
+            write_steps(directory, records)
+            seconds = (time.monotonic() - start) / len(steps)
+            for own in steps:
+                timings.write_step(directory, own, seconds)
+        progress(steps.stop, source.num_steps)
     before_step(1 + max((record.step for record in records), default=-1), True)
-    if training is not None:
-        _save_adapter(directory, training)
-    _write_manifest(directory, source, setup, records, training)
+    if world.is_main:
+        if training is not None:
+            _save_adapter(directory, training)
+        _write_manifest(directory, source, setup, records, training)
+
+
+def _run_steps(
+    directory: Path, steps: range, source: GroupSource, setup: Setup, training: Training | None
+) -> list[StepRecord]:
+    """Compute and write the one step that all ranks share, or steps of which every rank does one (or none)."""
+    if setup.world.size == setup.bases.world.size:
+        return [row for step in steps for row in _run_step(directory, step, source, setup, training)]
+    mine = steps[setup.world.rank : setup.world.rank + 1]
+    found = [row for step in mine for row in _run_step(directory, step, source, setup, training)]
+    return [*chain(*setup.world.gather(found))]
 
 
 def _run_step(
@@ -169,14 +195,17 @@ def _run_step(
         updater=None if training is None else training.updater,
         check_whole=step == 0,
     )
+    world = setup.bases.world
     if setup.gram is not None:
-        setup.gram.record(step, result.unit["svd"])
+        unit = {module: world.join(own, len(keys)) for module, own in result.unit["svd"].items()}
+        if world.is_main:
+            setup.gram.record(step, unit)
     control: dict[str, float] = {}
     if training is not None:
         control = training.finish_step(result, rollouts, own=[key.pool == ROLLOUTS_DIR for key in keys])
-    write_samples(
-        directory, step, [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
-    )
+    if world.is_main:
+        samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
+        write_samples(directory, step, samples)
     return [step_record(groups, result, arm, conditions[arm.condition], control) for arm in result.arms]
 
 

@@ -8,15 +8,13 @@ Which one is used is the objective's `reference` and is written in the record: n
 stands in for a reference that moves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from extraction.adapters.coordinates import Coordinates
-from extraction.batch import Batch
-from extraction.gradients import score
 from probe.controllers import ema_update
 from probe.objective import Objective
 from replay_pools.errors import InputError
@@ -40,12 +38,13 @@ class References:
         self._ema, self._updates = self._base, 0
 
     def logprobs(
-        self, names: Iterable[str], batch: Batch, current: Tensor, recorded: Tensor | None, tokens_per_batch: int | None
+        self, names: Iterable[str], score: Callable[[], Tensor], current: Tensor, recorded: Tensor | None
     ) -> dict[str, Tensor]:
         """{name: (G, T)}, 0 off the completion.
 
         Args:
             names: base, ema, recorded.
+            score: computes (G, T) of the policy as it is, in these coordinates.
             current: (G, T) of the policy, which are also those of a reference at the same point.
             recorded: (G, T) of the sampler, or None.
 
@@ -63,7 +62,7 @@ class References:
                 found[name] = current
                 continue
             with self._coordinates.at(point):
-                found[name] = score(self._coordinates, batch, tokens_per_batch=tokens_per_batch)
+                found[name] = score()
         return found
 
     def update(self) -> None:

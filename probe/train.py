@@ -3,13 +3,15 @@
 Everything that shapes the numbers is written to `config.json` first; `train(config)` from that file repeats the run.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from extraction.adapters.coordinates import Coordinates
+from probe.distributed import SOLO, World
 from probe.evaluator import Evaluator, HeldOut, Setting
 from probe.heldout import hold_out
 from probe.live import LiveSource, choose_problems
@@ -36,30 +38,36 @@ def train(
     out_dir: Path,
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = SOLO,
 ) -> None:
-    """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache.
+    """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache. All ranks call this.
 
     Raises:
         InputError: anything wrong with the settings, problems, model or directions.
     """
     config = _resolved(config)
+    world.check_size(config.rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
     timings = Timings(out_dir / "cache")
     teacher = _teacher(config, out_dir)
     problems, held_out = _problems(config, teacher)
     with timings.phase("load", uses_cache=False):
-        policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=config.model.device)
-    done = open_run(directory, _record(config, policy, teacher))
-    if is_complete(directory):
+        device = world.loads_on(config.model.device)
+        policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=device)
+    record = _record(config, policy, teacher, world)
+    done = world.on_main(lambda: open_run(directory, record))
+    if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
         return
-    subject = make_subject(config, policy, directory, out_dir / "cache", timings, say)
-    with Grader() as grader:
+    subject = make_subject(config, policy, directory, out_dir / "cache", timings, say, world)
+    with Grader(workers=max(1, (os.cpu_count() or 1) // world.local_size)) as grader:
         say(f"policy {config.model.name}, arm {config.intervention.arm}; grading under isolation {grader.isolation}")
         with timings.phase("canary", uses_cache=False):
-            canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
-        timings.write_start(directory)
+            if world.is_main:
+                canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
+        if world.is_main:
+            timings.write_start(directory)
         maker = _maker(config, policy, grader)
-        live = _live_source(config, directory / ROLLOUTS_DIR, maker, subject.coordinates, problems)
+        live = _live_source(config, directory / ROLLOUTS_DIR, maker, subject, problems)
         evaluator = _evaluator(config, directory, maker, subject, held_out, say)
 
         def before_step(num_done: int, last: bool) -> None:
@@ -122,14 +130,15 @@ def _problems(config: TrainConfig, teacher: Pool | None) -> tuple[list[list[Prob
     return taught + own, held_out
 
 
-def _record(config: TrainConfig, policy: Policy, teacher: Pool | None) -> dict[str, Any]:
-    """What `config.json` holds."""
+def _record(config: TrainConfig, policy: Policy, teacher: Pool | None, world: World) -> dict[str, Any]:
+    """What `config.json` holds; the number of ranks shows in the last bits."""
     return {
         "verb": "train",
         "train": asdict(config),
         "model": policy.base_model,
         "base_weights_sha256": policy.base_weights_sha,
         "teacher": None if teacher is None else teacher.identity(),
+        "ranks": world.size,
     }
 
 
@@ -150,7 +159,7 @@ def _live_source(
     config: TrainConfig,
     directory: Path,
     maker: RolloutMaker,
-    coordinates: Coordinates,
+    subject: Subject,
     problems: Sequence[Sequence[Problem]],
 ) -> LiveSource:
     rollouts = config.rollouts
@@ -168,10 +177,11 @@ def _live_source(
         directory,
         header=pool_header(maker.policy, plan, maker.sampler, maker.grader, list(chain(*problems))),
         maker=maker,
-        coordinates=coordinates,
+        coordinates=subject.coordinates,
         problems=problems,
         seed=config.seed,
         iterations=rollouts.iterations,
+        world=subject.world,
     )
 
 
@@ -204,9 +214,10 @@ def _evaluator(
         settings.append(Setting(mode=mode, hint=False))
     return Evaluator(
         directory,
-        HeldOut(maker, plan, held_out, settings),
+        HeldOut(maker, plan, held_out, settings, subject.world),
         subject.training.updater,
         subject.frozen,
         every=evaluation.every,
         say=say,
+        world=subject.world,
     )

@@ -7,7 +7,7 @@ the seed and the chunk alone, so a killed run that is resumed writes the same by
 import hashlib
 import random
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -67,15 +67,25 @@ class RolloutMaker:
         so a step that is written late has the bytes that it would have had.
         """
         missing = [step for step in problems if writer.read_step(step) is None]
-        if not missing:
+        for step, rollouts in self.make(problems, slice(None), missing, seed=seed):
+            writer.write_step(step, rollouts)
+
+    def make(
+        self, problems: Mapping[int, Problem], share: slice, missing: Collection[int], *, seed: int
+    ) -> Iterator[tuple[int, list[Rollout]]]:
+        """Sample a share of {step: problem} as part of the whole batch; grade what is missing of it, step by step."""
+        own = range(len(problems))[share]
+        steps = [*problems][share]
+        if not any(step in missing for step in steps):
             return
         prompts = {step: self._render(problem) for step, problem in problems.items()}
         batch = [prompt.ids for prompt in prompts.values() for _ in range(self.group)]
-        completions = sample(self.policy, batch, self.sampler, seed=seed)
-        for position, (step, prompt) in enumerate(prompts.items()):
+        rows = range(own.start * self.group, own.stop * self.group)
+        completions = sample(self.policy, batch, self.sampler, seed=seed, rows=rows)
+        for position, step in enumerate(steps):
             if step in missing:
                 mine = completions[position * self.group :][: self.group]
-                writer.write_step(step, _rollouts(step, prompt, mine, self))
+                yield step, _rollouts(step, prompts[step], mine, self)
 
     def _render(self, problem: Problem) -> _Prompt:
         messages = render_messages(problem, self.mode, hint=self.hint)

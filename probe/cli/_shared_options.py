@@ -40,6 +40,12 @@ def config_option(function: AnyFunction) -> AnyFunction:
     return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat.")(function)
 
 
+def shard_base_option(function: AnyFunction) -> AnyFunction:
+    """`--shard-base` -> `shard_base: bool`."""
+    text = "Under torchrun: spread the frozen weights over the processes (FSDP2)."
+    return click.option("--shard-base", is_flag=True, help=text)(function)
+
+
 def refuse_overrides(ctx: click.Context) -> None:
     """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
     allowed = {"config_file", "name", "out", "as_json"}

@@ -9,7 +9,13 @@ from extraction.vocabulary import BASES, LossType
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import config_option, extraction_options, model_options, refuse_overrides
+from probe.cli._shared_options import (
+    config_option,
+    extraction_options,
+    model_options,
+    refuse_overrides,
+    shard_base_option,
+)
 from probe.runs import read_run
 from probe.timings import describe_timings
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
@@ -62,6 +68,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.IntRange(0),
     help="Score so many rollouts again in a higher precision and record how far the cosines move.",
 )
+@shard_base_option
 @config_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
@@ -99,6 +106,7 @@ def replay(
     lr: float,
     lora_rank: int,
     dtype_noise: int,
+    shard_base: bool,
     config_file: Path | None,
     preregistered: str | None,
     dtype: str,
@@ -117,6 +125,7 @@ def replay(
     from extraction.library import ExtractionSettings
     from probe.conditions import parse_conditions
     from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
+    from probe.distributed import joined
     from probe.objective import Objective
     from probe.replay import replay as run_replay
 
@@ -138,7 +147,14 @@ def replay(
             conditions=parse_conditions(conditions, objective),
             planning_phrases=read_phrases(planning_phrases),
             source=SourceConfig(replay_dirs=replay_dirs, per_pool=per_pool, match=match, steps=steps),
-            model=ModelConfig(name=model, dtype=dtype, device=device, lora_rank=lora_rank, dtype_noise=dtype_noise),
+            model=ModelConfig(
+                name=model,
+                dtype=dtype,
+                device=device,
+                lora_rank=lora_rank,
+                dtype_noise=dtype_noise,
+                shard_base=shard_base,
+            ),
             extraction=ExtractionSettings(
                 pairs=pairs, k=k, tau=tau, drop_bottom_frac=drop_bottom_frac, tokens_per_batch=tokens_per_batch
             ),
@@ -149,8 +165,11 @@ def replay(
             preregistered=preregistered,
         )
     directory = out / "runs" / name
-    run_replay(config, directory, out_dir=out, say=say, progress=progress("steps"))
-    _print_run(directory, as_json)
+    with joined(config.model.device, shards_base=config.model.shard_base) as world:
+        report, count = world.main_only(say), world.main_only(progress("steps"))
+        run_replay(config, directory, out_dir=out, say=report, progress=count, world=world)
+    if world.is_main:
+        _print_run(directory, as_json)
 
 
 def _print_run(directory: Path, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import click
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import config_option, refuse_overrides
+from probe.cli._shared_options import config_option, refuse_overrides, shard_base_option
 from probe.runs import read_run
 from probe.timings import describe_timings
 from replay_pools.files import read_json
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Of problems, sampling and random controls. Default: the preset's (0).")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps. Default: the preset's.")
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: the preset's (yes).")
+@shard_base_option
 @config_option
 @out_option
 @json_option
@@ -36,6 +37,7 @@ def train(
     seed: int | None,
     steps: int | None,
     hint: bool | None,
+    shard_base: bool,
     config_file: Path | None,
     out: Path,
     as_json: bool,
@@ -48,6 +50,7 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0
     """
+    from probe.distributed import joined
     from probe.train import train as run_train
     from probe.train_config import TrainConfig, load_preset
 
@@ -55,20 +58,33 @@ def train(
         refuse_overrides(ctx)
         config = TrainConfig.from_json(read_json(config_file).get("train"), config_file)
     else:
-        config = _overridden(load_preset(preset), arm=arm, seed=seed, steps=steps, hint=hint)
+        config = _overridden(
+            load_preset(preset), arm=arm, seed=seed, steps=steps, hint=hint, shard_base=shard_base or None
+        )
     directory = out / "runs" / name
-    run_train(config, directory, out_dir=out, say=say, progress=progress("steps"))
-    _print_run(directory, as_json)
+    with joined(config.model.device, shards_base=config.model.shard_base) as world:
+        report, count = world.main_only(say), world.main_only(progress("steps"))
+        run_train(config, directory, out_dir=out, say=report, progress=count, world=world)
+    if world.is_main:
+        _print_run(directory, as_json)
 
 
 def _overridden(
-    config: "TrainConfig", *, arm: str | None, seed: int | None, steps: int | None, hint: bool | None
+    config: "TrainConfig",
+    *,
+    arm: str | None,
+    seed: int | None,
+    steps: int | None,
+    hint: bool | None,
+    shard_base: bool | None,
 ) -> "TrainConfig":
     """The preset with what was given on the command line."""
     from dataclasses import replace
 
     if arm is not None:
         config = replace(config, intervention=replace(config.intervention, arm=arm))
+    if shard_base is not None:
+        config = replace(config, model=replace(config.model, shard_base=shard_base))
     if seed is not None:
         config = replace(config, seed=seed)
     if steps is not None:
