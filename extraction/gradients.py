@@ -30,6 +30,7 @@ from replay_pools.errors import InputError
 # loss. Sample i's part of it must depend on sample i's states only.
 Penalty = Callable[[Tensor, Tensor, nn.Module], Tensor]
 Keep = Callable[[Tensor, Tensor], Tensor]  # see OutputTap
+Agree = Callable[[int], int]  # from the number that this process needs to the one that all make; int = its own
 Reduced = Callable[[Tensor, Tensor], None]  # what was kept, and the gradient that arrives
 
 
@@ -54,6 +55,7 @@ def per_sample_gradients(
     tokens_per_batch: int | None = None,
     chunk_size: int = CHUNK_SIZE,
     direction: Mapping[str, Tensor] | None = None,
+    agree: Agree = int,
 ) -> SampleGradients:
     """Gradient of L_i = -sum_t w_it log p(token_it) + penalty_i for every sample i, in the coordinates of every module.
 
@@ -70,6 +72,7 @@ def per_sample_gradients(
             are computed again in the backward.
         chunk_size: tokens per block of logits.
         direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
+        agree: on a number of passes, among processes that must make equally many; the spare ones add zeros.
 
     Raises:
         InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model
@@ -93,18 +96,18 @@ def per_sample_gradients(
         budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
         passes = plan_passes(lengths, budget, layout)
         taps = coordinates.taps()
-        for samples in passes:
+        for samples, counts in agreed(passes, agree):
             rows = make_rows(batch, layout, samples)
             completion = batch.completion_mask[rows.samples]
-            share = None if direction is None else Share(direction, rows)
+            share = Share(direction, rows) if direction is not None and counts else None
             too_long = cost([lengths[i] for i in samples], layout) > budget
             with (
                 attending(backbone, layout),
                 checkpointed(backbone, too_long),
                 tapped(coordinates, taps, rows, gradients, share),
             ):
-                added = None if penalty is None else partial(penalty, numbers[rows.samples][completion])
-                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion], chunk_size, added)
+                added = partial(penalty, numbers[rows.samples][completion]) if penalty is not None and counts else None
+                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion] * counts, chunk_size, added)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
             if share is not None and token_dots is not None:
                 token_dots[rows.samples] = scatter_tokens(share.tokens(), batch.attention_mask[rows.samples])
@@ -127,7 +130,9 @@ class TokenScores:
 
 
 @torch.no_grad()
-def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None) -> TokenScores:
+def score(
+    coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int
+) -> TokenScores:
     """Log-probabilities and hidden states of the completion tokens: forwards alone, split as the gradients are.
 
     Arguments and errors as `per_sample_gradients`.
@@ -140,16 +145,24 @@ def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | Non
     with frozen(coordinates.model), coordinates.lean_forward():
         layout: Layout = "packed" if packs(backbone) else "padded"
         budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
-        for samples in plan_passes(batch.lengths.tolist(), budget, layout):
+        for samples, counts in agreed(plan_passes(batch.lengths.tolist(), budget, layout), agree):
             rows = make_rows(batch, layout, samples)
             completion = batch.completion_mask[rows.samples]
             with attending(backbone, layout):
                 states = completion_states(coordinates.model, rows)
+            if not counts:
+                continue
             logprobs = ChosenLogprobs.apply(states, rows.targets, head, CHUNK_SIZE)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
             parts.append((numbers[rows.samples][completion], states))
     order = torch.cat([index for index, _ in parts]).argsort()
     return TokenScores(token_logprobs=token_logprobs, states=torch.cat([own for _, own in parts])[order])
+
+
+def agreed(passes: list[list[int]], agree: Agree) -> list[tuple[list[int], bool]]:
+    """(samples, whether they count) of every pass to make: those that are needed, then the first one again, in vain."""
+    spare = agree(len(passes)) - len(passes)
+    return [*((samples, True) for samples in passes), *[(passes[0], False)] * spare]
 
 
 def completion_numbers(batch: Batch) -> Tensor:

@@ -24,11 +24,14 @@ class ModelConfig:
     svd_rank: int | None = None  # of the arms in the SVD basis: the largest singular triplets; None is all
     svd_storage: Storage = "float32"  # of U and Vh
     dtype_noise: int = 0  # rollouts to score again in a higher precision; shapes no record
+    shard_base: bool = False  # spread the frozen weights over the ranks (probe.sharding)
 
     def __post_init__(self) -> None:
         """Refuse a rank below 1, and noise that cannot be measured."""
         if self.svd_rank is not None and self.svd_rank < 1:
             raise InputError("--svd-rank", expected="at least 1", found=str(self.svd_rank))
+        if self.dtype_noise and self.shard_base:
+            raise InputError("--dtype-noise", expected="0 with --shard-base", found=str(self.dtype_noise))
         if self.dtype_noise and self.dtype == "float64":
             raise InputError("--dtype-noise", expected="a --dtype below float64, the highest", found="float64")
 

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
+from probe.distributed import SOLO, World
 from probe.frozen_batch import FrozenBatch
 from probe.heldout import Evaluation, Weights, evaluate
 from probe.heldout_sampling import HeldOut
@@ -30,6 +31,7 @@ class Evaluator:
         frozen: the frozen probe batch; None where no pair is held out.
         every: steps.
         say: told of every new evaluation.
+        world: the ranks, which all take part; what rank 0 measured counts.
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class Evaluator:
         *,
         every: int,
         say: Callable[[str], None],
+        world: World = SOLO,
     ) -> None:
         self._directory, self._held_out, self._updater, self._frozen = directory, held_out, updater, frozen
-        self._every, self._say = every, say
-        self._rows = read_evals(directory)
+        self._every, self._say, self._world = every, say, world
+        self._rows = world.on_main(lambda: read_evals(directory))
 
     def __call__(self, done: int, last: bool) -> float | None:
         """Evaluate the policy after `done` steps, if that is due and not done yet.
@@ -67,7 +70,8 @@ class Evaluator:
     def _add(self, done: int, weights: Weights) -> None:
         evaluation, frozen = self._evaluate(done, weights)
         self._rows.append(evaluation.to_json() | {"frozen": frozen})
-        write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
+        if self._world.is_main:
+            write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
         rates = evaluation.rates["all"]
         which = f" ({weights})" if self._updater.routes else ""
         self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
@@ -78,7 +82,7 @@ class Evaluator:
             with self._updater.coordinates.lean_forward():
                 rollouts = self._held_out.rollouts(self._directory / EVALUATIONS_DIR / name, done)
             frozen = None if self._frozen is None else self._frozen.measure().to_json()
-        return evaluate(rollouts, step=done, weights=weights), frozen
+        return evaluate(rollouts, step=done, weights=weights), self._world.broadcast(frozen)
 
 
 def _share(rate: float | None) -> str:

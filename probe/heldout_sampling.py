@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
+from probe.distributed import SOLO, World
+from probe.live import write_groups
 from replay_pools.environments.base import Problem
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.pool import PoolWriter
@@ -33,12 +35,19 @@ class HeldOut:
         plan: of one setting's pool, likewise.
         problems: one step of each pool.
         settings: at least one.
+        world: the ranks that share out the problems.
     """
 
     def __init__(
-        self, maker: RolloutMaker, plan: PoolPlan, problems: Sequence[Problem], settings: Sequence[Setting]
+        self,
+        maker: RolloutMaker,
+        plan: PoolPlan,
+        problems: Sequence[Problem],
+        settings: Sequence[Setting],
+        world: World = SOLO,
     ) -> None:
         self._maker, self._plan, self._problems, self._settings = maker, plan, problems, settings
+        self._world = world
 
     def rollouts(self, directory: Path, done: int) -> list[Rollout]:
         """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
@@ -48,10 +57,12 @@ class HeldOut:
         plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
         maker = replace(self._maker, group=plan.group, mode=setting.mode, hint=setting.hint)
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
-        writer = PoolWriter(directory / setting.name, header=header)
+        writer = self._world.on_main(lambda: PoolWriter(directory / setting.name, header=header))
         seed = derive_seed("evaluation", plan.seed, done, setting.name)
-        maker.write(writer, dict(enumerate(self._problems)), seed=seed)
-        return [rollout for group in writer.finish().steps for rollout in group]
+        groups = write_groups(self._world, maker, writer, dict(enumerate(self._problems)), seed=seed)
+        if self._world.is_main:
+            writer.finish()
+        return [rollout for group in groups for rollout in group]
 
 
 def make_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[Setting]:

@@ -14,10 +14,14 @@ from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
 class Inputs:
-    """What a replay reads. `config` is the given one with every default that the pools decide filled in."""
+    """What a replay reads. `config` is the given one with every default that the pools decide filled in.
 
-    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None]) -> None:
-        self.config = config
+    Args:
+        device: where the policy is loaded.
+    """
+
+    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
+        self.config, self._device = config, device
         paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
         self.pools = [open_pool(path, tokenize=self._tokenize) for path in paths]
         for pool in self.pools:
@@ -29,8 +33,7 @@ class Inputs:
     @cached_property
     def policy(self) -> Policy:
         """The policy, checked against every pool."""
-        model = self.config.model
-        policy = load_policy(self.model_name, dtype=model.dtype, device=model.device)
+        policy = load_policy(self.model_name, dtype=self.config.model.dtype, device=self._device)
         for pool in self.pools:
             _check_pool(pool, policy)
         return policy

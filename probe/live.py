@@ -7,15 +7,20 @@ s // iterations. What the pool holds is not sampled again, so a run that is resu
 A group without reward variance has no policy gradient. With refills, its place is offered to another problem, so many
 times (dynamic sampling of DAPO, arXiv 2503.14476); with P prompts and R refills batch b owns the pool's steps
 b P (1 + R) .. (b + 1) P (1 + R) - 1, in which place i of attempt a is P a + i, and those not needed stay empty.
+
+Several ranks share out the groups of an attempt; each samples and grades its own with the noise that they have in the
+whole attempt, rank 0 writes them, and all go on with what is on disk.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
+from probe.distributed import SOLO, World
 from probe.sources import Group, Key, make_group
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
@@ -36,6 +41,7 @@ class LiveSource:
         seed: of the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
         refills: further attempts at a group without reward variance.
+        world: the ranks that share out the groups.
     """
 
     def __init__(
@@ -49,8 +55,10 @@ class LiveSource:
         seed: int,
         iterations: int = 1,
         refills: int = 0,
+        world: World = SOLO,
     ) -> None:
-        self._writer = PoolWriter(directory, header=header)
+        self._world = world
+        self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
         self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
         self._rollouts: dict[Key, Rollout] = {}  # of the newest batch
         self._iterations, self._refills = iterations, refills
@@ -90,8 +98,12 @@ class LiveSource:
         maker = replace(self._maker, group=self._maker.group - fewer)
         seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
         with self._coordinates.lean_forward():
-            maker.write(self._writer, positions, seed=seed)
-        return {i: self._stored(position) for i, position in zip(places, positions, strict=True)}
+            groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
+        name = self._writer.directory.name
+        return {
+            i: [(Key(name, own.step, own.sample_id), own) for own in group]
+            for i, group in zip(places, groups, strict=True)
+        }
 
     def rollout(self, key: Key) -> Rollout:
         """The rollout with its labels; of the newest batch only."""
@@ -99,15 +111,36 @@ class LiveSource:
 
     def finish(self) -> None:
         """Complete the pool: its manifest has the hashes of all rollouts."""
-        self._writer.finish()
+        if self._world.is_main:
+            self._writer.finish()
 
-    def _stored(self, position: int) -> list[tuple[Key, Rollout]]:
-        """A group as it is on disk."""
-        rollouts = self._writer.read_step(position)
-        if rollouts is None:
-            where = self._writer.directory
-            raise InputError(where, expected=f"step {position}, which was just written", found="none that is whole")
-        return [(Key(self._writer.directory.name, position, r.sample_id), r) for r in rollouts]
+
+def write_groups(
+    world: World, maker: RolloutMaker, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int
+) -> list[list[Rollout]]:
+    """Write the steps {step: problem} that a pool does not hold yet; all ranks make them, and get all as on disk.
+
+    With a sharded base every rank samples everything, since all must call the model equally often.
+    """
+    missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
+    share = slice(None) if world.shards_base else world.rows(len(problems))
+    parts = world.gather(maker.make(problems, share, missing, seed=seed))
+
+    def written() -> list[list[Rollout]]:
+        for step, rollouts in dict(chain(*(part.items() for part in parts))).items():
+            writer.write_step(step, rollouts)
+        return [_stored(writer, step) for step in problems]
+
+    return world.on_main(written)
+
+
+def _stored(writer: PoolWriter, step: int) -> list[Rollout]:
+    """A group as it is on disk."""
+    rollouts = writer.read_step(step)
+    if rollouts is None:
+        where = writer.directory
+        raise InputError(where, expected=f"step {step}, which was just written", found="none that is whole")
+    return rollouts
 
 
 def choose_problems(

@@ -6,12 +6,19 @@ request), `step_NNN.cos.jsonl.gz`, `checkpoint/` (when it trains) and last `step
 are done; at the end `manifest.json`, which says why where a run stopped early. So a run that was killed and resumed
 ends in the same bytes as one that was not. Wall-clock times differ from run to run and live in `timings.jsonl`, which
 no hash covers.
+
+Several ranks (`probe.distributed`) share out the samples of each step, or, where steps are independent of one another,
+the steps: then N steps are done at a time, and the run is that of one process, byte for byte. Rank 0 alone writes what
+the order of steps matters to; the sample and token records and inner products of a step are written by a rank that
+computed it.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +26,7 @@ import orjson
 
 from probe.additivity import summarise_additivity
 from probe.checkpoint import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.distributed import SOLO, World
 from probe.gram import GramRecorder, gram_hashes
 from probe.join import sample_records, step_record, token_records
 from probe.objective import Objective
@@ -73,6 +81,7 @@ class Setup:
     gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.precision
     tokens: TokenAttribution | None = None
+    world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -149,30 +158,59 @@ def run_steps(
     records = list(done)
     first = 1 + max((record.step for record in records), default=-1)
     checkpoints = checkpoints or CheckpointConfig()
+    world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
     if training is not None:
-        drop_checkpoints(directory, first, keep=checkpoints.keep)
+        world.on_main(partial(drop_checkpoints, directory, first, keep=checkpoints.keep))
         first = load_checkpoint(directory, training)
         records = [record for record in records if record.step < first]
-    for step in range(first, source.num_steps):
+    for step in range(first, source.num_steps, at_a_time):
         if training is not None and training.stopped:
             break
         start = time.monotonic()
         before_step(step, False)
-        new = _run_step(directory, step, source, setup, training)
+        steps = range(step, min(step + at_a_time, source.num_steps))
+        new = _run_steps(directory, steps, source, setup, training)
         records += new
-        num_done = step + bool(new)
-        is_last = num_done == source.num_steps
-        if training is not None and (num_done % checkpoints.every == 0 or is_last or training.stopped):
-            save_checkpoint(directory, num_done, training)
-        write_steps(directory, records)
         if training is not None:
-            drop_checkpoints(directory, num_done, keep=checkpoints.keep)
-        timings.write_step(directory, step, time.monotonic() - start)
-        progress(step + 1, source.num_steps)
+            world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
+        if world.is_main:
+            _write_progress(directory, step + bool(new), source.num_steps, records, training, checkpoints)
+            seconds = (time.monotonic() - start) / len(steps)
+            for own in steps:
+                timings.write_step(directory, own, seconds)
+        progress(steps.stop, source.num_steps)
     before_step(1 + max((record.step for record in records), default=-1), True)
+    if world.is_main:
+        if training is not None:
+            _save_adapter(directory, training)
+        _write_manifest(directory, source, setup, records, training)
+
+
+def _run_steps(
+    directory: Path, steps: range, source: GroupSource, setup: Setup, training: Training | None
+) -> list[StepRecord]:
+    """Compute and write the one step that all ranks share, or steps of which every rank does one (or none)."""
+    if setup.world.size == setup.bases.world.size:
+        return [row for step in steps for row in _run_step(directory, step, source, setup, training)]
+    mine = steps[setup.world.rank : setup.world.rank + 1]
+    found = [row for step in mine for row in _run_step(directory, step, source, setup, training)]
+    return [*chain(*setup.world.gather(found))]
+
+
+def _write_progress(
+    directory: Path,
+    num_done: int,
+    num_steps: int,
+    records: Sequence[StepRecord],
+    training: Training | None,
+    checkpoints: CheckpointConfig,
+) -> None:
+    """Write which steps are done, and before it, where one is due, the checkpoint that they end in."""
+    if training is not None and (num_done % checkpoints.every == 0 or num_done == num_steps or training.stopped):
+        save_checkpoint(directory, num_done, training)
+    write_steps(directory, records)
     if training is not None:
-        _save_adapter(directory, training)
-    _write_manifest(directory, source, setup, records, training)
+        drop_checkpoints(directory, num_done, keep=checkpoints.keep)
 
 
 def _run_step(
@@ -204,17 +242,20 @@ def _run_step(
     if training is not None and (broken := result.arms[0].broken) is not None:
         training.stop(f"{broken} in step {step}")
         return []
+    world = setup.bases.world
     if setup.gram is not None:
-        setup.gram.record(step, result.unit["svd"])
+        unit = {module: world.join(own, len(keys)) for module, own in result.unit["svd"].items()}
+        if world.is_main:
+            setup.gram.record(step, unit)
     control: dict[str, float] = {}
     if training is not None:
         control = training.finish_step(result, rollouts, own=[key.pool == ROLLOUTS_DIR for key in keys])
-    for arm in result.arms:
-        if setup.tokens is not None and arm.token_shares is not None:
-            write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
-    write_samples(
-        directory, step, [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
-    )
+    if world.is_main:
+        for arm in result.arms:
+            if setup.tokens is not None and arm.token_shares is not None:
+                write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
+        samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
+        write_samples(directory, step, samples)
     return [step_record(groups, result, arm, conditions[arm.condition], control) for arm in result.arms]
 
 

@@ -14,22 +14,38 @@ from extraction.library import DirectionLibrary, ExtractionSettings, attach_basi
 from extraction.vocabulary import Basis, LossType
 from probe.arms import Arm, DirectionKind
 from probe.config import GateConfig, ModelConfig
+from probe.distributed import SOLO, World
 from probe.objective import Objective
+from probe.sharding import shard_base
 from probe.step import Measure
 from probe.timings import Timings
+from replay_pools.errors import InputError
 from replay_pools.policy import Policy
 
 
 def attach_bases(
-    policy: Policy, arms: Sequence[Arm], config: ModelConfig, cache_dir: Path, timings: Timings
+    policy: Policy,
+    arms: Sequence[Arm],
+    config: ModelConfig,
+    cache_dir: Path,
+    timings: Timings,
+    world: World = SOLO,
 ) -> dict[Basis, Coordinates]:
-    """One adapted copy of the policy for each basis; the copies share the weights."""
+    """One adapted copy of the policy for each basis; the copies share the weights, which are sharded where asked.
+
+    Raises:
+        InputError: several bases on a base that is to be sharded.
+    """
     names: list[Basis] = list(dict.fromkeys(arm.basis for arm in arms))
+    if config.shard_base != world.shards_base:
+        raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
+    if world.shards_base and len(names) > 1:
+        raise InputError("--shard-base", expected="arms of one basis", found=", ".join(names))
     shared = {id(tensor): tensor for tensor in (*policy.model.parameters(), *policy.model.buffers())}
     models = [policy.model, *(copy.deepcopy(policy.model, dict(shared)) for _ in names[1:])]
     bases: dict[Basis, Coordinates] = {}
     for basis, model in zip(names, models, strict=True):
-        with timings.phase(basis, uses_cache=basis == "svd"):
+        with timings.phase(basis, uses_cache=basis == "svd"), world.main_first():
             bases[basis] = attach_basis(
                 replace(policy, model=model),
                 basis,
@@ -38,6 +54,9 @@ def attach_bases(
                 svd_rank=config.svd_rank,
                 svd_storage=config.svd_storage,
             )
+    if world.shards_base:
+        assert world.device is not None
+        shard_base(bases[names[0]].model, world.device)
     return bases
 
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from extraction.adapters.coordinates import Coordinates
 from extraction.batch import Batch
-from extraction.gradients import Penalty, score
-from extraction.logprobs import scatter_tokens, split_model
+from extraction.gradients import Penalty
+from extraction.logprobs import split_model
 from probe.controllers import ema_update
 from probe.kl import full_kl
 from probe.objective import Objective
+from probe.passes import Bases
 from replay_pools.errors import InputError
 
 PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -32,7 +33,7 @@ class ReferenceScores:
     """What a reference says of the completion tokens of a batch."""
 
     token_logprobs: Tensor  # (G, T), 0 off the completion
-    states: Tensor | None  # (N, d) that predict them; None: those of the policy, or none at all (`recorded`)
+    states: Tensor | None  # (n, d) of this rank's samples; None: those of the policy, or none at all (`recorded`)
 
 
 @final
@@ -51,12 +52,13 @@ class References:
         self._ema, self._updates = self._base, 0
 
     def scores(
-        self, names: Iterable[str], batch: Batch, current: Tensor, recorded: Tensor | None, tokens_per_batch: int | None
+        self, names: Iterable[str], bases: Bases, batch: Batch, current: Tensor, recorded: Tensor | None
     ) -> dict[str, ReferenceScores]:
         """What each reference says of a batch.
 
         Args:
             names: base, ema, recorded.
+            bases: with the policy's coordinates first; they score.
             current: (G, T) log-probabilities of the policy, which are also those of a reference at the same point.
             recorded: (G, T) of the sampler, or None.
 
@@ -74,13 +76,11 @@ class References:
                 found[name] = ReferenceScores(token_logprobs=current, states=None)
                 continue
             with self._coordinates.at(point):
-                own = score(self._coordinates, batch, tokens_per_batch=tokens_per_batch)
+                own = bases.score(batch)
             found[name] = ReferenceScores(token_logprobs=own.token_logprobs, states=own.states)
         return found
 
-    def divergence(
-        self, reference: ReferenceScores, batch: Batch, tokens_per_batch: int | None
-    ) -> tuple[Tensor, Penalty | None]:
+    def divergence(self, reference: ReferenceScores, bases: Bases, batch: Batch) -> tuple[Tensor, Penalty | None]:
         """KL(policy, reference) over the vocabulary in every context: (G, T) nats, and as a term of a loss.
 
         The term is None where the reference is at the same point: KL and its gradient are 0 there.
@@ -88,7 +88,7 @@ class References:
         if reference.states is None:
             return torch.zeros_like(reference.token_logprobs), None
         there = reference.states
-        here = score(self._coordinates, batch, tokens_per_batch=tokens_per_batch).states
+        here = bases.score(batch).states
         _, head = split_model(self._coordinates.model)
         with torch.no_grad():
             values = full_kl(head, here, there)
@@ -96,7 +96,7 @@ class References:
         def penalty(index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
             return full_kl(head, states, there[index]).sum()
 
-        return scatter_tokens(values, batch.completion_mask), penalty
+        return bases.scatter(values, batch), penalty
 
     def update(self) -> None:
         """Take in the policy after an optimizer step."""

@@ -2,14 +2,20 @@
 
 Everything that shapes the numbers is resolved first and written to `config.json`; `replay(config)` from that file
 repeats the run.
+
+Of several ranks each does steps of its own at frozen weights, and the run is that of one process; where weights move or
+are sharded, the ranks share out the rollouts of every step, and what they add up differs in the last bits.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from probe.arms import Arm, get_arm, measured_arm
 from probe.config import ReplayConfig
 from probe.control import Control, ControlConfig
+from probe.distributed import SOLO, World
 from probe.gram import GramRecorder
 from probe.inputs import Inputs
 from probe.loop import Setup, TokenAttribution, is_complete, open_run, run_steps
@@ -37,15 +43,16 @@ def replay(
     out_dir: Path,
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = SOLO,
 ) -> None:
-    """Run (or resume) a replay into `directory`; caches live under `out_dir`/cache.
+    """Run (or resume) a replay into `directory`; caches live under `out_dir`/cache. All ranks of `world` call this.
 
     Raises:
         InputError: anything wrong with the options, pools, model or directions.
     """
     arms = _arms(config)
     timings = Timings(out_dir / "cache")
-    inputs = Inputs(config, out_dir, say)
+    inputs = Inputs(config, out_dir, say, world.loads_on(config.model.device))
     config = inputs.config
     source = ReplaySource(
         inputs.pools,
@@ -58,12 +65,19 @@ def replay(
     check_recorded([own.objective for own in config.conditions], samplers)
     with timings.phase("load", uses_cache=False):
         policy = inputs.policy
-    done = open_run(directory, inputs.record())
-    if is_complete(directory):
+    if _steps_apart(config):
+        world.check_size(source.num_steps, "one a step")
+        record = inputs.record()
+    else:
+        world.check_size(config.source.per_pool * len(inputs.pools), "one a rollout of a step")
+        record = inputs.record() | {"ranks": world.size}
+    done = world.on_main(lambda: open_run(directory, record))
+    if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
         return
-    setup = _setup(config, arms, policy, source, directory, out_dir / "cache", timings, say)
-    timings.write_start(directory)
+    setup = _setup(config, arms, policy, source, directory, out_dir / "cache", timings, say, world)
+    if world.is_main:
+        timings.write_start(directory)
     training = _training(config, arms, setup) if config.lr > 0 else None
     run_steps(directory, source, setup, done=done, timings=timings, training=training, progress=progress)
 
@@ -83,6 +97,11 @@ def _arms(config: ReplayConfig) -> list[Arm]:
     return arms
 
 
+def _steps_apart(config: ReplayConfig) -> bool:
+    """Whether the ranks share out the steps, not the rollouts of each: nothing passes from step to step."""
+    return config.lr == 0 and not config.model.shard_base
+
+
 def _training(config: ReplayConfig, arms: Sequence[Arm], setup: Setup) -> Training:
     """Plain AdamW in the one arm under the one condition."""
     updater = Updater(Stepper(setup.bases.coordinates[0], lr=config.lr), arms[0], config.gate.target)
@@ -98,11 +117,13 @@ def _setup(
     cache_dir: Path,
     timings: Timings,
     say: Callable[[str], None],
+    world: World,
 ) -> Setup:
     """Adapt the policy in every basis and get the directions of every arm under every condition."""
     conditions = {condition.name: condition.objective for condition in config.conditions}
-    bases = attach_bases(policy, arms, config.model, cache_dir, timings)
-    with timings.phase("directions", uses_cache=True):
+    bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
+    in_turn = nullcontext() if world.shards_base else world.main_first()
+    with timings.phase("directions", uses_cache=True), in_turn:
         settings = DirectionSettings(extraction=config.extraction, v_hack=config.v_hack, seed=config.seed)
         directions = ArmDirections(settings, policy, bases, cache_dir, say)
         measures = directions.measures(conditions, arms, config.gate)
@@ -110,9 +131,13 @@ def _setup(
         if "svd" in bases:
             own = directions.library("svd", config.conditions[0].objective)
             gram = GramRecorder(directory, own.pair_gradients, own.v_hack)
-    adapted = Bases(coordinates=list(bases.values()), tokens_per_batch=config.extraction.tokens_per_batch)
+    adapted = Bases(
+        coordinates=list(bases.values()),
+        tokens_per_batch=config.extraction.tokens_per_batch,
+        world=SOLO if _steps_apart(config) else world,
+    )
     noise = None
-    if config.model.dtype_noise:
+    if config.model.dtype_noise and world.is_main:
         with timings.phase("dtype noise", uses_cache=False):
             noise = dtype_noise(adapted, measures, source, config.model.dtype_noise, policy.pad_id)
     return Setup(
@@ -125,6 +150,7 @@ def _setup(
         gram=gram,
         dtype_noise=noise,
         tokens=_token_attribution(config, measures, policy),
+        world=world,
     )
 
 

@@ -52,9 +52,11 @@ class PushedEngine:
         """The text side of the policy."""
         return self._base.chat
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int) -> list[Completion]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
+    ) -> list[Completion]:
         """One completion a prompt from the policy as it is now."""
-        return self._current().sample(prompts, sampler, seed=seed)
+        return self._current().sample(prompts, sampler, seed=seed, rows=rows)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """As the base engine, with the policy's name."""

@@ -10,8 +10,9 @@ costs one more pass, whose g_i is the gradient of sum_t -W_it logp_it (`probe.we
 share it. All bases share every pass.
 
 The normalisers w_i are those of the mean over all groups, so that the mean comes before the gate, which does not
-commute with it. G samples of all groups together, T tokens, N completion tokens, r coordinates of a module, k
-directions, M modules. The step returns; the loop writes.
+commute with it. Several ranks share out the samples (`probe.passes`); what is weighed, summed and gated is the whole
+step on each of them. G samples of all groups together, g of them this rank's, T tokens, N completion tokens, r
+coordinates of a module, k directions, M modules. The step returns; the loop writes.
 """
 
 import math
@@ -27,8 +28,9 @@ from extraction.vocabulary import Basis
 from probe.arms import Arm
 from probe.attribution import axis, token_shares
 from probe.credit import credit_diagnostics
+from probe.distributed import World
 from probe.objective import Objective
-from probe.passes import Bases, Gradients, weighted_sums
+from probe.passes import Bases, Gradients
 from probe.projection import Gate, Projection, haar_variance, project_modules, sample_cosines
 from probe.reference import References, needed
 from probe.sources import Group
@@ -78,7 +80,7 @@ class StepResult:
     """One step: what is shared, and the measures in the order in which they were asked for."""
 
     nll: Tensor  # (G,) nats per completion token
-    unit: Gradients  # (G, r) g_i without token credit
+    unit: Gradients  # (g, r) g_i without token credit, of this rank's samples
     additivity_errors: dict[Basis, float]
     frac_planning: float
     exec_surprisal_var: float | None
@@ -96,7 +98,6 @@ def train_step(
     pad_id: int,
     references: References,
     updater: Updater | None = None,
-    reduce: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda total: total,
     check_whole: bool = False,
     attributed: Measure | None = None,
 ) -> StepResult:
@@ -110,7 +111,6 @@ def train_step(
         planning: which completion tokens are planning tokens, (G,) ragged.
         references: of the KL penalty.
         updater: steps the coordinates along the arm's gradient; None leaves the weights frozen.
-        reduce: of a gradient {module: (r,)}, to the mean over processes; before the gate.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
         attributed: one of `measures`, whose sample cosines are split over tokens.
     """
@@ -123,18 +123,18 @@ def train_step(
     unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole, axis=along)
     planned = _on_completions(planning, batch)
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
-    scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases.tokens_per_batch)
+    scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases)
     weightings = {name: weigh(own, rewards, batch, scores, planned) for name, own in conditions.items()}
-    nll = _sample_measures(unit.gradients)
+    nll = _sample_measures(unit.gradients, bases.world, len(batch))
     results: dict[tuple[str, str], ArmResult] = {}
     for shared, names in by_pass(weightings):
         plain = shared.token_weights is None
         own = unit if plain else bases.run(batch, shared.token_weights, shared.penalty, along)
-        contributions = nll if plain else _sample_measures(own.gradients)
+        contributions = nll if plain else _sample_measures(own.gradients, bases.world, len(batch))
         for name in names:
-            totals = weighted_sums(weightings[name].scale, own.gradients)
+            totals = bases.total(weightings[name].scale, own.gradients)
             for m in (measure for measure in measures if measure.condition == name):
-                total = reduce(totals[m.arm.basis])
+                total = totals[m.arm.basis]
                 gated = m.arm.projects and m.target == "gradient"
                 projection = _project(m, total) if gated else _leave(m, total)
                 broken = _broken(weightings[name], projection)
@@ -160,7 +160,7 @@ def _scores(
     batch: Batch,
     current: Tensor,
     references: References,
-    tokens_per_batch: int | None,
+    bases: Bases,
 ) -> Scores:
     """The log-probabilities that the objectives compare with, each computed once."""
     objectives = list(objectives)
@@ -171,13 +171,13 @@ def _scores(
     if (needs_old or "recorded" in names) and len(rows) == len(batch):
         recorded = _on_completions(rows, batch).to(current.dtype)
     wanted = sorted(names | ({"base"} if "ema" in names else set()))
-    found = references.scores(wanted, batch, current, recorded, tokens_per_batch)
+    found = references.scores(wanted, bases, batch, current, recorded)
     is_full = any(own.kl_estimator == "full" for own in objectives)
     return Scores(
         current=current,
         old=needed(recorded) if needs_old else None,
         references={name: own.token_logprobs for name, own in found.items()},
-        full_kl={n: references.divergence(own, batch, tokens_per_batch) for n, own in found.items() if is_full},
+        full_kl={n: references.divergence(own, bases, batch) for n, own in found.items() if is_full},
     )
 
 
@@ -197,8 +197,11 @@ class SampleMeasures:
     norm: Tensor
 
 
-def _sample_measures(gradients: Gradients) -> Callable[[Measure], SampleMeasures]:
-    """A function that measures the gradients against an arm's directions, once for directions that arms share."""
+def _sample_measures(gradients: Gradients, world: World, num_samples: int) -> Callable[[Measure], SampleMeasures]:
+    """A function that measures the gradients against an arm's directions, once for directions that arms share.
+
+    Every rank measures its own samples.
+    """
     known: dict[int, SampleMeasures] = {}
 
     def measured(measure: Measure) -> SampleMeasures:
@@ -207,9 +210,9 @@ def _sample_measures(gradients: Gradients) -> Callable[[Measure], SampleMeasures
             own = gradients[measure.arm.basis]
             found = sample_cosines(own, measure.vectors)
             haar_sd = haar_variance(own, measure.vectors).cos.sqrt()
-            known[key] = SampleMeasures(
-                cos=found.cos.double().cpu(), haar_sd=haar_sd.double().cpu(), norm=found.norm.double().cpu()
-            )
+            mine = torch.stack([found.cos, haar_sd, found.norm], dim=1).double().cpu()
+            cos, haar_sd, norm = world.join(mine, num_samples).unbind(1)
+            known[key] = SampleMeasures(cos=cos, haar_sd=haar_sd, norm=norm)
         return known[key]
 
     return measured

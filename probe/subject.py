@@ -1,6 +1,7 @@
 """What is trained, and along which directions: all that a training run makes from the policy before its first step."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from extraction.pairs import load_pairs
 from probe.arms import get_arm
 from probe.control import Control
 from probe.credit import PLANNING_PHRASES
+from probe.distributed import World
 from probe.frozen_batch import FrozenBatch
 from probe.loop import Setup
 from probe.measures import ArmDirections, DirectionSettings, attach_bases
@@ -34,12 +36,15 @@ class Subject:
     training: Training
     measures: RefreshedMeasures
     frozen: FrozenBatch | None
+    world: World
 
     def setup(self, config: TrainConfig) -> Setup:
         """What every step is evaluated with."""
         return Setup(
             bases=Bases(
-                coordinates=[self.coordinates], tokens_per_batch=config.intervention.extraction.tokens_per_batch
+                coordinates=[self.coordinates],
+                tokens_per_batch=config.intervention.extraction.tokens_per_batch,
+                world=self.world,
             ),
             conditions={DEFAULT_CONDITION: config.objective},
             measures=self.measures,
@@ -48,17 +53,25 @@ class Subject:
             references=self.training.references,
             gram=None,  # inner products with pair gradients of the start would be stale from the second step on
             dtype_noise=None,
+            world=self.world,
         )
 
 
 def make_subject(
-    config: TrainConfig, policy: Policy, directory: Path, cache_dir: Path, timings: Timings, say: Callable[[str], None]
+    config: TrainConfig,
+    policy: Policy,
+    directory: Path,
+    cache_dir: Path,
+    timings: Timings,
+    say: Callable[[str], None],
+    world: World,
 ) -> Subject:
     """Adapt the policy in the arm's basis, get the arm's directions at the start, and make what trains it."""
     arm, intervention = get_arm(config.intervention.arm), config.intervention
-    bases = attach_bases(policy, [arm], config.model, cache_dir, timings)
+    bases = attach_bases(policy, [arm], config.model, cache_dir, timings, world)
     coordinates = bases[arm.basis]
-    with timings.phase("directions", uses_cache=True):
+    in_turn = nullcontext() if world.shards_base else world.main_first()
+    with timings.phase("directions", uses_cache=True), in_turn:
         settings = DirectionSettings(extraction=intervention.extraction, v_hack=intervention.v_hack, seed=config.seed)
         directions = ArmDirections(settings, policy, bases, cache_dir, say)
         (start,) = directions.measures({DEFAULT_CONDITION: config.objective}, [arm], intervention.gate)
@@ -72,9 +85,15 @@ def make_subject(
         coordinates=coordinates,
         training=Training(updater, references, Control(config.objective, control)),
         measures=RefreshedMeasures(
-            directory, start, lambda: directions.extract(arm, config.objective), updater, intervention.refresh_every
+            directory,
+            start,
+            lambda: directions.extract(arm, config.objective),
+            updater,
+            intervention.refresh_every,
+            world,
         ),
         frozen=frozen,
+        world=world,
     )
 
 

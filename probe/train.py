@@ -3,14 +3,17 @@
 Everything that shapes the numbers is written to `config.json` first; `train(config)` from that file repeats the run.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
+from probe.distributed import SOLO, World
 from probe.evaluator import Evaluator
 from probe.heldout import hold_out
 from probe.heldout_sampling import HeldOut, make_settings
@@ -43,8 +46,9 @@ def train(
     url: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = SOLO,
 ) -> None:
-    """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache.
+    """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache. All ranks call this.
 
     Args:
         url: of the server that samples, where the settings say so; where it runs is no part of the run.
@@ -53,23 +57,32 @@ def train(
         InputError: anything wrong with the settings, problems, model or directions.
     """
     config = _resolved(config)
+    _check_world(config, world)
     timings = Timings(out_dir / "cache")
     teacher = _teacher(config, out_dir)
     problems, held_out = _problems(config, teacher)
     with timings.phase("load", uses_cache=False):
-        policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=config.model.device)
-    done = open_run(directory, _record(config, policy, teacher))
-    if is_complete(directory):
+        device = world.loads_on(config.model.device)
+        policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=device)
+    record = _record(config, policy, teacher, world)
+    done = world.on_main(lambda: open_run(directory, record))
+    if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
         return
-    subject = make_subject(config, policy, directory, out_dir / "cache", timings, say)
-    with Grader() as grader, _engine(config, policy, subject.coordinates, directory, url) as engine:
+    subject = make_subject(config, policy, directory, out_dir / "cache", timings, say, world)
+    workers = max(1, (os.cpu_count() or 1) // world.local_size)
+    with (
+        Grader(workers=workers) as grader,
+        _engine(config, policy, subject.coordinates, directory, url) as engine,
+    ):
         say(f"policy {config.model.name}, arm {config.intervention.arm}; grading under isolation {grader.isolation}")
         with timings.phase("canary", uses_cache=False):
-            canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
-        timings.write_start(directory)
+            if world.is_main:
+                canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
+        if world.is_main:
+            timings.write_start(directory)
         maker = _maker(config, engine, grader)
-        live = _live_source(config, directory / ROLLOUTS_DIR, maker, subject.coordinates, problems)
+        live = _live_source(config, directory / ROLLOUTS_DIR, maker, subject, problems)
         evaluator = _evaluator(config, directory, maker, subject, held_out, say)
 
         def before_step(num_done: int, last: bool) -> None:
@@ -88,6 +101,13 @@ def train(
             before_step=before_step,
             progress=progress,
         )
+
+
+def _check_world(config: TrainConfig, world: World) -> None:
+    """InputError where several ranks cannot share out the run."""
+    world.check_size(config.rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
+    if config.rollouts.engine == "server" and world.size > 1:
+        raise InputError("rollouts engine server", expected="one process", found=str(world.size))
 
 
 def _resolved(config: TrainConfig) -> TrainConfig:
@@ -136,14 +156,15 @@ def _problems(config: TrainConfig, teacher: Pool | None) -> tuple[list[list[Prob
     return taught + own, held_out
 
 
-def _record(config: TrainConfig, policy: Policy, teacher: Pool | None) -> dict[str, Any]:
-    """What `config.json` holds."""
+def _record(config: TrainConfig, policy: Policy, teacher: Pool | None, world: World) -> dict[str, Any]:
+    """What `config.json` holds; the number of ranks shows in the last bits."""
     return {
         "verb": "train",
         "train": asdict(config),
         "model": policy.base_model,
         "base_weights_sha256": policy.base_weights_sha,
         "pools": [] if teacher is None else [teacher.identity()],
+        "ranks": world.size,
     }
 
 
@@ -180,7 +201,7 @@ def _live_source(
     config: TrainConfig,
     directory: Path,
     maker: RolloutMaker,
-    coordinates: Coordinates,
+    subject: Subject,
     problems: Sequence[Sequence[Problem]],
 ) -> LiveSource:
     rollouts = config.rollouts
@@ -198,11 +219,12 @@ def _live_source(
         directory,
         header=pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems))),
         maker=maker,
-        coordinates=coordinates,
+        coordinates=subject.coordinates,
         problems=problems,
         seed=config.seed,
         iterations=rollouts.iterations,
         refills=rollouts.refills,
+        world=subject.world,
     )
 
 
@@ -234,9 +256,10 @@ def _evaluator(
     settings = make_settings(evaluation.modes, mode, without_hint=evaluation.without_hint)
     return Evaluator(
         directory,
-        HeldOut(maker, plan, held_out, settings),
+        HeldOut(maker, plan, held_out, settings, subject.world),
         subject.training.updater,
         subject.frozen,
         every=evaluation.every,
         say=say,
+        world=subject.world,
     )

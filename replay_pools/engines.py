@@ -17,8 +17,10 @@ class Engine(Protocol):
         """The text side of the policy."""
         ...
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int) -> list[Completion]:
-        """One completion a prompt, in the order of the prompts: all of them, or an error."""
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
+    ) -> list[Completion]:
+        """One completion a prompt, in the order of the prompts (of the `rows` alone, where given): all, or an error."""
         ...
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
@@ -38,9 +40,11 @@ class LocalEngine:
         """The policy itself."""
         return self.policy
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int) -> list[Completion]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
+    ) -> list[Completion]:
         """The same seed and prompts give the same completions."""
-        return sample(self.policy, prompts, sampler, seed=seed)
+        return sample(self.policy, prompts, sampler, seed=seed, rows=rows)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Model, adapter, weights and their dtype."""

@@ -8,7 +8,7 @@ a server as its engine, where the server gives the same answers again).
 import hashlib
 import random
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -68,15 +68,26 @@ class RolloutMaker:
         so a step that is written late has the bytes that it would have had.
         """
         missing = [step for step in problems if writer.read_step(step) is None]
-        if not missing:
-            return
+        for step, rollouts in self.make(problems, slice(None), missing, seed=seed).items():
+            writer.write_step(step, rollouts)
+
+    def make(
+        self, problems: Mapping[int, Problem], share: slice, missing: Collection[int], *, seed: int
+    ) -> dict[int, list[Rollout]]:
+        """Sample a share of {step: problem} as part of the whole batch, and grade together what is missing of it."""
+        steps = [*problems][share]
+        if not any(step in missing for step in steps):
+            return {}
         prompts = {step: self._render(problem) for step, problem in problems.items()}
         batch = [prompt.ids for prompt in prompts.values() for _ in range(self.group)]
-        completions = self.engine.sample(batch, self.sampler, seed=seed)
-        for position, (step, prompt) in enumerate(prompts.items()):
-            if step in missing:
-                mine = completions[position * self.group :][: self.group]
-                writer.write_step(step, _rollouts(step, prompt, mine, self))
+        rows = [row for i in range(len(problems))[share] for row in range(i * self.group, (i + 1) * self.group)]
+        completions = self.engine.sample(batch, self.sampler, seed=seed, rows=rows)
+        groups = {
+            step: (prompts[step], completions[i * self.group :][: self.group])
+            for i, step in enumerate(steps)
+            if step in missing
+        }
+        return _rollouts(groups, self)
 
     def _render(self, problem: Problem) -> _Prompt:
         messages = render_messages(problem, self.mode, hint=self.hint)
@@ -123,15 +134,27 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
     return problems[: plan.steps]
 
 
-def _rollouts(step: int, prompt: _Prompt, completions: Sequence[Completion], maker: RolloutMaker) -> list[Rollout]:
-    """Grade one group and freeze it."""
-    texts = [maker.engine.chat.decode(completion.ids) for completion in completions]
-    submissions = [Submission(problem=prompt.problem, completion=text, mode=maker.mode) for text in texts]
-    grades = maker.grader.grade(submissions)
-    return [
-        _rollout(step, i, prompt, completion, text, grade, maker)
-        for i, (completion, text, grade) in enumerate(zip(completions, texts, grades, strict=True))
+def _rollouts(
+    groups: Mapping[int, tuple[_Prompt, Sequence[Completion]]], maker: RolloutMaker
+) -> dict[int, list[Rollout]]:
+    """Grade the groups {step: (prompt, completions)} in one call and freeze them."""
+    texts = {
+        step: [maker.engine.chat.decode(completion.ids) for completion in completions]
+        for step, (_, completions) in groups.items()
+    }
+    submissions = [
+        Submission(problem=prompt.problem, completion=text, mode=maker.mode)
+        for step, (prompt, _) in groups.items()
+        for text in texts[step]
     ]
+    grades = iter(maker.grader.grade(submissions))
+    return {
+        step: [
+            _rollout(step, i, prompt, completion, text, next(grades), maker)
+            for i, (completion, text) in enumerate(zip(completions, texts[step], strict=True))
+        ]
+        for step, (prompt, completions) in groups.items()
+    }
 
 
 def _rollout(

@@ -43,11 +43,15 @@ class Completion:
     finish_reason: FinishReason
 
 
-class _RecordingLaw(LogitsProcessor):
-    """Applies the sampler's law as the last processor and records the log-probability of each sampled token."""
+class _Draws(LogitsProcessor):
+    """Draws every token from the sampler's law, as the last processor, and records its log-probability.
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+    A token is argmax p / q with q ~ Exp(1) from the global random state: what `torch.multinomial` does, bit for bit.
+    Noise is drawn for all prompts of a batch, whichever rows are sampled here.
+    """
+
+    def __init__(self, sampler: Sampler, num_prompts: int, rows: Sequence[int]) -> None:
+        self.sampler, self.num_prompts, self.rows = sampler, num_prompts, list(rows)
         self.warpers = LogitsProcessorList()
         if sampler.top_k > 0:
             self.warpers.append(TopKLogitsWarper(sampler.top_k))
@@ -60,7 +64,8 @@ class _RecordingLaw(LogitsProcessor):
         self.record(input_ids[:, -1])
         scores = self.warpers(input_ids, scores.float() / self.sampler.temperature)  # type: ignore[arg-type]
         self.law = torch.log_softmax(scores, dim=-1)
-        return self.law
+        noise = self.law.new_empty(self.num_prompts, scores.shape[1]).exponential_()
+        return self.law.softmax(dim=-1) / noise[self.rows]
 
     def record(self, tokens: Tensor) -> None:
         """Look the tokens that were just sampled up in the law they were sampled from."""
@@ -68,23 +73,26 @@ class _RecordingLaw(LogitsProcessor):
             self.recorded.append(self.law.gather(1, tokens[:, None])[:, 0])
 
 
-@torch.inference_mode()
-def sample(policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int) -> list[Completion]:
+@torch.no_grad()
+def sample(
+    policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
+) -> list[Completion]:
     """One completion a prompt, in one left-padded batch; the same seed and batch give the same ids.
 
     Args:
         prompts: B prompts of token ids.
         seed: of the sampling noise; the global random state is left as it was.
+        rows: of the batch, at least one: only these are sampled, with the padding and the noise that they have in the
+            whole batch. What other rows there are shows in the rounding alone. None = all.
     """
+    rows = range(len(prompts)) if rows is None else rows
     longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[policy.pad_id] * (longest - len(p)) + list(p) for p in prompts], device=policy.device)
-    attention = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=policy.device)
-    law = _RecordingLaw(sampler)
+    pads = [longest - len(prompts[row]) for row in rows]
+    ids = torch.tensor([[policy.pad_id] * n + list(prompts[row]) for n, row in zip(pads, rows, strict=True)])
+    attention = torch.tensor([[0] * n + [1] * (longest - n) for n in pads])
+    draws = _Draws(sampler, len(prompts), rows)
     config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
+        do_sample=False,  # the last processor has drawn
         max_new_tokens=sampler.max_new_tokens,
         eos_token_id=list(policy.eos_ids),
         pad_token_id=policy.pad_id,
@@ -93,12 +101,15 @@ def sample(policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, *
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         output = policy.model.generate(  # type: ignore[operator]
-            inputs=ids, attention_mask=attention, generation_config=config, logits_processor=LogitsProcessorList([law])
+            inputs=ids.to(policy.device),
+            attention_mask=attention.to(policy.device),
+            generation_config=config,
+            logits_processor=LogitsProcessorList([draws]),
         )
-    law.record(output[:, -1])
-    logprobs = torch.stack(law.recorded, dim=1)
-    rows = zip(output[:, longest:].tolist(), logprobs.tolist(), strict=True)
-    return [_trim(ids, lps, policy.eos_ids) for ids, lps in rows]
+    draws.record(output[:, -1])
+    logprobs = torch.stack(draws.recorded, dim=1)
+    sampled = zip(output[:, longest:].tolist(), logprobs.tolist(), strict=True)
+    return [_trim(ids, lps, policy.eos_ids) for ids, lps in sampled]
 
 
 def _trim(ids: list[int], logprobs: list[float], eos_ids: Sequence[int]) -> Completion:

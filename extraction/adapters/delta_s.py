@@ -25,6 +25,7 @@ from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_adapters_to_merge
 from peft.utils import PeftType, register_peft_method
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.svd import Factors, Rounding, frames
@@ -103,9 +104,10 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def base_weight(self) -> Tensor:
-        """W (d_out, d_in), without any adapter that may be merged into it."""
+        """W (d_out, d_in), without any adapter that may be merged into it; put together where it is sharded."""
         if self.unmerged_weight is None:
-            return weight_matrix(self.base_layer, self.name)
+            weight = weight_matrix(self.base_layer, self.name)
+            return weight.full_tensor() if isinstance(weight, DTensor) else weight
         return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
 
     def frames(self) -> tuple[Tensor, Tensor]:

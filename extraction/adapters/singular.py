@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from peft import PeftModel, TaskType
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
@@ -97,9 +98,11 @@ class DeltaSCoordinates(Coordinates):
         }
 
     def folded(self) -> AbstractContextManager[object]:
-        """delta_S merged into the weights, unless rounding to their dtype would lose it or it is there already."""
+        """delta_S merged into the weights, unless rounding to their dtype would lose it, or it is there already, or no
+        process holds them whole.
+        """
         layers = [self.layer(module) for module in self.layers]
-        exact = all(layer.weight.dtype == layer.S.dtype for layer in layers)
+        exact = all(layer.weight.dtype == layer.S.dtype and not isinstance(layer.weight, DTensor) for layer in layers)
         return merged(self.model) if exact and not any(layer.merged for layer in layers) else nullcontext()
 
     def is_zero(self) -> bool:

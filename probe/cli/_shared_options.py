@@ -82,6 +82,12 @@ def track_option(function: AnyFunction) -> AnyFunction:
     )(function)
 
 
+def shard_base_option(function: AnyFunction) -> AnyFunction:
+    """`--shard-base` -> `shard_base: bool`."""
+    text = "Under torchrun: spread the frozen weights over the processes (FSDP2)."
+    return click.option("--shard-base", is_flag=True, help=text)(function)
+
+
 def refuse_overrides(ctx: click.Context) -> None:
     """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
     allowed = {"config_file", "name", "out", "as_json", "url", "track"}

@@ -7,7 +7,7 @@ import click
 from extraction.vocabulary import BASES, Basis, LossType, Storage
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
-from probe.cli._shared_options import basis_options, extraction_options, model_options
+from probe.cli._shared_options import basis_options, extraction_options, model_options, rounding_line
 from probe.cli.directions import print_card
 
 
@@ -67,7 +67,10 @@ def extract(
     save_pair_gradients(pairs_path(path), library.pair_gradients)
     save_directions(path, directions)
     card = write_card(path, directions, library.pair_gradients)
+    rounding = coordinates.rounding()
     if as_json:
-        echo_json({"path": str(path), **card})
-    else:
-        print_card(path, card)
+        echo_json({"path": str(path), **card, "rounding": rounding})
+        return
+    print_card(path, card)
+    if rounding is not None:
+        click.echo(rounding_line(basis, rounding))

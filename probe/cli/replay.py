@@ -18,6 +18,7 @@ from probe.cli._shared_options import (
     model_options,
     refuse_overrides,
     rounding_line,
+    shard_base_option,
     track_option,
 )
 from probe.runs import read_run
@@ -123,6 +124,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=NumberOr(ALL, least=0),
     help="Record each token's share of its rollout's cosine, in the first N steps (no N: all), for probe report.",
 )
+@shard_base_option
 @config_option
 @track_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
@@ -164,6 +166,7 @@ def replay(
     svd_storage: Storage,
     dtype_noise: int,
     token_attribution: int | None,
+    shard_base: bool,
     config_file: Path | None,
     track: tuple[str, ...],
     preregistered: str | None,
@@ -183,6 +186,7 @@ def replay(
     from extraction.library import ExtractionSettings
     from probe.conditions import parse_conditions
     from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
+    from probe.distributed import joined
     from probe.objective import Objective
     from probe.replay import replay as run_replay
 
@@ -212,6 +216,7 @@ def replay(
                 svd_rank=svd_rank,
                 svd_storage=svd_storage,
                 dtype_noise=dtype_noise,
+                shard_base=shard_base,
             ),
             extraction=ExtractionSettings(
                 pairs=pairs, k=k, tau=tau, drop_bottom_frac=drop_bottom_frac, tokens_per_batch=tokens_per_batch
@@ -224,9 +229,19 @@ def replay(
             preregistered=preregistered,
         )
     directory = out / "runs" / name
-    with tracked(track, directory, out_dir=out, progress=progress("steps"), say=say) as report:
-        run_replay(config, directory, out_dir=out, say=say, progress=report)
-    _print_run(directory, as_json)
+    with (
+        joined(config.model.device, shards_base=config.model.shard_base) as world,
+        tracked(
+            track if world.is_main else (),
+            directory,
+            out_dir=out,
+            progress=world.main_only(progress("steps")),
+            say=world.main_only(say),
+        ) as report,
+    ):
+        run_replay(config, directory, out_dir=out, say=world.main_only(say), progress=report, world=world)
+    if world.is_main:
+        _print_run(directory, as_json)
 
 
 def _print_run(directory: Path, as_json: bool) -> None:

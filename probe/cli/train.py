@@ -12,7 +12,7 @@ import click
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import progress, say
-from probe.cli._shared_options import config_option, refuse_overrides, track_option
+from probe.cli._shared_options import config_option, refuse_overrides, shard_base_option, track_option
 from probe.nested import overlaid
 from probe.runs import EVALS_FILE, read_run
 from probe.timings import describe_timings
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     metavar="TABLE.KEY=VALUE",
     help="Any setting of the preset's tables, as TOML; repeatable, e.g. --set objective.beta=0.01.",
 )
+@shard_base_option
 @config_option
 @track_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
@@ -55,6 +56,7 @@ def train(
     hint: bool | None,
     url: str | None,
     settings: tuple[str, ...],
+    shard_base: bool,
     config_file: Path | None,
     preregistered: str | None,
     track: tuple[str, ...],
@@ -69,6 +71,7 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
+    from probe.distributed import joined
     from probe.train import train as run_train
     from probe.train_config import TrainConfig
 
@@ -76,11 +79,22 @@ def train(
         refuse_overrides(ctx)
         config = TrainConfig.from_json(read_json(config_file).get("train"), config_file)
     else:
+        settings = (*settings, "model.shard_base=true") if shard_base else settings
         config = configured(preset, settings, arm=arm, seed=seed, steps=steps, hint=hint, preregistered=preregistered)
     directory = out / "runs" / name
-    with tracked(track, directory, out_dir=out, progress=progress("steps"), say=say) as report:
-        run_train(config, directory, out_dir=out, url=url, say=say, progress=report)
-    _print_run(directory, as_json)
+    with (
+        joined(config.model.device, shards_base=config.model.shard_base) as world,
+        tracked(
+            track if world.is_main else (),
+            directory,
+            out_dir=out,
+            progress=world.main_only(progress("steps")),
+            say=world.main_only(say),
+        ) as report,
+    ):
+        run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), progress=report, world=world)
+    if world.is_main:
+        _print_run(directory, as_json)
 
 
 def configured(

@@ -48,7 +48,9 @@ class ServerEngine:
     version: str  # of the server
     law: LogprobLaw  # of the log-probabilities that it reports
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int) -> list[Completion]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
+    ) -> list[Completion]:
         """One completion a prompt, all in flight together; every one has a seed of its own, drawn from `seed`.
 
         The same seed gives the same completions as far as the server computes the same whatever else is in its batch.
@@ -59,7 +61,8 @@ class ServerEngine:
         """
         draw = random.Random(seed)
         seeds = [draw.getrandbits(SEED_BITS) for _ in prompts]
-        completions = self.endpoint.sample(prompts, sampler, seeds)
+        rows = range(len(prompts)) if rows is None else rows
+        completions = self.endpoint.sample([prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
         if is_law_of(self.law, sampler):
             return completions
         return [replace(completion, logprobs=None) for completion in completions]

@@ -10,6 +10,7 @@ from extraction.adapters import Coordinates
 from extraction.batch import Batch, make_batch
 from extraction.gradients import score
 from probe.objective import Objective
+from probe.passes import Bases
 from probe.reference import References, check_recorded
 from probe.weighting import Scores, weigh
 from replay_pools.errors import InputError
@@ -46,7 +47,7 @@ def plain(coordinates: Coordinates, batch: Batch) -> Tensor:
 
 def logprobs(references: References, coordinates: Coordinates, batch: Batch, name: str) -> Tensor:
     current = score(coordinates, batch).token_logprobs
-    return references.scores([name], batch, current, None, None)[name].token_logprobs
+    return references.scores([name], Bases(coordinates=[coordinates]), batch, current, None)[name].token_logprobs
 
 
 def test_the_base_is_the_model_without_its_adapter(coordinates: Coordinates, batch: Batch) -> None:
@@ -84,7 +85,10 @@ def test_decay_0_is_synced_and_costs_no_forward(coordinates: Coordinates, batch:
     move(coordinates, 1)
     references.update()
     current = score(coordinates, batch).token_logprobs
-    assert references.scores(["ema"], batch, current, None, None)["ema"].token_logprobs is current
+    assert (
+        references.scores(["ema"], Bases(coordinates=[coordinates]), batch, current, None)["ema"].token_logprobs
+        is current
+    )
 
 
 def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch: Batch) -> None:
@@ -95,10 +99,11 @@ def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch:
     move(coordinates, 1)
     current = score(coordinates, batch).token_logprobs
     recorded = current.clone()  # the policy's own: a KL against these would be 0
+    bases = Bases(coordinates=[coordinates])
     own, rewards = Objective(reference="ema", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
 
     def kl() -> dict[str, float]:
-        scores = references.scores(["base", "ema"], batch, current, recorded, None)
+        scores = references.scores(["base", "ema"], bases, batch, current, recorded)
         found = {name: one.token_logprobs for name, one in scores.items()}
         return dict(weigh(own, rewards, batch, Scores(current=current, references=found), batch.completion_mask).kl)
 
@@ -138,10 +143,10 @@ def test_the_state_goes_on_where_it_was(make_tiny: Callable[..., Coordinates], t
 
 def test_recorded_is_what_was_recorded_or_refused(coordinates: Coordinates, batch: Batch) -> None:
     references, current = References(coordinates), score(coordinates, batch).token_logprobs
-    recorded = current - 1
-    assert references.scores(["recorded"], batch, current, recorded, None)["recorded"].token_logprobs is recorded
+    recorded, bases = current - 1, Bases(coordinates=[coordinates])
+    assert references.scores(["recorded"], bases, batch, current, recorded)["recorded"].token_logprobs is recorded
     with pytest.raises(InputError, match="found a rollout without"):
-        references.scores(["recorded"], batch, current, None, None)
+        references.scores(["recorded"], bases, batch, current, None)
 
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9}

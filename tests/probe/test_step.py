@@ -1,7 +1,7 @@
 """train_step: any loss, whole and sample by sample, against plain autograd of the loss as it is written; its passes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from extraction.adapters import Coordinates
 from extraction.batch import Batch, make_batch
 from probe.arms import get_arm
 from probe.objective import Objective
-from probe.passes import Bases
+from probe.passes import Bases, Gradients
 from probe.reference import References
 from probe.sources import Group, Key
 from probe.step import Measure, StepResult, train_step
@@ -71,6 +71,18 @@ def make_group(recorded: Sequence[list[float] | None], part: slice) -> Group:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded(Bases):
+    """Bases that note every total gradient of the step."""
+
+    totals: list[dict[str, Tensor]]
+
+    def total(self, scale: Tensor, gradients: Gradients) -> Gradients:
+        found = Bases.total(self, scale, gradients)
+        self.totals.append(dict(found[self.coordinates[0].basis]))
+        return found
+
+
 def step(
     policy: tuple[Coordinates, References], groups: Sequence[Group], conditions: dict[str, Objective]
 ) -> tuple[StepResult, list[dict[str, Tensor]]]:
@@ -84,14 +96,13 @@ def step(
     }
     arm = get_arm("vanilla" if coordinates.basis == "svd" else "projected-lora")
     result = train_step(
-        Bases(coordinates=[coordinates]),
+        Recorded(coordinates=[coordinates], totals=totals),
         groups,
         [Measure(condition=name, arm=arm, vectors=vectors, gate="one_sided") for name in conditions],
         conditions=conditions,
         planning=[[token % 5 == 0 for token in ids] for group in groups for ids in group.completion_ids],
         pad_id=0,
         references=references,
-        reduce=lambda total: (totals.append(dict(total)), total)[1],
     )
     return result, totals
 

@@ -98,7 +98,7 @@ def test_live_groups_come_from_the_weights_of_their_step(
     policy, coordinates = adapted
     _, base = connected("vllm", organism("model"))
     engine = PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
-    problems = choose_problems(get_environment("minicode").problems("train"), steps=2, prompts_per_step=1, seed=0)
+    problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=1, seed=0)
     with Grader(workers=1) as grader:
         maker = RolloutMaker(engine=engine, sampler=SHORT, grader=grader, mode="run_tests", hint=True, group=2)
         header = pool_header(engine, PoolPlan(steps=2, group=2), SHORT, grader, [p for step in problems for p in step])

@@ -1,0 +1,318 @@
+"""Several ranks are one run: replay byte for byte, training up to rounding, killed and resumed like never killed."""
+
+import inspect
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from extraction.batch import make_batch
+from extraction.gradients import per_sample_gradients, score
+from extraction.library import attach_basis
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.distributed import SOLO, World, joined
+from probe.runs import read_run
+from probe.timings import TIMINGS_FILE
+from probe.train import train
+from probe.train_config import TrainConfig
+from replay_pools.errors import InputError
+from replay_pools.policy import load_policy
+from replay_pools.pool import open_pool
+from replay_pools.sampling import Sampler, sample
+
+# Everything that acts between steps: quarantine, moving reference, ratios, refreshed directions, a teacher, refills.
+PRESET = """
+[model]
+name = "organism"
+dtype = "float64"
+[rollouts]
+prompts_per_step = 2
+group = 4
+sampler.max_new_tokens = 24
+iterations = 2
+refills = 1
+teacher.off_step = 2
+[objective]
+old_logprobs = "recorded"
+beta = 0.05
+reference = "ema"
+kl_estimator = "full"
+[control]
+ema_decay = 0.5
+[intervention]
+arm = "route"
+refresh_every = 2
+extraction.pairs = "{pairs}"
+extraction.k = 2
+[optimizer]
+steps = 4
+lr = 0.001
+[evaluation]
+every = 4
+num_problems = 2
+"""
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["probe.replay", "probe.train"])  # imported once, then every rank is a fork
+
+
+def start(num: int, code: str) -> list[BaseProcess]:
+    """`num` ranks that execute `code` in the environment that torchrun gives them, without its agent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": num, "LOCAL_WORLD_SIZE": num, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = []
+    for rank in range(num):
+        own = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        head = f"import os; os.environ.update({own!r})\n"
+        ranks.append(CONTEXT.Process(target=exec, args=(head + code, {"__name__": "rank"})))
+        ranks[-1].start()
+    return ranks
+
+
+def finish(ranks: list[BaseProcess]) -> list[int | None]:
+    """Their exit codes."""
+    for rank in ranks:
+        rank.join(300)
+    return [rank.exitcode for rank in ranks]
+
+
+def command(*arguments: str) -> str:
+    """What a rank executes to run the command line."""
+    return f"import sys; from probe.cli import cli; from probe.cli._frame import run; sys.exit(run(cli, {arguments!r}))"
+
+
+def wait_for(path: Path, alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not path.exists():
+        assert alive(), "finished before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but the wall-clock times."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def assert_alike(found: Path, expected: Path, **tolerance: float) -> None:
+    """All records of two runs, equal but for rounding."""
+    one, other = read_run(found), read_run(expected)
+    pairs = [*zip(one.steps, other.steps, strict=True), *zip(one.samples, other.samples, strict=True)]
+    for own, reference in pairs:
+        row = own.to_json()
+        for name, value in reference.to_json().items():
+            about = pytest.approx(value, **tolerance) if isinstance(value, float) else value
+            assert row[name] == about, f"step {own.step} {name}: a share is missing, or in another order"
+
+
+def test_a_replay_that_lost_a_rank_is_resumed_by_three_to_the_bytes_of_one_process(
+    out: Path, few_pairs: list[str], replay: Callable[..., Path]
+) -> None:
+    """torchrun ends all ranks when one dies by SIGKILL; the run is resumed by another number of them."""
+    options = ["--arm", "vanilla", "--steps", "8", *few_pairs]
+    whole = replay("of-one", *options)
+    command_line = ["replay", "--name", "of-many", "--out", str(out), *options]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "probe"]
+    agent = subprocess.Popen([*launcher, *command_line], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    directory = out / "runs" / "of-many"
+    wait_for(directory / "steps.jsonl", lambda: agent.poll() is None)
+    os.kill(psutil.Process(agent.pid).children()[1].pid, signal.SIGKILL)
+    assert agent.wait(300) != 0
+    assert not (directory / "manifest.json").exists(), "a run that died must not look complete"
+    assert finish(start(3, command(*command_line))) == [0, 0, 0]
+    assert contents(directory) == contents(whole)
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str]) -> str:
+    path = tmp_path_factory.mktemp("preset") / "tiny.toml"
+    path.write_text(PRESET.format(pairs=few_pairs[1]))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained_by_two(out: Path, preset: str) -> Path:
+    """A run of two ranks that was never stopped."""
+    command_line = command("train", "--preset", preset, "--name", "two", "--out", str(out))
+    assert finish(start(2, command_line)) == [0, 0]
+    return out / "runs" / "two"
+
+
+def test_two_ranks_train_as_one_process_does(trained_by_two: Path, out: Path, preset: str) -> None:
+    """Same rollouts, token by token, and the same records and weights up to the order in which floats are added."""
+    assert run(cli, ["train", "--preset", preset, "--name", "one", "--out", str(out)]) == 0
+    one = out / "runs" / "one"
+    ids = [
+        [[r.completion_ids for r in group] for group in open_pool(path / "rollouts").steps]
+        for path in (trained_by_two, one)
+    ]
+    assert ids[0] == ids[1], "the noise of a rollout depends on who samples it"
+    assert_alike(trained_by_two, one, rel=1e-9, abs=1e-7)  # additivity errors are themselves rounding
+    evals = [orjson.loads(line) for line in (one / "evals.jsonl").read_bytes().splitlines()]
+    for row, other in zip(evals, (trained_by_two / "evals.jsonl").read_bytes().splitlines(), strict=True):
+        assert orjson.loads(other)["rates"] == row["rates"]
+    for name in ("adapter", "adapter-training"):
+        mine, theirs = (load_file(path / name / "adapter_model.safetensors") for path in (trained_by_two, one))
+        for module, value in theirs.items():
+            torch.testing.assert_close(mine[module], value, rtol=1e-9, atol=1e-12)
+
+
+def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Path, out: Path, preset: str) -> None:
+    command_line = command("train", "--preset", preset, "--name", "two-killed", "--out", str(out))
+    ranks = start(2, command_line)
+    directory = out / "runs" / "two-killed"
+    wait_for(directory / "checkpoint" / "step_000002.pt", ranks[0].is_alive)
+    for rank in ranks:
+        rank.kill()
+    assert finish(ranks) == [-signal.SIGKILL] * 2
+    assert not (directory / "manifest.json").exists()
+    assert run(cli, ["train", "--preset", preset, "--name", "two-killed", "--out", str(out)]) == 2, "by one rank"
+    assert finish(start(2, command_line)) == [0, 0]
+    assert contents(directory) == contents(trained_by_two)
+
+
+def check_sharded_base(cache: str) -> None:
+    """In every rank: gradients, scores, additivity and samples with a sharded base are those without it.
+
+    One rank needs a pass more than the other, so that they would wait for one another forever if each made its own.
+    """
+    from pathlib import Path
+
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from extraction.batch import make_batch
+    from extraction.library import attach_basis
+    from probe.distributed import joined
+    from probe.passes import Bases
+    from probe.sharding import shard_base
+    from replay_pools.errors import InputError
+    from replay_pools.policy import load_policy
+    from replay_pools.sampling import Sampler, sample
+
+    prompts, completions = [[5, 6, 7], [8, 9], [10, 11, 12], [3, 4]], [[3, 4, 5], [6, 7], [5, 6, 9, 3], [9, 8, 7, 6, 5]]
+    batch = make_batch(prompts, completions, pad_id=0)
+    with joined("cpu", shards_base=True) as world:
+        for basis in ("svd", "lora"):
+            found = []
+            for sharded in (False, True):
+                policy = load_policy("organism")
+                coordinates = attach_basis(policy, basis, lora_rank=4, cache_dir=Path(cache))
+                bases = Bases(coordinates=[coordinates], tokens_per_batch=11)
+                if sharded:
+                    shard_base(coordinates.model, "cpu")
+                    bases = Bases(coordinates=[coordinates], tokens_per_batch=11, world=world)
+                    assert any(isinstance(weight, DTensor) for weight in policy.model.parameters())
+                for scale in (0.0, 0.05):
+                    with coordinates.lean_forward():  # before any gradient: what is gathered then must serve later
+                        drawn = sample(policy, prompts, Sampler(max_new_tokens=6), seed=1)
+                    noise = torch.Generator().manual_seed(1)
+                    values = {m: scale * torch.randn(r, generator=noise) for m, r in coordinates.sizes.items()}
+                    coordinates.load_values(values)
+                    unit, errors = bases.run_checked(batch, turn=3, whole=True)
+                    assert errors[basis] < 1e-4
+                    scale_of = torch.tensor([1.0, -2.0, 3.0, 0.5])
+                    total = bases.total(scale_of, unit.gradients)[basis]
+                    found.append(
+                        ([c.ids for c in drawn], total, unit.token_logprobs, bases.score(batch).token_logprobs)
+                    )
+            for whole, parts in zip(found[:2], found[2:], strict=True):
+                assert whole[0] == parts[0]
+                for module, value in whole[1].items():
+                    assert (parts[1][module] - value).norm() <= 1e-4 * value.norm(), (basis, module)
+                torch.testing.assert_close(parts[2:], whole[2:], rtol=1e-4, atol=1e-4)
+        try:
+            world.check_equal({"same": torch.ones(2), "other": torch.full((2,), 1.0 + world.rank)}, "coordinates")
+        except InputError as error:
+            assert str(error).startswith("coordinates, module other: expected the same bits")  # noqa: PT017
+        else:
+            raise AssertionError("ranks that have diverged went on")
+
+
+def test_a_sharded_base_gives_the_same_gradients_and_samples(out: Path) -> None:
+    source = textwrap.dedent(inspect.getsource(check_sharded_base))
+    assert finish(start(2, f"{source}\ncheck_sharded_base({str(out / 'cache')!r})")) == [0, 0]
+
+
+def test_a_replay_on_a_sharded_base_is_that_of_one_process_up_to_rounding(
+    out: Path, few_pairs: list[str], replay: Callable[..., Path]
+) -> None:
+    options = ["--arm", "vanilla,projected", "--steps", "2", *few_pairs]
+    whole = replay("not-sharded", *options)
+    sharded = command("replay", "--name", "sharded", "--out", str(out), "--shard-base", *options)
+    assert finish(start(2, sharded)) == [0, 0]
+    assert_alike(out / "runs" / "sharded", whole, rel=1e-3, abs=1e-5)
+    for name in ("step_000", "step_001"):
+        one, two = (load_file(out / "runs" / run_ / "gram" / f"{name}.safetensors") for run_ in (whole.name, "sharded"))
+        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-6)
+
+
+@given(num_rows=st.integers(0, 50), size=st.integers(1, 9))
+def test_shares_are_contiguous_disjoint_and_of_like_length(num_rows: int, size: int) -> None:
+    shares = [range(num_rows)[World(rank=rank, size=size).rows(num_rows)] for rank in range(size)]
+    assert [row for share in shares for row in share] == list(range(num_rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_rows_of_a_batch_are_sampled_as_in_the_whole_batch() -> None:
+    """Prompts of different lengths: padding and noise are those of the batch, so that all choose the same tokens."""
+    policy = load_policy("organism")
+    prompts = [policy.render([{"role": "user", "content": text}])[1] for text in ("a", "add two numbers", "b c", "d")]
+    whole = sample(policy, prompts, Sampler(max_new_tokens=24), seed=3)
+    parts = [sample(policy, prompts, Sampler(max_new_tokens=24), seed=3, rows=rows) for rows in ([0], [1, 2], [3])]
+    for part, own in zip([own for part in parts for own in part], whole, strict=True):
+        assert part.ids == own.ids, "noise or padding depends on which other rows are sampled"
+        assert part.logprobs == pytest.approx(own.logprobs, abs=1e-4)
+
+
+def test_spare_passes_add_nothing(out: Path) -> None:
+    """Bit-equal to the passes that are needed."""
+    coordinates = attach_basis(load_policy("organism"), "svd", cache_dir=out / "cache")
+    batch = make_batch([[5, 6], [7]], [[8], [8, 9, 2]], pad_id=0)
+    needed, more = (per_sample_gradients(coordinates, batch, agree=agree) for agree in (int, lambda num: num + 2))
+    assert all(torch.equal(more.gradients[module], own) for module, own in needed.gradients.items())
+    assert torch.equal(more.token_logprobs, needed.token_logprobs)
+    needed, more = (score(coordinates, batch, agree=agree) for agree in (int, lambda num: num + 1))
+    assert torch.equal(more.token_logprobs, needed.token_logprobs)
+    assert torch.equal(more.states, needed.states)
+
+
+def test_what_several_ranks_cannot_do_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(cli, ["replay", "--shard-base", "--out", str(tmp_path)]) == 2
+    assert "--shard-base: expected torchrun with 2 or more processes, found one process" in capsys.readouterr().err
+    config = replace(TrainConfig(), rollouts=replace(TrainConfig().rollouts, prompts_per_step=2))
+    with pytest.raises(InputError, match="expected at most 2 processes, one a group of a step"):
+        train(config, tmp_path / "run", out_dir=tmp_path, world=World(size=3))
+    config = replace(config, rollouts=replace(config.rollouts, engine="server"))
+    with pytest.raises(InputError, match="rollouts engine server: expected one process, found 2"):
+        train(config, tmp_path / "run", out_dir=tmp_path, url="http://127.0.0.1:9", world=World(size=2))
+    with joined("cpu") as world:
+        assert world is SOLO, "without torchrun's environment there is one process"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="without RANK, LOCAL_RANK"), joined("cpu"):
+        pass
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(InputError, match="every process takes a GPU of its own"), joined("cuda:1"):
+        pass
