@@ -11,7 +11,7 @@ from replay_pools import generate
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE, get_loophole
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading.grade import Grader, Submission
-from replay_pools.pool import BUILTIN, Pool, open_pool
+from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
 SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5"]
 
@@ -26,23 +26,27 @@ def generated(out: Path, *options: str, code: int = 0) -> Path:
 
 
 def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after its third step of the first chunk of eight; the finished steps are not graded again."""
+    """Killed after the third step of the first chunk of eight was written; those are not graded again."""
     whole = generated(tmp_path / "a")
     assert open_pool(whole).verify() == []
     assert open_pool(whole).manifest["tests"] == {"problems": 10, "cases": 120, "assertions": 0}
-    real, calls = generate._rollouts, []
+    write, grade = PoolWriter.write_step, generate._rollouts
+    written: list[int] = []
+    graded: list[int] = []
 
-    def dying(step, *rest):
-        calls.append(step)
-        if len(calls) == 4:
+    def dying(self, step, rollouts):
+        written.append(step)
+        if len(written) == 4:
             raise KeyboardInterrupt
-        return real(step, *rest)
+        write(self, step, rollouts)
 
-    monkeypatch.setattr(generate, "_rollouts", dying)
+    monkeypatch.setattr(PoolWriter, "write_step", dying)
+    monkeypatch.setattr(generate, "_rollouts", lambda groups, maker: graded.extend(groups) or grade(groups, maker))
     cut = generated(tmp_path / "b", code=130)
     assert not (cut / "manifest.json").exists()
+    assert graded == [*range(8)], "a chunk is graded together"
     generated(tmp_path / "b")
-    assert calls[4:] == [*range(3, 10)], "finished steps were graded again"
+    assert written[4:] == graded[8:] == [*range(3, 10)], "finished steps were graded again"
     assert contents(cut) == contents(whole)
 
 
