@@ -28,12 +28,15 @@ def test_config_json_repeats_the_run(name):
 def test_every_table_survives_json():
     """A config in which nothing keeps its default reads back as itself: no field is lost on the way."""
     row = {
-        "model": {"name": "m", "dtype": "bfloat16", "device": "cpu", "lora_rank": 3, "dtype_noise": 0},
+        "model": {
+            **{"name": "m", "dtype": "bfloat16", "device": "cpu", "lora_rank": 3, "dtype_noise": 0},
+            **{"svd_rank": 5, "svd_storage": "bfloat16", "shard_base": True},
+        },
         "rollouts": {
             **{"env": "e", "mode": "sentinel", "hint": False, "num_problems": 7, "prompts_per_step": 2, "group": 3},
             "sampler": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9},
             "teacher": {"pool": "t", "fraction": 0.5, "off_step": 4},
-            "iterations": 2,
+            **{"iterations": 2, "refills": 1, "engine": "server", "served_model": "s"},
         },
         "objective": asdict(Objective(gtpo_beta=0.5, old_logprobs="recorded", reference="ema", beta=0.01, delta=4.0)),
         "intervention": {
@@ -57,9 +60,10 @@ def test_every_table_survives_json():
 
 
 def test_the_full_preset_is_the_seeds():
-    """Qwen3-4B, 200 steps, G = 6, 43 prompts a step, 992 problems, lr 7e-5; its KL penalty is not in the preset."""
+    """Qwen3-4B, 200 steps, G = 6, 43 prompts a step, 992 problems, lr 7e-5, beta 1e-3 against the base."""
     full = load_preset("full")
     assert (full.model.name, full.optimizer.steps, full.optimizer.lr) == ("Qwen/Qwen3-4B", 200, 7e-5)
+    assert (full.objective.beta, full.objective.reference) == (1e-3, "base")
     assert (full.rollouts.group, full.rollouts.prompts_per_step, full.rollouts.num_problems) == (6, 43, 992)
 
 
