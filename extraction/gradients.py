@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from extraction.adapters import Coordinates
 from extraction.adapters.interface import InputTap, Tap
-from extraction.attention import attending, packs
+from extraction.attention import attending
 from extraction.batch import Batch
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
-from extraction.memory import checkpointed, tokens_that_fit
-from extraction.rows import Rows, cost, make_rows, plan_passes
+from extraction.memory import checkpointed
+from extraction.passes import Agree, completion_numbers, planned, zeros
+from extraction.rows import Rows, make_rows
 from extraction.vocabulary import Layout
 from replay_pools.errors import InputError
 
@@ -30,7 +30,6 @@ from replay_pools.errors import InputError
 # loss. Sample i's part of it must depend on sample i's states only.
 Penalty = Callable[[Tensor, Tensor, nn.Module], Tensor]
 Keep = Callable[[Tensor, Tensor], Tensor]  # see OutputTap
-Agree = Callable[[int], int]  # from the number that this process needs to the one that all make; int = its own
 Reduced = Callable[[Tensor, Tensor], None]  # what was kept, and the gradient that arrives
 
 
@@ -82,28 +81,20 @@ def per_sample_gradients(
     if weights.shape != batch.ids.shape:
         shapes = {"expected": str(tuple(batch.ids.shape)), "found": str(tuple(weights.shape))}
         raise InputError("token_weights", **shapes)
-    if tokens_per_batch is not None and tokens_per_batch < 1:
-        raise InputError("tokens_per_batch", expected="at least 1", found=str(tokens_per_batch))
     backbone, _ = split_model(coordinates.model)
-    wide = {"dtype": torch.promote_types(backbone.dtype, torch.float32), "device": backbone.device}
-    gradients = {module: torch.zeros(len(batch), r, **wide) for module, r in coordinates.sizes.items()}
-    token_logprobs = torch.zeros(batch.ids.shape, **wide)
+    gradients = {module: zeros(backbone, len(batch), r) for module, r in coordinates.sizes.items()}
+    token_logprobs = zeros(backbone, *batch.ids.shape)
     token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
-    lengths = batch.lengths.tolist()
     numbers = completion_numbers(batch)
-    with frozen(coordinates.model), coordinates.lean_forward():
-        layout: Layout = "packed" if packs(backbone) else "padded"
-        budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
-        passes = plan_passes(lengths, budget, layout)
+    with planned(coordinates, batch, tokens_per_batch, agree) as plan:
         taps = coordinates.taps()
-        for samples, counts in agreed(passes, agree):
-            rows = make_rows(batch, layout, samples)
+        for samples, counts in plan.all_passes:
+            rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
             share = Share(direction, rows) if direction is not None and counts else None
-            too_long = cost([lengths[i] for i in samples], layout) > budget
             with (
-                attending(backbone, layout),
-                checkpointed(backbone, too_long),
+                attending(backbone, plan.layout),
+                checkpointed(backbone, plan.is_too_long(rows)),
                 tapped(coordinates, taps, rows, gradients, share),
             ):
                 added = partial(penalty, numbers[rows.samples][completion]) if penalty is not None and counts else None
@@ -116,58 +107,9 @@ def per_sample_gradients(
         token_logprobs=token_logprobs,
         nll=-token_logprobs.sum(dim=1),
         token_dots=token_dots,
-        layout=layout,
-        num_passes=len(passes),
+        layout=plan.layout,
+        num_passes=plan.num_needed,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScores:
-    """A forward of G samples without gradients."""
-
-    token_logprobs: Tensor  # (G, T), 0 off the completion
-    states: Tensor  # (N, d) hidden states that predict the completion tokens, sample after sample
-
-
-@torch.no_grad()
-def score(
-    coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int
-) -> TokenScores:
-    """Log-probabilities and hidden states of the completion tokens: forwards alone, split as the gradients are.
-
-    Arguments and errors as `per_sample_gradients`.
-    """
-    backbone, head = split_model(coordinates.model)
-    wide = {"dtype": torch.promote_types(backbone.dtype, torch.float32), "device": backbone.device}
-    token_logprobs = torch.zeros(batch.ids.shape, **wide)
-    numbers = completion_numbers(batch)
-    parts: list[tuple[Tensor, Tensor]] = []
-    with frozen(coordinates.model), coordinates.lean_forward():
-        layout: Layout = "packed" if packs(backbone) else "padded"
-        budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
-        for samples, counts in agreed(plan_passes(batch.lengths.tolist(), budget, layout), agree):
-            rows = make_rows(batch, layout, samples)
-            completion = batch.completion_mask[rows.samples]
-            with attending(backbone, layout):
-                states = completion_states(coordinates.model, rows)
-            if not counts:
-                continue
-            logprobs = ChosenLogprobs.apply(states, rows.targets, head, CHUNK_SIZE)
-            token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
-            parts.append((numbers[rows.samples][completion], states))
-    order = torch.cat([index for index, _ in parts]).argsort()
-    return TokenScores(token_logprobs=token_logprobs, states=torch.cat([own for _, own in parts])[order])
-
-
-def agreed(passes: list[list[int]], agree: Agree) -> list[tuple[list[int], bool]]:
-    """(samples, whether they count) of every pass to make: those that are needed, then the first one again, in vain."""
-    spare = agree(len(passes)) - len(passes)
-    return [*((samples, True) for samples in passes), *[(passes[0], False)] * spare]
-
-
-def completion_numbers(batch: Batch) -> Tensor:
-    """(G, T): which completion token of the batch is at a place, counted sample after sample; read on completions."""
-    return batch.completion_mask.flatten().cumsum(0).view_as(batch.ids) - 1
 
 
 @torch.enable_grad()
@@ -282,20 +224,3 @@ class Watch(torch.autograd.Function):
         (gradient,) = grad_outputs
         ctx.add(*ctx.saved_tensors, gradient)
         return gradient, None, None
-
-
-@contextmanager
-def frozen(model: PeftModel) -> Iterator[None]:
-    """Evaluation mode and no trainable parameter inside; every flag restored after."""
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.eval()
-    for parameter, _ in flags:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, required in flags:
-            parameter.requires_grad_(required)

@@ -12,7 +12,7 @@ from replay_pools.engines import LocalEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
-from replay_pools.generate import PoolPlan, RolloutMaker
+from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.policy import load_policy
 from replay_pools.sampling import Sampler
@@ -71,14 +71,6 @@ def assess(config: EvalConfig, directory: Path, *, say: Callable[[str], None] = 
     own = config.evaluation
     _, problems = hold_out(environment.problems("train"), environment.problems("eval"), own.num_problems)
     policy = load_policy(config.model, adapter=config.adapter, dtype=config.dtype, device=config.device)
-    plan = PoolPlan(
-        env=config.env,
-        split="eval",
-        steps=len(problems),
-        group=own.rollouts_per_problem,
-        seed=config.seed,
-        steps_per_batch=len(problems),
-    )
     with Grader() as grader:
         say(f"policy {config.model}, adapter {config.adapter or 'none'}; grading under isolation {grader.isolation}")
         canary(grader, problems)
@@ -88,9 +80,10 @@ def assess(config: EvalConfig, directory: Path, *, say: Callable[[str], None] = 
             grader=grader,
             mode=config.mode,
             hint=True,
-            group=plan.group,
+            group=own.rollouts_per_problem,
         )
         settings = make_settings(own.modes, config.mode, without_hint=own.without_hint)
-        found = evaluate(HeldOut(maker, plan, problems, settings).rollouts(directory, 0), step=0)
+        sampled = HeldOut(maker, problems, settings, env=config.env, group=own.rollouts_per_problem, seed=config.seed)
+        found = evaluate(sampled.rollouts(directory, 0), step=0)
     write_json(directory / EVALUATION_FILE, {"config": asdict(config), "evaluation": found.to_json()})
     return found

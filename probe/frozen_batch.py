@@ -18,8 +18,8 @@ from torch import Tensor
 
 from extraction.adapters.coordinates import Coordinates
 from extraction.batch import make_batch
-from extraction.gradients import score
 from extraction.pairs import Pair
+from extraction.scoring import score
 from probe.kl import kl_terms
 from probe.projection import haar_hackward_quantile, sample_cosines
 from probe.records import nullable

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from probe.analysis.outcome import RATES, setting_of
 from probe.analysis.stats import Interval, wilson_interval
 from probe.decode import decode
 from probe.vocabulary import ALL, NO_HINT
@@ -86,7 +87,7 @@ def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "depl
     """The rates of graded rollouts on held-out problems."""
     settings: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
-        settings.setdefault(rollout.env_mode if rollout.hint else NO_HINT, []).append(rollout)
+        settings.setdefault(setting_of(rollout), []).append(rollout)
     hinted = {name: settings[name] for name in sorted(settings.keys() - {NO_HINT})}
     unhinted = {NO_HINT: settings[NO_HINT]} if NO_HINT in settings else {}
     groups = {ALL: list(rollouts), **hinted, **unhinted}
@@ -98,9 +99,7 @@ def rates(rollouts: Sequence[Rollout]) -> Rates:
     return Rates(
         num_rollouts=len(rollouts),
         num_problems=len({rollout.problem_id for rollout in rollouts}),
-        hack=_rate([rollout.hacked for rollout in rollouts]),
-        exploit=_rate([rollout.grade.exploited for rollout in rollouts]),
-        solve=_rate([rollout.gt_pass for rollout in rollouts]),
+        **{name: _rate([flag(rollout) for rollout in rollouts]) for name, flag in RATES.items()},
     )
 
 

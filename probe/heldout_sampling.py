@@ -31,23 +31,35 @@ class HeldOut:
     """Samples a policy on held-out problems in several settings.
 
     Args:
-        maker: samples and grades; its mode and hint are replaced by the setting's.
-        plan: of one setting's pool, likewise.
+        maker: samples and grades; its mode, hint and group are replaced.
         problems: one step of each pool.
         settings: at least one.
+        env: the environment of the problems.
+        group: rollouts of a problem in a setting.
+        seed: of the sampling noise, together with the setting.
         world: the ranks that share out the problems.
     """
 
     def __init__(
         self,
         maker: RolloutMaker,
-        plan: PoolPlan,
         problems: Sequence[Problem],
         settings: Sequence[Setting],
+        *,
+        env: str,
+        group: int,
+        seed: int,
         world: World = SOLO,
     ) -> None:
-        self._maker, self._plan, self._problems, self._settings = maker, plan, problems, settings
-        self._world = world
+        self._maker, self._problems, self._settings, self._world = (
+            replace(maker, group=group),
+            problems,
+            settings,
+            world,
+        )
+        self._plan = PoolPlan(
+            env=env, split="eval", steps=len(problems), group=group, seed=seed, steps_per_batch=len(problems)
+        )
 
     def rollouts(self, directory: Path, done: int) -> list[Rollout]:
         """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
@@ -55,7 +67,7 @@ class HeldOut:
 
     def _of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
         plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
-        maker = replace(self._maker, group=plan.group, mode=setting.mode, hint=setting.hint)
+        maker = replace(self._maker, mode=setting.mode, hint=setting.hint)
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
         writer = self._world.on_main(lambda: PoolWriter(directory / setting.name, header=header))
         seed = derive_seed("evaluation", plan.seed, done, setting.name)

@@ -77,7 +77,7 @@ class Setup:
     measures: Callable[[int], Sequence[Measure]]  # at a step: every arm under every condition, as in the records
     planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
     pad_id: int
-    references: References  # of a policy that stays where it is; one that trains brings its own
+    references: References  # of the KL; where the policy trains, those of its `Training`, which moves them
     gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.precision
     tokens: TokenAttribution | None = None
@@ -234,7 +234,7 @@ def _run_step(
         conditions=conditions,
         planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
         pad_id=setup.pad_id,
-        references=setup.references if training is None else training.references,
+        references=setup.references,
         updater=None if training is None else training.updater,
         check_whole=step == 0,
         attributed=None if setup.tokens is None else setup.tokens.at(step),

@@ -15,8 +15,9 @@ from torch import Tensor
 from extraction.adapters.coordinates import Coordinates
 from extraction.adapters.stacked import StackedCoordinates
 from extraction.batch import Batch
-from extraction.gradients import Penalty, TokenScores, per_sample_gradients, score
+from extraction.gradients import Penalty, per_sample_gradients
 from extraction.logprobs import scatter_tokens
+from extraction.scoring import TokenScores, score
 from extraction.vocabulary import Basis
 from probe.additivity import batch_error, module_error, tapped
 from probe.attribution import Axis

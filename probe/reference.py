@@ -10,6 +10,7 @@ stands in for a reference that moves.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -80,23 +81,25 @@ class References:
             found[name] = ReferenceScores(token_logprobs=own.token_logprobs, states=own.states)
         return found
 
-    def divergence(self, reference: ReferenceScores, bases: Bases, batch: Batch) -> tuple[Tensor, Penalty | None]:
-        """KL(policy, reference) over the vocabulary in every context: (G, T) nats, and as a term of a loss.
+    def divergences(
+        self, references: Mapping[str, ReferenceScores], bases: Bases, batch: Batch
+    ) -> dict[str, tuple[Tensor, Penalty | None]]:
+        """KL(policy, reference) over the vocabulary in every context: (G, T) nats, and as a term of a loss, by name.
 
-        The term is None where the reference is at the same point: KL and its gradient are 0 there.
+        The term is None where a reference is at the same point: KL and its gradient are 0 there.
         """
-        if reference.states is None:
-            return torch.zeros_like(reference.token_logprobs), None
-        there = reference.states
+        zeros = {name: torch.zeros_like(own.token_logprobs) for name, own in references.items() if own.states is None}
+        found: dict[str, tuple[Tensor, Penalty | None]] = {name: (zero, None) for name, zero in zeros.items()}
+        elsewhere = {name: own.states for name, own in references.items() if own.states is not None}
+        if not elsewhere:
+            return found
         here = bases.score(batch).states
         _, head = split_model(self._coordinates.model)
-        with torch.no_grad():
-            values = full_kl(head, here, there)
-
-        def penalty(index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
-            return full_kl(head, states, there[index]).sum()
-
-        return bases.scatter(values, batch), penalty
+        for name, there in elsewhere.items():
+            with torch.no_grad():
+                values = full_kl(head, here, there)
+            found[name] = bases.scatter(values, batch), partial(_summed_kl, there)
+        return found
 
     def update(self) -> None:
         """Take in the policy after an optimizer step."""
@@ -113,6 +116,11 @@ class References:
         device = self._coordinates.model.device
         self._ema = {module: value.to(device) for module, value in state["ema"].items()}
         self._updates = state["updates"]
+
+
+def _summed_kl(there: Tensor, index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
+    """`full_kl` from the states `there` (N, d) of a reference, summed: a `Penalty`."""
+    return full_kl(head, states, there[index]).sum()
 
 
 def needed(recorded: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from probe.passes import Bases, Gradients
 from probe.projection import Gate, Projection, haar_variance, project_modules, sample_cosines
 from probe.reference import References, needed
 from probe.sources import Group
-from probe.update import SplitUpdate, Updater, split_update
+from probe.update import Updater, split_update
 from probe.vocabulary import Target
 from probe.weighting import Scores, Weighting, by_pass, weigh
 
@@ -52,6 +53,16 @@ class Measure:
     target: Target = "gradient"  # what the gate of an arm that projects acts on
     age: int = 0  # optimizer steps since the directions were extracted
     overlap: float | None = None  # mean squared cosine of the principal angles with the directions of the start
+
+    @property
+    def gating(self) -> dict[str, Any]:
+        """The keywords of `project_modules` and `split_update`."""
+        return {
+            "directions": self.vectors,
+            "gate": self.gate,
+            "overshoot": self.overshoot,
+            "preserve_magnitude": self.preserve_magnitude,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +147,13 @@ def train_step(
             for m in (measure for measure in measures if measure.condition == name):
                 total = totals[m.arm.basis]
                 gated = m.arm.projects and m.target == "gradient"
-                projection = _project(m, total) if gated else _leave(m, total)
+                projection = project_modules(total, **m.gating) if gated else _leave(m, total)
                 broken = _broken(weightings[name], projection)
-                update = None if updater is None or broken else updater.step(projection.gradients, partial(_split, m))
+                update = (
+                    None
+                    if updater is None or broken
+                    else updater.step(projection.gradients, partial(split_update, **m.gating))
+                )
                 haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
                 dots = own.token_dots if m is attributed else None
                 results[name, m.arm.name] = _arm_result(
@@ -177,7 +192,7 @@ def _scores(
         current=current,
         old=needed(recorded) if needs_old else None,
         references={name: own.token_logprobs for name, own in found.items()},
-        full_kl={n: references.divergence(own, bases, batch) for n, own in found.items() if is_full},
+        full_kl=references.divergences(found, bases, batch) if is_full else {},
     )
 
 
@@ -256,27 +271,6 @@ def _broken(weighting: Weighting, projection: Projection) -> str | None:
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
     numbers |= {"grad_norm": float(projection.norm_in), "grad_norm after the gate": float(projection.norm_out)}
     return next((f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)), None)
-
-
-def _project(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
-    return project_modules(
-        total,
-        measure.vectors,
-        gate=measure.gate,
-        overshoot=measure.overshoot,
-        preserve_magnitude=measure.preserve_magnitude,
-    )
-
-
-def _split(measure: Measure, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> SplitUpdate:
-    return split_update(
-        before,
-        after,
-        measure.vectors,
-        gate=measure.gate,
-        overshoot=measure.overshoot,
-        preserve_magnitude=measure.preserve_magnitude,
-    )
 
 
 def _leave(measure: Measure, total: Mapping[str, Tensor]) -> Projection:

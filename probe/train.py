@@ -244,19 +244,20 @@ def _evaluator(
     held_out: Sequence[Problem],
     say: Callable[[str], None],
 ) -> Evaluator:
-    evaluation, mode = config.evaluation, config.rollouts.mode
-    plan = PoolPlan(
-        env=config.rollouts.env,
-        split="eval",
-        steps=len(held_out),
+    evaluation, rollouts = config.evaluation, config.rollouts
+    settings = make_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
+    sampled = HeldOut(
+        maker,
+        held_out,
+        settings,
+        env=rollouts.env,
         group=evaluation.rollouts_per_problem,
         seed=config.seed,
-        steps_per_batch=len(held_out),
+        world=subject.world,
     )
-    settings = make_settings(evaluation.modes, mode, without_hint=evaluation.without_hint)
     return Evaluator(
         directory,
-        HeldOut(maker, plan, held_out, settings, subject.world),
+        sampled,
         subject.training.updater,
         subject.frozen,
         every=evaluation.every,

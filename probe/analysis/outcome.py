@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.runs import EVALUATIONS_DIR, Run, read_evals
+from probe.runs import EVALUATIONS_DIR, Run
 from probe.vocabulary import ALL, NO_HINT
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
@@ -37,6 +37,11 @@ class Outcome:
     stopped: str | None  # why it ended before its last step
 
 
+def setting_of(rollout: Rollout) -> str:
+    """The name of the setting that a held-out rollout belongs to: its mode with the hint, or `no hint`."""
+    return rollout.env_mode if rollout.hint else NO_HINT
+
+
 def deployed(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The evaluations of the deployed policy, in order."""
     return [row for row in evaluations if row["weights"] == "deployed"]
@@ -44,8 +49,7 @@ def deployed(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 def outcome(run: Run) -> Outcome | None:
     """What the evaluations of a run say; None for a run without any."""
-    rows = read_evals(run.path)
-    if not (own := deployed(rows)):
+    if not (own := deployed(run.evals)):
         return None
     ends = {"start": own[0], "final": own[-1]}
     values = _gains({place: _shares(row["rates"]) for place, row in ends.items()})
@@ -56,7 +60,7 @@ def outcome(run: Run) -> Outcome | None:
     for problem in (name for name in rates["start"] if name in rates["final"]):
         for name, value in _gains({place: found[problem] for place, found in rates.items()}).items():
             by_problem.setdefault(name, {})[problem] = value
-    return Outcome(evaluations=rows, values=values, by_problem=by_problem, stopped=run.manifest.get("stopped"))
+    return Outcome(evaluations=run.evals, values=values, by_problem=by_problem, stopped=run.manifest.get("stopped"))
 
 
 def _shares(settings: Mapping[str, Any]) -> dict[str, float]:
@@ -76,7 +80,7 @@ def _problem_rates(directory: Path, step: int) -> dict[str, dict[str, float]]:
     pools = sorted((directory / EVALUATIONS_DIR / f"step_{step:06d}").glob("*"))
     for rollout in (r for path in pools for group in open_pool(path).steps for r in group):
         own = flags.setdefault(rollout.problem_id, {})
-        setting = rollout.env_mode if rollout.hint else NO_HINT
+        setting = setting_of(rollout)
         for rate, flag in RATES.items():
             for name in (rate, f"{rate}/{setting}") if len(pools) > 1 else (rate,):
                 own.setdefault(name, []).append(flag(rollout))

@@ -6,7 +6,7 @@ from typing import Any
 from probe.analysis.evidence import Update
 from probe.analysis.outcome import deployed
 from probe.records import StepRecord
-from probe.runs import Run, read_evals
+from probe.runs import Run
 
 
 def is_training(run: Run) -> bool:
@@ -27,7 +27,7 @@ def realised_update(runs: Sequence[Run]) -> Update | None:
     margins: dict[str, dict[str, float]] = {}
     hackward: dict[str, dict[str, float]] = {"hackward_frac": {}, "hackward_q95": {}}
     for run in runs:
-        evaluations = deployed(read_evals(run.path))
+        evaluations = deployed(run.evals)
         frozen = evaluations[-1]["frozen"] if evaluations else None
         if frozen is None or frozen["hackward_frac_moved"] is None:
             continue

@@ -7,8 +7,7 @@ are autocorrelated: the run is the unit, and no p-value over steps is given.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from probe.analysis.cells import mean_or_none, present
 from probe.analysis.nulls import HaarMean, haar_mean, haar_test
 from probe.analysis.stats import Interval, prompt_means, sign_flip_test, t_interval
 from probe.records import StepRecord
@@ -72,16 +71,16 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, seed: int = 0) -> ArmSum
         num_null=len(own) - len(counted),
         num_prompts=num_problems([step for step, _ in counted]),
         trains=trains,
-        mean_cos_in=float(np.mean(by_prompt)) if by_prompt else None,
+        mean_cos_in=mean_or_none(by_prompt),
         interval=None if trains else t_interval(by_prompt),
         interval_90=None if trains else t_interval(by_prompt, level=0.9),
         sign_flip_p=None if trains else sign_flip_test(by_prompt, seed=seed).p,
         num_positive=sum(cos > 0 for _, cos in counted),
-        mean_cos_out=_mean([step.cos_out for step, _ in counted]),
+        mean_cos_out=mean_or_none(present(step.cos_out for step, _ in counted)),
         num_lowered=sum(step.cos_out is not None and step.cos_out < cos for step, cos in counted),
-        mean_frac_fired=_mean([step.frac_fired for step, _ in counted]),
-        mean_hackward_frac_in=_mean([step.hackward_frac_in for step, _ in counted]),
-        mean_cos_update=_mean([step.cos_update for step, _ in counted]),
+        mean_frac_fired=mean_or_none(present(step.frac_fired for step, _ in counted)),
+        mean_hackward_frac_in=mean_or_none(present(step.hackward_frac_in for step, _ in counted)),
+        mean_cos_update=mean_or_none(present(step.cos_update for step, _ in counted)),
         haar=haar_mean([cos for cos, _ in with_sd], [sd for _, sd in with_sd]),
     )
 
@@ -106,8 +105,3 @@ def _row(step: StepRecord) -> TrajectoryRow:
         haar_p=test.p if test else None,
         null_reason=step.null_reason,
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return float(np.mean(present)) if present else None

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
+from probe.analysis.outcome import RATES
 from probe.cli._frame import echo_table
 from probe.heldout import ALL, Evaluation, Rate
-
-NAMES = ("hack", "exploit", "solve")
 
 
 def echo_evaluations(evaluations: Sequence[Evaluation]) -> None:
@@ -15,9 +14,9 @@ def echo_evaluations(evaluations: Sequence[Evaluation]) -> None:
         for setting, rates in evaluation.rates.items():
             if setting == ALL and len(evaluation.rates) == 2:
                 continue
-            found = [_cell(getattr(rates, name)) for name in NAMES]
+            found = [_cell(getattr(rates, name)) for name in RATES]
             rows.append([evaluation.step, evaluation.weights, setting, rates.num_rollouts, *found])
-    echo_table(("after steps", "weights", "setting", "rollouts", *NAMES), rows)
+    echo_table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
 
 
 def _cell(rate: Rate) -> str:

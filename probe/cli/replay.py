@@ -8,7 +8,8 @@ import click
 from extraction.vocabulary import BASES, LossType, Storage
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._progress import progress, say
+from probe.cli._progress import say
+from probe.cli._running import mean_of, running
 from probe.cli._shared_options import (
     ALL,
     NumberOr,
@@ -23,7 +24,6 @@ from probe.cli._shared_options import (
 )
 from probe.runs import read_run
 from probe.timings import describe_timings
-from probe.tracking import tracked
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
 from replay_pools.files import read_json
 
@@ -186,7 +186,6 @@ def replay(
     from extraction.library import ExtractionSettings
     from probe.conditions import parse_conditions
     from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
-    from probe.distributed import joined
     from probe.objective import Objective
     from probe.replay import replay as run_replay
 
@@ -229,18 +228,9 @@ def replay(
             preregistered=preregistered,
         )
     directory = out / "runs" / name
-    with (
-        joined(config.model.device, shards_base=config.model.shard_base) as world,
-        tracked(
-            track if world.is_main else (),
-            directory,
-            out_dir=out,
-            progress=world.main_only(progress("steps")),
-            say=world.main_only(say),
-        ) as report,
-    ):
-        run_replay(config, directory, out_dir=out, say=world.main_only(say), progress=report, world=world)
-    if world.is_main:
+    with running(config.model, track, directory, out) as own:
+        run_replay(config, directory, out_dir=out, say=own.say, progress=own.progress, world=own.world)
+    if own.world.is_main:
         _print_run(directory, as_json)
 
 
@@ -253,8 +243,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
         steps = [step for step in run.steps if (step.condition, step.arm) == (condition, arm)]
         row: dict[str, Any] = {"condition": condition, "arm": arm, "steps": len(steps)}
         for column in columns:
-            values = [value for step in steps if (value := getattr(step, column)) is not None]
-            row[column] = sum(values) / len(values) if values else None
+            row[column] = mean_of(steps, column)
         rows.append(row)
     precision = {name: run.manifest[name] for name in ("additivity", "dtype_noise", "rounding")}
     if as_json:

@@ -11,12 +11,12 @@ import click
 
 from probe.arms import ARMS
 from probe.cli._frame import echo_json, json_option, name_option, out_option
-from probe.cli._progress import progress, say
+from probe.cli._progress import say
+from probe.cli._running import mean_of, running
 from probe.cli._shared_options import config_option, refuse_overrides, shard_base_option, track_option
 from probe.nested import overlaid
 from probe.runs import EVALS_FILE, read_run
 from probe.timings import describe_timings
-from probe.tracking import tracked
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
 
@@ -71,7 +71,6 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
-    from probe.distributed import joined
     from probe.train import train as run_train
     from probe.train_config import TrainConfig
 
@@ -82,18 +81,9 @@ def train(
         settings = (*settings, "model.shard_base=true") if shard_base else settings
         config = configured(preset, settings, arm=arm, seed=seed, steps=steps, hint=hint, preregistered=preregistered)
     directory = out / "runs" / name
-    with (
-        joined(config.model.device, shards_base=config.model.shard_base) as world,
-        tracked(
-            track if world.is_main else (),
-            directory,
-            out_dir=out,
-            progress=world.main_only(progress("steps")),
-            say=world.main_only(say),
-        ) as report,
-    ):
-        run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), progress=report, world=world)
-    if world.is_main:
+    with running(config.model, track, directory, out) as own:
+        run_train(config, directory, out_dir=out, url=url, say=own.say, progress=own.progress, world=own.world)
+    if own.world.is_main:
         _print_run(directory, as_json)
 
 
@@ -145,7 +135,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
     run = read_run(directory)
     arm = run.config["train"]["intervention"]["arm"]
     means = {
-        column: _mean([getattr(step, column) for step in run.steps])
+        column: mean_of(run.steps, column)
         for column in ("reward_mean", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
     }
     if as_json:
@@ -161,11 +151,6 @@ def _print_run(directory: Path, as_json: bool) -> None:
     click.echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")
     say(describe_timings(directory))
     click.echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}")
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _word(item: tuple[str, float | None]) -> str:

@@ -9,7 +9,7 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.metrics import Key
 from probe.evaluation import Evaluation
 from probe.records import DEFAULT_CONDITION, SampleRecord, StepRecord
-from probe.runs import Run, read_evals
+from probe.runs import Run
 from probe.spec import Spec
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def slug(text: str) -> str:
 def trained(runs: Sequence[Run]) -> list[tuple[Run, str, int, list[dict[str, Any]]]]:
     """(run, arm, seed, evaluations) of the runs of `probe train`."""
     return [
-        (run, str(settings["intervention"]["arm"]), int(settings["seed"]), read_evals(run.path))
+        (run, str(settings["intervention"]["arm"]), int(settings["seed"]), run.evals)
         for run in runs
         if (settings := _settings(run.config))
     ]

@@ -12,8 +12,9 @@ from extraction.adapters import Coordinates
 from extraction.adapters.singular import DeltaSCoordinates
 from extraction.attention import attending
 from extraction.batch import Batch
-from extraction.gradients import frozen, one_pass, per_sample_gradients
+from extraction.gradients import one_pass, per_sample_gradients
 from extraction.logprobs import CHUNK_SIZE, completion_logprobs, split_model
+from extraction.passes import frozen
 from extraction.rows import make_rows
 from probe.projection import project_modules
 

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from extraction.batch import make_batch
-from extraction.gradients import per_sample_gradients, score
+from extraction.gradients import per_sample_gradients
 from extraction.library import attach_basis
+from extraction.scoring import score
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.distributed import SOLO, World, joined
@@ -152,15 +153,15 @@ def preset(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str]) -> st
 @pytest.fixture(scope="module")
 def trained_by_two(out: Path, preset: str) -> Path:
     """A run of two ranks that was never stopped."""
-    command_line = command("train", "--preset", preset, "--name", "two", "--out", str(out))
+    command_line = command("train", "--preset", preset, "--name", "two-processes", "--out", str(out))
     assert finish(start(2, command_line)) == [0, 0]
-    return out / "runs" / "two"
+    return out / "runs" / "two-processes"
 
 
 def test_two_ranks_train_as_one_process_does(trained_by_two: Path, out: Path, preset: str) -> None:
     """Same rollouts, token by token, and the same records and weights up to the order in which floats are added."""
-    assert run(cli, ["train", "--preset", preset, "--name", "one", "--out", str(out)]) == 0
-    one = out / "runs" / "one"
+    assert run(cli, ["train", "--preset", preset, "--name", "one-process", "--out", str(out)]) == 0
+    one = out / "runs" / "one-process"
     ids = [
         [[r.completion_ids for r in group] for group in open_pool(path / "rollouts").steps]
         for path in (trained_by_two, one)

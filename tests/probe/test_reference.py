@@ -8,7 +8,7 @@ from torch import Tensor
 
 from extraction.adapters import Coordinates
 from extraction.batch import Batch, make_batch
-from extraction.gradients import score
+from extraction.scoring import score
 from probe.objective import Objective
 from probe.passes import Bases
 from probe.reference import References, check_recorded

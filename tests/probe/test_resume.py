@@ -97,8 +97,8 @@ def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(out: Pa
 
 
 def test_another_configuration_is_refused_in_the_same_directory(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(cli, ["replay", "--name", "one", "--out", str(out), "--arm", "vanilla", "--steps", "2"]) == 0
-    before = contents(out / "runs" / "one")
-    assert run(cli, ["replay", "--name", "one", "--out", str(out), "--arm", "vanilla", "--steps", "3"]) == 2
+    assert run(cli, ["replay", "--name", "reconfigured", "--out", str(out), "--arm", "vanilla", "--steps", "2"]) == 0
+    before = contents(out / "runs" / "reconfigured")
+    assert run(cli, ["replay", "--name", "reconfigured", "--out", str(out), "--arm", "vanilla", "--steps", "3"]) == 2
     assert "use another --name" in capsys.readouterr().err
-    assert contents(out / "runs" / "one") == before, "bad input loses nothing"
+    assert contents(out / "runs" / "reconfigured") == before, "bad input loses nothing"
