@@ -85,13 +85,14 @@ def per_sample_gradients(
     gradients = {module: zeros(backbone, len(batch), r) for module, r in coordinates.sizes.items()}
     token_logprobs = zeros(backbone, *batch.ids.shape)
     token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
+    along = None if direction is None else {m: v.to(gradients[m]) for m, v in direction.items()}
     numbers = completion_numbers(batch)
     with planned(coordinates, batch, tokens_per_batch, agree) as plan:
         taps = coordinates.taps()
         for samples, counts in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
-            share = Share(direction, rows) if direction is not None and counts else None
+            share = Share(along, rows) if along is not None and counts else None
             with (
                 attending(backbone, plan.layout),
                 checkpointed(backbone, plan.is_too_long(rows)),

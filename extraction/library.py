@@ -165,8 +165,13 @@ class DirectionLibrary:
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():
-            self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): cached in {path}")
-            return load_pair_gradients(path)
+            try:
+                gradients = load_pair_gradients(path)
+            except InputError as error:  # ours to repair: nobody wrote a cache by hand
+                self.say(f"measured again: {error}")
+            else:
+                self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): cached in {path}")
+                return gradients
         gradients = measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings)
         save_pair_gradients(path, gradients)
         self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): {len(pairs)} pairs, now in {path}")

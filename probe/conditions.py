@@ -7,6 +7,7 @@ NAME:key=value,key=value   the plain run with these settings of `Objective` chan
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -75,6 +76,8 @@ def _value(key: str, text: str, where: str) -> Any:
             raise InputError(f"{where}: {key}", expected=f"one of {names}", found=repr(text))
         return text
     try:
-        return kind(text)
-    except ValueError as error:
-        raise InputError(f"{where}: {key}", expected=f"a number ({kind.__name__})", found=repr(text)) from error
+        if isfinite(value := kind(text)):
+            return value
+    except ValueError:
+        pass
+    raise InputError(f"{where}: {key}", expected=f"a number ({kind.__name__})", found=repr(text))

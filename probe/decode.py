@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from math import isfinite
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -45,7 +46,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise InputError(where, expected="a list", found=repr(value))
-        if arguments[0] is float and all(type(item) in (float, int) for item in value):
+        if arguments[0] is float and all(type(item) in (float, int) for item in value) and all(map(isfinite, value)):
             return tuple(map(float, value))  # long rows of numbers, without a place in an error for each
         return tuple(_value(arguments[0], item, f"{where} [{i}]") for i, item in enumerate(value))
     if NoneType in arguments:
@@ -58,4 +59,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if type(value) is not hint:  # bool is an int to isinstance
         raise InputError(where, expected=hint.__name__, found=repr(value))
+    if hint is float and not isfinite(value):  # TOML has nan and inf
+        raise InputError(where, expected="a finite number", found=repr(value))
     return value

@@ -53,6 +53,7 @@ from probe.tokens import token_hashes, write_tokens
 from probe.training import Training
 from replay_pools.errors import InputError
 from replay_pools.files import flatten, read_json, remove_leftovers, write_json
+from replay_pools.progress import report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
         if directory.exists() and any(directory.iterdir()):
             raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
     else:
-        _check_same(directory, stored, config)
+        check_same(directory, stored, config)
         return read_steps(steps)
     write_json(path, config)
     return []
@@ -115,7 +116,7 @@ def _clear(directory: Path, but: Path) -> None:
             path.unlink()
 
 
-def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
+def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
     """InputError unless the stored configuration is the given one."""
     there, wanted = flatten(stored), flatten(orjson.loads(orjson.dumps(config)))
     if different := sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key)):
@@ -143,7 +144,6 @@ def run_steps(
     training: Training | None = None,
     checkpoints: CheckpointConfig | None = None,
     before_step: Callable[[int, bool], None] = lambda done, last: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run every step that is not done and write the manifest.
 
@@ -153,7 +153,6 @@ def run_steps(
         checkpoints: when the state of `training` is written; default: after every step.
         before_step: called with the number of steps done, before every step and after the last (True), and again after
             a resume: it must leave alone what it has done already.
-        progress: called with (steps done, steps in all) after every step.
     """
     records = list(done)
     first = 1 + max((record.step for record in records), default=-1)
@@ -178,7 +177,7 @@ def run_steps(
             seconds = (time.monotonic() - start) / len(steps)
             for own in steps:
                 timings.write_step(directory, own, seconds)
-        progress(steps.stop, source.num_steps)
+        report("steps", steps.stop, source.num_steps)
     before_step(1 + max((record.step for record in records), default=-1), True)
     if world.is_main:
         if training is not None:

@@ -3,6 +3,7 @@
     effect    the minimum detectable effect of n units a side at 80% power, paired and unpaired (probe.analysis.power)
     hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec,
               or runs x hours as the budget states them
+    modules   which part of the model is adapted (probe.coverage)
     memory    exact sizes of what the probe holds beside activations (probe.memory)
 
 What cannot be said is said to be so: `Plan.notes`.
@@ -16,6 +17,7 @@ from typing import Any
 from extraction.pairs import load_pairs
 from probe.analysis.power import mde, pairing_pays_above
 from probe.arms import ARMS
+from probe.coverage import Coverage, coverage
 from probe.jobs import runs_of
 from probe.memory import Memory, memory
 from probe.spec import Cost, Spec
@@ -62,6 +64,8 @@ class Plan:
     effects: list[Effect]
     go_effects: list[Effect]  # of what a GO buys
     prices: list[Price]
+    model: str | None  # None: not known
+    modules: list[Coverage]
     memory: list[Memory]
     vacuous: list[Vacuous]
     notes: list[str]
@@ -71,15 +75,19 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(spec: Spec, resolved: Resolved, *, out_dir: Path, run: Path | None = None) -> Plan:
+def make_plan(
+    spec: Spec, resolved: Resolved, *, out_dir: Path, run: Path | None = None, model: str | None = None
+) -> Plan:
     """The plan of a spec.
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
         run: a run whose times are taken.
+        model: whose modules and memory; default: that of the condition that needs most.
     """
     notes: list[str] = []
     go = spec.budget.go or Cost()
+    needed = _memory_of(resolved, out_dir, model, notes)
     return Plan(
         spec=spec.name,
         sha256=spec.sha256,
@@ -87,7 +95,9 @@ def make_plan(spec: Spec, resolved: Resolved, *, out_dir: Path, run: Path | None
         effects=_effects(spec.budget, len(spec.seeds), _designs(spec), "budget", notes),
         go_effects=_effects(go, go.seeds or 0, ("paired", "unpaired"), "budget.go", notes) if spec.budget.go else [],
         prices=[*_own_price(spec, resolved, out_dir, run, notes), *_go_price(go)],
-        memory=_memory_of(resolved, out_dir, notes),
+        model=needed.model if needed else None,
+        modules=needed.modules if needed else [],
+        memory=needed.memory if needed else [],
         vacuous=vacuous_parts(spec, resolved),
         notes=notes,
     )
@@ -190,31 +200,45 @@ def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _memory_of(resolved: Resolved, out_dir: Path, notes: list[str]) -> list[Memory]:
-    """Memory of the run that needs most."""
-    found: list[list[Memory]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Needed:
+    """A model, its adapted modules, and what a step on it holds."""
+
+    model: str
+    modules: list[Coverage]
+    memory: list[Memory]
+
+    @property
+    def num_bytes(self) -> int:
+        """The sum."""
+        return sum(row.num_bytes for row in self.memory)
+
+
+def _memory_of(resolved: Resolved, out_dir: Path, model: str | None, notes: list[str]) -> _Needed | None:
+    """Of the run that needs most; None where no condition names a model."""
+    found: list[_Needed] = []
     for name, own in resolved.items():
-        model = own.model or _base_model(own.pools, out_dir)
-        if model is None:
+        policy = model or own.model or _base_model(own.pools, out_dir)
+        if policy is None:
             notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
             continue
+        skeleton = load_skeleton(policy)
         for arms in [own.arms] if own.frozen else [(arm,) for arm in own.arms]:
-            found.append(
-                memory(
-                    load_skeleton(model),
-                    dtype=own.dtype,
-                    bases={ARMS[arm].basis for arm in arms},
-                    lora_rank=own.lora_rank,
-                    svd_rank=own.svd_rank,
-                    svd_storage=own.svd_storage,
-                    num_samples=own.group * own.prompts_per_step,
-                    k=own.k,
-                    num_direction_sets=len({ARMS[arm].directions for arm in arms}),
-                    num_pairs=len(load_pairs(own.pairs)),
-                    trains=not own.frozen,
-                )
+            rows = memory(
+                skeleton,
+                dtype=own.dtype,
+                bases={ARMS[arm].basis for arm in arms},
+                lora_rank=own.lora_rank,
+                svd_rank=own.svd_rank,
+                svd_storage=own.svd_storage,
+                num_samples=own.group * own.prompts_per_step,
+                k=own.k,
+                num_direction_sets=len({ARMS[arm].directions for arm in arms}),
+                num_pairs=len(load_pairs(own.pairs)),
+                trains=not own.frozen,
             )
-    return max(found, key=lambda rows: sum(row.num_bytes for row in rows), default=[])
+            found.append(_Needed(model=policy, modules=coverage(skeleton), memory=rows))
+    return max(found, key=lambda needed: needed.num_bytes, default=None)
 
 
 def _base_model(pools: tuple[str, ...], out_dir: Path) -> str | None:

@@ -9,9 +9,11 @@ are sharded, the ranks share out the rollouts of every step, and what they add u
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from extraction.pairs import load_pairs
 from probe.arms import Arm, get_arm, measured_arm
 from probe.config import ReplayConfig
 from probe.control import Control, ControlConfig
@@ -25,6 +27,7 @@ from probe.passes import Bases
 from probe.pieces import Pieces
 from probe.planning import PlanningMarker
 from probe.precision import dtype_noise
+from probe.preview import Preview, make_preview
 from probe.records import DEFAULT_CONDITION
 from probe.reference import References, check_recorded
 from probe.sources import ReplaySource
@@ -42,7 +45,6 @@ def replay(
     *,
     out_dir: Path,
     say: Callable[[str], None] = lambda text: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
     world: World = SOLO,
 ) -> None:
     """Run (or resume) a replay into `directory`; caches live under `out_dir`/cache. All ranks of `world` call this.
@@ -54,15 +56,7 @@ def replay(
     timings = Timings(out_dir / "cache")
     inputs = Inputs(config, out_dir, say, world.loads_on(config.model.device))
     config = inputs.config
-    source = ReplaySource(
-        inputs.pools,
-        per_pool=config.source.per_pool,
-        match=config.source.match,
-        steps=config.source.steps,
-        seed=config.seed,
-    )
-    samplers = {f"pool {pool.name}": pool.manifest["sampler"] for pool in inputs.pools}
-    check_recorded([own.objective for own in config.conditions], samplers)
+    source = _source(inputs)
     with timings.phase("load", uses_cache=False):
         policy = inputs.policy
     if _steps_apart(config):
@@ -79,7 +73,56 @@ def replay(
     if world.is_main:
         timings.write_start(directory)
     training = _training(config, arms, setup) if config.lr > 0 else None
-    run_steps(directory, source, setup, done=done, timings=timings, training=training, progress=progress)
+    run_steps(directory, source, setup, done=done, timings=timings, training=training)
+
+
+def preview(
+    config: ReplayConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None] = lambda text: None
+) -> Preview:
+    """What `replay` with the same arguments would do.
+
+    Raises:
+        InputError: what `replay` refuses before it loads the policy.
+    """
+    arms = _arms(config)
+    inputs = Inputs(config, out_dir, say, "cpu")
+    config, source = inputs.config, _source(inputs)
+    groups = [group for step in range(source.num_steps) for group in source.groups(step)]
+    completions = sum(len(ids) for group in groups for ids in group.completion_ids)
+    prompts = sum(len(ids) for group in groups for ids in group.prompt_ids)
+    return make_preview(
+        directory,
+        {"verb": "replay", "replay": asdict(config), "pools": [pool.identity() for pool in inputs.pools]},
+        work={
+            "steps": source.num_steps,
+            "rollouts": sum(len(group.keys) for group in groups),
+            "prompt tokens": prompts,
+            "completion tokens": completions,
+            "cells of arm and condition": len(arms) * len(config.conditions),
+        },
+        model=inputs.model_name,
+        config=config.model,
+        arms=config.arms,
+        num_samples=config.source.per_pool * len(inputs.pools),
+        k=config.extraction.k,
+        num_pairs=len(load_pairs(config.extraction.pairs)),
+        trains=config.lr > 0,
+    )
+
+
+def _source(inputs: Inputs) -> ReplaySource:
+    """The groups of the run, checked against what its objectives need of the pools."""
+    config = inputs.config
+    source = ReplaySource(
+        inputs.pools,
+        per_pool=config.source.per_pool,
+        match=config.source.match,
+        steps=config.source.steps,
+        seed=config.seed,
+    )
+    samplers = {f"pool {pool.name}": pool.manifest["sampler"] for pool in inputs.pools}
+    check_recorded([own.objective for own in config.conditions], samplers)
+    return source
 
 
 def _arms(config: ReplayConfig) -> list[Arm]:

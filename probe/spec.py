@@ -28,7 +28,7 @@ RULES = ("R0", "R1", "R2", "R3", "R4", "R7")
 class _Table(BaseModel):
     """A table of the file: unknown keys and wrong types are refused, nothing is converted, nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Experiment(_Table):

@@ -22,6 +22,7 @@ from probe.records import DEFAULT_CONDITION
 from probe.runs import CONFIG_FILE, EVALS_FILE, STEPS_FILE
 from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl, flatten, read_json
+from replay_pools.progress import heard_by
 
 PROJECT = "gradient-probe"
 PACKAGES = {  # tracker -> packages of which one is needed
@@ -31,20 +32,16 @@ PACKAGES = {  # tracker -> packages of which one is needed
     "mlflow": ("mlflow",),
 }
 TRACKERS = tuple(PACKAGES)
-Progress = Callable[[int, int], None]
 
 
 @contextmanager
-def tracked(
-    names: Sequence[str], directory: Path, *, out_dir: Path, progress: Progress, say: Callable[[str], None]
-) -> Iterator[Progress]:
-    """Yield `progress` as a callback that tells the trackers of every new step too.
+def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Tell the trackers what is new whenever progress is reported from within, and at the end.
 
     Args:
-        names: of TRACKERS; none yields `progress` itself.
+        names: of TRACKERS.
         directory: of the run, whose name is that of the tracked run.
         out_dir: its tracking/ holds what trackers store.
-        progress: called with (steps done, steps in all) after every step.
         say: told of a tracker that is given up.
 
     Raises:
@@ -52,17 +49,10 @@ def tracked(
     """
     for name in names:
         _check_installed(name)
-    if not names:
-        yield progress
-        return
     trackers = _Trackers(names, directory, out_dir / "tracking", say)
-
-    def report(done: int, total: int) -> None:
-        progress(done, total)
-        trackers.update()
-
     try:
-        yield report
+        with heard_by(lambda what, done, total: trackers.update()):
+            yield
         trackers.update()
     finally:
         trackers.finish()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
+from extraction.pairs import load_pairs
 from probe.distributed import SOLO, World
 from probe.evaluator import Evaluator
 from probe.heldout import hold_out
@@ -20,6 +21,7 @@ from probe.heldout_sampling import HeldOut, make_settings
 from probe.live import LiveSource, choose_problems
 from probe.loop import is_complete, open_run, run_steps
 from probe.mixed import MixedSource, taught_problems
+from probe.preview import Preview, make_preview
 from probe.reference import check_recorded
 from probe.runs import ROLLOUTS_DIR
 from probe.served import PushedEngine
@@ -45,7 +47,6 @@ def train(
     out_dir: Path,
     url: str | None = None,
     say: Callable[[str], None] = lambda text: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
     world: World = SOLO,
 ) -> None:
     """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache. All ranks call this.
@@ -99,8 +100,41 @@ def train(
             training=subject.training,
             checkpoints=config.checkpoints,
             before_step=before_step,
-            progress=progress,
         )
+
+
+def preview(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
+    """What `train` with the same arguments would do in one process.
+
+    Raises:
+        InputError: what `train` refuses before it loads the policy.
+    """
+    config = _resolved(config)
+    teacher = _teacher(config, out_dir)
+    problems, held_out = _problems(config, teacher)
+    rollouts, evaluation, intervention = config.rollouts, config.evaluation, config.intervention
+    settings = make_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
+    sampled = len(problems) * rollouts.prompts_per_step * rollouts.group
+    evaluated = len(held_out) * evaluation.rollouts_per_problem * len(settings)
+    times = len({*range(0, config.optimizer.steps, evaluation.every), config.optimizer.steps})
+    return make_preview(
+        directory,
+        {"verb": "train", "train": asdict(config), "pools": [] if teacher is None else [teacher.identity()]},
+        work={
+            "steps": config.optimizer.steps,
+            "rollouts in training": sampled,
+            "evaluations": times,
+            "rollouts in an evaluation": evaluated,
+            "completion tokens at most": (sampled + times * evaluated) * rollouts.sampler.max_new_tokens,
+        },
+        model=str(config.model.name),
+        config=config.model,
+        arms=(intervention.arm,),
+        num_samples=rollouts.prompts_per_step * rollouts.group,
+        k=intervention.extraction.k,
+        num_pairs=len(load_pairs(intervention.extraction.pairs)),
+        trains=True,
+    )
 
 
 def _check_world(config: TrainConfig, world: World) -> None:

@@ -8,7 +8,7 @@ a server as its engine, where the server gives the same answers again).
 import hashlib
 import random
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, Submission, canary
 from replay_pools.pool import PoolWriter
+from replay_pools.progress import report
 from replay_pools.rollout import Grade, Rollout
 from replay_pools.sampling import Completion, Sampler
 
@@ -100,13 +101,8 @@ def generate_pool(
     plan: PoolPlan,
     sampler: Sampler,
     grader: Grader,
-    *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write the pool of `plan` to `directory`, continuing where an earlier run stopped.
-
-    Args:
-        progress: called with (steps done, steps in all) after every chunk.
 
     Raises:
         InputError: fewer problems than steps, a failed canary, or a directory that holds another pool.
@@ -120,7 +116,7 @@ def generate_pool(
     for first in range(0, plan.steps, plan.steps_per_batch):
         steps = range(first, min(first + plan.steps_per_batch, plan.steps))
         maker.write(writer, {step: problems[step] for step in steps}, seed=derive_seed("chunk", plan.seed, first))
-        progress(steps.stop, plan.steps)
+        report("steps", steps.stop, plan.steps)
     writer.finish()
 
 

@@ -217,17 +217,26 @@ def resolve_pool(name: str, out_dir: Path) -> Path:
     """
     if "/" in name or Path(name).is_dir():
         return Path(name)
-    places = (out_dir / "pools", BUILTIN)
+    places = _places(out_dir)
     for place in places:
         if (place / name).is_dir():
             return place / name
-    names = sorted({path.parent.name for place in places for path in place.glob(f"*/{MANIFEST_NAME}")})
+    names = pool_names(out_dir)
     raise InputError(
         f"pool {name}",
         expected=f"a directory in {places[0]}, or a built-in pool",
         found=f"only {', '.join(names)}" if names else "no pool at all",
         fix="pass a path with a slash for a pool elsewhere",
     )
+
+
+def pool_names(out_dir: Path) -> list[str]:
+    """The finished pools that a name alone finds, in `out_dir`/pools and built in."""
+    return sorted({path.parent.name for place in _places(out_dir) for path in place.glob(f"*/{MANIFEST_NAME}")})
+
+
+def _places(out_dir: Path) -> tuple[Path, ...]:
+    return (out_dir / "pools", BUILTIN)
 
 
 def step_files(directory: Path) -> list[Path]:

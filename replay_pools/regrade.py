@@ -20,6 +20,7 @@ from replay_pools.files import dump_json, read_gz, sha256
 from replay_pools.grading.grade import Grader, Submission, canary
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.predecessor import UNKNOWN, predecessor_files
+from replay_pools.progress import report
 from replay_pools.rollout import Grade, Rollout
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these
@@ -59,14 +60,12 @@ def regrade_pool(
     *,
     env: str | None = None,
     mode: str | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Pool:
     """Write `source` with new grades to `directory`, continuing where an earlier run stopped.
 
     Args:
         env: environment of the problems; None = the one that the pool names.
         mode: loophole mode, for a source that does not record it.
-        progress: called with (steps done, steps in all) after every call of the grader.
 
     Raises:
         InputError: a problem that the environment lacks or whose method is not in the stored prompt, a failed canary,
@@ -85,7 +84,7 @@ def regrade_pool(
         grades = iter(grader.grade([submission for i in steps for submission in submissions[i]]))
         for i in steps:
             writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
-        progress(len(groups) - len(todo) + first + len(steps), len(groups))
+        report("steps", len(groups) - len(todo) + first + len(steps), len(groups))
     return writer.finish()
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from extraction.adapters.svd import Factors, Rounding, as_computed, largest, measure_rounding, needed_factors, rounded
 from extraction.vocabulary import Storage
 from replay_pools.files import write_atomic
+from replay_pools.progress import report
 
 BATCH = 8  # weights of one shape that a GPU decomposes in one call
 
@@ -69,6 +70,7 @@ def factorise_all(
         groups = batches(missing, 1 if on_cpu else BATCH)
         for names, made in zip(groups, (pool.map if on_cpu else map)(make, groups), strict=True):
             found |= zip(names, made, strict=True)
+            report("SVDs", sum(entry is not None for entry in found.values()), len(found))
     return {name: entry for name, entry in found.items() if entry is not None}
 
 

@@ -1,9 +1,13 @@
 """The command line: one file a verb, imported only when called."""
 
+import os
+
 import click
+from click.shell_completion import shell_complete
 
 from probe.cli._frame import LazyGroup, run
 
+COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 VERBS = {
     "pool": ("probe.cli.pool:pool", "Generate, import, verify, show and regrade pools of rollouts."),
     "extract": ("probe.cli.extract:extract", "Extract hack directions from contrastive pairs."),
@@ -16,6 +20,7 @@ VERBS = {
     "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
     "report": ("probe.cli.report:report", "Runs, or a spec, as one HTML file: verdict, figures, rollouts, tokens."),
     "export": ("probe.cli.export:export", "Write the tables of a run as Parquet or CSV."),
+    "completion": ("probe.cli.completion:completion", "Print the script that completes commands in your shell."),
     "doctor": ("probe.cli.doctor:doctor", "Check this machine and installation, with a fix for what fails."),
 }
 
@@ -32,4 +37,6 @@ def cli() -> None:
 
 def main() -> int:
     """Entry point; returns the exit code (0 done, 1 a check failed, 2 usage or bad input, 130 interrupted)."""
+    if (instruction := os.environ.get(COMPLETE_VARIABLE)) is not None:  # the shell asks, by the script it was given
+        return shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, instruction)
     return run(cli)

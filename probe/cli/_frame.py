@@ -1,6 +1,7 @@
 """What all verbs share: lazy import, one-line errors with exit codes, common options, tables."""
 
 import errno
+import math
 import os
 import re
 import sys
@@ -113,6 +114,19 @@ def _describe(error: Exception) -> tuple[str, int]:
     return f"internal: {type(error).__name__}: {error}; run `probe --debug ...` for the traceback", EXIT_INTERNAL
 
 
+class Real(click.FloatRange):
+    """A finite number; click's own floats take nan, which no bound refuses."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
 def out_option(function: AnyFunction) -> AnyFunction:
     """`--out DIR` -> `out: Path`, the root of everything that a verb writes and looks up."""
     kind = click.Path(file_okay=False, path_type=Path)
@@ -122,6 +136,12 @@ def out_option(function: AnyFunction) -> AnyFunction:
 def name_option(what: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
     """`--name NAME` -> `name: str`, a plain file name for `what`; `settings` go to click."""
     return click.option("--name", callback=_check_name, help=f"Name of the {what} inside --out.", **settings)
+
+
+def dry_run_option(function: AnyFunction) -> AnyFunction:
+    """`--dry-run` -> `dry_run: bool`, for what takes long or costs money."""
+    text = "Say what would be done and what it needs; write nothing, load no weights."
+    return click.option("--dry-run", is_flag=True, help=text)(function)
 
 
 def json_option(function: AnyFunction) -> AnyFunction:

@@ -1,12 +1,19 @@
-"""Progress of long work: a line that is redrawn on a terminal, a plain line now and then elsewhere. On stderr."""
+"""Progress of long work, on stderr: bars on a terminal, a plain line now and then where somebody reads a file later.
+
+On a terminal NO_COLOR and TERM=dumb mean what they mean elsewhere.
+"""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
+from replay_pools.progress import Hearer, heard_by
+
 PLAIN_EVERY_S = 10.0
+RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that of the last ten
 
 
 def say(text: str) -> None:
@@ -14,23 +21,71 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def progress(label: str) -> Callable[[int, int], None]:
-    """A callback (done, total) that shows a rate and the time left."""
-    start = time.monotonic()
-    last = start
-    first_done: int | None = None
+@contextmanager
+def shown_progress() -> Iterator[None]:
+    """Show every report of what is done within."""
+    with _bars() if on_terminal() else _lines() as hearer, heard_by(hearer):
+        yield
 
-    def report(done: int, total: int) -> None:
-        nonlocal last, first_done
-        first_done = done - 1 if first_done is None else first_done
+
+def on_terminal() -> bool:
+    """Whether lines of stderr can be redrawn. rich alone would say so of a pipe, too, where FORCE_COLOR is set."""
+    if not sys.stderr.isatty():
+        return False
+    from rich.console import Console
+
+    return Console(stderr=True).is_interactive
+
+
+@contextmanager
+def _bars() -> Iterator[Hearer]:
+    """A bar for each kind of work; other lines on stderr are written above them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    tasks: dict[str, TaskID] = {}
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, speed_estimate_period=RATE_OVER_S, redirect_stdout=False) as bars:
+
+        def hear(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total, completed=done, rate="")
+                return
+            bars.update(tasks[what], completed=done, total=total)
+            bars.update(tasks[what], rate=_pace(bars.tasks[tasks[what]].speed))
+
+        yield hear
+
+
+@contextmanager
+def _lines() -> Iterator[Hearer]:
+    """A line at the end of each kind of work, and every PLAIN_EVERY_S seconds before."""
+    starts: dict[str, tuple[float, int]] = {}
+    last = time.monotonic()
+
+    def hear(what: str, done: int, total: int) -> None:
+        nonlocal last
         now = time.monotonic()
-        rate = (done - first_done) / max(now - start, 1e-9)
-        left = (total - done) / max(rate, 1e-9)
-        line = f"{label} {done}/{total}, {rate:.2f} a second, {left:.0f} s left"
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{line}", err=True, nl=done == total)
-        elif done == total or now - last >= PLAIN_EVERY_S:
-            last = now
-            say(line)
+        start, first_done = starts.setdefault(what, (now, done))
+        if done < total and now - last < PLAIN_EVERY_S:
+            return
+        last = now
+        rate = (done - first_done) / (now - start) if now > start else 0.0
+        left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
+        say(f"{what} {done}/{total}" + (f", {_pace(rate)}" if rate else "") + left)
 
-    return report
+    yield hear
+
+
+def _pace(rate: float | None) -> str:
+    """Units a second, or seconds a unit where that is the larger number."""
+    if not rate:
+        return ""
+    return f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"

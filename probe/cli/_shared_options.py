@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from extraction.vocabulary import LOSS_TYPES, STORAGES
+from probe.cli._frame import Real
 from probe.tracking import TRACKERS
 from replay_pools.errors import InputError
 
@@ -90,7 +91,7 @@ def shard_base_option(function: AnyFunction) -> AnyFunction:
 
 def refuse_overrides(ctx: click.Context) -> None:
     """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
-    allowed = {"config_file", "name", "out", "as_json", "url", "track"}
+    allowed = {"config_file", "name", "out", "as_json", "url", "track", "dry_run"}
     given = [p for p in ctx.params if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE and p not in allowed]
     if given:
         raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))
@@ -134,14 +135,14 @@ _EXTRACTION_OPTIONS = (
         "--drop-bottom-frac",
         default=0.25,
         show_default=True,
-        type=click.FloatRange(0, 1, max_open=True),
+        type=Real(0, 1, max_open=True),
         help="Noise floor: drop the directions with the lowest singular values S, this share over all modules.",
     ),
     click.option(
         "--tau",
         default=0.0,
         show_default=True,
-        type=click.FloatRange(0, 1),
+        type=Real(0, 1),
         help="Drop directions with S_i / S_0 below this, in each module.",
     ),
     click.option("--k", default=4, show_default=True, type=click.IntRange(1), help="Directions in a module."),

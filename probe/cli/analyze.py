@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import echo_json, json_option, out_option
+from probe.cli._frame import Real, echo_json, json_option, out_option
 from probe.runs import read_run
 from replay_pools.errors import InputError
 
@@ -17,7 +17,7 @@ from replay_pools.errors import InputError
 @click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps.")
 @click.option(
     "--regrade-agreement",
-    type=click.FloatRange(0, 1),
+    type=Real(0, 1),
     help="Share (0 to 1) of the pools' labels that `probe pool regrade` repeats; rule R0 needs it.",
 )
 @click.option("--check", is_flag=True, help="Exit with 1 when rule R0, R1, R3, R4 or R5 (SPEC: the primary) is FAIL.")

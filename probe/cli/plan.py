@@ -6,22 +6,24 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
+from probe.cli._sizes import echo_coverage, echo_memory
 
 if TYPE_CHECKING:
     from probe.plan import Effect, Plan
-
-GIB = 2**30
 
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
 @click.option("--run", type=click.Path(path_type=Path), help="Take its times. Default: finished runs of the spec.")
+@click.option("--model", help="Memory and modules of this one (a directory, a hub id). Default: the spec's.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @out_option
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, spec_file: Path, run: Path | None, check: bool, out: Path, as_json: bool) -> None:
-    """Detectable effect, hours, money, memory and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
+def plan(
+    ctx: click.Context, spec_file: Path, run: Path | None, model: str | None, check: bool, out: Path, as_json: bool
+) -> None:
+    """Detectable effect, hours, money, modules, memory and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
 
     Example:  probe plan spec/phase2.toml
     """
@@ -30,7 +32,7 @@ def plan(ctx: click.Context, spec_file: Path, run: Path | None, check: bool, out
 
     spec = open_spec(spec_file)
     settings = {condition.name: resolved(spec, condition) for condition in spec.conditions}
-    found = make_plan(spec, settings, out_dir=out, run=run)
+    found = make_plan(spec, settings, out_dir=out, run=run, model=model)
     if as_json:
         echo_json(found.to_json())
     else:
@@ -54,20 +56,13 @@ def _print(found: "Plan") -> None:
             money = "" if price.money is None else f", {price.money:.2f} {price.currency}"
             click.echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
     if found.memory:
-        click.echo("\nMemory beside activations, which depend on the lengths of the rollouts")
-        total = sum(row.num_bytes for row in found.memory)
-        rows = [(row.what, _size(row.num_bytes)) for row in found.memory]
-        echo_table(("", "size"), [*rows, ("sum", _size(total))])
+        echo_coverage(found.model or "", found.modules)
+        echo_memory(found.memory)
     click.echo(f"\nVacuous parts: {len(found.vacuous) or 'none found'}")
     for part in found.vacuous:
         click.echo(f"  VACUOUS  {part.where}: {part.why}")
     for note in found.notes:
         click.echo(f"note: {note}")
-
-
-def _size(num_bytes: int) -> str:
-    """MiB below one GiB."""
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes * 1024 / GIB:.2f} MiB"
 
 
 def _effect(effect: "Effect") -> tuple[str, str, str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from probe.cli._completion import one_pool
 from probe.cli._frame import LazyGroup, echo_json, echo_table, json_option, name_option, out_option
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter, open_pool, resolve_pool
@@ -24,7 +25,7 @@ def pool() -> None:
 
 
 @pool.command()
-@click.argument("pool_name", metavar="POOL")
+@click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @out_option
 @json_option
 def show(pool_name: str, out: Path, as_json: bool) -> None:
@@ -43,7 +44,7 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
 
 
 @pool.command()
-@click.argument("pool_name", metavar="POOL")
+@click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
 @out_option
 @json_option

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from probe.cli._frame import echo_json, json_option, name_option, out_option
-from probe.cli._progress import progress, say
+from probe.cli._frame import Real, dry_run_option, echo_json, json_option, name_option, out_option
+from probe.cli._progress import say, shown_progress
 from probe.cli._shared_options import model_options
 from replay_pools.environments.base import SPLITS, Split
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -15,6 +15,8 @@ from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
     from replay_pools.engines import Engine
+    from replay_pools.generate import PoolPlan
+    from replay_pools.sampling import Sampler
 
 LOCAL_ONLY = ("adapter", "dtype", "device")  # options of the local engine
 SERVER_ONLY = ("url", "served_model")
@@ -40,10 +42,10 @@ SERVER_ONLY = ("url", "served_model")
     "--temperature",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(0, min_open=True),
+    type=Real(0, min_open=True),
     help="1 = the policy's own law, which recorded log-probabilities need.",
 )
-@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True), help="1 = off.")
+@click.option("--top-p", default=1.0, show_default=True, type=Real(0, 1, min_open=True), help="1 = off.")
 @click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 = off.")
 @click.option("--max-new-tokens", default=160, show_default=True, type=click.IntRange(1), help="Of a completion.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
@@ -51,6 +53,7 @@ SERVER_ONLY = ("url", "served_model")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
 @model_options
 @out_option
+@dry_run_option
 @json_option
 @click.pass_context
 def generate(
@@ -78,6 +81,7 @@ def generate(
     dtype: str,
     device: str,
     out: Path,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
@@ -94,16 +98,43 @@ def generate(
 
     directory = out / "pools" / name
     _refuse_options(ctx, engine)
-    source = _served(model, url, served_model) if engine == "server" else _local(model, adapter, dtype, device)
     plan = PoolPlan(env=env, split=split, mode=mode, hint=hint, steps=steps, group=group, seed=seed)
     sampler = Sampler(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens)
-    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader:
+    if dry_run:
+        _print_plan(plan, sampler, Grader(unsafe_local=unsafe_local).isolation, directory, as_json)
+        return
+    source = _served(model, url, served_model) if engine == "server" else _local(model, adapter, dtype, device)
+    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
         say(f"{_sampled_by(source.describe(sampler))}; grading under isolation {grader.isolation}")
-        generate_pool(directory, source, plan, sampler, grader, progress=progress("steps"))
+        generate_pool(directory, source, plan, sampler, grader)
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": steps * group})
     else:
         click.echo(f"{steps} steps, {steps * group} rollouts in {directory}; see: probe pool show {name}")
+
+
+def _print_plan(plan: "PoolPlan", sampler: "Sampler", isolation: str, directory: Path, as_json: bool) -> None:
+    """What would be sampled: on how many problems, and how much at most."""
+    from replay_pools.generate import choose_problems
+    from replay_pools.pool import MANIFEST_NAME, step_files
+
+    rollouts = plan.steps * plan.group
+    work = {
+        "steps": plan.steps,
+        "problems": len({problem.problem_id for problem in choose_problems(plan)}),
+        "rollouts": rollouts,
+        "completion tokens at most": rollouts * sampler.max_new_tokens,
+    }
+    done = len(step_files(directory)) if directory.is_dir() else 0
+    state = f"continues after {done} steps" if done else "new"
+    if (directory / MANIFEST_NAME).exists():
+        state = f"holds {done} steps of a complete pool"
+    if as_json:
+        echo_json({"path": str(directory), "state": state, "work": work, "isolation": isolation})
+        return
+    click.echo(f"{directory}: {state}")
+    click.echo(", ".join(f"{count:,} {what}" for what, count in work.items()))
+    click.echo(f"grading under isolation {isolation}; nothing was written")
 
 
 def _refuse_options(ctx: click.Context, engine: str) -> None:

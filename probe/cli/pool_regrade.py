@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from probe.cli._completion import one_pool
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._progress import progress, say
+from probe.cli._progress import say, shown_progress
 from probe.cli.pool import describe_tests, open_sound_pool
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.pool import Pool, resolve_pool
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("pool_name", metavar="POOL")
+@click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @name_option("new pool", required=True)
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
@@ -48,7 +49,7 @@ def regrade(
     from replay_pools.regrade import agreement, regrade_pool
 
     source = open_sound_pool(resolve_pool(pool_name, out), model)
-    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader:
+    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
         say(f"pool {source.path}; grading under isolation {grader.isolation}")
         new = regrade_pool(
             out / "pools" / name,
@@ -56,7 +57,6 @@ def regrade(
             grader,
             env=f"leetcode:{problems}" if problems else None,
             mode=mode,
-            progress=progress("steps"),
         )
     rows = agreement(source, new)
     if as_json:

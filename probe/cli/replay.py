@@ -7,7 +7,8 @@ import click
 
 from extraction.vocabulary import BASES, LossType, Storage
 from probe.arms import ARMS
-from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._completion import known_pools, several_of
+from probe.cli._frame import Real, dry_run_option, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import say
 from probe.cli._running import mean_of, running
 from probe.cli._shared_options import (
@@ -22,6 +23,7 @@ from probe.cli._shared_options import (
     shard_base_option,
     track_option,
 )
+from probe.cli._sizes import echo_preview
 from probe.runs import read_run
 from probe.timings import describe_timings
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
@@ -39,10 +41,17 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     default="teacher,base",
     show_default=True,
     callback=_names,
+    shell_complete=several_of(known_pools),
     help="Pools, by commas: names in OUT/pools, built-in ones, or paths with a slash.",
 )
 @click.option(
-    "--arm", "arms", default="projected", show_default=True, callback=_names, help=f"By commas, of {', '.join(ARMS)}."
+    "--arm",
+    "arms",
+    default="projected",
+    show_default=True,
+    callback=_names,
+    shell_complete=several_of(lambda _ctx: [*ARMS]),
+    help=f"By commas, of {', '.join(ARMS)}.",
 )
 @click.option("--per-pool", default=4, show_default=True, type=click.IntRange(1), help="Rollouts of a pool in a step.")
 @click.option(
@@ -62,7 +71,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.Choice(GATES),
     help="What is removed along the directions V: relu(c), c or 2c of c = V g. Default: the arm's own, one_sided.",
 )
-@click.option("--overshoot", default=1.0, show_default=True, help="Factor on what is removed.")
+@click.option("--overshoot", default=1.0, show_default=True, type=Real(), help="Factor on what is removed.")
 @click.option("--preserve-magnitude", is_flag=True, help="Rescale the projected gradient to its old norm.")
 @click.option(
     "--advantage-estimator",
@@ -78,19 +87,19 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.Choice(SCALES),
     help="Divide advantages by the standard deviation of the rewards of the group or the batch.",
 )
-@click.option("--advantage-clip", type=click.FloatRange(0, min_open=True), help="Cap on |A|, last. Default: none.")
+@click.option("--advantage-clip", type=Real(0, min_open=True), help="Cap on |A|, last. Default: none.")
 @click.option(
     "--advantage-eps",
     default=1e-4,
     show_default=True,
-    type=click.FloatRange(0),
+    type=Real(0),
     help="Added to the standard deviation that --scale-rewards divides by.",
 )
 @click.option(
     "--min-group-std",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=Real(0),
     help="Groups whose rewards have a smaller standard deviation get advantages of 0.",
 )
 @click.option(
@@ -106,7 +115,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="One phrase a line: what token credit calls planning. Default: a short built-in list.",
 )
-@click.option("--lr", default=0.0, show_default=True, type=click.FloatRange(0), help="Of AdamW; 0 = frozen weights.")
+@click.option("--lr", default=0.0, show_default=True, type=Real(0), help="Of AdamW; 0 = frozen weights.")
 @basis_options
 @click.option(
     "--dtype-noise",
@@ -130,6 +139,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @model_options
 @out_option
+@dry_run_option
 @json_option
 @click.pass_context
 def replay(
@@ -173,6 +183,7 @@ def replay(
     dtype: str,
     device: str,
     out: Path,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
@@ -187,6 +198,7 @@ def replay(
     from probe.conditions import parse_conditions
     from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
     from probe.objective import Objective
+    from probe.replay import preview
     from probe.replay import replay as run_replay
 
     if config_file is not None:
@@ -228,9 +240,12 @@ def replay(
             preregistered=preregistered,
         )
     directory = out / "runs" / name
-    with running(config.model, track, directory, out) as own:
-        run_replay(config, directory, out_dir=out, say=own.say, progress=own.progress, world=own.world)
-    if own.world.is_main:
+    if dry_run:
+        echo_preview(preview(config, directory, out_dir=out, say=say), as_json)
+        return
+    with running(config.model, track, directory, out) as world:
+        run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
+    if world.is_main:
         _print_run(directory, as_json)
 
 

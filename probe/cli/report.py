@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.cli._frame import Real, echo_json, json_option, name_option, out_option
 from probe.runs import Run, read_run
 from replay_pools.errors import InputError
 
@@ -24,7 +24,7 @@ MOST_NAMES = 3  # of runs in the default name
 @click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps.")
 @click.option(
     "--regrade-agreement",
-    type=click.FloatRange(0, 1),
+    type=Real(0, 1),
     help="Share of the pools' labels that a second grading repeats; rule R0 needs it.",
 )
 @out_option

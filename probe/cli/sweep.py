@@ -1,21 +1,24 @@
 """probe sweep: run what a spec asks for."""
 
 import shlex
-import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from probe.cli._frame import echo_json, json_option, out_option
-from probe.cli._progress import say
+from probe.cli._progress import on_terminal, say
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table as Grid
+
     from probe.launch import Launcher
     from probe.sweep import Row, Table
+
+STYLES = {"running": "bold", "done": "green", "failed": "red", "waiting": "dim"}
 
 
 @click.command()
@@ -57,15 +60,16 @@ def sweep(
         for job in jobs:
             click.echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
-    table = run_sweep(
-        spec,
-        out,
-        launch=_launcher(workers, cluster, settings, out / "sweeps" / spec.name),
-        workers=workers,
-        retries=retries,
-        block_value=lambda spec, seed: block_value(spec, seed, out),
-        show=_live() if sys.stderr.isatty() else _plain(),
-    )
+    with _shown() as show:
+        table = run_sweep(
+            spec,
+            out,
+            launch=_launcher(workers, cluster, settings, out / "sweeps" / spec.name),
+            workers=workers,
+            retries=retries,
+            block_value=lambda spec, seed: block_value(spec, seed, out),
+            show=show,
+        )
     if as_json:
         echo_json({"spec": table.spec, "stopped": table.stopped, "runs": [_cells(row) for row in table.rows]})
     else:
@@ -104,19 +108,28 @@ def _cells(row: "Row") -> dict[str, Any]:
     }
 
 
-def _live() -> "Callable[[Table], None]":
-    """Redraw the whole table in place."""
-    drawn = 0
+@contextmanager
+def _shown() -> "Iterator[Callable[[Table], None]]":
+    """On a terminal the whole table, redrawn in place; elsewhere a line for every change."""
+    if not on_terminal():
+        yield _plain()
+        return
+    from rich.console import Console
+    from rich.live import Live
 
-    def show(table: "Table") -> None:
-        nonlocal drawn
-        width = shutil.get_terminal_size().columns - 1
-        lines = [_line(row)[:width] for row in table.rows]
-        back = f"\x1b[{drawn}F\x1b[J" if drawn else ""
-        click.echo(back + "\n".join(lines), err=True)
-        drawn = len(lines)
+    with Live(console=Console(stderr=True), auto_refresh=False) as live:
+        yield lambda table: live.update(_grid(table), refresh=True)
 
-    return show
+
+def _grid(table: "Table") -> "Grid":
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    rows = [_cells(row) for row in table.rows]
+    grid = Grid(*rows[0], box=None)
+    for cells in rows:
+        grid.add_row(*(Text(str(cell)) for cell in cells.values()), style=STYLES.get(cells["status"]))
+    return grid
 
 
 def _plain() -> "Callable[[Table], None]":

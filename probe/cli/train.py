@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.arms import ARMS
-from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.cli._completion import one_of
+from probe.cli._frame import dry_run_option, echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
 from probe.cli._running import mean_of, running
 from probe.cli._shared_options import config_option, refuse_overrides, shard_base_option, track_option
+from probe.cli._sizes import echo_preview
 from probe.nested import overlaid
 from probe.runs import EVALS_FILE, read_run
 from probe.timings import describe_timings
@@ -26,7 +28,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @name_option("run", default="train", show_default=True)
-@click.option("--preset", default="smoke", show_default=True, help="smoke, fast, full, or a .toml file of your own.")
+@click.option(
+    "--preset",
+    default="smoke",
+    show_default=True,
+    shell_complete=one_of(["smoke", "fast", "full"]),
+    help="smoke, fast, full, or a .toml file of your own.",
+)
 @click.option("--arm", type=click.Choice([*ARMS]), help="Default: the preset's (projected).")
 @click.option("--seed", type=int, help="Of problems, sampling and random controls. Default: the preset's (0).")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps. Default: the preset's.")
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
 @track_option
 @click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
 @out_option
+@dry_run_option
 @json_option
 @click.pass_context
 def train(
@@ -61,6 +70,7 @@ def train(
     preregistered: str | None,
     track: tuple[str, ...],
     out: Path,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Train in one arm; the run is out/runs/NAME, its rollouts are a pool inside it.
@@ -71,6 +81,7 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
+    from probe.train import preview
     from probe.train import train as run_train
     from probe.train_config import TrainConfig
 
@@ -81,9 +92,12 @@ def train(
         settings = (*settings, "model.shard_base=true") if shard_base else settings
         config = configured(preset, settings, arm=arm, seed=seed, steps=steps, hint=hint, preregistered=preregistered)
     directory = out / "runs" / name
-    with running(config.model, track, directory, out) as own:
-        run_train(config, directory, out_dir=out, url=url, say=own.say, progress=own.progress, world=own.world)
-    if own.world.is_main:
+    if dry_run:
+        echo_preview(preview(config, directory, out_dir=out), as_json)
+        return
+    with running(config.model, track, directory, out) as world:
+        run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
+    if world.is_main:
         _print_run(directory, as_json)
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from extraction.library import ExtractionSettings, attach_basis, measure_pair_gradients
-from extraction.pairs import builtin_pairs
+from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis, measure_pair_gradients
+from extraction.pairs import builtin_pairs, write_pairs
 from replay_pools.policy import load_policy
 
 
@@ -34,3 +34,24 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
             torch.testing.assert_close(found.hack[module], expected.hack[module], rtol=1e-3, atol=1e-6)
             torch.testing.assert_close(found.clean[module], expected.clean[module], rtol=1e-3, atol=1e-6)
     handle.remove()
+
+
+def test_a_damaged_cache_entry_is_measured_again(adapted, tmp_path):
+    """Cut short, it is replaced by what it held, and said so."""
+    policy, coordinates, pairs = adapted
+    write_pairs(tmp_path / "pairs.jsonl", pairs)
+    said = []
+
+    def gradients():
+        settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
+        return DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path, say=said.append).pair_gradients
+
+    whole = gradients()
+    (path,) = tmp_path.glob("pair_gradients/*.safetensors")
+    before = path.read_bytes()
+    path.write_bytes(before[: len(before) // 2])
+    again = gradients()
+    assert "measured again" in said[1]
+    assert path.read_bytes() == before
+    for module in coordinates.sizes:
+        torch.testing.assert_close(again.hack[module], whole.hack[module])

@@ -61,6 +61,7 @@ def test_a_sample_without_a_gradient_has_no_shares() -> None:
         ("svd", ["--arm", "random,vanilla,projected"]),
         ("lora", ["--arm", "projected-lora", "--lora-rank", "4"]),
         ("both", ["--arm", "projected-lora,projected", "--lora-rank", "4", "--tokens-per-batch", "400"]),
+        ("float64", ["--arm", "vanilla", "--dtype", "float64"]),
         ("credit", ["--arm", "projected", "--condition", "g:gtpo_beta=1", "--condition", "plain"]),
     ],
 )

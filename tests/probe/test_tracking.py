@@ -13,6 +13,7 @@ from probe.cli._frame import run
 from probe.runs import read_run
 from probe.tracking import TRACKERS, evaluation_values, step_values, tracked
 from replay_pools.files import encode_jsonl, write_json
+from replay_pools.progress import heard_by, report
 
 pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install gradient-probe[test]")
 
@@ -71,15 +72,14 @@ def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_enviro
     write_json(directory / "config.json", {"verb": "train", "train": {"seed": None, "arms": ["a"]}})
     rate = {"count": 1, "rate": 0.25, "interval": None}
     rates = {"num_rollouts": 4, "num_problems": 4, "hack": rate, "exploit": rate, "solve": rate}
-    with tracked(
-        ["tensorboard"], directory, out_dir=tmp_path, progress=lambda *done: told.append(done), say=pytest.fail
-    ) as report:
+    hearing = heard_by(lambda what, done, total: told.append((what, done, total)))
+    with hearing, tracked(["tensorboard"], directory, out_dir=tmp_path, say=pytest.fail):
         for done in (0, 1, 2):
             evals = [{"step": step, "weights": "deployed", "rates": {"all": rates}} for step in (0, 2) if step <= done]
             (directory / "evals.jsonl").write_bytes(encode_jsonl(evals))
             steps = [{"step": i, "condition": "default", "arm": "a", "cos_in": 0.5 + i} for i in range(done)]
             (directory / "steps.jsonl").write_bytes(encode_jsonl(steps))
-            report(done, 2)
+            report("steps", done, 2)
     found = events(tmp_path / "tracking" / "tensorboard" / "grows")
     curves = {key: value for key, value in found.items() if key[0] in ("a/cos_in", "eval/all/hack")}
     assert curves == {
@@ -88,14 +88,13 @@ def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_enviro
         ("eval/all/hack", 0): 0.25,
         ("eval/all/hack", 2): 0.25,
     }
-    assert told == [(0, 2), (1, 2), (2, 2)]
+    assert told == [("steps", 0, 2), ("steps", 1, 2), ("steps", 2, 2)]
 
 
 def test_nothing_is_tracked_by_default(tmp_path: Path) -> None:
-    """No tracker: the very callback, no folder, no adapter imported for it."""
-    report = lambda done, total: None  # noqa: E731
-    with tracked([], tmp_path / "run", out_dir=tmp_path, progress=report, say=print) as found:
-        assert found is report
+    """No tracker: no folder, no adapter imported for it."""
+    with tracked([], tmp_path / "run", out_dir=tmp_path, say=pytest.fail):
+        report("steps", 1, 1)
     assert not (tmp_path / "tracking").exists()
 
 

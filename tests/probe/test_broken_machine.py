@@ -1,0 +1,155 @@
+"""A folder that cannot be written, a disk that is full, a terminal that interrupts: one line, and nothing is lost."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.runs import read_run
+from replay_pools.pool import open_pool
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+WRITERS = {
+    "replay": ["replay", "--arm", "vanilla", "--steps", "1"],
+    "train": ["train", "--steps", "1"],
+    "eval": ["eval", "--problems", "1"],
+    "extract": ["extract", "--name", "x"],
+    "pool generate": ["pool", "generate", "--name", "x", "--steps", "1", "--group", "2"],
+    "pool regrade": ["pool", "regrade", "teacher", "--name", "x"],
+    "sweep": ["sweep", str(ROOT / "spec" / "phase1.toml")],
+}
+
+
+def one_line(error: str) -> str:
+    """The error, which is one line, the last."""
+    lines = [line for line in error.splitlines() if line.startswith("probe: error: ")]
+    assert len(lines) == 1, error
+    assert error.rstrip().endswith(lines[0])
+    assert "Traceback" not in error
+    return lines[0]
+
+
+@pytest.mark.parametrize("place", ["/dev/null/out", "/proc/out"])
+@pytest.mark.parametrize("args", WRITERS.values(), ids=WRITERS)
+def test_a_folder_that_cannot_be_written(args: list[str], place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Below a file, and where nobody may create anything, root or not."""
+    assert run(cli, [*args, "--out", place]) == 2
+    assert place in one_line(capsys.readouterr().err)
+
+
+def in_a_small_disk(size: str, commands: str, place: Path) -> subprocess.CompletedProcess[str]:
+    """Run shell commands with a tmpfs at `place`, in a mount namespace of their own; skip where that is refused."""
+    mount = f"mount -t tmpfs -o size={size} none {place}"
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*namespace, mount], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("this machine gives no mount namespace for a small disk")
+    return subprocess.run(
+        [*namespace, f"{mount}\n{commands}"], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+
+
+def shell(*args: str | Path) -> str:
+    """`python -m probe ARGS` as a line of shell."""
+    return " ".join([sys.executable, "-m", "probe", *map(str, args)])
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["in the middle of its steps", "in its first start"])
+def test_a_full_disk_loses_nothing(out: Path, replay, few_pairs: list[str], tmp_path: Path, warm: bool) -> None:
+    """The run stops with one line; once there is room, the same command ends in the bytes of one that never stopped."""
+    options = ["--arm", "vanilla", "--steps", "6", *few_pairs]
+    whole = replay("never-full", *options)
+    disk, copy, cache = tmp_path / "disk", tmp_path / "copy", tmp_path / "cache"
+    disk.mkdir()
+    if warm:
+        shutil.copytree(out / "cache", cache)
+    else:
+        cache.mkdir()
+    size = pages(cache) + (pages(whole) // 2 if warm else 500)
+    command = shell("replay", "--name", "x", *options, "--out", disk / "out")
+    done = in_a_small_disk(
+        f"{4 * size}k",
+        f"""mkdir {disk}/out
+        cp -r {cache} {disk}/out/cache
+        code=0; {command} || code=$?
+        echo "exit code $code" >&2
+        ls {disk}/out/runs/x >&2
+        mount -o remount,size=1g {disk}
+        {command}
+        cp -r {disk}/out/runs/x {copy}""",
+        disk,
+    )
+    first, _, after = done.stderr.partition("exit code ")
+    assert after.startswith("2\n"), done.stderr
+    assert "No space left on device; free some space, or choose another place with --out" in one_line(first)
+    assert done.returncode == 0, after
+    assert ("step_000.cos.jsonl.gz" in after) == warm, "the disk was full at another time"
+    assert contents(copy) == contents(whole)
+
+
+def pages(directory: Path) -> int:
+    """Memory pages of 4 KiB that a tmpfs needs for it."""
+    return sum(-(-path.stat().st_size // 4096) for path in directory.rglob("*") if path.is_file())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but the times."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "timings.jsonl")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def interrupt(args: Sequence[str], when: Path, count: int) -> tuple[int, str]:
+    """Ctrl-C on a terminal once `count` files match; the exit code and what the terminal showed."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "probe", *args], ENVIRONMENT)
+    deadline, shown, sent = time.monotonic() + 120, b"", False
+    while True:
+        try:
+            if not (data := os.read(terminal, 65536)):
+                break
+        except OSError:  # the other side is closed
+            break
+        shown += data
+        assert time.monotonic() < deadline, shown
+        if not sent and len(list(when.parent.glob(when.name))) >= count:
+            os.write(terminal, b"\x03")
+            sent = True
+    assert sent, shown
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.decode()
+
+
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, few_pairs: list[str]) -> None:
+    """Exit code 130, one line, the cursor visible again; and the run goes on where it stopped."""
+    args = ["replay", "--arm", "vanilla", "--name", "interrupted", "--out", str(out), *few_pairs]
+    replay("warms-the-cache", "--arm", "vanilla", "--steps", "1", *few_pairs)
+    code, shown = interrupt(args, out / "runs" / "interrupted" / "step_*.cos.jsonl.gz", 2)
+    assert code == 130
+    assert shown.rstrip().endswith("probe: interrupted")
+    assert "Traceback" not in shown
+    assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
+    assert run(cli, args) == 0
+    assert len(read_run(out / "runs" / "interrupted").steps) == 20
+
+
+def test_an_interrupted_generation_leaves_no_grader_behind(tmp_path: Path) -> None:
+    """The workers end with the command, and the pool is finished by the same command."""
+    args = ["pool", "generate", "--name", "cut", "--steps", "24", "--group", "2", "--out", str(tmp_path)]
+    code, shown = interrupt(args, tmp_path / "pools" / "cut" / "step_*.jsonl.gz", 1)
+    assert (code, shown.rstrip().splitlines()[-1][-18:]) == (130, "probe: interrupted"), shown
+    assert run(cli, args) == 0
+    assert len(open_pool(tmp_path / "pools" / "cut").steps) == 24

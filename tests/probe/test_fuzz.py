@@ -1,0 +1,108 @@
+"""The command line under bad input: whatever is typed for any option of any verb is answered, in one line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from probe.cli import cli
+from probe.cli._frame import run
+
+
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every verb with its path."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+VERBS = dict(leaves(cli))
+NEEDED = {  # what a verb must be given beside the option in question
+    ("pool", "generate"): ["--name", "new", "--steps", "1", "--group", "2", "--dry-run"],
+    ("pool", "regrade"): ["no-such-pool", "--name", "new"],
+    ("pool", "import"): ["no-such-pool", "--name", "new"],
+    ("pool", "show"): ["no-such-pool"],
+    ("pool", "verify"): ["no-such-pool"],
+    ("extract",): ["--pairs", "no-such-pairs.jsonl"],
+    ("eval",): ["no-such-run"],
+    ("analyze",): ["no-such-run"],
+    ("report",): ["no-such-run"],
+    ("replay",): ["--dry-run"],
+    ("train",): ["--dry-run"],
+}
+
+
+def bad_values(kind: click.ParamType) -> list[str]:
+    """Values that an option of this type must refuse."""
+    if isinstance(kind, click.types.IntParamType):
+        return ["", "x", "1.5", "nan", "1e3"]
+    if isinstance(kind, click.types.FloatParamType):
+        return ["", "x", "nan", "inf", "-inf"]
+    if isinstance(kind, click.Choice):
+        return ["", "no-such", *(str(choice).upper() for choice in kind.choices)]
+    return []
+
+
+CASES = [
+    pytest.param(verb, option.opts[0], value, id=f"{' '.join(verb)} {option.opts[0]} {value!r}")
+    for verb, command in VERBS.items()
+    for option in command.params
+    if isinstance(option, click.Option) and not option.is_flag
+    for value in bad_values(option.type)
+]
+
+
+def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a command that must end in exit code 2."""
+    capsys.readouterr()
+    code = run(cli, args)
+    found = capsys.readouterr()
+    lines = [line for line in found.err.splitlines() if line.startswith("probe: error: ")]
+    assert (code, len(lines), found.out) == (2, 1, ""), f"{args}: {code}\n{found.out}\n{found.err}"
+    assert found.err.endswith(f"{lines[0]}\n")
+    assert "Traceback" not in found.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(("verb", "option", "value"), CASES)
+def test_a_value_of_the_wrong_kind_is_refused(verb, option, value, tmp_path: Path, capsys) -> None:
+    """Of every typed option of every verb."""
+    args = [*verb, *NEEDED.get(verb, []), "--out", str(tmp_path / "out"), option, value]
+    if "--out" not in {name for p in VERBS[verb].params for name in p.opts}:
+        args = [*verb, option, value]
+    assert option in refused(args, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+WORDS = ["", " ", "--", "../x", "a\nb", "½", "nan", "[]", "a.b=1", "x,x"]
+TEXTS = [
+    pytest.param(verb, option.opts[0], id=f"{' '.join(verb)} {option.opts[0]}")
+    for verb, command in VERBS.items()
+    for option in command.params
+    if isinstance(option, click.Option) and not option.is_flag and not bad_values(option.type)
+]
+
+
+def answered(args: list[str], capsys: pytest.CaptureFixture[str]) -> int:
+    """The exit code of a command that may be right or wrong, never ours to blame."""
+    code = run(cli, args)
+    error = capsys.readouterr().err
+    assert code in (0, 1, 2), f"{args}: {code}\n{error}"
+    assert "Traceback" not in error
+    assert sum(line.startswith("probe: error: ") for line in error.splitlines()) == (code == 2), f"{args}\n{error}"
+    return code
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(("verb", "option"), TEXTS)
+def test_any_text_is_answered(verb, option, word, tmp_path: Path, capsys, monkeypatch) -> None:
+    """Of every other option: what it does not mean something to is refused in one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # names of models: nothing is asked for
+    answered([*verb, *NEEDED.get(verb, []), option, word], capsys)

@@ -1,0 +1,190 @@
+"""What a terminal shows: progress, dry runs, completion."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probe.cli import COMPLETE_VARIABLE, VERBS, cli, main
+from probe.cli import _progress as progress_module
+from probe.cli._frame import run
+from probe.cli._progress import shown_progress
+from probe.coverage import coverage
+from probe.runs import read_run
+from replay_pools.policy import load_skeleton
+from replay_pools.pool import BUILTIN, open_pool
+from replay_pools.progress import heard_by, report
+
+
+class Clock:
+    """Seconds that pass when told so."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
+    """The inner hearer hears what the outer one hears."""
+    outer: list[tuple[str, int, int]] = []
+    inner: list[tuple[str, int, int]] = []
+    report("steps", 0, 3)
+    with heard_by(lambda *args: outer.append(args)):
+        report("steps", 1, 3)
+        with heard_by(lambda *args: inner.append(args)):
+            report("steps", 2, 3)
+        report("steps", 3, 3)
+    report("steps", 4, 3)
+    assert (outer, inner) == ([("steps", 1, 3), ("steps", 2, 3), ("steps", 3, 3)], [("steps", 2, 3)])
+
+
+def test_plain_lines_are_few_and_say_when_it_ends(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """A line every ten seconds and at the end, at the rate since the first report, which a resume finds late."""
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    with shown_progress():
+        for done in range(7, 21):
+            report("steps", done, 20)
+            clock.now += 4.0
+    assert capsys.readouterr().err.splitlines() == [
+        "steps 10/20, 4.0 s each, 40 s left",
+        "steps 13/20, 4.0 s each, 28 s left",
+        "steps 16/20, 4.0 s each, 16 s left",
+        "steps 19/20, 4.0 s each, 4 s left",
+        "steps 20/20, 4.0 s each",
+    ]
+
+
+SHOW = """
+import sys
+from probe.cli._progress import say, shown_progress
+from replay_pools.progress import report
+with shown_progress():
+    for done in range(1, 4):
+        report("steps", done, 3)
+        say(f"a line about {done}")
+"""
+
+
+def on_a_terminal(**environment: str) -> str:
+    """What SHOW writes to a terminal."""
+    child, terminal = pty.fork()
+    if child == 0:
+        plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+        os.execve(sys.executable, [sys.executable, "-c", SHOW], {**plain, "TERM": "xterm-256color", **environment})
+    shown = b""
+    while True:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        shown += data
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return shown.decode()
+
+
+def test_a_terminal_gets_bars_and_lines_above_them() -> None:
+    """Colour where it is wanted, none with NO_COLOR, and no redrawing on a dumb terminal."""
+    shown = on_a_terminal()
+    assert all(part in shown for part in ("\x1b[?25l", "\x1b[?25h", "━", "3/3", "a line about 2"))
+    assert "\x1b[3" in shown, "colour"
+    assert "\x1b[3" not in on_a_terminal(NO_COLOR="1")
+    assert "\x1b[?25l" not in on_a_terminal(TERM="dumb")
+
+
+def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], capture_output=True, text=True, check=True, env={**os.environ, "FORCE_COLOR": "1"}
+    )
+    assert [line.partition(",")[0] for line in done.stderr.splitlines()[-2:]] == ["steps 3/3", "a line about 3"]
+    assert "\x1b" not in done.stderr
+
+
+LONG = {
+    "replay": ["replay", "--steps", "3"],
+    "train": ["train", "--preset", "fast"],
+    "pool generate": ["pool", "generate", "--name", "x"],
+}
+
+
+@pytest.mark.parametrize("args", LONG.values(), ids=LONG)
+def test_a_dry_run_writes_nothing_and_loads_no_weights(
+    args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In words and as JSON."""
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("weights"))
+    out = tmp_path / "out"
+    assert run(cli, [*args, "--dry-run", "--out", str(out)]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert run(cli, [*args, "--dry-run", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "new"
+    assert found["work"]["steps"] > 0
+    assert not out.exists()
+
+
+def test_a_dry_run_says_what_the_run_then_does(out: Path, few_pairs: list[str], capsys) -> None:
+    """Steps, rollouts and tokens; that a run is complete; that it is another one."""
+    args = ["replay", "--name", "foreseen", "--arm", "vanilla,random", "--steps", "2", "--out", str(out), *few_pairs]
+    assert run(cli, [*args, "--dry-run", "--json"]) == 0
+    work = json.loads(capsys.readouterr().out)["work"]
+    assert run(cli, args) == 0
+    samples = [sample for sample in read_run(out / "runs" / "foreseen").samples if sample.arm == "vanilla"]
+    pools = {name: open_pool(BUILTIN / name).steps for name in ("teacher", "base")}
+    rollouts = [pools[sample.src_pool][sample.src_step][sample.src_sample] for sample in samples]
+    assert work == {
+        "steps": 2,
+        "rollouts": len(samples),
+        "prompt tokens": sum(rollout.plen for rollout in rollouts),
+        "completion tokens": sum(sample.comp_len for sample in samples),
+        "cells of arm and condition": 2,
+    }
+    capsys.readouterr()
+    assert run(cli, [*args, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "complete, nothing to do"
+    assert run(cli, [*args, "--dry-run", "--seed", "1"]) == 2
+    assert "use another --name" in capsys.readouterr().err
+
+
+def test_coverage_counts_every_weight_once() -> None:
+    """Shares and what is left out, tied embeddings among it, are the whole model."""
+    model = load_skeleton("organism")
+    rows = coverage(model)
+    assert sum(row.modules for row in rows) == 28
+    adapted = sum(row.modules * row.shape[0] * row.shape[1] for row in rows)
+    others = sum(p.numel() for name, p in model.named_parameters() if "_proj" not in name)
+    assert adapted + others == sum(p.numel() for p in model.parameters())
+    assert sum(row.share for row in rows) == pytest.approx(adapted / (adapted + others))
+
+
+def complete(words: str, last: int, monkeypatch: pytest.MonkeyPatch, capfd) -> list[str]:
+    """What bash is told to offer for the word at `last`."""
+    for name, value in {"COMP_WORDS": words, "COMP_CWORD": str(last), COMPLETE_VARIABLE: "bash_complete"}.items():
+        monkeypatch.setenv(name, value)
+    assert main() == 0
+    return [line.partition(",")[2] for line in capfd.readouterr().out.splitlines()]
+
+
+def test_completion_knows_verbs_options_pools_and_arms(monkeypatch, capfd, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {*complete("probe ", 1, monkeypatch, capfd)} == {*VERBS}
+    assert "--replay-dirs" in complete("probe replay --rep", 2, monkeypatch, capfd)
+    assert "teacher,base" in complete("probe replay --replay-dirs teacher,", 3, monkeypatch, capfd)
+    assert "vanilla,projected" in complete("probe replay --arm vanilla,pro", 3, monkeypatch, capfd)
+    assert "vanilla,vanilla" not in complete("probe replay --arm vanilla,", 3, monkeypatch, capfd)
+    assert complete("probe pool show teac", 3, monkeypatch, capfd) == ["teacher"]
+    assert complete("probe train --preset sm", 3, monkeypatch, capfd) == ["smoke"]
+    assert complete("probe replay --loss-type dr", 3, monkeypatch, capfd) == ["dr_grpo"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_names_the_variable(shell: str, capsys) -> None:
+    assert run(cli, ["completion", shell]) == 0
+    assert f"{COMPLETE_VARIABLE}={shell}_complete" in capsys.readouterr().out
