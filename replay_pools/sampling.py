@@ -2,6 +2,7 @@
 (after temperature, top-k and top-p), in nats.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from replay_pools.errors import InputError
 from replay_pools.policy import Policy
 from replay_pools.rollout import FinishReason
 
@@ -84,6 +86,9 @@ def sample(
         seed: of the sampling noise; the global random state is left as it was.
         rows: of the batch, at least one: only these are sampled, with the padding and the noise that they have in the
             whole batch. What other rows there are shows in the rounding alone. None = all.
+
+    Raises:
+        InputError: the policy's logits are not finite.
     """
     rows = range(len(prompts)) if rows is None else rows
     longest = max(len(prompt) for prompt in prompts)
@@ -109,7 +114,11 @@ def sample(
     draws.record(output[:, -1])
     logprobs = torch.stack(draws.recorded, dim=1)
     sampled = zip(output[:, longest:].tolist(), logprobs.tolist(), strict=True)
-    return [_trim(ids, lps, policy.eos_ids) for ids, lps in sampled]
+    completions = [_trim(ids, lps, policy.eos_ids) for ids, lps in sampled]
+    if not all(math.isfinite(value) for completion in completions for value in completion.logprobs):
+        fix = "its weights have diverged (use a lower learning rate), or overflow in this dtype"
+        raise InputError(f"policy {policy.base_model}", expected="finite logits", found="nan or infinity", fix=fix)
+    return completions
 
 
 def _trim(ids: list[int], logprobs: list[float], eos_ids: Sequence[int]) -> Completion:

@@ -68,15 +68,14 @@ def _bars() -> Iterator[Hearer]:
 def _lines() -> Iterator[Hearer]:
     """A line at the end of each kind of work, and every PLAIN_EVERY_S seconds before."""
     starts: dict[str, tuple[float, int]] = {}
-    last = time.monotonic()
+    last: dict[str, float] = {}
 
     def hear(what: str, done: int, total: int) -> None:
-        nonlocal last
         now = time.monotonic()
         start, first_done = starts.setdefault(what, (now, done))
-        if done < total and now - last < PLAIN_EVERY_S:
+        if done < total and now - last.setdefault(what, now) < PLAIN_EVERY_S:
             return
-        last = now
+        last[what] = now
         rate = (done - first_done) / (now - start) if now > start else 0.0
         left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
         say(f"{what} {done}/{total}" + (f", {_pace(rate)}" if rate else "") + left)

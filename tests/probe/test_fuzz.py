@@ -106,3 +106,21 @@ def test_any_text_is_answered(verb, option, word, tmp_path: Path, capsys, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # names of models: nothing is asked for
     answered([*verb, *NEEDED.get(verb, []), option, word], capsys)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_has_an_example_and_answers_in_json(verb: tuple[str, ...]) -> None:
+    """Help shows a command of the verb with options that it has; `--json` is there, `--dry-run` where it is long."""
+    command = VERBS[verb]
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert f"probe {' '.join(verb)}" in (command.help or "")
+    used = {
+        word
+        for line in (command.help or "").splitlines()
+        if "  probe " in line
+        for word in line.split()
+        if word[:2] == "--"
+    }
+    assert used <= names
+    assert ("--json" in names) != (verb == ("completion",))
+    assert ("--dry-run" in names) == (verb in {("pool", "generate"), ("replay",), ("train",), ("sweep",)})

@@ -72,6 +72,14 @@ def test_sampling_is_a_function_of_the_seed_and_leaves_the_global_state_alone(
     assert sample(policy, prompts, Sampler(max_new_tokens=24), seed=2) != first
 
 
+def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
+    """Weights that overflow give no pool of padding with log-probabilities that no JSON can hold."""
+    broken = load_policy("organism")
+    broken.model.get_input_embeddings().weight.data[:] = float("inf")
+    with pytest.raises(InputError, match="finite logits"):
+        sample(broken, prompts, Sampler(max_new_tokens=4), seed=1)
+
+
 def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy) -> None:
     assert load_policy("organism", dtype="bfloat16").base_weights_sha == policy.base_weights_sha
     teacher = load_policy("organism", adapter="teacher")
