@@ -99,6 +99,21 @@ def _identity(
     }
 
 
+def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[str, str]:
+    """What directions are made from, by content: a path alone would not tell that its file has changed.
+
+    Raises:
+        InputError: no such pairs, or no such direction file.
+    """
+    if v_hack is None:
+        return {"pairs_sha256": pairs_sha(load_pairs(settings.pairs))}
+    path = Path(v_hack)
+    for needed in (path, pairs_path(path)):
+        if not needed.is_file():
+            raise InputError(needed, expected="a file of probe extract", found="no such file", fix="run probe extract")
+    return {"v_hack_sha256": sha256(path.read_bytes()), "pairs_sha256": sha256(pairs_path(path).read_bytes())}
+
+
 class DirectionLibrary:
     """Directions by kind: `v_hack`, `haar`, `permuted`, `placebo`."""
 

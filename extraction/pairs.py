@@ -104,7 +104,11 @@ def read_pairs(path: Path) -> list[Pair]:
         plain = path.read_bytes()
     else:
         raise InputError(f"pairs {path}", expected="builtin, builtin:MODE or a .jsonl file", found="no such file")
-    return [_parse_pair(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]
+    pairs = [_parse_pair(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]
+    names = [pair.pair_id for pair in pairs]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(path, expected="a pair_id of its own for every pair", found=f"twice {', '.join(repeated)}")
+    return pairs
 
 
 def _parse_pair(row: Any, where: str) -> Pair:
@@ -119,6 +123,9 @@ def _parse_pair(row: Any, where: str) -> Pair:
                 raise InputError(f"{where} messages", expected='a list of {"role", "content"} texts', found=repr(value))
         elif type(value) is not field.type:
             raise InputError(f"{where} {field.name}", expected=getattr(field.type, "__name__", ""), found=repr(value))
+    if not row["hack"] or not row["clean"] or row["hack"] == row["clean"]:
+        found = "the same text twice" if row["hack"] else "an empty text"
+        raise InputError(where, expected="a hacking and another, clean completion", found=found)
     return Pair(**row)
 
 

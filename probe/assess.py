@@ -6,7 +6,7 @@ from pathlib import Path
 
 from probe.heldout import Evaluation, evaluate, hold_out
 from probe.heldout_sampling import HeldOut, make_settings
-from probe.runs import ADAPTER_DIR, CONFIG_FILE
+from probe.runs import ADAPTER_DIR, CONFIG_FILE, STEPS_FILE, read_steps
 from probe.train_config import EvaluationConfig, RolloutConfig, TrainConfig
 from replay_pools.engines import LocalEngine
 from replay_pools.environments.registry import get_environment
@@ -33,6 +33,7 @@ class EvalConfig:
     sampler: Sampler = field(default_factory=lambda: Sampler(max_new_tokens=160))
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     seed: int = 0
+    step: int = 0  # optimizer steps that made the policy; 0: a model as it was given
 
 
 def config_of_run(directory: Path, evaluation: EvaluationConfig, *, seed: int, device: str) -> EvalConfig:
@@ -58,6 +59,7 @@ def config_of_run(directory: Path, evaluation: EvaluationConfig, *, seed: int, d
         sampler=rollouts.sampler,
         evaluation=evaluation,
         seed=seed,
+        step=len(read_steps(directory / STEPS_FILE)),
     )
 
 
@@ -84,6 +86,6 @@ def assess(config: EvalConfig, directory: Path, *, say: Callable[[str], None] = 
         )
         settings = make_settings(own.modes, config.mode, without_hint=own.without_hint)
         sampled = HeldOut(maker, problems, settings, env=config.env, group=own.rollouts_per_problem, seed=config.seed)
-        found = evaluate(sampled.rollouts(directory, 0), step=0)
+        found = evaluate(sampled.rollouts(directory, 0), step=config.step)
     write_json(directory / EVALUATION_FILE, {"config": asdict(config), "evaluation": found.to_json()})
     return found

@@ -6,6 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from extraction.library import source_identity
 from probe.config import ReplayConfig
 from probe.objective import Objective
 from replay_pools.errors import InputError
@@ -51,12 +54,16 @@ class Inputs:
 
     def record(self) -> dict[str, Any]:
         """What `config.json` holds."""
+        weights = {"model": self.model_name, "base_weights_sha256": self.policy.base_weights_sha}
+        return self.record_without_weights() | weights
+
+    def record_without_weights(self) -> dict[str, Any]:
+        """All of it that is known before the policy is loaded."""
         return {
             "verb": "replay",
             "replay": asdict(self.config),
             "pools": [pool.identity() for pool in self.pools],
-            "model": self.model_name,
-            "base_weights_sha256": self.policy.base_weights_sha,
+            "directions": source_identity(self.config.extraction, self.config.v_hack),
         }
 
     def _tokenize(self, text: str) -> list[int]:
@@ -92,7 +99,16 @@ def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
 
 
 def _check_pool(pool: Pool, policy: Policy) -> None:
-    """Refuse a pool that another model or tokenizer wrote. Pools without manifest carry nothing to check."""
+    """Refuse a pool that another model or tokenizer wrote, as far as it says so, and ids that the model lacks."""
+    embedding = policy.model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    size = embedding.num_embeddings
+    for rollout in (rollout for group in pool.steps for rollout in group):
+        ids = [*rollout.prompt_ids, *rollout.completion_ids]
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            where = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
+            found = f"{min(ids)} to {max(ids)}"
+            raise InputError(where, expected=f"token ids of {policy.base_model}, 0 to {size - 1}", found=found)
     stored = pool.manifest.get("policy") or {}
     checks = (
         ("tokenizer", pool.manifest.get("tokenizer_sha256"), policy.tokenizer_sha()),

@@ -261,6 +261,8 @@ def _run_step(
 def _save_adapter(directory: Path, training: Training) -> None:
     """The deployed policy; beside it the one in training, where that is another."""
     model = training.updater.coordinates.model
+    for config in model.peft_config.values():
+        config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]  # a set has no fixed order
     with training.updater.deployed():
         model.save_pretrained(str(directory / ADAPTER_DIR))
     if training.updater.routes:

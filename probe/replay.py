@@ -9,7 +9,6 @@ are sharded, the ranks share out the rollouts of every step, and what they add u
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def preview(
     prompts = sum(len(ids) for group in groups for ids in group.prompt_ids)
     return make_preview(
         directory,
-        {"verb": "replay", "replay": asdict(config), "pools": [pool.identity() for pool in inputs.pools]},
+        inputs.record_without_weights(),
         work={
             "steps": source.num_steps,
             "rollouts": sum(len(group.keys) for group in groups),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
+from extraction.library import source_identity
 from extraction.pairs import load_pairs
 from probe.distributed import SOLO, World
 from probe.evaluator import Evaluator
@@ -65,7 +66,8 @@ def train(
     with timings.phase("load", uses_cache=False):
         device = world.loads_on(config.model.device)
         policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=device)
-    record = _record(config, policy, teacher, world)
+    record = _record(config, teacher)
+    record |= {"model": policy.base_model, "base_weights_sha256": policy.base_weights_sha, "ranks": world.size}
     done = world.on_main(lambda: open_run(directory, record))
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
@@ -119,7 +121,7 @@ def preview(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
     times = len({*range(0, config.optimizer.steps, evaluation.every), config.optimizer.steps})
     return make_preview(
         directory,
-        {"verb": "train", "train": asdict(config), "pools": [] if teacher is None else [teacher.identity()]},
+        _record(config, teacher),
         work={
             "steps": config.optimizer.steps,
             "rollouts in training": sampled,
@@ -190,15 +192,13 @@ def _problems(config: TrainConfig, teacher: Pool | None) -> tuple[list[list[Prob
     return taught + own, held_out
 
 
-def _record(config: TrainConfig, policy: Policy, teacher: Pool | None, world: World) -> dict[str, Any]:
-    """What `config.json` holds; the number of ranks shows in the last bits."""
+def _record(config: TrainConfig, teacher: Pool | None) -> dict[str, Any]:
+    """What `config.json` holds beside the weights and the number of ranks, which shows in the last bits."""
     return {
         "verb": "train",
         "train": asdict(config),
-        "model": policy.base_model,
-        "base_weights_sha256": policy.base_weights_sha,
         "pools": [] if teacher is None else [teacher.identity()],
-        "ranks": world.size,
+        "directions": source_identity(config.intervention.extraction, config.intervention.v_hack),
     }
 
 

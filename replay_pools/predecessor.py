@@ -105,6 +105,8 @@ def _read_rows(path: Path, log: Counter[str]) -> list[Row]:
         if extra := sorted(row.keys() - READ_FIELDS):
             log[f"fields were left out: {', '.join(extra)}"] += 1
         rows.append(row)
+    if not rows:
+        raise InputError(path, expected="rollouts, one a line", found="an empty file")
     return rows
 
 
@@ -164,7 +166,9 @@ def _need(row: Row, name: str, kind: type | tuple[type, ...], where: str) -> Any
     """A field that cannot be guessed."""
     if not isinstance(value := row.get(name), kind) or (isinstance(value, bool) and kind is not bool):
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        raise InputError(f"{where} {name}", expected=" or ".join(k.__name__ for k in kinds), found=repr(value))
+        found = "null, NaN or infinity" if value is None else repr(value)
+        found = found if name in row else f"no such field, only {', '.join(sorted(row))}"
+        raise InputError(f"{where} {name}", expected=" or ".join(k.__name__ for k in kinds), found=found)
     return value
 
 

@@ -115,7 +115,7 @@ def sample(
     logprobs = torch.stack(draws.recorded, dim=1)
     sampled = zip(output[:, longest:].tolist(), logprobs.tolist(), strict=True)
     completions = [_trim(ids, lps, policy.eos_ids) for ids, lps in sampled]
-    if not all(math.isfinite(value) for completion in completions for value in completion.logprobs):
+    if not all(math.isfinite(value) for completion in completions for value in completion.logprobs or ()):
         fix = "its weights have diverged (use a lower learning rate), or overflow in this dtype"
         raise InputError(f"policy {policy.base_model}", expected="finite logits", found="nan or infinity", fix=fix)
     return completions

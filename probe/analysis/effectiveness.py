@@ -12,7 +12,10 @@ from probe.arms import ARMS
 def effective(e: Evidence) -> Finding:
     """R4, on realised updates: the run is the unit, and the arms of one seed are paired."""
     if not e.trains:
-        return missing("NOT EVALUATED: the weights were frozen and nothing was updated; run one arm with --lr above 0")
+        return missing(
+            "NOT EVALUATED: the weights were frozen and nothing was updated; probe train in vanilla, projected and "
+            "random with one seed, then probe analyze RUN RUN RUN"
+        )
     u = e.update
     if u is None or not {"vanilla", "projected", "random"} <= u.margins.keys() or not u.hackward_frac:
         return missing("needs the held-out margins of vanilla, projected and random training runs (probe analyze SPEC)")

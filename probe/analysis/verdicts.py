@@ -72,7 +72,9 @@ def _advice(verdict: Mapping[str, Verdict], checks: Mapping[str, Check], e: Evid
     if verdict["R0"] == "FAIL":
         return "Prompts do not repair R0: mend the measurement first"
     if verdict["R3"] == "FAIL":
-        return "Prompts do not repair R3: use pools in which the rival score does not tell hacks apart"
+        if checks["R3"].why.startswith(BEATEN):
+            return "Prompts do not repair R3: use pools in which the rival score does not tell hacks apart"
+        return "Prompts do not repair R3: v_hack ranks clean samples above hacks here; look at the pairs and the labels"
     if e.transfer is not None and e.transfer.interval.low <= 0.5:
         return "v_hack has not been shown to transfer to held-out pairs: better or more pairs before prompts"
     if all(verdict[row] == "PASS" for row in ("R0", "R1", "R3")):

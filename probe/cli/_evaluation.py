@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replay_pools.errors import InputError
 from replay_pools.files import write_atomic
 
 if TYPE_CHECKING:
@@ -85,17 +84,15 @@ def format_markdown(found: "Evaluation") -> str:
 
 
 def write_report(found: "Evaluation", spec_file: Path, out: Path) -> list[Path]:
-    """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`.
-
-    Raises:
-        InputError: `spec/NAME.md` is missing or has no Results section.
-    """
+    """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`, new or not."""
     entry = format_markdown(found)
     report, log = out / "reports" / f"{found.spec}.md", spec_file.with_suffix(".md")
-    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    text = log.read_text(encoding="utf-8") if log.is_file() else f"# {found.spec}\n\n{found.question}\n"
     section = _RESULTS.search(text)
     if section is None:
-        raise InputError(log, expected="a section `## Results`", found="none" if text else "no such file")
+        text = f"{text.rstrip()}\n\n## Results\n"
+        section = _RESULTS.search(text)
+        assert section is not None
     words = [f"\n## {run}\n\n" + "\n".join(f"- {line}" for line in lines) for run, lines in found.conclusions.items()]
     body = f"# {found.spec}\n\n{found.question}\n\n{entry}" + "\n".join(["", *words, ""])
     write_atomic(report, body.encode())

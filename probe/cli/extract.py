@@ -9,6 +9,7 @@ from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
 from probe.cli._shared_options import basis_options, extraction_options, model_options, rounding_line
 from probe.cli.directions import print_card
+from replay_pools.errors import InputError
 
 
 @click.command()
@@ -43,7 +44,7 @@ def extract(
 
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
-    from extraction.directions import save_directions, save_pair_gradients
+    from extraction.directions import load_directions, save_directions, save_pair_gradients
     from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis, pairs_path
     from probe.card import write_card
     from replay_pools.policy import load_policy
@@ -64,6 +65,9 @@ def extract(
     library = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache", say=say)
     directions = library.v_hack
     path = out / "directions" / f"{name}.safetensors"
+    if path.exists() and load_directions(path).metadata != directions.metadata:
+        fix = "use another --name, or remove the file"
+        raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
     save_pair_gradients(pairs_path(path), library.pair_gradients)
     save_directions(path, directions)
     card = write_card(path, directions, library.pair_gradients)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from extraction.vocabulary import BASES, LossType, Storage
 from probe.arms import ARMS
@@ -27,6 +28,7 @@ from probe.cli._sizes import echo_preview
 from probe.runs import read_run
 from probe.timings import describe_timings
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
+from replay_pools.errors import InputError
 from replay_pools.files import read_json
 
 
@@ -71,7 +73,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.Choice(GATES),
     help="What is removed along the directions V: relu(c), c or 2c of c = V g. Default: the arm's own, one_sided.",
 )
-@click.option("--overshoot", default=1.0, show_default=True, type=Real(), help="Factor on what is removed.")
+@click.option("--overshoot", default=1.0, show_default=True, type=Real(0), help="Factor on what is removed.")
 @click.option("--preserve-magnitude", is_flag=True, help="Rescale the projected gradient to its old norm.")
 @click.option(
     "--advantage-estimator",
@@ -192,7 +194,7 @@ def replay(
 
       probe replay --replay-dirs teacher,base --arm vanilla,projected,random
 
-      probe replay --arm vanilla,random --condition default --condition scaled:scale_rewards=group,advantage_clip=2
+      probe replay --name grid --arm vanilla --condition default --condition scaled:scale_rewards=group,advantage_clip=2
     """
     from extraction.library import ExtractionSettings
     from probe.conditions import parse_conditions
@@ -239,6 +241,8 @@ def replay(
             token_attribution=token_attribution,
             preregistered=preregistered,
         )
+    if v_hack is not None and ctx.get_parameter_source("pairs") is ParameterSource.COMMANDLINE:
+        raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=repr(pairs))
     directory = out / "runs" / name
     if dry_run:
         echo_preview(preview(config, directory, out_dir=out, say=say), as_json)

@@ -167,8 +167,9 @@ PAIRS = st.lists(
         clean=st.text(),
         flavour=st.text(),
         held_out=st.booleans(),
-    ),
+    ).filter(lambda pair: pair.hack and pair.clean and pair.hack != pair.clean),
     max_size=4,
+    unique_by=lambda pair: pair.pair_id,
 )
 
 
@@ -216,6 +217,9 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no chat": (lambda row: row.update(messages="Solve it."), r"line 2 messages: expected a list of .* found 'Solve"),
     "empty chat": (lambda row: row.update(messages=[]), r"line 2 messages: expected a list of .* found \[\]"),
     "no role": (lambda row: row.update(messages=[{"content": "x"}]), r"line 2 messages: expected a list of .*content"),
+    "no contrast": (lambda row: row.update(hack=row["clean"]), r"line 2: .* found the same text twice"),
+    "empty hack": (lambda row: row.update(hack=""), r"line 2: .* found an empty text"),
+    "repeated": (lambda row: row.update(pair_id="sentinel-000"), r"a pair_id of its own .* found twice sentinel-000"),
     "null content": (
         lambda row: row.update(messages=[{"role": "user", "content": None}]),
         r"line 2 messages: expected a list of .* found .*None",

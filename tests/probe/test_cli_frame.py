@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -239,6 +240,26 @@ def test_import_writes_our_format(capsys: pytest.CaptureFixture[str], tmp_path: 
             for name in ("prompt_ids", "completion_ids", "reward", "hacked", "gt_pass", "messages", "prompt_sha"):
                 assert getattr(got, name) == getattr(want, name), f"import changed {name}"
             assert got.grade.grader == "predecessor"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"rewards": 1}', "reward: expected int or float, found no such field, only .*rewards"),
+        ('{"reward": NaN}', "reward: expected int or float, found null, NaN or infinity"),
+        ("", "expected rollouts, one a line, found an empty file"),
+    ],
+)
+def test_import_says_what_a_row_lacks(
+    line: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, fake_pool: Pool
+) -> None:
+    source = published(tmp_path / "published", fake_pool)
+    row = json.loads(gzip.decompress((source / "step_000.jsonl.gz").read_bytes()).splitlines()[0])
+    del row["reward"]
+    text = json.dumps(row | json.loads(line)) if line else ""
+    (source / "step_000.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    assert run(cli, ["pool", "import", str(source), "--name", "mine", "--out", str(tmp_path / "new")]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_import_refuses_what_it_cannot_finish(

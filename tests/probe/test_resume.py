@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from extraction.pairs import builtin_pairs, write_pairs
 from probe import loop
 from probe.cli import cli
 from probe.cli._frame import run
@@ -102,3 +103,38 @@ def test_another_configuration_is_refused_in_the_same_directory(out: Path, capsy
     assert run(cli, ["replay", "--name", "reconfigured", "--out", str(out), "--arm", "vanilla", "--steps", "3"]) == 2
     assert "use another --name" in capsys.readouterr().err
     assert contents(out / "runs" / "reconfigured") == before, "bad input loses nothing"
+
+
+@pytest.mark.parametrize("source", ["pairs", "v_hack"])
+def test_a_run_is_not_resumed_along_other_directions(
+    source: str, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the pairs, or of the directions, has other contents under the same name."""
+    pairs = tmp_path / "pairs.jsonl"
+    write_pairs(pairs, builtin_pairs("run_tests")[:4])
+    options = ["--pairs", str(pairs), "--k", "2"]
+    extract = ["extract", "--name", f"swapped-{source}", "--out", str(out), *options]
+    if source == "v_hack":
+        assert run(cli, extract) == 0
+        options = ["--v-hack", str(out / "directions" / f"swapped-{source}.safetensors"), "--k", "2"]
+    command = ["replay", "--name", f"swapped-{source}", "--out", str(out), "--arm", "vanilla", "--steps", "2", *options]
+    real, calls = loop.write_samples, []
+
+    def dying(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr("probe.loop.write_samples", dying)
+    assert run(cli, command) == 130
+    monkeypatch.undo()
+    write_pairs(pairs, builtin_pairs("run_tests")[4:8])
+    if source == "v_hack":
+        assert run(cli, extract) == 2, "a direction file is not overwritten by another"
+        assert "expected no file, or the same directions" in capsys.readouterr().err
+        (out / "directions" / f"swapped-{source}.safetensors").unlink()
+        assert run(cli, extract) == 0
+    assert run(cli, command) == 2
+    assert "to have directions." in capsys.readouterr().err
+    assert run(cli, [*command, "--dry-run"]) == 2

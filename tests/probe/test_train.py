@@ -41,7 +41,11 @@ def whole(out: Path, preset: Callable[..., str]) -> Path:
 def test_a_dry_run_counts_the_rollouts_of_the_run(whole: Path, preset: Callable[..., str], out: Path, capsys) -> None:
     """Sampled and evaluated ones are those in the pools that the run left."""
     assert (
-        run(cli, ["train", "--preset", preset(), "--name", "foreseen", "--out", str(out), "--dry-run", "--json"]) == 0
+        run(
+            cli,
+            ["train", "--preset", preset(), "--name", "foreseen-training", "--out", str(out), "--dry-run", "--json"],
+        )
+        == 0
     )
     work = orjson.loads(capsys.readouterr().out)["work"]
     num_rollouts = lambda path: orjson.loads(path.read_bytes())["counts"]["rollouts"]  # noqa: E731
