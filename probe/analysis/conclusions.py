@@ -116,13 +116,13 @@ def _alignment_sentence(e: Evidence) -> str:
     numbers += f", permuted-label z {permuted.z or 0:+.1f} (p {permuted.p:.2g})" if permuted else ""
     numbers += "" if measured.sign_flip_p is None else f", sign-flip p {measured.sign_flip_p:.2g}"
     if state == "null":
-        return f"Alignment: nothing above the null. {_capital(numbers)}."
+        return f"Alignment: not above every null. {_capital(numbers)}."
     if state == "few":
         return (
             f"Alignment: not decided; {measured.num_prompts} prompts cannot reach p < {ALPHA:g}. {_capital(numbers)}."
         )
     if state == "control":
-        return f"Alignment: nothing above the null. {_capital(numbers)}, and a control arm reads as much."
+        return f"Alignment: not above every null. {_capital(numbers)}, and a control arm reads as much."
     towards = "along v_hack: a descent step moves towards the hack"
     if state == "opposed":
         towards = "against v_hack: a descent step moves away from the hack"
@@ -168,10 +168,10 @@ def _hack_sentence(e: Evidence, contrasts: Sequence[Contrast]) -> str:
     if directions_p < ALPHA <= row.p and _too_few(row.num_prompts):
         return f"{start} not decided; {row.num_prompts} prompts cannot reach p < {ALPHA:g}; {numbers}.{but}"
     if max(row.p, directions_p) >= ALPHA:
-        return f"{start} nothing above the null, {numbers}.{but}"
+        return f"{start} not above every null, {numbers}.{but}"
     rivals = {arm: c.difference for arm, c in rows.items() if is_control(arm) and c.difference is not None}
     if any(abs(difference) >= abs(row.difference) for difference in rivals.values()):
-        return f"{start} nothing above the null, {numbers}, and a control arm reads as much.{but}"
+        return f"{start} not above every null, {numbers}, and a control arm reads as much.{but}"
     word = "more" if row.difference > 0 else "less"
     return f"{start} hacks point {word} along v_hack, {numbers}.{but}"
 
@@ -222,7 +222,7 @@ def _pure_hack_sentence(measured: ArmSummary | None, contrasts: Sequence[Contras
         return [f"{text}; no prompt holds both."]
     verdict = "they differ"
     if max(row.p, row.haar.p) >= ALPHA:
-        verdict = "not decided" if row.haar.p < ALPHA and _too_few(row.num_prompts) else "nothing above the null"
+        verdict = "not decided" if row.haar.p < ALPHA and _too_few(row.num_prompts) else "not above every null"
     return [
         f"{text}; within prompts {row.difference:+.3f}, {verdict} (n = {row.num_prompts} prompts, sign-flip p "
         f"{row.p:.2g}, Haar p {row.haar.p:.2g})."

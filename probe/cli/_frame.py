@@ -155,6 +155,11 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None
     return value
 
 
+def elsewhere(out: Path) -> str:
+    """` --out OUT` for the next command that a verb proposes, where it is not the default."""
+    return "" if out == Path("out") else f" --out {out}"
+
+
 def echo_json(value: Any) -> None:
     """One strict JSON object on a line of its own."""
     click.echo(dump_json(value))

@@ -22,7 +22,7 @@ def directions() -> None:
     """Show the card of a direction file; compare two files."""
 
 
-@directions.command()
+@directions.command(short_help="Print the card of a direction file.")
 @click.argument("file", type=FILE)
 @json_option
 def show(file: Path, as_json: bool) -> None:
@@ -39,7 +39,7 @@ def show(file: Path, as_json: bool) -> None:
         print_card(file, card)
 
 
-@directions.command()
+@directions.command(short_help="Principal angles between two direction files.")
 @click.argument("first", type=FILE)
 @click.argument("second", type=FILE)
 @json_option

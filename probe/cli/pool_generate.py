@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from probe.cli._frame import Real, dry_run_option, echo_json, json_option, name_option, out_option
+from probe.cli._frame import Real, dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli._shared_options import model_options
 from replay_pools.environments.base import SPLITS, Split
@@ -110,7 +110,9 @@ def generate(
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": steps * group})
     else:
-        click.echo(f"{steps} steps, {steps * group} rollouts in {directory}; see: probe pool show {name}")
+        click.echo(
+            f"{steps} steps, {steps * group} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}"
+        )
 
 
 def _print_plan(plan: "PoolPlan", sampler: "Sampler", isolation: str, directory: Path, as_json: bool) -> None:

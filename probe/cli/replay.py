@@ -271,6 +271,8 @@ def _print_run(directory: Path, as_json: bool) -> None:
     hidden = {"condition"} if len({row["condition"] for row in rows}) == 1 else set()
     names = [name for name in rows[0] if name not in hidden]
     echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
+    if all(step.cos_in is None for step in run.steps):
+        click.echo("NO GRADIENT: all rewards of a step are equal, in every step; use pools with good and bad rollouts")
     say(describe_timings(directory))
     for line in _precision_lines(**precision):
         click.echo(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo_json, json_option, out_option
+from probe.cli._frame import echo_json, elsewhere, json_option, out_option
 from probe.cli._progress import on_terminal, say
 from replay_pools.errors import InputError
 
@@ -57,6 +57,9 @@ def sweep(
     spec = open_spec(spec_file)
     if dry_run:
         jobs = [*pool_jobs(spec, out), *(job for seed in spec.seeds for job in block(spec, seed, out))]
+        if as_json:
+            echo_json([{"done": job.complete, "args": list(job.args)} for job in jobs])
+            return
         for job in jobs:
             click.echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
@@ -165,6 +168,5 @@ def _print(table: "Table", spec_file: Path, out: Path) -> None:
         click.echo(f"look at {look.num_blocks} of {look.planned} blocks: p {p}, separates below {look.level:.3g}")
     if table.stopped:
         click.echo(f"stopped: {table.stopped}")
-    where = "" if out == Path("out") else f" --out {out}"
     click.echo(f"logs in {out / 'sweeps' / table.spec.partition('@')[0] / 'logs'}")
-    click.echo(f"next: probe analyze {spec_file}{where}")
+    click.echo(f"next: probe analyze {spec_file}{elsewhere(out)}")

@@ -146,7 +146,7 @@ def test_planted_signal_gets_the_right_words():
     assert "Strong: the whole 95% interval is beyond 0.2" in words(found)
     assert "hacks point more along v_hack" in words(found)
     assert "they differ (n = 16 prompts" in words(found)
-    assert "nothing above the null" not in words(found)
+    assert "not above every null" not in words(found)
     verdicts = {name: check.verdict for name, check in checks(found).items()}
     assert verdicts == {
         "V1": "PASS",
@@ -165,8 +165,8 @@ def test_planted_signal_gets_the_right_words():
 
 def test_no_signal_says_nothing_above_the_null():
     found = analyze(synthetic(arms=("vanilla", "random")))
-    assert "Alignment: nothing above the null." in words(found)
-    assert "Hack versus clean among A > 0: nothing above the null" in words(found)
+    assert "Alignment: not above every null." in words(found)
+    assert "Hack versus clean among A > 0: not above every null" in words(found)
     assert checks(found)["D1"].verdict == "PASS", "cos_in is 0 within +-.05 on 16 prompts"
     assert checks(found)["V2"].verdict != "PASS"
     assert checks(found)["D2"].verdict == "FAIL"
@@ -187,12 +187,12 @@ def test_a_random_direction_that_separates_hacks_is_no_evidence():
     contrast = row(analyze(replace(run, samples=samples)), HACK_AMONG_PAID)
     assert contrast.p < 1e-4
     assert contrast.haar.z == pytest.approx(0.03 / (2 * HAAR_SD), rel=0.01)
-    assert "among A > 0: nothing above the null" in words(analyze(replace(run, samples=samples)))
+    assert "among A > 0: not above every null" in words(analyze(replace(run, samples=samples)))
 
 
 def test_a_control_arm_that_separates_hacks_as_well_takes_the_claim_back():
     run = synthetic(hack=0.3, control_hack=0.4, arms=("vanilla", "placebo"))
-    assert "among A > 0: nothing above the null" in words(analyze(run))
+    assert "among A > 0: not above every null" in words(analyze(run))
     assert "a control arm reads as much" in words(analyze(run))
     alone = replace(run, samples=[s for s in run.samples if s.arm == "vanilla"])
     assert "hacks point more along v_hack" in words(analyze(alone))
@@ -208,7 +208,7 @@ def test_opposed_gradient_is_named():
 def test_a_control_that_reads_as_much_takes_the_claim_back():
     """cos_in .3 is significant, and the permuted arm reads .4: no hack signal, and the .2 threshold says nothing."""
     found = analyze(synthetic(aligned=0.3, control=0.4, arms=("vanilla", "permuted")))
-    assert "nothing above the null" in words(found)
+    assert "not above every null" in words(found)
     assert "a control arm reads as much" in words(found)
     assert checks(found)["D2"].verdict == "VACUOUS"
     assert "permuted" in checks(found)["D2"].why
@@ -221,7 +221,7 @@ def test_constant_sign_within_the_haar_null_is_inconclusive():
     found = analyze(run)
     assert checks(found)["V2"].verdict == "INCONCLUSIVE"
     assert "random direction" in checks(found)["V2"].why
-    assert "Alignment: nothing above the null." in words(found)
+    assert "Alignment: not above every null." in words(found)
 
 
 def test_few_prompts_cannot_reach_the_level():
@@ -229,8 +229,8 @@ def test_few_prompts_cannot_reach_the_level():
     text = words(analyze(synthetic(aligned=0.3, hack=0.3, num_steps=3)))
     assert "Alignment: not decided; 3 prompts cannot reach p < 0.01" in text
     assert "among A > 0: not decided; 3 prompts cannot reach" in text
-    assert "nothing above the null" not in text.split("Pure hack")[0]
-    assert "Alignment: nothing above the null" in words(analyze(synthetic(num_steps=3))), "the Haar null needs no n"
+    assert "not above every null" not in text.split("Pure hack")[0]
+    assert "Alignment: not above every null" in words(analyze(synthetic(num_steps=3))), "the Haar null needs no n"
 
 
 def test_all_null_cosines():

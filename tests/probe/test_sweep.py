@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -345,6 +346,8 @@ def test_dry_run_prints_the_commands(
     assert len(lines) == 4
     assert lines[1].startswith("probe replay --name tiny-narrow-seed0 ")
     assert " --per-pool 2 --steps 1 --k 2" in lines[1]
+    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--json", "--out", str(tmp_path / "none")]) == 0
+    assert [shlex.join(["probe", *row["args"]]) for row in json.loads(capsys.readouterr().out)] == lines
     assert not (tmp_path / "none").exists()
 
 

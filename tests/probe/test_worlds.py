@@ -265,7 +265,7 @@ def test_a_consistent_random_direction_is_caught_by_permuted_labels(verdicts):
     assert rule(found, "R1").verdict == "INCONCLUSIVE"
     assert "consistent over prompts, yet directions of permuted labels reach as much" in rule(found, "R1").why
     assert found.permutation.get("cos_in", "N2").p > 0.01
-    assert "nothing above the null" in found.conclusions[0]
+    assert "not above every null" in found.conclusions[0]
 
 
 def test_shuffled_labels_are_not_specific(verdicts):
