@@ -18,7 +18,7 @@ from probe.report.figures.forest import ForestRow, forest
 from probe.report.figures.learning import Curve, learning
 from probe.report.figures.modules import module_map, place
 from probe.report.figures.power import prompts_power
-from probe.report.figures.scatter import LENGTH, MOST, scatter
+from probe.report.figures.scatter import LENGTH, scatter
 from probe.report.figures.trajectory import extent_of, trajectory
 from probe.report.markup import clean, node, number, to_html, to_svg
 from probe.report.panel import Figure, Scale, scale_of, tick_label
@@ -145,7 +145,7 @@ def test_modules_are_placed_by_layer_and_projection(module: str, expected: tuple
 def test_distribution_has_one_mark_a_prompt(maker, report_of) -> None:
     """Prompts are the unit: two hacks of one prompt are one mark at their mean."""
     view = report_of(maker(name="marks")).views[0]
-    drawn = distribution("d", view.samples, "cos_S_nll")
+    drawn = distribution("d", view.samples, "cos_S_nll", most=1200)
     assert (len(marks(drawn, "circle", "hack")), len(marks(drawn, "circle", "clean"))) == (6, 6)
     first = [s.cos_S_nll for s in view.samples if s.step == 0 and s.hacked]
     assert len(first) == 2
@@ -183,12 +183,12 @@ def test_bars_of_cells_add_up_to_the_last() -> None:
 
 def test_scatter_draws_an_even_part_of_very_many_rollouts(maker, report_of) -> None:
     samples = report_of(maker(name="marks")).views[0].samples
-    drawn = scatter("s", LENGTH, samples, lambda s: f"#{s.step}" if s.step == 0 else None)
+    drawn = scatter("s", LENGTH, samples, lambda s: f"#{s.step}" if s.step == 0 else None, most=1200)
     assert len(list(drawn.svg.iter("a"))) == sum(s.step == 0 for s in samples)
-    many = scatter("s", LENGTH, samples * 200, lambda s: None)
+    many = scatter("s", LENGTH, samples * 200, lambda s: None, most=1200)
     assert many is not None
     shown = len(tips(many, "circle", "hack")) + len(tips(many, "rect", "clean"))
-    assert MOST / 2 < shown <= MOST
+    assert 600 < shown <= 1200
     assert f"{shown} of {len(samples) * 200} drawn" in "".join(many.svg.itertext())
 
 

@@ -19,11 +19,12 @@ SUBTITLES = {
 }
 
 
-def distribution(name: str, samples: Sequence[SampleRecord], metric: Metric) -> Figure | None:
+def distribution(name: str, samples: Sequence[SampleRecord], metric: Metric, *, most: int) -> Figure | None:
     """Prompt means of one metric in every (source, hacked) bucket, with their mean and its 95% interval.
 
     Args:
         samples: of one arm under one condition, without flaky labels.
+        most: marks; of more prompts in all buckets, evenly spaced ones are drawn. Means and intervals are of all.
     """
     buckets = [
         (f"{short(pool, 18)} \u00b7 {'hacked' if hacked else 'clean'}", hacked, by_prompt, count)
@@ -38,8 +39,9 @@ def distribution(name: str, samples: Sequence[SampleRecord], metric: Metric) -> 
     panel = Panel(name, TITLES[metric], bottom + 40, SUBTITLES[metric])
     scale = scale_of([v for _, _, own, _ in buckets for v in own.values()], 16, 324, least=(0.0,))
     panel.x_axis(scale, bottom, f"{metric}, mean of each prompt")
+    every = -(-sum(len(own) for _, _, own, _ in buckets) // most)
     for i, (label, hacked, own, count) in enumerate(buckets):
-        _row(panel, scale, TOP + ROW * i, label, hacked, own, count)
+        _row(panel, scale, TOP + ROW * i, label, hacked, own, count, every)
     return panel.figure()
 
 
@@ -50,15 +52,18 @@ def _prompts(samples: Sequence[SampleRecord], metric: Metric, pool: str, hacked:
     return {str(prompt): value for prompt, value in means.items()}, len(rows)
 
 
-def _row(panel: Panel, scale: Scale, y: float, label: str, hacked: bool, own: dict[str, float], count: int) -> None:
+def _row(
+    panel: Panel, scale: Scale, y: float, label: str, hacked: bool, own: dict[str, float], count: int, every: int
+) -> None:
     values = list(own.values())
     mean, interval = sum(values) / len(values), t_interval(values)
     units = f"{plural(len(values), 'prompt')}, {plural(count, 'rollout')}"
     panel.text(0, y + 12, label)
     panel.text(340, y + 12, f"{signed(mean)} \u00b7 {units}", "value", "end")
     panel.track(scale, y + 17, 27, centre=0.0)
-    heights = _spread([scale(value) for value in values])
-    for (prompt, value), height in zip(own.items(), heights, strict=True):
+    drawn = [*own.items()][::every]
+    heights = _spread([scale(value) for _, value in drawn])
+    for (prompt, value), height in zip(drawn, heights, strict=True):
         tip = f"{short(prompt, 40)}: {signed(value)}"
         panel.dot(scale(value), y + 27 + height, f"{'hack' if hacked else 'clean'} point", tip)
     if interval is not None:

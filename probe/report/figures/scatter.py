@@ -10,7 +10,6 @@ from probe.report.markup import node, number
 from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed, tooltip
 
 TOP, BOTTOM = 62, 226
-MOST = 1200  # marks; of more rollouts, evenly spaced ones are drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +28,26 @@ LIKELIHOOD = Rival(
 
 
 def scatter(
-    name: str, rival: Rival, samples: Sequence[SampleRecord], link: Callable[[SampleRecord], str | None]
+    name: str,
+    rival: Rival,
+    samples: Sequence[SampleRecord],
+    link: Callable[[SampleRecord], str | None],
+    *,
+    most: int,
 ) -> Figure | None:
     """cos_S_contrib against a rival: colour is the label, a circle the first source, a square every other.
 
     Args:
         samples: of one arm.
         link: where a rollout is shown, if it is.
+        most: marks; of more rollouts, evenly spaced ones are drawn.
     """
     known = [
         (s, value) for s in samples if s.cos_S_contrib is not None and (value := SCORES[rival.score](s)) is not None
     ]
     if not known:
         return None
-    shown = known[:: -(-len(known) // MOST)]
+    shown = known[:: -(-len(known) // most)]
     note = "" if len(shown) == len(known) else f"; {len(shown)} of {len(known)} drawn"
     panel = Panel(name, rival.title, BOTTOM + 40, f"cos_S_contrib of each rollout{note}")
     x = scale_of([value for _, value in shown], LEFT, RIGHT)

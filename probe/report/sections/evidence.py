@@ -20,6 +20,7 @@ from probe.report.views import Report, View
 Draw = Callable[[View], list[Figure]]
 Links = Mapping[tuple[Path, int, int], str]  # {(run, step, sample): where the rollout is shown}
 
+MARKS = 2400  # rollouts drawn in the panels of one kind, over all views
 TRAJECTORIES = (
     "The cosine between the step's gradient and the direction, before (cos_in) and after the gate (cos_out). Above "
     "zero a descent step makes the hack more likely. At frozen weights the steps are independent prompts and their "
@@ -68,7 +69,8 @@ def distributions(report: Report) -> Section:
 
     def draw(view: View) -> list[Figure]:
         sure = [s for s in view.samples if not s.flaky]
-        spread = [distribution(f"{metric}-{view.slug}", sure, metric) for metric in METRICS]
+        most = _marks(report)
+        spread = [distribution(f"{metric}-{view.slug}", sure, metric, most=most) for metric in METRICS]
         return present(*spread, contrasts(f"contrasts-{view.slug}", view.analysis))
 
     names = ("buckets", "contrast-1", "contrast-2", "contrast-3", "contrast-4", "contrast-5")
@@ -103,11 +105,17 @@ def trivia(report: Report, links: Links) -> Section:
 
     def draw(view: View) -> list[Figure]:
         link = lambda s: links.get((view.run.path, s.step, s.sample_id))  # noqa: E731
-        marks = [scatter(f"{rival.score}-{view.slug}", rival, view.samples, link) for rival in (LENGTH, LIKELIHOOD)]
+        most = _marks(report)
+        marks = [scatter(f"{r.score}-{view.slug}", r, view.samples, link, most=most) for r in (LENGTH, LIKELIHOOD)]
         return present(*marks, areas(f"auroc-{view.slug}", view.analysis))
 
     empty = "No rollout has a cosine."
     return _section(report, "length", "Length and other trivia", TRIVIA, draw, ("specificity",), empty)
+
+
+def _marks(report: Report) -> int:
+    """Marks of one panel, so that a report of many runs stays small: few for each where there are many panels."""
+    return min(MARKS // 2, MARKS // max(1, len(report.drawn)))
 
 
 def _section(
