@@ -54,6 +54,7 @@ def _place(run: Run) -> tuple[str, str]:
 
 def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Everything that shapes the numbers of a run of `probe train` but its arm and seed, from its `config.json`."""
-    own, weights = config["train"], config["base_weights_sha256"]
+    own, weights, directions = config["train"], config["base_weights_sha256"], config.get("directions")
     intervention = {**own["intervention"], "arm": None}
-    return {**own, "intervention": intervention, "seed": None, "preregistered": None, "weights": weights}
+    fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
+    return {**own, "intervention": intervention, **fixed}

@@ -22,6 +22,7 @@ from probe.report.figures.scatter import LENGTH, scatter
 from probe.report.figures.trajectory import extent_of, trajectory
 from probe.report.markup import clean, node, number, to_html, to_svg
 from probe.report.panel import Figure, Scale, scale_of, tick_label
+from probe.report.sections.training import group_names
 
 
 def marks(figure: Figure | None, tag: str, class_: str) -> list[Element]:
@@ -221,3 +222,15 @@ def test_the_prompts_curve_is_the_one_sample_effect() -> None:
     expected = mde(float(np.std(values, ddof=1)), 6, paired_correlation=0.5)
     assert tips(drawn, "circle", "mark") == [f"6 prompts: {expected:.3f}"]
     assert prompts_power("p", "run", [0.1]) is None
+
+
+def test_runs_of_one_arm_under_other_settings_are_another_curve() -> None:
+    """A mean over seeds is a mean over seeds: not over a penalty or a gate as well."""
+
+    def config(seed: int, arm: str = "vanilla", beta: float = 0.0) -> tuple[str, dict]:
+        train = {"intervention": {"arm": arm}, "objective": {"beta": beta}, "seed": seed, "preregistered": None}
+        return arm, {"train": train, "base_weights_sha256": "w", "directions": {"pairs_sha256": "p"}}
+
+    runs = [config(0), config(0, "projected"), config(0, beta=1.0), config(1), config(1, beta=1.0), config(2, "random")]
+    assert group_names(runs) == ["vanilla", "projected", "beta 1.0", "vanilla", "beta 1.0", "random"]
+    assert group_names([*runs, config(0, "projected", 1.0)])[-1] == "projected: beta", "the other name is taken"

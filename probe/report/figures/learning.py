@@ -20,7 +20,7 @@ ARM_CLASSES = 5  # ink, then four colours
 class Curve:
     """The evaluations of one run."""
 
-    arm: str
+    arm: str  # or another name for runs that differ in their seed alone
     seed: int
     rows: Sequence[Mapping[str, Any]]  # of evals.jsonl
 
