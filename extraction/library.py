@@ -108,10 +108,13 @@ def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[st
     if v_hack is None:
         return {"pairs_sha256": pairs_sha(load_pairs(settings.pairs))}
     path = Path(v_hack)
-    for needed in (path, pairs_path(path)):
-        if not needed.is_file():
-            raise InputError(needed, expected="a file of probe extract", found="no such file", fix="run probe extract")
-    return {"v_hack_sha256": sha256(path.read_bytes()), "pairs_sha256": sha256(pairs_path(path).read_bytes())}
+    return {"v_hack_sha256": _file_sha(path), "pairs_sha256": _file_sha(pairs_path(path))}
+
+
+def _file_sha(path: Path) -> str:
+    if not path.is_file():
+        raise InputError(path, expected="a file of probe extract", found="no such file", fix="run probe extract")
+    return sha256(path.read_bytes())
 
 
 class DirectionLibrary:
