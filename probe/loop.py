@@ -13,7 +13,6 @@ the order of steps matters to; the sample and token records and inner products o
 computed it.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from probe.additivity import summarise_additivity
 from probe.checkpoint import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
@@ -36,13 +33,10 @@ from probe.records import RUN_SCHEMA, StepRecord
 from probe.reference import References
 from probe.runs import (
     ADAPTER_DIR,
-    CONFIG_FILE,
     MANIFEST_FILE,
     ROLLOUTS_DIR,
-    STEPS_FILE,
     file_hashes,
     other_hashes,
-    read_steps,
     write_samples,
     write_steps,
 )
@@ -51,8 +45,7 @@ from probe.step import Measure, train_step
 from probe.timings import Timings
 from probe.tokens import token_hashes, write_tokens
 from probe.training import Training
-from replay_pools.errors import InputError
-from replay_pools.files import flatten, read_json, remove_leftovers, write_json
+from replay_pools.files import remove_leftovers, write_json
 from replay_pools.progress import report
 
 
@@ -85,55 +78,6 @@ class Setup:
     world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
 
 
-def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
-    """Start or resume a run: writes `config.json` first; returns the step records that are already there.
-
-    Raises:
-        InputError: the directory holds a run with another configuration, or something that is not a run.
-    """
-    path, steps = directory / CONFIG_FILE, directory / STEPS_FILE
-    stored = read_json(path) if path.exists() else {}
-    for leftover in directory.glob(f".{CONFIG_FILE}.*.tmp"):
-        leftover.unlink()  # of a run killed in its very first write
-    if stored.get("verb") == config["verb"] and not steps.exists():
-        _clear(directory, but=path)  # stopped before its first step, by bad input mostly: there is nothing to resume
-    elif not path.exists():
-        if directory.exists() and any(directory.iterdir()):
-            raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
-    else:
-        check_same(directory, stored, config)
-        return read_steps(steps)
-    write_json(path, config)
-    return []
-
-
-def _clear(directory: Path, but: Path) -> None:
-    """Remove everything except one file, by which a run that is killed here is known for one the next time."""
-    for path in directory.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path != but:
-            path.unlink()
-
-
-def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
-    """InputError unless the stored configuration is the given one."""
-    there, wanted = flatten(stored), flatten(orjson.loads(orjson.dumps(config)))
-    if different := sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key)):
-        key = different[0]
-        raise InputError(
-            directory,
-            expected=f"the run being resumed to have {key} = {wanted.get(key)!r}",
-            found=repr(there.get(key)),
-            fix="use another --name, or remove the directory",
-        )
-
-
-def is_complete(directory: Path) -> bool:
-    """The manifest, written last, is there."""
-    return (directory / MANIFEST_FILE).exists()
-
-
 def run_steps(
     directory: Path,
     source: GroupSource,
@@ -148,7 +92,7 @@ def run_steps(
     """Run every step that is not done and write the manifest.
 
     Args:
-        done: what `open_run` returned.
+        done: what `probe.opening.open_run` returned.
         training: of the one arm under the one condition; None leaves the weights frozen.
         checkpoints: when the state of `training` is written; default: after every step.
         before_step: called with the number of steps done, before every step and after the last (True), and again after

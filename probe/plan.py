@@ -14,18 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from extraction.pairs import load_pairs
 from probe.analysis.power import mde, pairing_pays_above
-from probe.arms import ARMS
-from probe.coverage import Coverage, coverage
+from probe.footprint import Footprint, footprint
 from probe.jobs import runs_of
-from probe.memory import Memory, memory
 from probe.spec import Cost, Spec
 from probe.timings import Measured, measured
 from probe.vacuity import Resolved, Settings, Vacuous, vacuous_parts
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
-from replay_pools.policy import load_skeleton
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)
@@ -64,15 +60,14 @@ class Plan:
     effects: list[Effect]
     go_effects: list[Effect]  # of what a GO buys
     prices: list[Price]
-    model: str | None  # None: not known
-    modules: list[Coverage]
-    memory: list[Memory]
+    footprint: Footprint
     vacuous: list[Vacuous]
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, numbers and None."""
-        return asdict(self)
+        """Plain lists, dicts, numbers and None; the footprint's fields beside the others."""
+        row = asdict(self)
+        return row | row.pop("footprint")
 
 
 def make_plan(
@@ -87,7 +82,7 @@ def make_plan(
     """
     notes: list[str] = []
     go = spec.budget.go or Cost()
-    needed = _memory_of(resolved, out_dir, model, notes)
+    needed = _most(resolved, out_dir, model, notes)
     return Plan(
         spec=spec.name,
         sha256=spec.sha256,
@@ -95,9 +90,7 @@ def make_plan(
         effects=_effects(spec.budget, len(spec.seeds), _designs(spec), "budget", notes),
         go_effects=_effects(go, go.seeds or 0, ("paired", "unpaired"), "budget.go", notes) if spec.budget.go else [],
         prices=[*_own_price(spec, resolved, out_dir, run, notes), *_go_price(go)],
-        model=needed.model if needed else None,
-        modules=needed.modules if needed else [],
-        memory=needed.memory if needed else [],
+        footprint=needed,
         vacuous=vacuous_parts(spec, resolved),
         notes=notes,
     )
@@ -200,45 +193,20 @@ def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Needed:
-    """A model, its adapted modules, and what a step on it holds."""
-
-    model: str
-    modules: list[Coverage]
-    memory: list[Memory]
-
-    @property
-    def num_bytes(self) -> int:
-        """The sum."""
-        return sum(row.num_bytes for row in self.memory)
-
-
-def _memory_of(resolved: Resolved, out_dir: Path, model: str | None, notes: list[str]) -> _Needed | None:
-    """Of the run that needs most; None where no condition names a model."""
-    found: list[_Needed] = []
+def _most(resolved: Resolved, out_dir: Path, model: str | None, notes: list[str]) -> Footprint:
+    """Of the run that needs most; an empty one where no condition names a model."""
+    found: list[Footprint] = []
     for name, own in resolved.items():
-        policy = model or own.model or _base_model(own.pools, out_dir)
+        policy = model or own.model.name or _base_model(own.pools, out_dir)
         if policy is None:
             notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
             continue
-        skeleton = load_skeleton(policy)
-        for arms in [own.arms] if own.frozen else [(arm,) for arm in own.arms]:
-            rows = memory(
-                skeleton,
-                dtype=own.dtype,
-                bases={ARMS[arm].basis for arm in arms},
-                lora_rank=own.lora_rank,
-                svd_rank=own.svd_rank,
-                svd_storage=own.svd_storage,
-                num_samples=own.group * own.prompts_per_step,
-                k=own.k,
-                num_direction_sets=len({ARMS[arm].directions for arm in arms}),
-                num_pairs=len(load_pairs(own.pairs)),
-                trains=not own.frozen,
+        samples, trains = own.group * own.prompts_per_step, not own.frozen
+        for arms in [(arm,) for arm in own.arms] if trains else [own.arms]:
+            found.append(
+                footprint(policy, arms, own.model, num_samples=samples, k=own.k, pairs=own.pairs, trains=trains)
             )
-            found.append(_Needed(model=policy, modules=coverage(skeleton), memory=rows))
-    return max(found, key=lambda needed: needed.num_bytes, default=None)
+    return max(found, key=lambda needed: needed.num_bytes, default=Footprint())
 
 
 def _base_model(pools: tuple[str, ...], out_dir: Path) -> str | None:

@@ -12,15 +12,16 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from extraction.pairs import load_pairs
 from probe.arms import Arm, get_arm, measured_arm
 from probe.config import ReplayConfig
 from probe.control import Control, ControlConfig
 from probe.distributed import SOLO, World
+from probe.footprint import footprint
 from probe.gram import GramRecorder
 from probe.inputs import Inputs
-from probe.loop import Setup, TokenAttribution, is_complete, open_run, run_steps
+from probe.loop import Setup, TokenAttribution, run_steps
 from probe.measures import ArmDirections, DirectionSettings, attach_bases
+from probe.opening import is_complete, open_run
 from probe.optimizer import Stepper
 from probe.passes import Bases
 from probe.pieces import Pieces
@@ -89,23 +90,26 @@ def preview(
     groups = [group for step in range(source.num_steps) for group in source.groups(step)]
     completions = sum(len(ids) for group in groups for ids in group.completion_ids)
     prompts = sum(len(ids) for group in groups for ids in group.prompt_ids)
+    needed = footprint(
+        inputs.model_name,
+        config.arms,
+        config.model,
+        num_samples=config.source.per_pool * len(inputs.pools),
+        k=config.extraction.k,
+        pairs=config.extraction.pairs,
+        trains=config.lr > 0,
+    )
     return make_preview(
         directory,
         inputs.record_without_weights(),
-        work={
+        {
             "steps": source.num_steps,
             "rollouts": sum(len(group.keys) for group in groups),
             "prompt tokens": prompts,
             "completion tokens": completions,
             "cells of arm and condition": len(arms) * len(config.conditions),
         },
-        model=inputs.model_name,
-        config=config.model,
-        arms=config.arms,
-        num_samples=config.source.per_pool * len(inputs.pools),
-        k=config.extraction.k,
-        num_pairs=len(load_pairs(config.extraction.pairs)),
-        trains=config.lr > 0,
+        needed,
     )
 
 

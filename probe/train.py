@@ -14,14 +14,15 @@ from typing import Any
 
 from extraction.adapters.coordinates import Coordinates
 from extraction.library import source_identity
-from extraction.pairs import load_pairs
 from probe.distributed import SOLO, World
 from probe.evaluator import Evaluator
+from probe.footprint import footprint
 from probe.heldout import hold_out
 from probe.heldout_sampling import HeldOut, make_settings
 from probe.live import LiveSource, choose_problems
-from probe.loop import is_complete, open_run, run_steps
+from probe.loop import run_steps
 from probe.mixed import MixedSource, taught_problems
+from probe.opening import is_complete, open_run
 from probe.preview import Preview, make_preview
 from probe.reference import check_recorded
 from probe.runs import ROLLOUTS_DIR
@@ -119,23 +120,26 @@ def preview(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
     sampled = len(problems) * rollouts.prompts_per_step * rollouts.group
     evaluated = len(held_out) * evaluation.rollouts_per_problem * len(settings)
     times = len({*range(0, config.optimizer.steps, evaluation.every), config.optimizer.steps})
+    needed = footprint(
+        str(config.model.name),
+        (intervention.arm,),
+        config.model,
+        num_samples=rollouts.prompts_per_step * rollouts.group,
+        k=intervention.extraction.k,
+        pairs=intervention.extraction.pairs,
+        trains=True,
+    )
     return make_preview(
         directory,
         _record(config, teacher),
-        work={
+        {
             "steps": config.optimizer.steps,
             "rollouts in training": sampled,
             "evaluations": times,
             "rollouts in an evaluation": evaluated,
             "completion tokens at most": (sampled + times * evaluated) * rollouts.sampler.max_new_tokens,
         },
-        model=str(config.model.name),
-        config=config.model,
-        arms=(intervention.arm,),
-        num_samples=rollouts.prompts_per_step * rollouts.group,
-        k=intervention.extraction.k,
-        num_pairs=len(load_pairs(intervention.extraction.pairs)),
-        trains=True,
+        needed,
     )
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import Any
 
-from extraction.vocabulary import Storage
 from probe.advantages import advantage_bound
 from probe.arms import ARMS
+from probe.config import ModelConfig
 from probe.join import REWARD_RANGE
 from probe.loss_settings import LossSettings
 from probe.spec import Criterion, Spec
@@ -42,11 +42,7 @@ class Settings:
     prompts_per_step: int
     steps: int | None  # None: as many as the pools hold
     pools: tuple[str, ...]  # that are replayed
-    model: str | None  # None: the base model of the pools
-    dtype: str
-    lora_rank: int
-    svd_rank: int | None
-    svd_storage: Storage
+    model: ModelConfig
     k: int
     pairs: str
 

@@ -8,6 +8,7 @@ from probe.analysis.evidence import Evidence, Finding
 from probe.analysis.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED, REPRODUCED, SAME
 from probe.arms import ARMS
 from probe.vocabulary import Verdict
+from replay_pools.predecessor import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def _canaries(e: Evidence) -> tuple[bool | None, str]:
     unknown = [pool.name for pool in e.pools if pool.grader is None]
     if unknown or not e.pools:
         return None, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
-    if foreign := [pool.name for pool in e.pools if pool.isolation == "unknown"]:
+    if foreign := [pool.name for pool in e.pools if pool.isolation == UNKNOWN]:
         return None, f"labels of {', '.join(foreign)} are the logger's own; probe pool regrade judges them anew"
     if unsafe := [pool.name for pool in e.pools if pool.isolation == "unsafe-local"]:
         return False, f"{', '.join(unsafe)} graded without isolation: labels that a submission may have written itself"

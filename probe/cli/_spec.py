@@ -18,6 +18,8 @@ from replay_pools.errors import InputError
 if TYPE_CHECKING:
     from probe.vacuity import Settings
 
+MODEL_OPTIONS = ("dtype", "lora_rank", "svd_rank", "svd_storage")  # of the footprint
+
 
 def open_spec(path: Path) -> Spec:
     """Read a spec and check every option and value with the parser of its verb.
@@ -50,6 +52,7 @@ def resolved(spec: Spec, condition: Condition) -> "Settings":
 
 def _replay(spec: Spec, condition: Condition) -> "Settings":
     from probe.conditions import parse_conditions
+    from probe.config import ModelConfig
     from probe.objective import Objective
     from probe.vacuity import Settings
 
@@ -73,7 +76,9 @@ def _replay(spec: Spec, condition: Condition) -> "Settings":
         prompts_per_step=1,
         steps=own["steps"],
         pools=own["replay_dirs"],
-        **{name: own[name] for name in ("model", "dtype", "lora_rank", "svd_rank", "svd_storage", "k", "pairs")},
+        model=ModelConfig(name=own["model"], **{name: own[name] for name in MODEL_OPTIONS}),
+        k=own["k"],
+        pairs=own["pairs"],
     )
 
 
@@ -99,11 +104,7 @@ def _training(spec: Spec, condition: Condition) -> "Settings":
         prompts_per_step=rollouts.prompts_per_step,
         steps=config.optimizer.steps,
         pools=(),
-        model=config.model.name,
-        dtype=config.model.dtype,
-        lora_rank=config.model.lora_rank,
-        svd_rank=config.model.svd_rank,
-        svd_storage=config.model.svd_storage,
+        model=config.model,
         k=extraction.k,
         pairs=extraction.pairs,
     )

@@ -1,25 +1,18 @@
 """probe analyze: what the records of runs say, or what a spec's runs say about its criteria."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from probe.cli._frame import Real, echo_json, json_option, out_option
+from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
+from probe.cli._frame import echo_json, json_option, out_option
 from probe.runs import read_run
 from replay_pools.errors import InputError
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path))
-@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each null, N2 to N4.")
-@click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps.")
-@click.option(
-    "--regrade-agreement",
-    type=Real(0, 1),
-    help="Share (0 to 1) of the pools' labels that `probe pool regrade` repeats; rule R0 needs it.",
-)
+@analysis_options
 @click.option("--check", is_flag=True, help="Exit with 1 when rule R0, R1, R3, R4 or R5 (SPEC: the primary) is FAIL.")
 @click.option("--write", is_flag=True, help="SPEC: write OUT/reports/NAME.md and the Results of its .md file.")
 @out_option
@@ -46,15 +39,12 @@ def analyze(
 
       probe analyze spec/phase2.toml --write
     """
-    # The nulls are many small factorisations: BLAS threads only wait for one another. numpy is not loaded yet.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    one_blas_thread()
     settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
-    specs = [run for run in runs if run.suffix == ".toml"]
-    if specs and len(runs) > 1:
-        raise InputError("RUN...|SPEC", expected="run directories, or one spec", found=" ".join(map(str, runs)))
-    if write and not specs:
+    spec_file = spec_among(runs)
+    if write and spec_file is None:
         raise InputError("--write", expected="a spec (spec/NAME.toml)", found=" ".join(map(str, runs)))
-    failed = _spec(specs[0], out, settings, write, as_json) if specs else _runs(runs, settings, as_json)
+    failed = _spec(spec_file, out, settings, write, as_json) if spec_file else _runs(runs, settings, as_json)
     if check and failed:
         ctx.exit(1)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
-from probe.cli._sizes import echo_coverage, echo_memory
+from probe.cli._sizes import echo_footprint
 
 if TYPE_CHECKING:
     from probe.plan import Effect, Plan
@@ -55,9 +55,7 @@ def _print(found: "Plan") -> None:
         for price in found.prices:
             money = "" if price.money is None else f", {price.money:.2f} {price.currency}"
             click.echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
-    if found.memory:
-        echo_coverage(found.model or "", found.modules)
-        echo_memory(found.memory)
+    echo_footprint(found.footprint)
     click.echo(f"\nVacuous parts: {len(found.vacuous) or 'none found'}")
     for part in found.vacuous:
         click.echo(f"  VACUOUS  {part.where}: {part.why}")

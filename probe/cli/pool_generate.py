@@ -9,6 +9,7 @@ from click.core import ParameterSource
 from probe.cli._frame import Real, dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli._shared_options import model_options
+from probe.cli._sizes import echo_work
 from replay_pools.environments.base import SPLITS, Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
@@ -134,8 +135,7 @@ def _print_plan(plan: "PoolPlan", sampler: "Sampler", isolation: str, directory:
     if as_json:
         echo_json({"path": str(directory), "state": state, "work": work, "isolation": isolation})
         return
-    click.echo(f"{directory}: {state}")
-    click.echo(", ".join(f"{count:,} {what}" for what, count in work.items()))
+    echo_work(str(directory), state, work)
     click.echo(f"grading under isolation {isolation}; nothing was written")
 
 

@@ -1,13 +1,13 @@
 """probe report: runs, or the runs of a spec, as one self-contained HTML file."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import Real, echo_json, json_option, name_option, out_option
+from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
+from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.runs import Run, read_run
 from replay_pools.errors import InputError
 
@@ -18,15 +18,8 @@ MOST_NAMES = 3  # of runs in the default name
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path))
 @name_option("report", default=None)
-@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each permutation null.")
-@click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps.")
-@click.option(
-    "--regrade-agreement",
-    type=Real(0, 1),
-    help="Share of the pools' labels that a second grading repeats; rule R0 needs it.",
-)
+@analysis_options
 @out_option
 @json_option
 def report(
@@ -52,16 +45,13 @@ def report(
 
       probe report spec/phase2.toml
     """
-    # The nulls are many small factorisations: BLAS threads only wait for one another. numpy is not loaded yet.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    one_blas_thread()
     from probe.report.build import write_report
 
     settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
-    specs = [run for run in runs if run.suffix == ".toml"]
-    if specs and len(runs) > 1:
-        raise InputError("RUN...|SPEC", expected="run directories, or one spec", found=" ".join(map(str, runs)))
+    spec_file = spec_among(runs)
     command = _command(runs, name, out, settings)
-    found = _of_spec(specs[0], name, out, settings, command) if specs else _of_runs(runs, name, settings, command)
+    found = _of_spec(spec_file, name, out, settings, command) if spec_file else _of_runs(runs, name, settings, command)
     written = write_report(found, out)
     if as_json:
         echo_json(

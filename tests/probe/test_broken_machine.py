@@ -1,15 +1,15 @@
 """A folder that cannot be written, a disk that is full, a terminal that interrupts: one line, and nothing is lost."""
 
 import os
-import pty
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from directories import contents
+from terminals import on_a_terminal
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -103,31 +103,19 @@ def pages(directory: Path) -> int:
     return sum(-(-path.stat().st_size // 4096) for path in directory.rglob("*") if path.is_file())
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file but the times."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "timings.jsonl")
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
 def interrupt(args: Sequence[str], when: Path, count: int) -> tuple[int, str]:
     """Ctrl-C on a terminal once `count` files match; the exit code and what the terminal showed."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execve(sys.executable, [sys.executable, "-m", "probe", *args], ENVIRONMENT)
-    deadline, shown, sent = time.monotonic() + 120, b"", False
-    while True:
-        try:
-            if not (data := os.read(terminal, 65536)):
-                break
-        except OSError:  # the other side is closed
-            break
-        shown += data
-        assert time.monotonic() < deadline, shown
-        if not sent and len(list(when.parent.glob(when.name))) >= count:
-            os.write(terminal, b"\x03")
-            sent = True
+    sent: list[bytes] = []
+
+    def keys() -> bytes:
+        if sent or len(list(when.parent.glob(when.name))) < count:
+            return b""
+        sent.append(b"\x03")
+        return sent[0]
+
+    code, shown = on_a_terminal(["-m", "probe", *args], ENVIRONMENT, keys)
     assert sent, shown
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.decode()
+    return code, shown
 
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"

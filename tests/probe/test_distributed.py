@@ -18,6 +18,7 @@ import orjson
 import psutil
 import pytest
 import torch
+from directories import contents
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -30,7 +31,6 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.distributed import SOLO, World, joined
 from probe.runs import read_run
-from probe.timings import TIMINGS_FILE
 from probe.train import train
 from probe.train_config import TrainConfig
 from replay_pools.errors import InputError
@@ -106,12 +106,6 @@ def wait_for(path: Path, alive: Callable[[], bool]) -> None:
         assert alive(), "finished before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.002)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file but the wall-clock times."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def assert_alike(found: Path, expected: Path, **tolerance: float) -> None:

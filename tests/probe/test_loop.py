@@ -11,21 +11,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from directories import contents
 
 from extraction.adapters import Coordinates
 from probe.arms import get_arm
 from probe.checkpoint import CheckpointConfig
 from probe.control import Control, ControlConfig
 from probe.controllers import Limits
-from probe.loop import Setup, open_run, run_steps
+from probe.loop import Setup, run_steps
 from probe.objective import Objective
+from probe.opening import open_run
 from probe.optimizer import Decay, Stepper
 from probe.passes import Bases
 from probe.reference import References
 from probe.runs import read_run, read_steps
 from probe.sources import Group, Key, make_group
 from probe.step import Measure
-from probe.timings import TIMINGS_FILE, Timings
+from probe.timings import Timings
 from probe.training import Training
 from probe.update import Updater
 from replay_pools.errors import InputError
@@ -105,12 +107,6 @@ def make_run(make_tiny: Callable[..., Coordinates], make_rollout: Callable[..., 
         return training
 
     return make
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file but the wall-clock times."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 class Killed(BaseException):

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from directories import contents
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe import loop
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.timings import TIMINGS_FILE, Timings
+from probe.timings import Timings
 
 RUN = ["--arm", "vanilla,projected", "--steps", "5"]
 GRID = [
@@ -21,12 +22,6 @@ GRID = [
     *("--condition", "default", "--condition", "g:gtpo_beta=1", "--condition", "capped:advantage_clip=1"),
 ]
 TRAIN = ["--arm", "projected", "--steps", "5", "--lr", "0.01"]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file but the wall-clock times."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("options", [RUN, TRAIN, GRID], ids=["frozen", "training", "grid"])

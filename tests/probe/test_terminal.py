@@ -2,12 +2,12 @@
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from terminals import on_a_terminal
 
 from probe.cli import COMPLETE_VARIABLE, VERBS, cli, main
 from probe.cli import _progress as progress_module
@@ -71,32 +71,21 @@ with shown_progress():
 """
 
 
-def on_a_terminal(**environment: str) -> str:
+def shown(**environment: str) -> str:
     """What SHOW writes to a terminal."""
-    child, terminal = pty.fork()
-    if child == 0:
-        plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
-        os.execve(sys.executable, [sys.executable, "-c", SHOW], {**plain, "TERM": "xterm-256color", **environment})
-    shown = b""
-    while True:
-        try:
-            data = os.read(terminal, 65536)
-        except OSError:
-            break
-        if not data:
-            break
-        shown += data
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    return shown.decode()
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    code, text = on_a_terminal(["-c", SHOW], {**plain, "TERM": "xterm-256color", **environment})
+    assert code == 0
+    return text
 
 
 def test_a_terminal_gets_bars_and_lines_above_them() -> None:
     """Colour where it is wanted, none with NO_COLOR, and no redrawing on a dumb terminal."""
-    shown = on_a_terminal()
-    assert all(part in shown for part in ("\x1b[?25l", "\x1b[?25h", "━", "3/3", "a line about 2"))
-    assert "\x1b[3" in shown, "colour"
-    assert "\x1b[3" not in on_a_terminal(NO_COLOR="1")
-    assert "\x1b[?25l" not in on_a_terminal(TERM="dumb")
+    text = shown()
+    assert all(part in text for part in ("\x1b[?25l", "\x1b[?25h", "━", "3/3", "a line about 2"))
+    assert "\x1b[3" in text, "colour"
+    assert "\x1b[3" not in shown(NO_COLOR="1")
+    assert "\x1b[?25l" not in shown(TERM="dumb")
 
 
 def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:

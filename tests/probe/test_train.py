@@ -11,20 +11,14 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
+from directories import contents
 from safetensors.torch import load_file
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs import read_run
-from probe.timings import TIMINGS_FILE
 from replay_pools.files import read_json
 from replay_pools.pool import open_pool
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file but the wall-clock times."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def read_evals(directory: Path) -> list[dict]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from directories import contents
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -14,10 +15,6 @@ from replay_pools.grading.grade import Grader, Submission
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
 SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5"]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def generated(out: Path, *options: str, code: int = 0) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from directories import contents
 
 from replay_pools.consistency import prompt_sha
 from replay_pools.errors import InputError
@@ -19,10 +20,6 @@ from replay_pools.rollout import Rollout
 Groups = list[list[Rollout]]
 Header = dict[str, Any]
 MakeRollout = Callable[..., Rollout]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_what_was_written_is_read(fake_pool: Pool, fake_groups: Groups, pool_header: Header) -> None:

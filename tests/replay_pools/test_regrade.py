@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from directories import contents
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -105,10 +106,6 @@ def published(tmp_path: Path, make_rollout: MakeRollout) -> Callable[..., Path]:
         return directory
 
     return write
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_regrading_own_grades_changes_nothing(

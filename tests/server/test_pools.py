@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from directories import contents
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -21,10 +22,6 @@ def generated(out: Path, url: str, *options: str, code: int = 0) -> Path:
     arguments = ["pool", "generate", "--engine", "server", "--url", url, "--out", str(out), *SMALL, *options]
     assert run(cli, arguments) == code
     return out / "pools" / "served"
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])

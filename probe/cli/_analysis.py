@@ -1,0 +1,48 @@
+"""What `probe analyze` and `probe report` share: options of the nulls, and what they take."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from probe.cli._frame import Real
+from replay_pools.errors import InputError
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+def analysis_options(function: AnyFunction) -> AnyFunction:
+    """`--draws --seed --regrade-agreement`, and what they apply to: `runs: tuple[Path, ...]`."""
+    for option in (
+        click.option(
+            "--regrade-agreement",
+            type=Real(0, 1),
+            help="Share (0 to 1) of the pools' labels that `probe pool regrade` repeats; rule R0 needs it.",
+        ),
+        click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps."),
+        click.option(
+            "--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each null, N2 to N4."
+        ),
+        click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path)),
+    ):
+        function = option(function)
+    return function
+
+
+def spec_among(runs: Sequence[Path]) -> Path | None:
+    """The spec, where the arguments are one; None where they are runs.
+
+    Raises:
+        InputError: a spec beside something else.
+    """
+    specs = [run for run in runs if run.suffix == ".toml"]
+    if specs and len(runs) > 1:
+        raise InputError("RUN...|SPEC", expected="run directories, or one spec", found=" ".join(map(str, runs)))
+    return specs[0] if specs else None
+
+
+def one_blas_thread() -> None:
+    """Nulls are many small factorisations: threads of BLAS only wait for one another. Call before numpy is loaded."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,0 +1,11 @@
+"""What a run or a pool left on disk."""
+
+from pathlib import Path
+
+from probe.timings import TIMINGS_FILE
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but the wall-clock times, by its path."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != TIMINGS_FILE)
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
