@@ -4,7 +4,7 @@ Pair gradients are cached under a hash of everything that shapes them (basis fin
 dtype); directions are cheap linear algebra on them. The library says what it did through `say`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -165,7 +165,8 @@ class DirectionLibrary:
         directions = load_directions(self.v_hack_file)
         found = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=found)
-        return _first_k(directions, self.settings.k, self.v_hack_file)
+        _check_settings(self.v_hack_file, directions.metadata, self.settings)
+        return directions
 
     @cached_property
     def pair_gradients(self) -> PairGradients:
@@ -240,14 +241,18 @@ def pairs_path(directions_path: Path) -> Path:
     return directions_path.with_suffix(".pairs.safetensors")
 
 
-def _first_k(directions: Directions, k: int, where: Path) -> Directions:
-    """The first k directions of every module; InputError when the file was extracted with fewer."""
-    stored = int(directions.metadata["k"])
-    if k > stored:
-        raise InputError("--k", expected=f"at most {stored}, as {where} was extracted with", found=str(k))
-    return Directions(
-        vectors={module: v[:k] for module, v in directions.vectors.items()},
-        singular_values={module: s[:k] for module, s in directions.singular_values.items()},
-        votes={module: v[:k] for module, v in directions.votes.items()},
-        metadata={**directions.metadata, "k": k},
-    )
+def _check_settings(path: Path, metadata: Mapping[str, Any], settings: ExtractionSettings) -> None:
+    """InputError where a direction file was extracted otherwise than the controls beside it would be.
+
+    Nor are the first k of more directions those of k: the noise floor is a share of all that were kept.
+    """
+    for name in ("k", "tau", "drop_bottom_frac", "loss_type"):
+        wanted, found = getattr(settings, name), metadata[name]
+        if found != wanted:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"directions {path}",
+                expected=f"extracted with {option} {wanted}, as this run is told",
+                found=f"{option} {found}",
+                fix=f"give the run {option} {found}, or extract again",
+            )

@@ -27,6 +27,17 @@ ADVANTAGE_KEYS = (
     "frac_reward_zero_std",  # share of groups without reward variance
     "skip_rate",  # share of groups below min_group_std, those without variance apart
 )
+# What a step records of its KL term and of recorded ratios, behind "kl/" and "ratio/"; each only where there is one.
+KL_KEYS = (
+    "mean",  # from the reference, over the completion tokens
+    "max",  # of a token
+    "from_base",  # mean KL from the base, where the reference is another
+    "beta",  # strength of the penalty in this step, as the next three only where the policy trains
+    "warmup_progress",  # share of the warm-up of beta
+    "ema",  # of the mean KL, which the controller of beta follows
+    "beta_adjusted",  # 1, -1 or 0: beta was raised, lowered or left
+)
+RATIO_KEYS = ("mean", "max", "frac_clip_low", "frac_clip_high", "frac_clip_delta")
 PREFIXED = ("kl", "ratio")  # fields {name: number}, flattened to "kl/name"
 
 

@@ -81,6 +81,8 @@ def _linked_step(record: StepRecord, gram: StepGram, samples: Sequence[SampleRec
 def _unit_weights(record: StepRecord, samples: Sequence[SampleRecord], weights: Array, advantages: Array) -> Array:
     """w_i; where A_i = 0 hides it, from the others: proportional to 1 / length under `grpo`, equal otherwise."""
     known = weights != 0
+    if not known.any():  # the gradient is that of a penalty alone
+        return np.zeros(len(samples))
     lengths = np.array([max(s.comp_len, 1) for s in samples], dtype=np.float64)
     scale = 1.0 / lengths if record.loss_type == "grpo" else np.ones(len(samples))
     common = float(np.mean((weights[known] / advantages[known]) / scale[known]))
@@ -100,7 +102,9 @@ def _error(
     offline = np.concatenate([cosines(axes, gradients)[0], cosines(axes, totals)[0]])
     present = np.array([value is not None for value in recorded])
     expected = np.array([value for value in recorded if value is not None], dtype=np.float64)
-    return float(np.max(np.abs(offline[present] - expected), initial=0.0))
+    missed = np.abs(offline[present] - expected)
+    # A gradient that is 0 by the inner products, and is not by the records, is missed whole.
+    return float(np.max(np.nan_to_num(missed, nan=1.0), initial=0.0))
 
 
 def _none(pairs: PairGram) -> Gradients:

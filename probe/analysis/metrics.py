@@ -22,6 +22,7 @@ Over several such runs the seed is the unit, and, secondary, the held-out proble
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from probe.analysis.catalogue import SAMPLE_METRICS, STEP_METRICS
 from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.estimates import Estimate, Key, Metrics, estimate
 from probe.analysis.evidence import Evidence
@@ -30,16 +31,6 @@ from probe.analysis.specificity import beaten_by
 from probe.analysis.stats import prompt_means, within_prompt_differences
 from probe.analysis.trained import of_training
 from probe.records import SampleRecord, StepRecord
-
-SAMPLE_METRICS = (
-    *("reward", "hacked", "gt_pass", "fmt_ok", "comp_len", "advantage", "hint", "nll"),
-    *("cos_S_contrib", "cos_S_nll", "grad_norm_contrib"),
-)
-STEP_METRICS = (
-    *("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired"),
-    *("reward_mean", "reward_std", "reward_spread", "grad_norm", "num_effective", "additivity_error"),
-    *("cos_update", "hackward_frac_update", "direction_age", "direction_overlap"),
-)
 
 
 def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[Key, Estimate]:

@@ -24,6 +24,7 @@ RATES: dict[str, Callable[[Rollout], bool]] = {
     "exploit": lambda rollout: rollout.grade.exploited,
     "solve": lambda rollout: rollout.gt_pass,
 }
+PLACES = ("start", "final", "gain")
 MOVED = {"margin": "margin_final", "cos_moved": "cos_moved", "hackward_frac_moved": "hackward_frac_moved"}
 
 
@@ -93,6 +94,6 @@ def _gains(ends: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     for name in (name for name in ends["start"] if name in ends["final"]):
         rate, slash, setting = name.partition("/")
         start, final = ends["start"][name], ends["final"][name]
-        for place, value in (("start", start), ("final", final), ("gain", final - start)):
+        for place, value in zip(PLACES, (start, final, final - start), strict=True):
             found[f"{rate}_{place}{slash}{setting}"] = value
     return found

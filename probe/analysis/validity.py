@@ -134,7 +134,8 @@ def _reproduced(e: Evidence) -> tuple[bool | None, str]:
         return None, "no inner products of a frozen run in the SVD basis: no permutation null can be drawn"
     if error > REPRODUCED:
         return None, (
-            f"off the records by {error:.2g} (token credit, or pairs of another normaliser): no permutation null drawn"
+            f"off the records by {error:.2g}: no permutation null drawn. The loss is more than advantages times "
+            "gradients (token credit, a KL penalty, recorded ratios), or its normaliser is not the first condition's"
         )
     return True, f"largest difference from the records {error:.2g}, at most {REPRODUCED:g}"
 

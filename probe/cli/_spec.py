@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from probe.answerable import check_answerable
 from probe.cli import cli
 from probe.jobs import ONE_PASS, flags, frozen, pool_jobs
 from probe.nested import flat
@@ -16,7 +17,7 @@ from probe.spec import Condition, Option, Spec
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
-    from probe.vacuity import Settings
+    from probe.vacuity import Resolved, Settings
 
 MODEL_OPTIONS = ("dtype", "lora_rank", "svd_rank", "svd_storage")  # of the footprint
 
@@ -31,8 +32,8 @@ def open_spec(path: Path) -> Spec:
     verb = _find(spec, "base.verb", (spec.base.verb,))
     for key, options in option_tables(spec):
         _check_names(spec, key, verb, options)
-    for condition in spec.conditions:
-        resolved(spec, condition)
+    resolved(spec)
+    check_answerable(spec)
     for pool, job in zip(spec.pools, pool_jobs(spec, Path("out")), strict=True):
         where = f"pools.{pool.name}"
         generate = _find(spec, where, ("pool", "generate"))
@@ -41,13 +42,14 @@ def open_spec(path: Path) -> Spec:
     return spec
 
 
-def resolved(spec: Spec, condition: Condition) -> "Settings":
-    """What the verb makes of a condition, defaults included.
+def resolved(spec: Spec) -> "Resolved":
+    """What the verb makes of every condition, defaults included.
 
     Raises:
         InputError: a value that the verb does not take; file, condition and field are named.
     """
-    return (_training if spec.base.verb == "train" else _replay)(spec, condition)
+    resolve = _training if spec.base.verb == "train" else _replay
+    return {condition.name: resolve(spec, condition) for condition in spec.conditions}
 
 
 def _replay(spec: Spec, condition: Condition) -> "Settings":
@@ -103,7 +105,7 @@ def _training(spec: Spec, condition: Condition) -> "Settings":
         group=rollouts.group,
         prompts_per_step=rollouts.prompts_per_step,
         steps=config.optimizer.steps,
-        pools=(),
+        pools=(rollouts.teacher.pool,) if rollouts.teacher else (),
         model=config.model,
         k=extraction.k,
         pairs=extraction.pairs,
@@ -150,6 +152,10 @@ def _check_names(spec: Spec, key: str, command: click.Command, options: Mapping[
                 fix=f"did you mean {close[0]}?" if close else "see its --help; write _ for -",
             )
     for parameter in command.params:
+        texts = [name for name in options if isinstance(options[name], str) and parameter.name == name]
+        if texts and isinstance(parameter.type, (click.IntRange, click.FloatRange)):
+            where = f"{spec.path} {key}.{texts[0]}"
+            raise InputError(where, expected="a number", found=f"a text, {options[texts[0]]!r}")
         switched = [name for name in options if options[name] is False and f"--{name}" in parameter.opts]
         if switched and parameter.secondary_opts:  # not a flag that is left off: its default may be on
             where = f"{spec.path} {key}.{switched[0]}"

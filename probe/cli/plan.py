@@ -31,8 +31,7 @@ def plan(
     from probe.plan import make_plan
 
     spec = open_spec(spec_file)
-    settings = {condition.name: resolved(spec, condition) for condition in spec.conditions}
-    found = make_plan(spec, settings, out_dir=out, run=run, model=model)
+    found = make_plan(spec, resolved(spec), out_dir=out, run=run, model=model)
     if as_json:
         echo_json(found.to_json())
     else:

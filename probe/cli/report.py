@@ -95,14 +95,13 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
     spec = open_spec(spec_file)
     analyses = analyse_runs(spec, out, **settings)
     read = {job.name: read_run(job.directory) for job in (run.job for run in runs_of(spec, out) if run.complete)}
-    settings_of = {condition.name: resolved(spec, condition) for condition in spec.conditions}
     return Report(
         name=name or spec.name,
         views=[View(run=read[run], analysis=analysis) for (run, _), analysis in analyses.items()],
         command=command,
         spec=spec,
         evaluation=judge(spec, out, analyses),
-        plan=make_plan(spec, settings_of, out_dir=out),
+        plan=make_plan(spec, resolved(spec), out_dir=out),
     )
 
 

@@ -49,7 +49,8 @@ def sweep(
 
       probe sweep spec/phase2.toml --workers 2
     """
-    from probe.cli._spec import open_spec
+    from probe.answerable import missing_pools
+    from probe.cli._spec import open_spec, resolved
     from probe.jobs import block, pool_jobs
     from probe.sweep import sweep as run_sweep
     from probe.sweep_table import block_value
@@ -63,6 +64,8 @@ def sweep(
         for job in jobs:
             click.echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
+    for error in missing_pools(spec, resolved(spec), out):
+        raise error
     with _shown() as show:
         table = run_sweep(
             spec,

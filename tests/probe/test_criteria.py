@@ -1,15 +1,20 @@
 """Criteria of a spec against a table of metrics: each comparison, each verdict, each null."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from probe.analysis.analyze import analyze
+from probe.analysis.catalogue import of_replay
 from probe.analysis.criteria import evaluate
 from probe.analysis.estimates import Estimate, Key, by_condition, difference, estimate, unpaired_difference
 from probe.analysis.nulls import NullTest
 from probe.analysis.stats import welch_test
 from probe.analysis.trained import over_runs
+from probe.runs import read_run
 from probe.spec import Criterion
 
 VALUES = {f"p{i}": value for i, value in enumerate(np.random.default_rng(0).normal(0.3, 0.1, 20).tolist())}
@@ -180,3 +185,34 @@ def test_conditions_and_runs_are_merged_into_one_table():
     steps = seeds[Key("cos_in", "step")]
     assert (steps.n, steps.minimum, steps.maximum) == (4, 0.1, 0.3)
     assert (steps.value, steps.interval, steps.p) == (None, None, None), "steps of training are not independent"
+
+
+def test_the_catalogue_knows_the_metrics_of_a_replay(replay: Callable[..., Path]) -> None:
+    """Every metric, unit and null of a run that measures them all is there, and nothing that it does not measure."""
+    more = "kl:beta=0.1,reference=recorded,old_logprobs=recorded,epsilon=0.2,advantage_clip=0.1"
+    conditions = ("--condition", "default", "--condition", more)
+    run = read_run(replay("catalogued", "--arm", "vanilla", "--steps", "12", *conditions))
+    rows = [row for name in ("default", "kl") for row in analyze(run, name, num_draws=99).metrics.items()]
+    there: dict[str, set[str]] = {}
+    nulls: dict[str, set[str]] = {}
+    for key, row in rows:
+        there.setdefault(key.metric, set()).add(key.unit)
+        beaten = {"baselines"} if row.beaten_by is not None else set()
+        nulls.setdefault(key.metric, set()).update({*row.nulls} | beaten)
+    known = of_replay()
+    for metric, entry in known.items():
+        assert there.get(metric) == {*entry.units}, metric
+        assert nulls[metric] == {*entry.nulls}, metric
+    assert there.keys() == known.keys()
+
+
+def test_a_gradient_of_a_penalty_alone_has_no_nulls(replay: Callable[..., Path]) -> None:
+    """Where all advantages are 0 the KL term still moves the policy: inner products miss it, and R0 says so."""
+    run = read_run(
+        replay("penalised", "--arm", "vanilla", "--steps", "12", "--condition", "kl:beta=1,reference=recorded")
+    )
+    flat = [step for step in run.steps if step.cos_in is not None and step.advantage["advantage/abs_max"] == 0]
+    assert flat, "no step without advantages"
+    found = analyze(run, num_draws=99)
+    assert found.permutation is None
+    assert any("a KL penalty" in part.text for part in found.validity)

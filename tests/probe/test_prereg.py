@@ -123,6 +123,31 @@ REFUSED = [
     ('name = "MORE"', 'name = "MORE"\nrequires = { near = "PASS" }', "none in the last decision"),
     ('name = "capped"', 'name = "a/b"', "letters, digits and"),
     ("[experiment]", "[experiment", "expected TOML"),
+    ("steps = 2", 'steps = "2"', "base.steps: expected a number, found a text, '2'"),
+    (
+        'metric = "cos_in"',
+        'metric = "cos_inn"',
+        "expected a metric of a replay, found 'cos_inn'; did you mean cos_in?",
+    ),
+    ('metric = "cos_in"', 'metric = "hack_final"', "a metric of a replay, found 'hack_final'"),
+    ('unit = "prompt"', 'unit = "seed"', "criteria.aligned.unit: expected prompt or step, of cos_in in a replay"),
+    (
+        'null = "N2"',
+        'null = "baselines"',
+        "aligned.null: expected none or one of N1, N2, N3, N4 by prompt",
+    ),
+    ('metric = "cos_in"', 'metric = "grad_norm"', "aligned.null: expected none (there is no null of it), found 'N2'"),
+    (
+        'arm = "vanilla"',
+        'versus_arm = "random"',
+        "aligned.null: expected none of a difference",
+    ),
+    (
+        'arm = "vanilla"',
+        'arm = "random"',
+        "aligned.arm: expected vanilla, of which alone the null N2",
+    ),
+    ('metric = "frac_fired"', 'metric = "auroc"', "criteria.gate.unit: expected prompt, of auroc in a replay"),
 ]
 
 

@@ -147,6 +147,10 @@ def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
     assert load_directions(path).metadata["fingerprint"]["basis"] == "svd"
     used = read_run(replay("given", "--arm", "vanilla", "--steps", "6", "--v-hack", str(path)))
     assert used.steps == [row for row in read_run(many_arms).steps if row.arm == "vanilla"]
+    for option, value in (("--k", "2"), ("--tau", "0.5"), ("--drop-bottom-frac", "0"), ("--loss-type", "dapo")):
+        other = ["replay", "--name", "x", "--arm", "vanilla", "--v-hack", str(path), option, value, "--out", str(out)]
+        assert run(cli, other) == 2
+        assert f"expected extracted with {option} {value}" in capsys.readouterr().err
     refused = ["replay", "--name", "x", "--arm", "projected-lora", "--v-hack", str(path), "--out", str(out)]
     assert run(cli, refused) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from probe import launch
+from probe.answerable import missing_pools
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli._spec import open_spec
+from probe.cli._spec import open_spec, resolved
 from probe.cli.train import configured
 from probe.jobs import Job, block, runs_of
 from probe.launch import Attempt, Processes, Submitit
@@ -313,6 +314,20 @@ REFUSED = [
     ("set.objective.beta = 0.05", "per_pool = 3", "per_pool: expected an option of probe train"),
     ('preset = "smoke"', 'preset = "smok"', "--preset: expected fast, full, smoke"),
     ('arms = ["vanilla"]', 'arms = ["random"]', "conditions.pulled.arms: expected some of vanilla, projected"),
+    ("hack_final", "hack_fnal", "criteria.main.metric: expected a metric of runs that train.*did you mean hack_final"),
+    ("hack_final", "pair_sign", "criteria.main.metric: expected a metric of runs that train, found 'pair_sign'"),
+    (
+        'unit = "seed"',
+        'unit = "prompt"',
+        "criteria.main.unit: expected seed or problem, of hack_final",
+    ),
+    ('"hack_final"\nstatistic', '"cos_in"\nunit = "step"\nstatistic', "trained.toml: expected TOML"),
+    (
+        'metric = "hack_final"\nstatistic = "mean"\ncomparison = "<"\nthreshold = 0.0\nunit = "seed"',
+        'metric = "cos_in"\nstatistic = "mean"\ncomparison = "<"\nthreshold = 0.0\nunit = "step"',
+        "criteria.main.statistic: expected min, max, n of steps of training .autocorrelated., or the unit seed",
+    ),
+    ('unit = "seed"', 'unit = "seed"\nnull = "N2"', "criteria.main.null: expected none of a difference"),
 ]
 
 
@@ -325,6 +340,25 @@ def test_training_settings_that_do_not_fit_are_refused(
         open_spec(trained(old, new))
     assert "trained.toml" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
+    tmp_path: Path, tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name and a path; `probe plan` has them among its notes, and a pool of [[pools]] is none of them."""
+    spec = tiny(base='replay_dirs = ["tacher", "./gone", "base"]')
+    arguments = [str(spec.path), "--out", str(tmp_path / "out")]
+    assert run(cli, ["sweep", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert "gone: expected a pool, found no such directory" in error
+    assert not (tmp_path / "out" / "sweeps").exists()
+    assert run(cli, ["plan", *arguments]) == 0
+    notes = capsys.readouterr().out
+    assert "note: pool tacher: expected a directory in" in notes
+    assert "note: gone: expected a pool" in notes
+    made = tiny(base='replay_dirs = ["tacher", "base"]').path
+    made.write_text(made.read_text().replace("[base]", '[[pools]]\nname = "tacher"\n[base]'))
+    assert missing_pools(load_spec(made), resolved(load_spec(made)), tmp_path / "out") == []
 
 
 def test_set_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,17 +14,20 @@ import pytest
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
+from probe.analysis.catalogue import of_training
 from probe.analysis.estimates import Key
+from probe.analysis.outcome import RATES
 from probe.analysis.siblings import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._spec import open_spec
 from probe.evaluation import Evaluation, evaluate_spec
+from probe.jobs import runs_of
 from probe.launch import Attempt, command
 from probe.runs import EVALUATIONS_DIR, Run, read_evals, read_run
 from probe.spec import Spec
 from probe.sweep import Table, sweep
-from probe.sweep_table import block_value
+from probe.sweep_table import analyse_all, block_value, sweep_table
 from replay_pools.files import read_json, sha256, write_json
 from replay_pools.pool import open_pool
 
@@ -199,6 +202,27 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, Table], 
     assert metrics[Key("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
     by_problem = metrics[Key("exploit_final", "problem", "vanilla")]
     assert by_problem.value == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
+
+
+def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, Table]) -> None:
+    """Over runs: every metric and unit that there is, and every one that is promised without further settings."""
+    spec, own, _ = swept
+    done = runs_of(spec, own)
+    table = sweep_table(spec, done, analyse_all(done, num_draws=99))
+    known = of_training()
+    there: dict[str, set[str]] = {}
+    for key, row in table.items():
+        assert key.metric in known, key
+        assert key.unit in known[key.metric].units, key
+        assert not row.nulls
+        there.setdefault(key.metric, set()).add(key.unit)
+    elsewhere = ("ratio/", "auroc", "hack_difference", "pure_", "kl/from_base", "cos_in_mean", "d_cos_in", "adv_cap")
+    settings = ("run_tests", "sentinel")  # of the evaluations
+    for metric, entry in known.items():
+        if metric.startswith(elsewhere) or (metric.partition("_")[0] in RATES and "/" in metric):
+            continue
+        assert there.get(metric) == {*entry.units}, metric
+    assert {f"hack_final/{name}" for name in settings} <= there.keys()
 
 
 def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, Table]) -> None:
