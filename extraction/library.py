@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 import torch
@@ -55,10 +55,12 @@ def measure_pair_gradients(
     """Weighted NLL gradients of both completions of every pair, `tokens_per_batch` tokens at a time.
 
     The pair is a GRPO group of two: each gradient carries the normaliser w that `loss_type` gives it there.
+
+    Raises:
+        InputError: a completion goes on behind the end of its turn, which no sampled one does.
     """
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
-    hack = [policy.completion_ids(pair.hack) for pair in pairs]
-    clean = [policy.completion_ids(pair.clean) for pair in pairs]
+    hack, clean = ([_written(policy, pair, side) for pair in pairs] for side in ("hack", "clean"))
     batch = make_batch([*prompts, *prompts], [*hack, *clean], policy.pad_id).to(policy.device)
     unit = per_sample_gradients(coordinates, batch, tokens_per_batch=settings.tokens_per_batch).gradients
     weights = torch.stack([_pair_weights(len(h), len(c), settings) for h, c in zip(hack, clean, strict=True)])
@@ -70,6 +72,16 @@ def measure_pair_gradients(
         held_out=torch.tensor([pair.held_out for pair in pairs]),
         metadata=_identity(policy, coordinates, pairs, settings) | {"pair_ids": [pair.pair_id for pair in pairs]},
     )
+
+
+def _written(policy: Policy, pair: Pair, side: Literal["hack", "clean"]) -> list[int]:
+    """The ids of one completion of a pair."""
+    ids = policy.completion_ids(getattr(pair, side))
+    if ends := [i for i in ids[:-1] if i in policy.eos_ids]:
+        found = f"{policy.tokenizer.convert_ids_to_tokens(ends[0])!r} in it"
+        expected = "a text without the end-of-turn token, which is added"
+        raise InputError(f"pair {pair.pair_id} {side}", expected=expected, found=found, fix="cut the text before it")
+    return ids
 
 
 def _pair_weights(hack_length: int, clean_length: int, settings: ExtractionSettings) -> Tensor:
@@ -234,6 +246,12 @@ def attach_basis(
     if basis == "lora":
         return attach(policy.model, basis=basis, rank=lora_rank, train_a=False, **shared)
     return attach(policy.model, basis=basis, rank=svd_rank, storage=svd_storage, **shared)
+
+
+def resolve_directions(file: Path, out_dir: Path) -> Path:
+    """A direction file: a path, or else the name of one in `out_dir`/directions."""
+    named = out_dir / "directions" / f"{file.name}.safetensors"
+    return named if file == Path(file.name) and not file.exists() and named.is_file() else file
 
 
 def pairs_path(directions_path: Path) -> Path:

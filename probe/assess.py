@@ -15,6 +15,7 @@ from replay_pools.files import read_json, write_json
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.policy import load_policy
+from replay_pools.progress import report
 from replay_pools.sampling import Sampler
 
 EVALUATION_FILE = "evaluation.json"
@@ -85,7 +86,14 @@ def assess(config: EvalConfig, directory: Path, *, say: Callable[[str], None] = 
             group=own.rollouts_per_problem,
         )
         settings = make_settings(own.modes, config.mode, without_hint=own.without_hint)
-        sampled = HeldOut(maker, problems, settings, env=config.env, group=own.rollouts_per_problem, seed=config.seed)
-        found = evaluate(sampled.rollouts(directory, 0), step=config.step)
+        rollouts = []
+        for number, setting in enumerate(settings, 1):
+            say(f"{setting.name}: {len(problems) * own.rollouts_per_problem} rollouts")
+            held_out = HeldOut(
+                maker, problems, [setting], env=config.env, group=own.rollouts_per_problem, seed=config.seed
+            )
+            rollouts += held_out.rollouts(directory, 0)
+            report("settings", number, len(settings))
+    found = evaluate(rollouts, step=config.step)
     write_json(directory / EVALUATION_FILE, {"config": asdict(config), "evaluation": found.to_json()})
     return found

@@ -153,7 +153,7 @@ def go_plan(spec: Spec) -> Plan:
         return Plan()
     stated = {"seeds": go.seeds, "expected_effect": go.expected_effect, "sd": go.sd}
     given = {name: value for name, value in stated.items() if value is not None}
-    return replace(Plan(), **given, paired_correlation=go.paired_correlation)
+    return replace(Plan(stated=True), **given, paired_correlation=go.paired_correlation)
 
 
 def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:

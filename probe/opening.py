@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from probe.records import StepRecord
 from probe.runs import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, read_steps
 from replay_pools.errors import InputError
-from replay_pools.files import flatten, read_json, write_json
+from replay_pools.files import first_difference, read_json, write_json
 
 LEFTOVERS = f".{CONFIG_FILE}.*.tmp"  # of a run killed in its very first write
 
@@ -66,12 +64,11 @@ def _clear(directory: Path) -> None:
 
 def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
     """InputError unless the stored configuration is the given one."""
-    there, wanted = flatten(stored), flatten(orjson.loads(orjson.dumps(config)))
-    if different := sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key)):
-        key = different[0]
+    if difference := first_difference(stored, config):
+        key, there, wanted = difference
         raise InputError(
             directory,
-            expected=f"the run being resumed to have {key} = {wanted.get(key)!r}",
-            found=repr(there.get(key)),
+            expected=f"the run being resumed to have {key} = {wanted!r}",
+            found=repr(there),
             fix="use another --name, or remove the directory",
         )

@@ -107,7 +107,7 @@ def preview(
             "rollouts": sum(len(group.keys) for group in groups),
             "prompt tokens": prompts,
             "completion tokens": completions,
-            "cells of arm and condition": len(arms) * len(config.conditions),
+            "cells (arms x conditions)": len(arms) * len(config.conditions),
         },
         needed,
     )

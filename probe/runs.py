@@ -33,7 +33,7 @@ _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """A complete run, read. `columns`, `to_pandas` and `to_polars` give one of its tables (spec/SCHEMA.md)."""
 
@@ -43,6 +43,10 @@ class Run:
     samples: list[SampleRecord]
     steps: list[StepRecord]
     evals: list[dict[str, Any]] = field(default_factory=list)  # of a run that trains: lines of `evals.jsonl`
+
+    def __repr__(self) -> str:
+        """One line; the records of a run are thousands."""
+        return f"Run({str(self.path)!r}, {len(self.steps)} steps, {len(self.samples)} samples, {len(self.evals)} evals)"
 
     def columns(self, table: TableName = "samples") -> "dict[str, NDArray[Any]]":
         """{field: (rows,)}; a null is NaN among floats, None elsewhere."""
@@ -105,6 +109,12 @@ def other_hashes(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): sha256(path.read_bytes()) for path in paths}
 
 
+def resolve_run(run: Path, out_dir: Path) -> Path:
+    """The directory of a run: a path, or else the name of one in `out_dir`/runs."""
+    named = out_dir / "runs" / run.name
+    return named if run == Path(run.name) and not run.exists() and named.is_dir() else run
+
+
 def read_run(directory: Path | str) -> Run:
     """Read a complete run and check every file that is read against the manifest.
 
@@ -114,7 +124,9 @@ def read_run(directory: Path | str) -> Run:
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise InputError(directory, expected="a run directory", found="no such directory", fix="see out/runs/")
+        raise InputError(
+            directory, expected="a run directory", found="no such directory", fix="give a path, or a name in OUT/runs"
+        )
     if not (directory / MANIFEST_FILE).is_file():
         raise InputError(
             directory,

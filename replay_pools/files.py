@@ -83,6 +83,13 @@ def flatten(value: Any, name: str = "") -> dict[str, Any]:
     return {k: leaf for key, part in parts for k, leaf in flatten(part, f"{name}.{key}".strip(".")).items()}
 
 
+def first_difference(stored: Any, wanted: Any) -> tuple[str, Any, Any] | None:
+    """(dotted name, stored leaf, wanted leaf) of the first leaf, by name, that differs; None where none does."""
+    there, here = flatten(stored), flatten(orjson.loads(dump_json(wanted)))  # as it would be stored
+    different = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key))
+    return (different[0], there.get(different[0]), here.get(different[0])) if different else None
+
+
 def encode_jsonl(rows: Iterable[Any]) -> bytes:
     """One JSON document a line."""
     return b"".join(dump_json(row) + b"\n" for row in rows)

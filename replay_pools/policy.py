@@ -7,10 +7,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from peft import PeftModel
 from transformers import (
     AutoConfig,
@@ -28,6 +32,7 @@ from replay_pools.quiet import quiet_peft
 
 ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parent / "organism" / "weights"
+HUB_SECONDS = 10
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 transformers_logging.set_verbosity_error()
@@ -130,12 +135,17 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(
-            f"model {name}",
-            expected="`organism`, a model directory, a .gguf file or a reachable hub id",
-            found=str(error).strip().splitlines()[0],
-            fix="check the name, or download the model and pass its directory",
-        ) from error
+        raise _no_model(name, str(error).strip().splitlines()[0]) from error
+
+
+def _no_model(name: str, found: str) -> InputError:
+    close = get_close_matches(name, [ORGANISM])
+    return InputError(
+        f"model {name}",
+        expected="`organism`, a model directory, a .gguf file or a reachable hub id",
+        found=found,
+        fix=f"did you mean {close[0]}?" if close else "check the name, or download the model and pass its directory",
+    )
 
 
 def weights_sha(model: PreTrainedModel) -> str:
@@ -170,7 +180,23 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
         return str(path), {"local_files_only": True}
     if name.startswith(("/", "./", "../")):
         raise InputError(f"model {name}", expected="a model directory", found="no such directory")
+    _check_hub(name)
     return name, {}
+
+
+@cache
+def _check_hub(name: str) -> None:
+    """InputError where a model is not in the hub's cache and the hub out of reach: transformers would retry a minute.
+
+    What the hub itself answers, and what is no name of it, is left to transformers.
+    """
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=HUB_SECONDS)
+    except Exception as error:  # of whichever client the hub's library uses
+        if not isinstance(error, (HfHubHTTPError, OfflineModeIsEnabled, ValueError)):
+            raise _no_model(name, f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
 def _merge_adapter(model: PreTrainedModel, name: str, adapter: str) -> PreTrainedModel:

@@ -19,6 +19,7 @@ from replay_pools.errors import InputError
 from replay_pools.files import (
     decode_jsonl,
     dump_json,
+    first_difference,
     read_gz,
     read_json,
     remove_leftovers,
@@ -202,7 +203,7 @@ def open_pool(path: Path, *, tokenize: Tokenize | None = None) -> Pool:
             fix="run the command that was writing it again: it resumes",
         )
     if not predecessor_files(path):
-        raise InputError(path, expected=f"{MANIFEST_NAME} or step_NNN.jsonl.gz files", found="neither")
+        raise InputError(path, expected=f"{MANIFEST_NAME} or step_NNN.jsonl.gz files", found=_listing(path))
     steps, normalised = read_predecessor(path, tokenize=tokenize)
     counts = {"steps": len(steps), "rollouts": sum(map(len, steps))}
     manifest = {"schema": POOL_SCHEMA, **dict.fromkeys(HEADER_FIELDS), **known_header(steps), "counts": counts}
@@ -274,6 +275,12 @@ def _read_listed(path: Path, entry: dict[str, Any]) -> list[Rollout]:
     return _parse_group(plain, path)
 
 
+def _listing(path: Path) -> str:
+    """The first files of a directory, by name."""
+    names = sorted(own.name for own in path.iterdir())
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "an empty directory"
+
+
 def _parse_group(plain: bytes, path: Path) -> list[Rollout]:
     return [Rollout.from_json(row, f"{path} line {i}") for i, row in enumerate(decode_jsonl(plain, path), 1)]
 
@@ -285,13 +292,9 @@ def _check_resumable(directory: Path, header: dict[str, Any]) -> None:
         stored = directory / HEADER_NAME
     if stored.exists():
         found = {key: value for key, value in read_json(stored).items() if key not in COMPUTED_FIELDS}
-        for key in sorted(header.keys() | found.keys()):
-            if header.get(key) != found.get(key):
-                raise InputError(
-                    f"{stored} {key}",
-                    expected=repr(header.get(key)),
-                    found=repr(found.get(key)),
-                    fix="choose another --name, or delete this pool to start anew",
-                )
+        if difference := first_difference(found, header):
+            key, there, wanted = difference
+            fix = "choose another --name, or delete this pool to start anew"
+            raise InputError(f"{stored} {key}", expected=repr(wanted), found=repr(there), fix=fix)
     elif directory.exists() and predecessor_files(directory):
         raise InputError(directory, expected="an empty directory", found="step files of another pool")

@@ -97,7 +97,8 @@ def _read_rows(path: Path, log: Counter[str]) -> list[Row]:
         except ValueError as error:
             raise InputError(where, expected="JSON", found=str(error)) from error
         if not isinstance(row, dict) or not isinstance(row.get("completion_ids"), list):
-            raise InputError(where, expected="an object with completion_ids", found=line[:60].decode(errors="replace"))
+            expected = "an object with a list of token ids in completion_ids"
+            raise InputError(where, expected=expected, found=line[:60].decode(errors="replace"))
         if "grade" in row:
             raise InputError(path.parent, expected="manifest.json", found="a pool without it", fix="generate it again")
         if constants:

@@ -74,6 +74,7 @@ class Plan:
     expected_effect: float = 0.30
     sd: float = 0.15  # of the effect's metric between seeds, one arm
     paired_correlation: float | None = None  # of the arms of one seed; None: unknown, so unpaired
+    stated: bool = False  # by a spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

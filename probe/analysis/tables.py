@@ -30,7 +30,7 @@ def all_tables(analysis: Analysis) -> list[Table]:
 
 
 def format_analysis(analysis: Analysis) -> str:
-    """The whole analysis: the verdict first, then its reasons, then the tables that they rest on."""
+    """The whole analysis: the verdict first, then its reasons, then the tables that they rest on; the verdict again."""
     condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
     head = (
         f"run {analysis.run}{condition}: {analysis.num_steps} steps, {analysis.num_prompts} prompts, "
@@ -52,6 +52,7 @@ def format_analysis(analysis: Analysis) -> str:
         *map(render_table, (_cells(analysis), _buckets(analysis))),
         _contrasts_text(_contrasts(analysis)),
         *map(render_table, (_specificity(analysis), modules(analysis), sensitivity(analysis), _trajectory(analysis))),
+        "\n".join(wrap(f"again, {verdict}", indent="  ")),  # where a terminal has scrolled to
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 

@@ -171,6 +171,8 @@ def powered(e: Evidence) -> Finding:
             f". Pairs have {plan.seeds - 1} degrees of freedom against {2 * plan.seeds - 2}: with {plan.seeds} seeds "
             f"they pay above a correlation of {needed:.2f}, and the test must be unpaired to see so much"
         )
+    if not plan.stated:
+        why += ". Nobody planned this training: these are METHOD's defaults; state yours in [budget.go] of a spec"
     return Finding(verdict=verdict, value=value, n=plan.seeds, why=why)
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from probe.cli._completion import one_run
 from probe.cli._frame import Real
 from replay_pools.errors import InputError
 
@@ -25,7 +26,14 @@ def analysis_options(function: AnyFunction) -> AnyFunction:
         click.option(
             "--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each null, N2 to N4."
         ),
-        click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path)),
+        click.argument(
+            "runs",
+            nargs=-1,
+            required=True,
+            metavar="RUN...|SPEC",
+            type=click.Path(path_type=Path),
+            shell_complete=one_run,
+        ),
     ):
         function = option(function)
     return function

@@ -44,3 +44,9 @@ def known_pools(ctx: click.Context) -> list[str]:
 def one_pool(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """A pool by its name, or a path."""
     return one_of(known_pools(ctx))(ctx, parameter, incomplete)
+
+
+def one_run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """A run by its name in OUT/runs, or a path."""
+    places = (ctx.params.get("out") or Path("out")).glob("runs/*/")
+    return one_of(sorted(path.name for path in places))(ctx, parameter, incomplete)

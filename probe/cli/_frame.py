@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -51,6 +52,15 @@ class LazyGroup(click.Group):
         module, _, attribute = self.verbs[cmd_name][0].partition(":")
         return getattr(import_module(module), attribute)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """click's own, which suggests a near option but no near verb."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise click.UsageError(f"{error.message.rstrip('.')}{hint}", ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table's help lines; click's own version would import every verb."""
         direct = {name: command.get_short_help_str(limit=90) for name, command in self.commands.items()}
@@ -75,7 +85,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return EXIT_INPUT
     except (KeyboardInterrupt, click.Abort):
-        click.echo("probe: interrupted", err=True)
+        click.echo("probe: interrupted; the same command goes on where it stopped", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again

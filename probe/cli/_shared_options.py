@@ -11,6 +11,7 @@ from extraction.vocabulary import LOSS_TYPES, STORAGES
 from probe.cli._frame import Real
 from probe.tracking import TRACKERS
 from replay_pools.errors import InputError
+from replay_pools.files import read_json
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -89,12 +90,23 @@ def shard_base_option(function: AnyFunction) -> AnyFunction:
     return click.option("--shard-base", is_flag=True, help=text)(function)
 
 
-def refuse_overrides(ctx: click.Context) -> None:
-    """--config holds every setting of the run: another option beside it would be ignored, so it is refused."""
+def stored_config(ctx: click.Context, path: Path) -> Any:
+    """What `--config` repeats: the verb's own part of a run's config.json.
+
+    It holds every setting of the run: another option beside it would be ignored, so it is refused.
+
+    Raises:
+        InputError: another setting is given, or the file is none of a run of this verb.
+    """
     allowed = {"config_file", "name", "out", "as_json", "url", "track", "dry_run"}
     given = [p for p in ctx.params if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE and p not in allowed]
     if given:
         raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))
+    row, verb = read_json(path), str(ctx.info_name)
+    if not isinstance(row, dict) or verb not in row:
+        found = f"that of probe {row['verb']}" if isinstance(row, dict) and "verb" in row else "none"
+        raise InputError(path, expected=f"the config.json of a run of probe {verb}", found=found)
+    return row[verb]
 
 
 AUTO, ALL = "auto", "all"

@@ -7,7 +7,7 @@ import click
 
 from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
 from probe.cli._frame import echo_json, json_option, out_option
-from probe.runs import read_run
+from probe.runs import read_run, resolve_run
 from replay_pools.errors import InputError
 
 
@@ -29,9 +29,9 @@ def analyze(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Verdict, reasons, nulls and tables of each RUN (a directory), or every criterion and the decision of SPEC
-    (spec/NAME.toml) on the runs of its sweep. Training runs that differ in arm and seed alone are compared (rule R4).
-    Reads what the runs stored; no model, no torch.
+    """Verdict, reasons, nulls and tables of each RUN (a directory, or a name in OUT/runs), or every criterion and the
+    decision of SPEC (spec/NAME.toml) on the runs of its sweep. Training runs that differ in arm and seed alone are
+    compared (rule R4). Reads what the runs stored; no model, no torch.
 
     Examples:
 
@@ -44,18 +44,18 @@ def analyze(
     spec_file = spec_among(runs)
     if write and spec_file is None:
         raise InputError("--write", expected="a spec (spec/NAME.toml)", found=" ".join(map(str, runs)))
-    failed = _spec(spec_file, out, settings, write, as_json) if spec_file else _runs(runs, settings, as_json)
+    failed = _spec(spec_file, out, settings, write, as_json) if spec_file else _runs(runs, out, settings, as_json)
     if check and failed:
         ctx.exit(1)
 
 
-def _runs(runs: tuple[Path, ...], settings: dict[str, Any], as_json: bool) -> bool:
+def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: bool) -> bool:
     """Print the analysis of every run; whether a rule that a GO needs has failed."""
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
     from probe.analysis.tables import format_analysis
 
-    read = [read_run(run) for run in runs]
+    read = [read_run(resolve_run(run, out)) for run in runs]
     analyses = [analyze_run(run, own, others=read, **settings) for run in read for own in conditions(run)]
     if as_json:
         echo_json(analyses[0].to_json() if len(analyses) == 1 else [analysis.to_json() for analysis in analyses])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo_json, echo_table, json_option
+from probe.cli._frame import echo_json, echo_table, json_option, out_option
 
 if TYPE_CHECKING:
     from extraction.angles import ModuleAngles
@@ -24,14 +24,19 @@ def directions() -> None:
 
 @directions.command(short_help="Print the card of a direction file.")
 @click.argument("file", type=FILE)
+@out_option
 @json_option
-def show(file: Path, as_json: bool) -> None:
+def show(file: Path, out: Path, as_json: bool) -> None:
     """Print the card that `probe extract` wrote beside FILE, after checking that it belongs to it.
 
-    Example:  probe directions show out/directions/v_hack.safetensors
+    FILE is a path, or a name in OUT/directions.
+
+    Example:  probe directions show v_hack
     """
+    from extraction.library import resolve_directions
     from probe.card import read_card
 
+    file = resolve_directions(file, out)
     card = read_card(file)
     if as_json:
         echo_json(card)
@@ -42,16 +47,19 @@ def show(file: Path, as_json: bool) -> None:
 @directions.command(short_help="Principal angles between two direction files.")
 @click.argument("first", type=FILE)
 @click.argument("second", type=FILE)
+@out_option
 @json_option
-def compare(first: Path, second: Path, as_json: bool) -> None:
-    """Principal angles between the directions of two files of one basis, by module and summarised.
+def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
+    """Principal angles between the directions of two files (or names) of one basis, by module and summarised.
 
-    Example:  probe directions compare out/directions/v_hack.safetensors theirs.safetensors
+    Example:  probe directions compare v_hack theirs.safetensors
     """
     from extraction.adapters import check_fingerprint
     from extraction.angles import compare_modules
     from extraction.directions import load_directions
+    from extraction.library import resolve_directions
 
+    first, second = resolve_directions(first, out), resolve_directions(second, out)
     one, other = load_directions(first), load_directions(second)
     check_fingerprint(second, expected=one.metadata["fingerprint"], found=other.metadata["fingerprint"])
     modules = compare_modules(one.vectors, other.vectors)
@@ -120,5 +128,8 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         for measure, test in null.items():
             text = f"{test['mean']:+.3f} sd {test['sd']:.3f}, p {test['p']:.2g}"
             rows.append((f"{MEASURES[measure]} under {name}", text))
-    rows += [("weights sha256", card["fingerprint"]["weights_sha256"][:16]), ("file sha256", card["sha256"][:16])]
+    rows += [
+        ("adapted weights sha256", card["fingerprint"]["weights_sha256"][:16]),
+        ("file sha256", card["sha256"][:16]),
+    ]
     echo_table(("", ""), rows)

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from probe.cli._frame import echo_json, json_option, name_option, out_option
-from probe.cli._progress import say
+from probe.cli._progress import say, shown_progress
 from probe.cli._shared_options import model_options
 from replay_pools.environments.loopholes import LOOPHOLES
 
@@ -61,7 +61,8 @@ def evaluate(
             model=model, adapter=adapter, dtype=dtype, device=device, env=env, mode=mode, evaluation=own, seed=seed
         )
     directory = out / "evals" / name
-    found = assess(config, directory, say=say)
+    with shown_progress():
+        found = assess(config, directory, say=say)
     if as_json:
         echo_json({"path": str(directory), **found.to_json()})
         return

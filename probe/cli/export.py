@@ -6,24 +6,27 @@ from typing import get_args
 
 import click
 
+from probe.cli._completion import one_run
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
 from probe.frames import TableName
-from probe.runs import read_run
+from probe.runs import read_run, resolve_run
 from replay_pools.files import write_atomic
 
 
 @click.command()
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path), shell_complete=one_run)
 @click.option("--format", "kind", default="parquet", show_default=True, type=click.Choice(("parquet", "csv")))
 @out_option
 @json_option
 def export(run: Path, kind: str, out: Path, as_json: bool) -> None:
-    """Write samples, steps and evaluations of RUN to out/exports/NAME/, with the columns of spec/SCHEMA.md.
+    """Write samples, steps and evaluations of RUN (a directory, or a name in OUT/runs) to out/exports/NAME/, with the
+    columns of spec/SCHEMA.md.
 
     Needs polars (pip install 'gradient-probe[data]').
 
     Example:  probe export out/runs/replay --format parquet
     """
+    run = resolve_run(run, out)
     found = read_run(run)
     directory = out / "exports" / run.resolve().name
     rows = []

@@ -7,6 +7,7 @@ import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
 from probe.cli._sizes import echo_footprint
+from probe.runs import resolve_run
 
 if TYPE_CHECKING:
     from probe.plan import Effect, Plan
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option("--run", type=click.Path(path_type=Path), help="Take its times. Default: finished runs of the spec.")
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    help="Take its times (a path, or a name in OUT/runs). Default: finished runs of the spec.",
+)
 @click.option("--model", help="Memory and modules of this one (a directory, a hub id). Default: the spec's.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @out_option
@@ -31,7 +36,9 @@ def plan(
     from probe.plan import make_plan
 
     spec = open_spec(spec_file)
-    found = make_plan(spec, resolved(spec), out_dir=out, run=run, model=model)
+    found = make_plan(
+        spec, resolved(spec), out_dir=out, run=None if run is None else resolve_run(run, out), model=model
+    )
     if as_json:
         echo_json(found.to_json())
     else:

@@ -19,9 +19,9 @@ from probe.cli._shared_options import (
     config_option,
     extraction_options,
     model_options,
-    refuse_overrides,
     rounding_line,
     shard_base_option,
+    stored_config,
     track_option,
 )
 from probe.cli._sizes import echo_preview
@@ -29,7 +29,6 @@ from probe.runs import read_run
 from probe.timings import describe_timings
 from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
 from replay_pools.errors import InputError
-from replay_pools.files import read_json
 
 
 def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
@@ -66,7 +65,11 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
 @click.option("--steps", type=click.IntRange(1), help="Groups to replay. Default: all that match.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice of rollouts and of the random controls.")
 @click.option("--model", help="Default: the base model that the pools' manifests name.")
-@click.option("--v-hack", type=click.Path(dir_okay=False), help="File of probe extract. Default: extract, cached.")
+@click.option(
+    "--v-hack",
+    type=click.Path(dir_okay=False),
+    help="File of probe extract, or its name in OUT/directions. Default: extract, cached.",
+)
 @extraction_options
 @click.option(
     "--gate",
@@ -196,7 +199,7 @@ def replay(
 
       probe replay --name grid --arm vanilla --condition default --condition scaled:scale_rewards=group,advantage_clip=2
     """
-    from extraction.library import ExtractionSettings
+    from extraction.library import ExtractionSettings, resolve_directions
     from probe.conditions import parse_conditions
     from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
     from probe.objective import Objective
@@ -204,8 +207,7 @@ def replay(
     from probe.replay import replay as run_replay
 
     if config_file is not None:
-        refuse_overrides(ctx)
-        config = ReplayConfig.from_json(read_json(config_file).get("replay", {}))
+        config = ReplayConfig.from_json(stored_config(ctx, config_file))
     else:
         objective = Objective(
             loss_type=loss_type,
@@ -235,7 +237,7 @@ def replay(
                 pairs=pairs, k=k, tau=tau, drop_bottom_frac=drop_bottom_frac, tokens_per_batch=tokens_per_batch
             ),
             gate=GateConfig(gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude),
-            v_hack=v_hack,
+            v_hack=None if v_hack is None else str(resolve_directions(Path(v_hack), out)),
             lr=lr,
             seed=seed,
             token_attribution=token_attribution,

@@ -1,6 +1,7 @@
 """probe report: runs, or the runs of a spec, as one self-contained HTML file."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ import click
 
 from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
 from probe.cli._frame import echo_json, json_option, name_option, out_option
-from probe.runs import Run, read_run
+from probe.runs import Run, read_run, resolve_run
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ def report(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Verdict, figures, rollouts and provenance of each RUN (a directory), or of the runs of SPEC (spec/NAME.toml), as
-    OUT/reports/NAME.html: one file that loads nothing, with its figures (SVG) and tables (Markdown, JSON) in NAME/.
+    """Verdict, figures, rollouts and provenance of each RUN (a directory, or a name in OUT/runs), or of the
+    runs of SPEC (spec/NAME.toml), as OUT/reports/NAME.html: one file that loads nothing, with its figures (SVG) and
+    tables (Markdown, JSON) in NAME/.
 
     Tokens are coloured by their share of the cosine where the run recorded it (probe replay --token-attribution).
     Several runs are compared; training runs are grouped by arm, a line a seed. Reads what the runs stored; no model.
@@ -51,7 +53,11 @@ def report(
     settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
     spec_file = spec_among(runs)
     command = _command(runs, name, out, settings)
-    found = _of_spec(spec_file, name, out, settings, command) if spec_file else _of_runs(runs, name, settings, command)
+    found = (
+        _of_spec(spec_file, name, out, settings, command)
+        if spec_file
+        else _of_runs([resolve_run(run, out) for run in runs], name, settings, command)
+    )
     written = write_report(found, out)
     if as_json:
         echo_json(
@@ -71,7 +77,7 @@ def report(
     )
 
 
-def _of_runs(paths: tuple[Path, ...], name: str | None, settings: dict[str, Any], command: str) -> "Report":
+def _of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":
     """Every run under every one of its conditions."""
     from probe.analysis.analyze import analyze, conditions
     from probe.report.views import Report, View, slug

@@ -14,13 +14,12 @@ from probe.cli._completion import one_of
 from probe.cli._frame import dry_run_option, echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
 from probe.cli._running import mean_of, running
-from probe.cli._shared_options import config_option, refuse_overrides, shard_base_option, track_option
+from probe.cli._shared_options import config_option, shard_base_option, stored_config, track_option
 from probe.cli._sizes import echo_preview
 from probe.nested import overlaid
 from probe.runs import EVALS_FILE, read_run
 from probe.timings import describe_timings
 from replay_pools.errors import InputError
-from replay_pools.files import read_json
 
 if TYPE_CHECKING:
     from probe.train_config import TrainConfig
@@ -86,8 +85,7 @@ def train(
     from probe.train_config import TrainConfig
 
     if config_file is not None:
-        refuse_overrides(ctx)
-        config = TrainConfig.from_json(read_json(config_file).get("train"), config_file)
+        config = TrainConfig.from_json(stored_config(ctx, config_file), config_file)
     else:
         settings = (*settings, "model.shard_base=true") if shard_base else settings
         config = configured(preset, settings, arm=arm, seed=seed, steps=steps, hint=hint, preregistered=preregistered)

@@ -127,7 +127,7 @@ def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, few_pairs:
     replay("warms-the-cache", "--arm", "vanilla", "--steps", "1", *few_pairs)
     code, shown = interrupt(args, out / "runs" / "interrupted" / "step_*.cos.jsonl.gz", 2)
     assert code == 130
-    assert shown.rstrip().endswith("probe: interrupted")
+    assert shown.rstrip().endswith("probe: interrupted; the same command goes on where it stopped")
     assert "Traceback" not in shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
     assert run(cli, args) == 0
@@ -138,6 +138,6 @@ def test_an_interrupted_generation_leaves_no_grader_behind(tmp_path: Path) -> No
     """The workers end with the command, and the pool is finished by the same command."""
     args = ["pool", "generate", "--name", "cut", "--steps", "24", "--group", "2", "--out", str(tmp_path)]
     code, shown = interrupt(args, tmp_path / "pools" / "cut" / "step_*.jsonl.gz", 1)
-    assert (code, shown.rstrip().splitlines()[-1][-18:]) == (130, "probe: interrupted"), shown
+    assert (code, "probe: interrupted" in shown.rstrip().splitlines()[-1]) == (130, True), shown
     assert run(cli, args) == 0
     assert len(open_pool(tmp_path / "pools" / "cut").steps) == 24

@@ -55,6 +55,8 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)
     assert run(cli, ["directions", "show", str(v_hack)]) == 0
     text = capsys.readouterr().out
+    assert run(cli, ["directions", "show", v_hack.stem, "--out", str(v_hack.parents[1])]) == 0
+    assert capsys.readouterr().out == text, "by its name"
     printed = dict(line.split("  ", 1) for line in text.splitlines()[2:])
     assert printed["held-out sign accuracy"].strip().startswith(f"{card['held_out']['accuracy']:.3f} [")
     assert "sign accuracy under N2" in text

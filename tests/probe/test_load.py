@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -45,6 +46,7 @@ def loaded(many_arms: Path) -> Run:
 
 def test_load_reads_the_run(loaded: Run, many_arms: Path) -> None:
     """Config, manifest and records, from a text or a path; what `read_run` refuses is refused."""
+    assert len(repr(loaded)) < 200, "thousands of records"
     assert loaded == probe.load(many_arms)
     assert loaded.config["verb"] == "replay"
     assert len(loaded.samples) == 6 * 5 * 8
@@ -138,6 +140,10 @@ def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, capsys
         read = getattr(polars, f"read_{kind}")
         found = read(io.BytesIO(files[name].read_bytes()), **({"schema": frame.schema} if kind == "csv" else {}))
         assert found.equals(frame), f"{name}.{kind} differs from the run"
+    out = loaded.path.parents[1]
+    assert run(cli, ["export", loaded.path.name, "--format", kind, "--out", str(out)]) == 0, "by its name"
+    assert (out / "exports" / "many-arms" / f"steps.{kind}").read_bytes() == files["steps"].read_bytes()
+    shutil.rmtree(out / "exports")
 
 
 def test_a_run_of_another_schema_or_with_changed_evaluations_is_refused(many_arms: Path, tmp_path: Path) -> None:

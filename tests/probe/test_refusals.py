@@ -2,10 +2,12 @@
 
 import gzip
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.files import read_json, write_json
@@ -50,6 +52,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--match", "prompt"], "none"),
         (["--name", "../escape"], "letters"),
         (["--no-such-option"], "--help"),
+        (["--model", "orgnism"], "did you mean organism?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -99,6 +102,53 @@ def test_an_unwritable_place_is_named(out: Path, capsys: pytest.CaptureFixture[s
     blocked = out / "blocked"
     blocked.write_text("a file where a folder should be")
     assert "blocked" in refused(["replay", "--out", str(blocked)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["reply"], "No such command 'reply'; did you mean replay?"),
+        (["pool", "genrate"], "did you mean generate?; see `probe pool --help`"),
+        (["xyz"], "No such command 'xyz'; see `probe --help`"),
+    ],
+)
+def test_a_near_verb_is_suggested(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in refused(arguments, capsys)
+
+
+def test_the_config_of_another_verb_is_named(
+    many_arms: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(["train", "--config", str(many_arms / "config.json"), "--out", str(out)], capsys)
+    assert "expected the config.json of a run of probe train, found that of probe replay" in line
+    (tmp_path / "other.json").write_text("[1]")
+    line = refused(["replay", "--config", str(tmp_path / "other.json"), "--out", str(out)], capsys)
+    assert "expected the config.json of a run of probe replay, found none" in line
+
+
+def test_a_pair_with_an_end_of_turn_inside_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No sampled completion goes on behind it."""
+    pairs = builtin_pairs("run_tests")
+    bad = replace(pairs[0], clean=f"{pairs[0].clean}<|im_end|>\nmore")
+    write_pairs(tmp_path / "pairs.jsonl", [bad, *pairs[1:4]])
+    arguments = ["extract", "--pairs", str(tmp_path / "pairs.jsonl"), "--k", "2", "--out", str(tmp_path / "out")]
+    line = refused(arguments, capsys)
+    assert f"pair {bad.pair_id} clean: expected a text without the end-of-turn token" in line
+    assert "'<|im_end|>' in it" in line
+
+
+def test_a_header_that_differs_is_named_by_its_leaf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["pool", "generate", "--name", "x", "--steps", "1", "--group", "2", "--max-new-tokens", "8"]
+    arguments += ["--out", str(tmp_path)]
+    assert run(cli, arguments) == 0
+    assert "manifest.json plan.hint: expected True, found False; choose" in refused([*arguments, "--hint"], capsys)
+
+
+def test_files_that_are_not_compressed_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "step_000.jsonl").write_text("{}")
+    arguments = ["pool", "import", str(tmp_path / "logs"), "--name", "x", "--out", str(tmp_path)]
+    assert "expected manifest.json or step_NNN.jsonl.gz files, found step_000.jsonl" in refused(arguments, capsys)
 
 
 def test_an_unfinished_run_cannot_be_analysed(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

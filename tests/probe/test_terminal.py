@@ -133,7 +133,7 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, few_pairs: list[str], 
         "rollouts": len(samples),
         "prompt tokens": sum(rollout.plen for rollout in rollouts),
         "completion tokens": sum(sample.comp_len for sample in samples),
-        "cells of arm and condition": 2,
+        "cells (arms x conditions)": 2,
     }
     capsys.readouterr()
     assert run(cli, [*args, "--dry-run", "--json"]) == 0

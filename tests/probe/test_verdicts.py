@@ -193,6 +193,8 @@ def test_powered_by_the_plan():
     assert "2 degrees of freedom against 4: with 3 seeds they pay above a correlation of 0.56" in weak.why
     assert "(paired)" in powered(evidence(plan=Plan(paired_correlation=0.9))).value
     assert "inf detectable" in powered(evidence(plan=Plan(seeds=1))).value
+    assert "Nobody planned" in powered(evidence(plan=Plan())).why
+    assert "Nobody planned" not in powered(evidence(plan=Plan(stated=True))).why
 
 
 def verdict_rows(**verdicts) -> list[Check]:

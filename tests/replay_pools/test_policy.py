@@ -1,6 +1,10 @@
 """The organism as a policy: template, token-in token-out, recorded sampling log-probabilities, determinism."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +104,30 @@ def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy)
 def test_what_cannot_be_loaded_is_named(options: dict[str, str], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         load_policy(**options)
+
+
+SEARCH = """
+from replay_pools.errors import InputError
+from replay_pools.policy import load_tokenizer
+for name in ("orgnism", "someone/some-model"):
+    try:
+        load_tokenizer(name)
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
+    """Without the minute of retries of its client, and with the name that was meant."""
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", SEARCH], capture_output=True, text=True, check=True, env=os.environ | nowhere
+    )
+    first, second = done.stdout.splitlines()
+    assert "http://127.0.0.1:9 does not answer" in first
+    assert first.endswith("did you mean organism?")
+    assert second.endswith("download the model and pass its directory")
+    assert "Retrying" not in done.stderr
 
 
 def test_auto_device_is_a_present_one() -> None:

@@ -191,7 +191,7 @@ def test_missing_manifest(tmp_path: Path, fake_pool: Pool) -> None:
     with pytest.raises(InputError, match="no such directory"):
         open_pool(tmp_path / "absent")
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(InputError, match="found neither"):
+    with pytest.raises(InputError, match="found an empty directory"):
         open_pool(tmp_path / "nothing")
     (fake_pool.path / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"expected manifest.json, found a pool without it"):
