@@ -51,15 +51,18 @@ from replay_pools.progress import report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAttribution:
-    """Which cosines are split over tokens."""
+    """Which cosines are split over tokens: of one arm under one condition."""
 
-    measure: Measure  # one of the setup's
+    condition: str
+    arm: str
     steps: int | None  # the first so many; None = all
     pieces: Pieces
 
-    def at(self, step: int) -> Measure | None:
-        """The measure, in a step where it is wanted."""
-        return self.measure if self.steps is None or step < self.steps else None
+    def at(self, step: int, measures: Sequence[Measure]) -> Measure | None:
+        """Its measure among those of a step where it is wanted."""
+        if self.steps is not None and step >= self.steps:
+            return None
+        return next(m for m in measures if (m.condition, m.arm.name) == (self.condition, self.arm))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +173,18 @@ def _run_step(
     conditions = setup.conditions
     if training is not None:
         conditions = dict.fromkeys(conditions, training.objective())
+    measures = setup.measures(step)
     result = train_step(
         setup.bases,
         groups,
-        setup.measures(step),
+        measures,
         conditions=conditions,
         planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
         pad_id=setup.pad_id,
         references=setup.references,
         updater=None if training is None else training.updater,
         check_whole=step == 0,
-        attributed=None if setup.tokens is None else setup.tokens.at(step),
+        attributed=None if setup.tokens is None else setup.tokens.at(step, measures),
     )
     if training is not None and (broken := result.arms[0].broken) is not None:
         training.stop(f"{broken} in step {step}")

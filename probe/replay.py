@@ -31,7 +31,6 @@ from probe.preview import Preview, make_preview
 from probe.records import DEFAULT_CONDITION
 from probe.reference import References, check_recorded
 from probe.sources import ReplaySource
-from probe.step import Measure
 from probe.timings import Timings
 from probe.training import Training
 from probe.update import Updater
@@ -195,16 +194,16 @@ def _setup(
         pad_id=policy.pad_id,
         gram=gram,
         dtype_noise=noise,
-        tokens=_token_attribution(config, measures, policy),
+        tokens=_token_attribution(config, policy),
         world=world,
     )
 
 
-def _token_attribution(config: ReplayConfig, measures: Sequence[Measure], policy: Policy) -> TokenAttribution | None:
+def _token_attribution(config: ReplayConfig, policy: Policy) -> TokenAttribution | None:
     """Of the primary condition (`default`, or else the first), in the arm that stands for vanilla."""
-    if config.token_attribution == 0:
+    arm, names = measured_arm(config.arms), [condition.name for condition in config.conditions]
+    if config.token_attribution == 0 or arm is None:
         return None
-    names = [condition.name for condition in config.conditions]
-    primary = (DEFAULT_CONDITION if DEFAULT_CONDITION in names else names[0], measured_arm(config.arms))
-    measure = next(m for m in measures if (m.condition, m.arm.name) == primary)
-    return TokenAttribution(measure=measure, steps=config.token_attribution, pieces=Pieces(policy.tokenizer))
+    primary = DEFAULT_CONDITION if DEFAULT_CONDITION in names else names[0]
+    pieces = Pieces(policy.tokenizer)
+    return TokenAttribution(condition=primary, arm=arm, steps=config.token_attribution, pieces=pieces)

@@ -12,10 +12,11 @@ from probe.control import Control
 from probe.credit import PLANNING_PHRASES
 from probe.distributed import World
 from probe.frozen_batch import FrozenBatch
-from probe.loop import Setup
+from probe.loop import Setup, TokenAttribution
 from probe.measures import ArmDirections, DirectionSettings, attach_bases
 from probe.optimizer import Decay, Stepper
 from probe.passes import Bases
+from probe.pieces import Pieces
 from probe.planning import PlanningMarker
 from probe.records import DEFAULT_CONDITION
 from probe.reference import References
@@ -53,8 +54,16 @@ class Subject:
             references=self.training.references,
             gram=None,  # inner products with pair gradients of the start would be stale from the second step on
             dtype_noise=None,
+            tokens=self._tokens(config),
             world=self.world,
         )
+
+    def _tokens(self, config: TrainConfig) -> TokenAttribution | None:
+        """Of the arm's own directions, as they are in each step."""
+        if config.token_attribution == 0:
+            return None
+        arm, pieces = config.intervention.arm, Pieces(self.policy.tokenizer)
+        return TokenAttribution(condition=DEFAULT_CONDITION, arm=arm, steps=config.token_attribution, pieces=pieces)
 
 
 def make_subject(

@@ -138,11 +138,14 @@ class TrainConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     seed: int = 0
+    token_attribution: int | None = 0  # the first so many steps record their tokens; None = all
     preregistered: str | None = None  # NAME@SHA256 of the spec that this run belongs to
 
     def __post_init__(self) -> None:
         if self.model.name is None:
             raise InputError("model name", expected="the policy to train", found="none")
+        if (self.token_attribution or 0) < 0:
+            raise InputError("token_attribution", expected="at least 0 steps", found=str(self.token_attribution))
         if self.model.dtype_noise:
             found = str(self.model.dtype_noise)
             raise InputError("model dtype_noise", expected="0: probe replay measures it", found=found)

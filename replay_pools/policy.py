@@ -190,10 +190,9 @@ def _check_hub(name: str) -> None:
 
     What the hub itself answers, and what is no name of it, is left to transformers.
     """
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return
     try:
-        HfApi().model_info(name, timeout=HUB_SECONDS)
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=HUB_SECONDS)
     except Exception as error:  # of whichever client the hub's library uses
         if not isinstance(error, (HfHubHTTPError, OfflineModeIsEnabled, ValueError)):
             raise _no_model(name, f"none of these, and {HfApi().endpoint} does not answer: {error}") from error

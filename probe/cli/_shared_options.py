@@ -84,6 +84,19 @@ def track_option(function: AnyFunction) -> AnyFunction:
     )(function)
 
 
+def token_attribution_option(function: AnyFunction) -> AnyFunction:
+    """`--token-attribution [N|all]` -> `token_attribution: int | None`: so many steps, None for all, 0 by default."""
+    return click.option(
+        "--token-attribution",
+        is_flag=False,
+        flag_value=ALL,
+        default=0,
+        show_default="none",
+        type=NumberOr(ALL, least=0),
+        help="Record each token's share of its rollout's cosine, in the first N steps (no N: all), for probe report.",
+    )(function)
+
+
 def shard_base_option(function: AnyFunction) -> AnyFunction:
     """`--shard-base` -> `shard_base: bool`."""
     text = "Under torchrun: spread the frozen weights over the processes (FSDP2)."

@@ -90,7 +90,7 @@ def _training(spec: Spec, condition: Condition) -> "Settings":
 
     where, verb, given = f"conditions.{condition.name}", _find(spec, "base.verb", ("train",)), spec.options(condition)
     options = _parse(spec, where, verb, ["--arm", spec.arms_of(condition)[0], *flags(given)])
-    names = ("preset", "settings", "arm", "seed", "steps", "hint", "preregistered")
+    names = ("preset", "settings", "arm", "seed", "steps", "hint", "token_attribution", "preregistered")
     try:
         config = configured(**{name: options[name] for name in names})
     except InputError as error:

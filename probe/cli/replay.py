@@ -13,8 +13,6 @@ from probe.cli._frame import Real, dry_run_option, echo_json, echo_table, json_o
 from probe.cli._progress import say
 from probe.cli._running import mean_of, running
 from probe.cli._shared_options import (
-    ALL,
-    NumberOr,
     basis_options,
     config_option,
     extraction_options,
@@ -22,6 +20,7 @@ from probe.cli._shared_options import (
     rounding_line,
     shard_base_option,
     stored_config,
+    token_attribution_option,
     track_option,
 )
 from probe.cli._sizes import echo_preview
@@ -129,15 +128,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[s
     type=click.IntRange(0),
     help="Score so many rollouts again in a higher precision and record how far the cosines move.",
 )
-@click.option(
-    "--token-attribution",
-    is_flag=False,
-    flag_value=ALL,
-    default=0,
-    show_default="none",
-    type=NumberOr(ALL, least=0),
-    help="Record each token's share of its rollout's cosine, in the first N steps (no N: all), for probe report.",
-)
+@token_attribution_option
 @shard_base_option
 @config_option
 @track_option

@@ -14,7 +14,13 @@ from probe.cli._completion import one_of
 from probe.cli._frame import dry_run_option, echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
 from probe.cli._running import mean_of, running
-from probe.cli._shared_options import config_option, shard_base_option, stored_config, track_option
+from probe.cli._shared_options import (
+    config_option,
+    shard_base_option,
+    stored_config,
+    token_attribution_option,
+    track_option,
+)
 from probe.cli._sizes import echo_preview
 from probe.nested import overlaid
 from probe.runs import EVALS_FILE, read_run
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     metavar="TABLE.KEY=VALUE",
     help="Any setting of the preset's tables, as TOML; repeatable, e.g. --set objective.beta=0.01.",
 )
+@token_attribution_option
 @shard_base_option
 @config_option
 @track_option
@@ -64,6 +71,7 @@ def train(
     hint: bool | None,
     url: str | None,
     settings: tuple[str, ...],
+    token_attribution: int | None,
     shard_base: bool,
     config_file: Path | None,
     preregistered: str | None,
@@ -88,7 +96,16 @@ def train(
         config = TrainConfig.from_json(stored_config(ctx, config_file), config_file)
     else:
         settings = (*settings, "model.shard_base=true") if shard_base else settings
-        config = configured(preset, settings, arm=arm, seed=seed, steps=steps, hint=hint, preregistered=preregistered)
+        config = configured(
+            preset,
+            settings,
+            arm=arm,
+            seed=seed,
+            steps=steps,
+            hint=hint,
+            token_attribution=token_attribution,
+            preregistered=preregistered,
+        )
     directory = out / "runs" / name
     if dry_run:
         echo_preview(preview(config, directory, out_dir=out), as_json)
@@ -107,6 +124,7 @@ def configured(
     seed: int | None,
     steps: int | None,
     hint: bool | None,
+    token_attribution: int | None,
     preregistered: str | None,
 ) -> "TrainConfig":
     """The preset with what was given on the command line, the options after `--set`.
@@ -127,6 +145,8 @@ def configured(
         config = replace(config, optimizer=replace(config.optimizer, steps=steps))
     if hint is not None:
         config = replace(config, rollouts=replace(config.rollouts, hint=hint))
+    if token_attribution != 0:
+        config = replace(config, token_attribution=token_attribution)
     return replace(config, preregistered=preregistered)
 
 

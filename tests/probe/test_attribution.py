@@ -167,3 +167,34 @@ def test_lengths_spell_the_text_they_are_of(pieces: Pieces, text: str) -> None:
     assert sum(found) == len(text)
     assert len(found) == len(ids)
     assert pieces.lengths(ids, text + "x", special=True) is None
+
+
+def test_a_run_that_trains_records_its_shares(whole_and_split: tuple[Path, Path]) -> None:
+    """They add up to the cosine along the directions of their step, and asking changes nothing else."""
+    whole, split = whole_and_split
+    found = read_run(split)
+    shares = read_tokens(split, found.manifest)
+    assert [path.name for path in sorted(split.glob("*.tokens.*"))] == [f"step_00{i}.tokens.jsonl.gz" for i in (0, 1)]
+    by_place = {(s.step, s.sample_id): s for s in found.samples if s.step < 2}
+    assert shares.keys() == by_place.keys()
+    moved = 0
+    for place, record in shares.items():
+        sample = by_place[place]
+        assert record.arm == sample.arm == "projected"
+        if record.completion is None:
+            assert sample.cos_S_nll is None
+            continue
+        total = sum(record.prompt or ()) + sum(record.completion)
+        assert total == pytest.approx(sample.cos_S_nll, abs=2e-5)
+        moved += place[0] == 1
+    assert moved, "no share behind the first update"
+    for path in [*whole.glob("*.cos.*"), whole / "steps.jsonl", whole / "evals.jsonl"]:
+        assert path.read_bytes() == (split / path.name).read_bytes(), path.name
+
+
+@pytest.fixture(scope="module")
+def whole_and_split(out: Path, preset: Callable[..., str]) -> tuple[Path, Path]:
+    """The same three steps of training, without shares and with those of the first two steps."""
+    for name, more in (("tokens-untrained", ()), ("tokens-trained", ("--token-attribution", "2"))):
+        assert run(cli, ["train", "--preset", preset(), "--name", name, "--out", str(out), *more]) == 0
+    return out / "runs" / "tokens-untrained", out / "runs" / "tokens-trained"

@@ -294,7 +294,16 @@ def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_
         "objective.beta=0.05",
         'evaluation.modes=["run_tests","sentinel"]',
     }
-    config = configured("smoke", settings, arm="vanilla", seed=1, steps=2, hint=None, preregistered=preregistered(spec))
+    config = configured(
+        "smoke",
+        settings,
+        arm="vanilla",
+        seed=1,
+        steps=2,
+        hint=None,
+        token_attribution=0,
+        preregistered=preregistered(spec),
+    )
     assert (config.rollouts.group, config.objective.beta, config.evaluation.modes) == (
         6,
         0.05,

@@ -52,6 +52,7 @@ def test_every_table_survives_json():
             "rollouts_per_problem": 2,
         },
         "seed": 5,
+        "token_attribution": None,
         "preregistered": "x@y",
     }
     config = TrainConfig.from_json(row)

@@ -20,8 +20,8 @@ LEAD = (
     "one token's loss, and not what the rollout without that token would give."
 )
 ABSENT = (
-    "No shares of tokens were recorded: probe replay records them with --token-attribution, and completions are then "
-    "coloured by them."
+    "No shares of tokens were recorded: probe replay and probe train record them with --token-attribution, and "
+    "completions are then coloured by them."
 )
 STRINGS = (
     "Push: the sum of a string's shares in a rollout times the sign of its advantage, mean over prompts: its part "
