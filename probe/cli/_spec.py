@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.answerable import check_answerable
 from probe.cli import cli
 from probe.jobs import ONE_PASS, flags, frozen, pool_jobs
 from probe.nested import flat
@@ -28,6 +27,8 @@ def open_spec(path: Path) -> Spec:
     Raises:
         InputError: what `load_spec` refuses, an option that the verb does not have, a value that it does not take.
     """
+    from probe.answerable import check_answerable
+
     spec = load_spec(path)
     verb = _find(spec, "base.verb", (spec.base.verb,))
     for key, options in option_tables(spec):
