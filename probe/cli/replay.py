@@ -266,6 +266,8 @@ def _print_run(directory: Path, as_json: bool) -> None:
     echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
     if all(step.cos_in is None for step in run.steps):
         click.echo("NO GRADIENT: all rewards of a step are equal, in every step; use pools with good and bad rollouts")
+    if reason := run.manifest["stopped"]:
+        click.echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
     say(describe_timings(directory))
     for line in _precision_lines(**precision):
         click.echo(line)

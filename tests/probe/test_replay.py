@@ -170,3 +170,11 @@ def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(tmp_path: Path) -> None:
     for module in found[0]:
         assert torch.equal(found[0][module], found[1][module]), f"{module}: computed and just cached differ"
         assert torch.equal(found[0][module], found[2][module]), f"{module}: computed and cached differ"
+
+
+def test_a_replay_that_diverges_says_where_it_stopped(
+    out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--name", "diverged-replay", "--arm", "vanilla", "--lr", "1e30", "--steps", "4", *few_pairs]
+    assert run(cli, ["replay", "--out", str(out), *options]) == 0
+    assert "STOPPED after 1 steps: grad_norm is nan in step 1" in capsys.readouterr().out
