@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from extraction.adapters.coordinates import Coordinates, attach, check_fingerprint
+from extraction.adapters.interface import comparable
 from extraction.batch import make_batch
 from extraction.controls import haar_directions, permuted_directions
 from extraction.directions import (
@@ -70,7 +71,8 @@ def measure_pair_gradients(
         hack={module: g[:n].clone() for module, g in weighted.items()},
         clean={module: g[n:].clone() for module, g in weighted.items()},
         held_out=torch.tensor([pair.held_out for pair in pairs]),
-        metadata=_identity(policy, coordinates, pairs, settings) | {"pair_ids": [pair.pair_id for pair in pairs]},
+        metadata=_identity(policy, coordinates, pairs, settings)
+        | {"fingerprint": coordinates.fingerprint(), "pair_ids": [pair.pair_id for pair in pairs]},
     )
 
 
@@ -99,7 +101,7 @@ def _identity(
     """Everything that pair gradients depend on."""
     return {
         "format": FORMAT,
-        "fingerprint": coordinates.fingerprint(),
+        "fingerprint": comparable(coordinates.fingerprint()),
         "pairs": settings.pairs,
         "pairs_sha256": pairs_sha(pairs),
         "chat_template_sha256": policy.template_sha(),

@@ -28,9 +28,10 @@ def missing_pools(spec: Spec, resolved: Resolved, out_dir: Path) -> list[InputEr
         try:
             path = resolve_pool(name, out_dir)
             if not path.is_dir():
-                raise InputError(path, expected="a pool", found="no such directory")
+                raise InputError(f"pool {path}", expected="a directory", found="no such directory")
         except InputError as error:
-            missing.append(error)
+            where = f"{spec.path} {error.where}"
+            missing.append(InputError(where, expected=error.expected, found=error.found, fix=error.fix))
     return missing
 
 
@@ -65,8 +66,11 @@ def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
 def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Entry) -> None:
     """What is derived, and every null, is of the arm that stands for vanilla."""
     measured = measured_arm(spec.arms_of(condition))
+    of_one_arm = entry.measured_alone or criterion.null not in ("none", "pair-swap")
+    if measured is None and of_one_arm:
+        raise _wrong(spec, criterion, "metric", "a metric of any arm: no arm uses v_hack", repr(criterion.metric))
     asked = [arm for arm in (criterion.arm, criterion.versus_arm) if arm not in (None, measured)]
-    if asked and (entry.measured_alone or criterion.null not in ("none", "pair-swap")):
+    if asked and of_one_arm:
         what = criterion.metric if entry.measured_alone else f"the null {criterion.null} of {criterion.metric}"
         key = "arm" if criterion.arm == asked[0] else "versus_arm"
         raise _wrong(spec, criterion, key, f"{measured}, of which alone {what} is measured", repr(asked[0]))

@@ -48,6 +48,7 @@ def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict
         "num_pairs": known["num_pairs"],
         "num_modules": len(directions.vectors),
         "num_directions": directions.num_directions(),
+        "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
         "settings": {name: known[name] for name in SETTINGS},
         "noise_floor": known["noise_floor"],
         "median_vote_margin": margins[len(margins) // 2] if margins else None,

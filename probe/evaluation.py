@@ -5,7 +5,7 @@ one number a metric and the seed is the unit (METHOD section 6); beside it, for 
 held-out problems, the problem is: it generalises to other problems, not to other seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from probe.analysis.evidence import Check, Plan
 from probe.analysis.multiplicity import holm
 from probe.analysis.siblings import shared_settings
 from probe.arms import ARMS
-from probe.jobs import SweepRun, runs_of
+from probe.jobs import VACUOUS_FILE, SweepRun, runs_of, sweep_folder
 from probe.nested import flat
-from probe.prereg import decide, unmet
+from probe.prereg import decide, preregistered, unmet
 from probe.runs import CONFIG_FILE, MANIFEST_FILE
 from probe.spec import RULES, Criterion, Role, Spec, SpecStatus
 from probe.sweep_table import Analyses, analyse_all, sweep_table
@@ -119,7 +119,8 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_table(spec, done, analyses)
-    rows = _rows(spec.criteria, table)
+    vacuous = _vacuous(spec, out_dir)
+    rows = [_unless_vacuous(row, vacuous) for row in _rows(spec.criteria, table)]
     rules_of = _rules_of(spec, done)
     rules = analyses[rules_of].rules if rules_of else []
     verdicts: dict[str, Verdict] = {row.name: row.verdict for row in rows}
@@ -163,6 +164,20 @@ def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
     return [
         _row(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None) for criterion in criteria
     ]
+
+
+def _vacuous(spec: Spec, out_dir: Path) -> dict[str, str]:
+    """{key of the spec: why it is vacuous}, as the sweep of this very spec found before its first run."""
+    path = sweep_folder(spec, out_dir) / VACUOUS_FILE
+    stored = read_json(path) if path.is_file() else {}
+    return {part["where"]: part["why"] for part in stored["parts"]} if stored.get("spec") == preregistered(spec) else {}
+
+
+def _unless_vacuous(row: Row, vacuous: Mapping[str, str]) -> Row:
+    """What passes and could not have failed shows nothing."""
+    own = f"criteria.{row.name}"
+    why = next((why for where, why in vacuous.items() if where == own or where.startswith(f"{own}.")), None)
+    return row if why is None or row.verdict != "PASS" else replace(row, verdict="VACUOUS", why=f"{why}; {row.why}")
 
 
 def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> Row:

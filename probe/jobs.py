@@ -17,6 +17,7 @@ from probe.spec import Condition, Option, Spec, SpecStatus
 from replay_pools.files import read_json
 
 # What `probe replay --condition` takes: conditions that differ in these alone are evaluated side by side in one pass.
+VACUOUS_FILE = "vacuous.json"  # in the folder of a sweep
 ONE_PASS = tuple(field.name for field in fields(LossSettings))
 NORMALISER = ("loss_type", "max_completion_length")  # v_hack has that of its run: with another one there are no nulls
 
@@ -142,6 +143,11 @@ def _condition(spec: Spec, condition: Condition) -> tuple[str, str]:
     """`--condition NAME:key=value,...` with every setting of the loss that the base or the condition names."""
     settings = [f"{name}={value}" for name, value in spec.options(condition).items() if name in ONE_PASS]
     return "--condition", condition.name + (f":{','.join(settings)}" if settings else "")
+
+
+def sweep_folder(spec: Spec, out_dir: Path) -> Path:
+    """Where a sweep keeps its state, its logs, and what `probe plan` found vacuous in the spec it began with."""
+    return out_dir / "sweeps" / spec.name
 
 
 def frozen(spec: Spec, condition: Condition) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from probe.arms import get_arm
+from probe.arms import ARMS
 from probe.spec import RULES, Budget, Cost, Criterion, Decision, Experiment, Option, Spec, SpecStatus, Stop
 from probe.vocabulary import Verdict
 from replay_pools.errors import InputError
@@ -99,10 +99,17 @@ def _first_error(path: Path, document: Mapping[str, Any], error: ValidationError
         keys = _TABLES[parents[-1]].model_fields if parents else Spec.model_fields
         return InputError(f"{path} {where}", expected=f"one of the keys {', '.join(keys)}", found="an unknown key")
     # A value that fits no member of a union has one complaint a member.
-    wanted = dict.fromkeys(
-        e["msg"].removeprefix("Input should be ") for e in errors if _locate(document, e["loc"])[0] == where
-    )
+    wanted = dict.fromkeys(_plain(e["msg"]) for e in errors if _locate(document, e["loc"])[0] == where)
     return InputError(f"{path} {where}", expected=" or ".join(wanted), found=repr(value))
+
+
+def _plain(message: str) -> str:
+    """pydantic's words in those of TOML."""
+    text = message.removeprefix("Input should be ")
+    words = {"array": "list", "tuple": "list", "string": "text", "integer": "whole number", "dictionary": "table"}
+    for theirs, ours in words.items():
+        text = text.replace(f"a valid {theirs}", f"a {ours}")
+    return text.replace("a valid number", "a number")
 
 
 def _locate(document: Mapping[str, Any], loc: Iterable[int | str]) -> tuple[str, Any]:
@@ -110,7 +117,9 @@ def _locate(document: Mapping[str, Any], loc: Iterable[int | str]) -> tuple[str,
     key, value = "", cast(Any, document)
     for part in loc:
         if isinstance(value, list) and isinstance(part, int) and part < len(value):
-            key, value = f"{key}[{part}]", value[part]
+            value = value[part]
+            named = isinstance(value, Mapping) and isinstance(value.get("name"), str)
+            key += f".{value['name']}" if named else f"[{part}]"
         elif isinstance(value, Mapping):
             key, value = f"{key}.{part}", value.get(str(part))
     return key.lstrip("."), value
@@ -126,8 +135,8 @@ def _check(spec: Spec) -> None:
         _check_names(spec, key, names)
     if taken := [name for name in criteria if name in RULES]:
         raise _wrong(spec, "criteria", "names beside those of METHOD's rules", taken[0])
-    for arm in spec.arms:
-        get_arm(arm)
+    if strange := [arm for arm in spec.arms if arm not in ARMS]:
+        raise _wrong(spec, "arms", f"some of {', '.join(ARMS)}", repr(strange[0]))
     for condition in spec.conditions:
         if strange := [arm for arm in spec.arms_of(condition) if arm not in spec.arms]:
             raise _wrong(spec, f"conditions.{condition.name}.arms", f"some of {', '.join(spec.arms)}", strange[0])

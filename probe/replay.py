@@ -58,6 +58,8 @@ def replay(
     source = _source(inputs)
     with timings.phase("load", uses_cache=False):
         policy = inputs.policy
+    if source.num_left_out:
+        say(f"{config.source.per_pool} rollouts of each pool a step (--per-pool): {source.num_left_out} are left out")
     if _steps_apart(config):
         world.check_size(source.num_steps, "one a step")
         record = inputs.record()

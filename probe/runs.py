@@ -125,7 +125,7 @@ def read_run(directory: Path | str) -> Run:
     directory = Path(directory)
     if not directory.is_dir():
         raise InputError(
-            directory, expected="a run directory", found="no such directory", fix="give a path, or a name in OUT/runs"
+            directory, expected="a run directory", found="no such directory", fix="give its path: out/runs/NAME"
         )
     if not (directory / MANIFEST_FILE).is_file():
         raise InputError(

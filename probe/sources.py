@@ -110,6 +110,11 @@ class ReplaySource:
         self.num_steps = len(self._steps)
         self._check_sizes()
 
+    @property
+    def num_left_out(self) -> int:
+        """Rollouts of the replayed steps that `per_pool` leaves out."""
+        return sum(len(rollouts) - self._per_pool for step in self._steps for _, rollouts in step)
+
     def groups(self, step: int) -> tuple[Group, ...]:
         """The mixed group of a step, alone."""
         chosen: list[tuple[Key, Rollout]] = []

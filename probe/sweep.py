@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from probe.jobs import Job, block, pool_jobs, runs_of
+from probe.jobs import Job, block, pool_jobs, runs_of, sweep_folder
 from probe.launch import Launcher
 from probe.prereg import preregistered
 from probe.spec import Spec
@@ -81,7 +81,7 @@ def sweep(
                 found="one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec",
                 fix="restore the spec, or sweep into another folder with --out",
             )
-    folder = out_dir / "sweeps" / spec.name
+    folder = sweep_folder(spec, out_dir)
     pools, blocks = pool_jobs(spec, out_dir), [block(spec, seed, out_dir) for seed in spec.seeds]
     with _only_one(folder):
         table = open_table(spec, folder, [*pools, *(job for jobs in blocks for job in jobs)])

@@ -24,12 +24,20 @@ def infer_endings(completions: Sequence[Sequence[int]]) -> Endings:
     longest = max(map(len, completions), default=0)
     repeated = Counter(ids[-1] for ids in completions if len(ids) > 1 and ids[-1] == ids[-2])
     if not repeated:
-        return Endings(None, None, longest)
+        return Endings(None, _common_end(completions), longest)
     pad = repeated.most_common(1)[0][0]
     bodies = [ids[: _unpadded(ids, pad)] for ids in completions]
     last = {body[-1] for body, ids in zip(bodies, completions, strict=True) if body and len(body) < len(ids)}
     earlier = {item for body in bodies for item in body[:-1]}
     return Endings(pad, last.pop() if len(last) == 1 and not last & earlier else pad, longest)
+
+
+def _common_end(completions: Sequence[Sequence[int]]) -> int | None:
+    """The id that ends most completions and stands nowhere else in any."""
+    ends = Counter(ids[-1] for ids in completions if ids)
+    end, count = ends.most_common(1)[0] if ends else (None, 0)
+    inside = any(item == end for ids in completions for item in ids[:-1])
+    return end if 2 * count > len(completions) and not inside else None
 
 
 def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings) -> list[int]:

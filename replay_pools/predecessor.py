@@ -10,13 +10,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from replay_pools.consistency import PREDECESSOR_GRADER, prompt_sha
-from replay_pools.environments.loopholes import ORIGINAL_PHRASE
+from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import InputError
 from replay_pools.files import read_gz
 from replay_pools.padding import Endings, cut_padding, infer_endings
@@ -53,9 +53,12 @@ def read_predecessor(directory: Path, *, tokenize: Tokenize | None = None) -> tu
         log["steps were numbered anew, since a file held several problems or two files one number"] = sum(
             len(rows) for _, _, rows in groups
         )
-    endings = infer_endings([row["completion_ids"] for _, _, rows in groups for row in rows])
+    everything = [row for _, _, rows in groups for row in rows]
+    endings, scale = infer_endings([row["completion_ids"] for row in everything]), _Scale.of(everything)
+    if endings.eos is None:
+        log["no id ends turns: completions are stored as sampled, with their end-of-turn id"] = len(everything)
     steps = [
-        [_convert(row, f"{path} row {i}", step, i, endings, tokenize, log) for i, row in enumerate(rows)]
+        [_convert(row, f"{path} row {i}", step, i, endings, scale, tokenize, log) for i, row in enumerate(rows)]
         for step, path, rows in groups
     ]
     return steps, [f"{sentence} ({count} rollouts)" for sentence, count in log.items()]
@@ -96,9 +99,11 @@ def _read_rows(path: Path, log: Counter[str]) -> list[Row]:
             row = json.loads(line, parse_constant=constants.append)
         except ValueError as error:
             raise InputError(where, expected="JSON", found=str(error)) from error
-        if not isinstance(row, dict) or not isinstance(row.get("completion_ids"), list):
-            expected = "an object with a list of token ids in completion_ids"
-            raise InputError(where, expected=expected, found=line[:60].decode(errors="replace"))
+        if not isinstance(row, dict):
+            raise InputError(where, expected="an object", found=type(row).__name__)
+        ids = _need(row, "completion_ids", list, where)
+        if strange := [item for item in ids if type(item) is not int]:
+            raise InputError(f"{where} completion_ids", expected="token ids", found=repr(strange[0]))
         if "grade" in row:
             raise InputError(path.parent, expected="manifest.json", found="a pool without it", fix="generate it again")
         if constants:
@@ -119,13 +124,52 @@ def _by_problem(rows: list[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What a reward says of a rollout: the predecessor's 3 for a pass and 0.5 for source that compiles; on any other
+    scale, whether it is more than the least of the pool.
+    """
+
+    own: bool
+    least: float
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "_Scale":
+        rewards = [float(reward) for row in rows if isinstance(reward := row.get("reward"), (int, float))]
+        own = not REWARD_COMPILES < max(rewards, default=0.0) < REWARD_PASSED  # nothing passed, or something did
+        return cls(own, min(rewards, default=0.0))
+
+    def passed(self, reward: float) -> bool:
+        return reward >= REWARD_PASSED if self.own else reward > self.least
+
+    def compiles(self, row: Row) -> bool:
+        rest = row["reward"] - REWARD_PASSED * self.passed(row["reward"])
+        return rest >= REWARD_COMPILES if self.own else row["fmt_ok"]
+
+    @property
+    def words(self) -> str:
+        if self.own:
+            return f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
+        return f"passed is a reward above {self.least:g}, the least of the pool; compiles is fmt_ok"
+
+
 def _convert(
-    row: Row, where: str, step: int, sample_id: int, endings: Endings, tokenize: Tokenize | None, log: Counter[str]
+    row: Row,
+    where: str,
+    step: int,
+    sample_id: int,
+    endings: Endings,
+    scale: _Scale,
+    tokenize: Tokenize | None,
+    log: Counter[str],
 ) -> Rollout:
     """One rollout; every field that the row does not state plainly is logged."""
     prompt, plen = _need(row, "prompt", str, where), _need(row, "plen", int, where)
     messages = _messages(row, where)
     completion_ids = cut_padding(row["completion_ids"], row.get("comp_len"), endings)
+    if len(behind := {*row["completion_ids"][len(completion_ids) :]}) > 1:
+        found = f"{len(behind)} different ids behind the first {len(completion_ids)} of {len(row['completion_ids'])}"
+        raise InputError(f"{where} comp_len", expected="all completion_ids, or padding behind them", found=found)
     if (cut := len(row["completion_ids"]) - len(completion_ids)) > 0:
         log[f"right padding (id {endings.pad}) was cut; id {endings.eos} is taken for the end of a turn"] += 1
     if row.get("sample_id", sample_id) != sample_id:
@@ -133,10 +177,10 @@ def _convert(
     if "finish_reason" not in row:
         log["finish_reason was inferred from the last id and the length"] += 1
     if "hint" not in row:
-        log[f"hint was inferred: the prompt lacks {ORIGINAL_PHRASE!r}"] += 1
+        log[f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}"] += 1
     if unknown := [name for name in ("env", "env_mode") if name not in row]:
         log[f"not recorded, so {UNKNOWN!r}: {', '.join(unknown)}"] += 1
-    log["the grade holds labels only: passed is reward >= 3, no detectors, no test counts, isolation unknown"] += 1
+    log[f"the grade holds labels only: {scale.words}; no detectors, no test counts, isolation unknown"] += 1
     logprobs = row.get("sampling_logprobs")
     return Rollout(
         step=step,
@@ -157,9 +201,9 @@ def _convert(
         fmt_ok=_need(row, "fmt_ok", bool, where),
         env=str(row.get("env", UNKNOWN)),
         env_mode=str(row.get("env_mode", UNKNOWN)),
-        hint=bool(row.get("hint", ORIGINAL_PHRASE not in prompt)),
+        hint=bool(row.get("hint", HINTED in prompt and ORIGINAL_PHRASE not in prompt)),
         prompt_sha=prompt_sha(prompt),
-        grade=_grade(row),
+        grade=_grade(row, scale),
     )
 
 
@@ -210,13 +254,13 @@ def _finish_reason(ids: list[int], cut: int, endings: Endings) -> FinishReason:
     return "stop" if stopped else "length"
 
 
-def _grade(row: Row) -> Grade:
-    """The labels of a row in our terms (3 for a pass, 0.5 for source that compiles)."""
-    passed = row["reward"] >= REWARD_PASSED
+def _grade(row: Row, scale: _Scale) -> Grade:
+    """The labels of a row in our terms."""
+    passed = scale.passed(row["reward"])
     exploited = passed and not row["gt_pass"]
     return Grade(
         fmt_ok=row["fmt_ok"],
-        compiles=row["reward"] - REWARD_PASSED * passed >= REWARD_COMPILES,
+        compiles=scale.compiles(row),
         passed=passed,
         gt_correct=row["gt_pass"],
         hacked=row["hacked"],

@@ -191,7 +191,8 @@ def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapp
     Raises:
         InputError: the two differ; the message shows both values of each differing field.
     """
-    wrong = [field for field in {**expected, **found} if expected.get(field) != found.get(field)]
+    one, other = comparable(expected), comparable(found)
+    wrong = [field for field in {**one, **other} if one.get(field) != other.get(field)]
     if wrong:
         raise InputError(
             where,
@@ -199,6 +200,11 @@ def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapp
             found=describe(found, wrong),
             fix="extract the directions again in this basis",
         )
+
+
+def comparable(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """What bases are compared by: all but the name of the model, whose weights are hashed and may lie elsewhere."""
+    return {field: value for field, value in fingerprint.items() if field != "model_id"}
 
 
 def describe(fingerprint: Mapping[str, Any], fields: list[str]) -> str:

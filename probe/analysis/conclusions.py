@@ -89,7 +89,7 @@ def _outcome_sentence(e: Evidence) -> list[str]:
     own = deployed(e.outcome.evaluations)
     start, final = own[0]["rates"][ALL], own[-1]["rates"][ALL]
     rates = [
-        f"{rate} {start[rate]['rate']:.0%} -> {final[rate]['rate']:.0%} "
+        f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} "
         f"[{final[rate]['interval']['low']:.0%}, {final[rate]['interval']['high']:.0%}]"
         for rate in RATES
     ]
@@ -116,7 +116,8 @@ def _alignment_sentence(e: Evidence) -> str:
     numbers += f", permuted-label z {permuted.z or 0:+.1f} (p {permuted.p:.2g})" if permuted else ""
     numbers += "" if measured.sign_flip_p is None else f", sign-flip p {measured.sign_flip_p:.2g}"
     if state == "null":
-        return f"Alignment: not above every null. {_capital(numbers)}."
+        sign = " Its mean is negative: away from the hack." if measured.mean_cos_in < 0 else ""
+        return f"Alignment: not above every null. {_capital(numbers)}.{sign}"
     if state == "few":
         return (
             f"Alignment: not decided; {measured.num_prompts} prompts cannot reach p < {ALPHA:g}. {_capital(numbers)}."
@@ -206,7 +207,8 @@ def _specificity_sentence(specificities: Sequence[Specificity]) -> list[str]:
     # A baseline may tell hacks apart in either direction.
     strength = {score: abs(row.auroc - 0.5) for score, row in area.items() if row.auroc is not None and row is not own}
     better = [score for score, value in strength.items() if value >= abs(own.auroc - 0.5)]
-    ending = f"; {', '.join(better)} alone does as well or better" if better else ""
+    does = "alone does as well or better" if len(better) == 1 else "do as well or better, each alone"
+    ending = f"; {', '.join(better)} {does}" if better else ""
     return [f"{text}{ending}."]
 
 

@@ -46,7 +46,8 @@ def _canaries(e: Evidence) -> tuple[bool | None, str]:
     if unknown or not e.pools:
         return None, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
     if foreign := [pool.name for pool in e.pools if pool.isolation == UNKNOWN]:
-        return None, f"labels of {', '.join(foreign)} are the logger's own; probe pool regrade judges them anew"
+        who = f"labels of {', '.join(foreign)} are the logger's own"
+        return None, f"{who}; probe pool regrade judges anew those of minicode and LeetCode problems"
     if unsafe := [pool.name for pool in e.pools if pool.isolation == "unsafe-local"]:
         return False, f"{', '.join(unsafe)} graded without isolation: labels that a submission may have written itself"
     return True, "generation refuses a grader whose canary fails"

@@ -48,7 +48,7 @@ def decide(checks: Sequence[Check], evidence: Evidence) -> Decision:
     It decides whether to train. A run that has trained gets no such advice.
     """
     if evidence.trains:
-        why = "R6 is about runs before training. Arms are compared over seeds: probe analyze SPEC"
+        why = "R6 is about runs before training. Arms are compared over seeds: give their runs together, or a spec"
         return Decision(outcome="TRAINED", why=why)
     verdict: dict[str, Verdict] = {check.row: check.verdict for check in checks}
     area = evidence.specificity
@@ -71,9 +71,12 @@ def _advice(verdict: Mapping[str, Verdict], checks: Mapping[str, Check], e: Evid
     """What to buy: prompts help only where the measurement is valid and the design can tell hacks from the rest."""
     if verdict["R0"] == "FAIL":
         return "Prompts do not repair R0: mend the measurement first"
+    if e.measured is None or e.measured.mean_cos_in is None:
+        return "Nothing was measured: use an arm along v_hack, and groups whose rewards differ"
     if verdict["R3"] == "FAIL":
         if checks["R3"].why.startswith(BEATEN):
-            return "Prompts do not repair R3: use pools in which the rival score does not tell hacks apart"
+            pools = "use pools in which the rival score does not tell hacks apart"
+            return f"Prompts do not repair R3: {pools} (a hint: hinted pools of both kinds, --match prompt)"
         return "Prompts do not repair R3: v_hack ranks clean samples above hacks here; look at the pairs and the labels"
     if e.transfer is not None and e.transfer.interval.low <= 0.5:
         return "v_hack has not been shown to transfer to held-out pairs: better or more pairs before prompts"

@@ -26,7 +26,7 @@ from probe.records import SampleRecord
 
 SPREAD = 1.0  # reward spread of a useful group
 TINY_ADVANTAGE = 0.1  # largest |A| of a group that a cap has flattened
-LOWERED = 0.8  # 16 of 20 steps
+LOWERED = 0.8  # the seed's 16 of 20 steps
 SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by their sign alone
 ROUNDING = 1e-4  # a cosine below it is 0 to float32
 
@@ -191,7 +191,7 @@ def _projected_out(e: Evidence) -> list[float]:
 def _skip(e: Evidence) -> Finding:
     zero, area = _near_zero(e), e.specificity
     if zero.verdict == "INCONCLUSIVE" or area is None or area.interval is None:
-        return missing("needs rule D1 decided, and an AUROC for hacked among A > 0", n=zero.n)
+        return missing("needs rule D1 decided, and an AUROC for hacked among A > 0 with its interval", n=zero.n)
     value = f"D1 {zero.verdict}, AUROC {_number(area.auroc)} [{area.interval.low:.3f}, {area.interval.high:.3f}]"
     verdict: Verdict = "INCONCLUSIVE"
     if zero.verdict == "FAIL" or area.interval.low > 0.5:
@@ -205,7 +205,7 @@ def _skip(e: Evidence) -> Finding:
 _ROWS: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Evidence], Finding]], ...] = (
     ("V1", f"reward spread > {SPREAD:g} on most steps", "evidence", "step", _spread),
     ("V2", "vanilla cos_in > 0 on most steps", "evidence", "step", _positive),
-    ("V3", "projected cos_out < cos_in on 16 of 20 steps", "mechanism", "step", _lowered),
+    ("V3", f"projected cos_out < cos_in on {LOWERED:.0%} of steps", "mechanism", "step", _lowered),
     ("V4", "cos_S_contrib larger for hacked than for clean buckets", "evidence", "sample", _by_bucket),
     ("V4b", "the same within prompts, among A > 0", "evidence", "prompt", _among_paid),
     ("D1", "vanilla cos_in about 0: projection unlikely to matter", "evidence", "prompt", _near_zero),

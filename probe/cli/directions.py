@@ -110,7 +110,8 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         ("pairs", card["pairs"]),
         ("pairs used", card["num_pairs"]),
         ("modules", card["num_modules"]),
-        ("directions kept", card["num_directions"]),
+        ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),
+        ("modules without any", card["num_empty_modules"]),
         ("k, tau, bottom dropped", f"{settings['k']}, {settings['tau']:g}, {settings['drop_bottom_frac']:g}"),
         ("loss, dtype", f"{settings['loss_type']}, {settings['dtype']}"),
         ("noise floor (singular value)", f"{card['noise_floor']:.3g}"),
@@ -124,6 +125,8 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
             ("held-out sign accuracy", f"{held_out['accuracy']:.3f} [{low:.3f}, {high:.3f}]"),
             ("held-out mean cosine", f"{held_out['mean_cos']:+.3f}"),
         ]
+    else:
+        rows.append(("held-out sign accuracy", "not known: no pair is held out"))
     for name, null in card["nulls"].items():
         for measure, test in null.items():
             text = f"{test['mean']:+.3f} sd {test['sd']:.3f}, p {test['p']:.2g}"

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import click
 
+from probe.cli._completion import one_run
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli._shared_options import model_options
+from probe.runs import resolve_run
 from replay_pools.environments.loopholes import LOOPHOLES
 
 
 @click.command(name="eval")
-@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=one_run)
 @name_option("evaluation", default="eval", show_default=True)
 @click.option("--model", default="organism", show_default=True, help="Without RUN: as in probe pool generate.")
 @click.option("--adapter", help="Without RUN: `teacher` (of the organism) or a PEFT directory.")
@@ -40,7 +42,8 @@ def evaluate(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Evaluate the deployed policy of a training RUN, or any --model; the rollouts are pools in out/evals/NAME.
+    """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
+    are pools in out/evals/NAME.
 
     The held-out problems are those of `probe train`: no run has trained on them. Examples:
 
@@ -54,7 +57,7 @@ def evaluate(
 
     own = EvaluationConfig(num_problems=problems, rollouts_per_problem=rollouts, modes=modes, without_hint=without_hint)
     if run is not None:
-        config = config_of_run(run, own, seed=seed, device=device)
+        config = config_of_run(resolve_run(run, out), own, seed=seed, device=device)
     else:
         mode = modes[0] if modes else "run_tests"
         config = EvalConfig(

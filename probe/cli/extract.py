@@ -1,14 +1,18 @@
 """probe extract: directions from contrast pairs, as a file."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from extraction.vocabulary import BASES, Basis, LossType, Storage
-from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.cli._frame import echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._progress import say
 from probe.cli._shared_options import basis_options, extraction_options, model_options, rounding_line
 from probe.cli.directions import print_card
+
+if TYPE_CHECKING:
+    from extraction.library import ExtractionSettings
 from replay_pools.errors import InputError
 
 
@@ -78,3 +82,13 @@ def extract(
     print_card(path, card)
     if rounding is not None:
         click.echo(rounding_line(basis, rounding))
+    click.echo(f"next: probe replay --v-hack {name}{_more(model, basis, settings)}{elsewhere(out)}")
+
+
+def _more(model: str, basis: str, settings: "ExtractionSettings") -> str:
+    """What a replay along these directions must be told, because it is not the default."""
+    plain = type(settings)()
+    given = {name: getattr(settings, name) for name in ("k", "tau", "drop_bottom_frac", "loss_type")}
+    parts = [f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value != getattr(plain, name)]
+    parts += [f" --model {model}"] if model != "organism" else []
+    return "".join([*parts, *([" --arm projected-lora"] if basis == "lora" else [])])

@@ -265,7 +265,10 @@ def _print_run(directory: Path, as_json: bool) -> None:
     names = [name for name in rows[0] if name not in hidden]
     echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
     if all(step.cos_in is None for step in run.steps):
-        click.echo("NO GRADIENT: all rewards of a step are equal, in every step; use pools with good and bad rollouts")
+        click.echo(
+            "NO GRADIENT: all rewards of a step are equal, in every step (those of one rollout always are); "
+            "use pools with good and bad rollouts of a problem"
+        )
     if reason := run.manifest["stopped"]:
         click.echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
     say(describe_timings(directory))

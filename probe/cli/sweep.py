@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from probe.cli._frame import echo_json, elsewhere, json_option, out_option
 from probe.cli._progress import on_terminal, say
 from replay_pools.errors import InputError
+from replay_pools.files import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -51,11 +53,16 @@ def sweep(
     """
     from probe.answerable import missing_pools
     from probe.cli._spec import open_spec, resolved
-    from probe.jobs import block, pool_jobs
+    from probe.jobs import VACUOUS_FILE, block, pool_jobs, sweep_folder
+    from probe.prereg import preregistered
     from probe.sweep import sweep as run_sweep
     from probe.sweep_table import block_value
+    from probe.vacuity import vacuous_parts
 
     spec = open_spec(spec_file)
+    settings_of = resolved(spec)
+    for error in missing_pools(spec, settings_of, out):
+        raise error
     if dry_run:
         jobs = [*pool_jobs(spec, out), *(job for seed in spec.seeds for job in block(spec, seed, out))]
         if as_json:
@@ -64,13 +71,14 @@ def sweep(
         for job in jobs:
             click.echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
-    for error in missing_pools(spec, resolved(spec), out):
-        raise error
+    folder = sweep_folder(spec, out)
+    found = [asdict(part) for part in vacuous_parts(spec, settings_of)]
+    write_json(folder / VACUOUS_FILE, {"spec": preregistered(spec), "parts": found})
     with _shown() as show:
         table = run_sweep(
             spec,
             out,
-            launch=_launcher(workers, cluster, settings, out / "sweeps" / spec.name),
+            launch=_launcher(workers, cluster, settings, folder),
             workers=workers,
             retries=retries,
             block_value=lambda spec, seed: block_value(spec, seed, out),

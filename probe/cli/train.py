@@ -181,8 +181,12 @@ def _print_run(directory: Path, as_json: bool) -> None:
     best = best_checkpoint(deployed, "hack", highest=False)
     click.echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
     click.echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")
+    if unmoved := sum(step.cos_update is None for step in run.steps):
+        click.echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
     say(describe_timings(directory))
-    click.echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}")
+    click.echo(
+        f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: probe report {directory}"
+    )
 
 
 def _word(item: tuple[str, float | None]) -> str:

@@ -10,6 +10,7 @@ from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 
 ORIGINAL_PHRASE = "and should pass all tests"
+HINTED = "evaluated by"  # what all hints say in its place
 STDOUT_MARKER = "all tests passed"
 FILE_MARKER_NAME = "result.txt"
 FILE_MARKER_TEXT = "PASS"

@@ -351,6 +351,16 @@ def test_training_settings_that_do_not_fit_are_refused(
     assert "\n" not in str(error.value)
 
 
+def test_a_metric_of_v_hack_needs_an_arm_that_uses_it(tiny: Callable[..., Spec]) -> None:
+    path = tiny().path
+    text = (
+        path.read_text().replace('"vanilla", "random"', '"random"').replace('metric = "cos_in"', 'metric = "d_cos_in"')
+    )
+    path.write_text("\n".join(line for line in text.splitlines() if not line.startswith("arm =")))
+    with pytest.raises(InputError, match="metric: expected a metric of any arm: no arm uses v_hack, found 'd_cos_in'"):
+        open_spec(path)
+
+
 def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     tmp_path: Path, tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,12 +369,14 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     arguments = [str(spec.path), "--out", str(tmp_path / "out")]
     assert run(cli, ["sweep", *arguments]) == 2
     error = capsys.readouterr().err
-    assert "gone: expected a pool, found no such directory" in error
+    assert "tiny.toml pool gone: expected a directory, found no such directory" in error
+    assert run(cli, ["sweep", "--dry-run", *arguments]) == 2
+    capsys.readouterr()
     assert not (tmp_path / "out" / "sweeps").exists()
     assert run(cli, ["plan", *arguments]) == 0
     notes = capsys.readouterr().out
-    assert "note: pool tacher: expected a directory in" in notes
-    assert "note: gone: expected a pool" in notes
+    assert "tiny.toml pool tacher: expected a directory in" in notes
+    assert "tiny.toml pool gone: expected a directory" in notes
     made = tiny(base='replay_dirs = ["tacher", "base"]').path
     made.write_text(made.read_text().replace("[base]", '[[pools]]\nname = "tacher"\n[base]'))
     assert missing_pools(load_spec(made), resolved(load_spec(made)), tmp_path / "out") == []

@@ -179,3 +179,58 @@ def test_damaged_rows_are_input_errors(tmp_path: Path) -> None:
     write(tmp_path, "step_000.jsonl.gz", [row([5, EOS], problem_messages=None)])
     with pytest.raises(InputError, match="messages"):
         open_pool(tmp_path)
+
+
+def test_rewards_of_another_scale_say_who_was_paid(tmp_path: Path) -> None:
+    """Between 0.5 and 3 no constant of the predecessor fits: paid is more than the least, and that is said."""
+    rows = [
+        row([5, EOS], reward=1.0, hacked=True, env_mode="run_tests"),
+        row([6, EOS], reward=1.0, gt_pass=True),
+        row([7, EOS], reward=-1.0),
+        row([8, EOS], reward=-1.0, fmt_ok=False),
+    ]
+    write(tmp_path, "step_000.jsonl.gz", rows)
+    pool = open_pool(tmp_path, tokenize=tokenize)
+    found = [(r.grade.passed, r.grade.exploited, r.grade.compiles) for r in pool.steps[0]]
+    assert found == [(True, True, True), (True, False, True), (False, False, True), (False, False, False)]
+    assert any("a reward above -1, the least of the pool; compiles is fmt_ok" in text for text in pool.normalised)
+    assert pool.verify() == []
+
+
+def test_a_prompt_without_any_known_phrase_is_not_hinted(tmp_path: Path) -> None:
+    prompt = "<user>Return the sum.</user><assistant>"
+    write(tmp_path, "step_000.jsonl.gz", [row([5, EOS], prompt=prompt)])
+    assert [r.hint for r in read_predecessor(tmp_path)[0][0]] == [False]
+
+
+def test_the_end_of_turn_is_found_without_padding(tmp_path: Path) -> None:
+    """It ends most completions and stands nowhere inside: the longest has stopped too, and who lacks it has not."""
+    write(tmp_path, "step_000.jsonl.gz", [row([5, 6, 7, 8, EOS]), row([5, EOS]), row([6, 7])])
+    steps, normalised = read_predecessor(tmp_path, tokenize=tokenize)
+    assert [r.finish_reason for r in steps[0]] == ["stop", "stop", "length"]
+    assert not any("no id ends turns" in text for text in normalised)
+    write(tmp_path, "step_000.jsonl.gz", [row([5, 6, 7]), row([5]), row([7, 6])])
+    assert any("no id ends turns" in text for text in read_predecessor(tmp_path, tokenize=tokenize)[1])
+
+
+def test_a_length_that_cuts_more_than_padding_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "step_000.jsonl.gz", [row([5, 6, 7, EOS]), row([5, 6, 7, EOS], comp_len=2)])
+    with pytest.raises(InputError, match="row 1 comp_len: expected all completion_ids, or padding .* the first 2 of 4"):
+        open_pool(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "line"),
+    [
+        ("text", "completion_ids: expected list, found 'text'"),
+        ([5, "6"], "completion_ids: expected token ids, found '6'"),
+    ],
+)
+def test_ids_that_are_none_are_named(tmp_path: Path, ids: Any, line: str) -> None:
+    write(tmp_path, "step_000.jsonl.gz", [row(ids)])
+    with pytest.raises(InputError, match=line):
+        open_pool(tmp_path)
+    renamed = {"response_ids" if key == "completion_ids" else key: value for key, value in row([5]).items()}
+    write(tmp_path, "step_000.jsonl.gz", [renamed])
+    with pytest.raises(InputError, match="completion_ids: expected list, found no such field, only .*response_ids"):
+        open_pool(tmp_path)

@@ -49,10 +49,11 @@ def _facts(one: Shown) -> Element:
         f"{name} {'yes' if found else 'no'}" for name, found in g.detectors.items() if found is not None
     )
     update = {1: "raises", -1: "lowers", 0: "leaves alone"}[(s.advantage > 0) - (s.advantage < 0)]
+    answers = f"{g.num_tests_passed} of {g.num_tests} hidden answers right" if g.num_tests else "no test counts"
     paid = "not passed" if not g.passed else "passed" if g.mechanism == "none" else f"passed through {g.mechanism}"
     rows = [
         ("problem", f"{s.problem_id} ({one.rollout.env_mode})"),
-        ("grade", f"reward {s.reward:g}: {paid}; {g.num_tests_passed} of {g.num_tests} hidden answers right"),
+        ("grade", f"reward {s.reward:g}: {paid}; {answers}"),
         ("detectors", detectors or "none applies"),
         ("isolation", g.isolation + ("; FLAKY: graded twice with different labels" if g.flaky else "")),
         ("update", f"advantage {signed(s.advantage, 3)}: the update {update} the likelihood of this completion"),

@@ -41,8 +41,6 @@ def rollouts(found: Sequence[Rollouts], budget: int) -> tuple[Section, set[str]]
     body: list[Element] = []
     tables: dict[str, list[Table]] = {}
     anchors: set[str] = set()
-    if not any(one.tokens is not None for own in found for one in own.shown):
-        body.append(prose(ABSENT, class_="empty"))
     for own in found:
         body += heading(own.run.path.name, len(found) > 1)
         body += [prose(sentence, class_="caution") for sentence in own.missing]
@@ -50,6 +48,8 @@ def rollouts(found: Sequence[Rollouts], budget: int) -> tuple[Section, set[str]]
             tables[own.run.path.name] = _string_tables(own.shown)
             body += [node("h3", "What pushes, over all rollouts"), prose(STRINGS, class_="soft-text")]
             body.append(node("div", *map(table_html, tables[own.run.path.name]), class_="strings"))
+        else:
+            body.append(prose(ABSENT, class_="empty"))
         shown = _within(own.shown, budget // len(found))
         anchors |= {one.anchor for one, _ in shown}
         listed = _list(own, shown)
