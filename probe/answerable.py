@@ -7,9 +7,10 @@ from probe.analysis.catalogue import Entry, of_replay, of_training
 from probe.arms import measured_arm
 from probe.jobs import frozen
 from probe.spec import Condition, Criterion, Spec
-from probe.vacuity import Resolved
+from probe.vacuity import Resolved, Settings
 from replay_pools.errors import InputError
-from replay_pools.pool import resolve_pool
+from replay_pools.files import read_json
+from replay_pools.pool import MANIFEST_NAME, resolve_pool
 
 EXTREMES = ("min", "max", "n")  # all that there is of steps of training, which are autocorrelated
 
@@ -21,18 +22,32 @@ def check_answerable(spec: Spec) -> None:
             _check(spec, criterion, condition)
 
 
-def missing_pools(spec: Spec, resolved: Resolved, out_dir: Path) -> list[InputError]:
-    """Why each pool cannot be read that a condition names, is not there, and is none that the sweep generates."""
-    made, missing = {pool.name for pool in spec.pools}, []
-    for name in sorted({name for own in resolved.values() for name in own.pools} - made):
+def pool_faults(spec: Spec, resolved: Resolved, out_dir: Path) -> list[InputError]:
+    """What is wrong with the pools that conditions name and that the sweep does not generate: not there, too short."""
+    made = {pool.name for pool in spec.pools}
+    named = [(name, pool, own) for name, own in resolved.items() for pool in own.pools if pool not in made]
+    faults: dict[str, InputError] = {}
+    for condition, pool, own in named:
         try:
-            path = resolve_pool(name, out_dir)
-            if not path.is_dir():
-                raise InputError(f"pool {path}", expected="a directory", found="no such directory")
+            _check_pool(spec, condition, pool, own, out_dir)
         except InputError as error:
-            where = f"{spec.path} {error.where}"
-            missing.append(InputError(where, expected=error.expected, found=error.found, fix=error.fix))
-    return missing
+            faults.setdefault(str(error), error)
+    return [*faults.values()]
+
+
+def _check_pool(spec: Spec, condition: str, pool: str, own: Settings, out_dir: Path) -> None:
+    try:
+        path = resolve_pool(pool, out_dir)
+    except InputError as error:
+        raise InputError(f"{spec.path} {error.where}", expected=error.expected, found=error.found) from error
+    if not path.is_dir():
+        raise InputError(f"{spec.path} pool {pool}", expected="a directory", found="no such directory")
+    manifest = path / MANIFEST_NAME
+    if own.frozen and own.steps is not None and manifest.is_file():
+        steps = read_json(manifest)["counts"]["steps"]
+        if own.steps > steps:
+            where = f"{spec.path} conditions.{condition}.steps"
+            raise InputError(where, expected=f"at most {steps}, the steps of pool {pool}", found=str(own.steps))
 
 
 def _conditions(spec: Spec, criterion: Criterion) -> list[Condition]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.power import mde, pairing_pays_above
-from probe.answerable import missing_pools
+from probe.answerable import pool_faults
 from probe.footprint import Footprint, footprint
 from probe.jobs import runs_of
 from probe.spec import Cost, Spec
@@ -81,7 +81,7 @@ def make_plan(
         run: a run whose times are taken.
         model: whose modules and memory; default: that of the condition that needs most.
     """
-    notes = [str(error) for error in missing_pools(spec, resolved, out_dir)]
+    notes = [str(error) for error in pool_faults(spec, resolved, out_dir)]
     go = spec.budget.go or Cost()
     needed = _most(resolved, out_dir, model, notes)
     return Plan(

@@ -51,7 +51,7 @@ def sweep(
 
       probe sweep spec/phase2.toml --workers 2
     """
-    from probe.answerable import missing_pools
+    from probe.answerable import pool_faults
     from probe.cli._spec import open_spec, resolved
     from probe.jobs import VACUOUS_FILE, block, pool_jobs, sweep_folder
     from probe.prereg import preregistered
@@ -61,7 +61,7 @@ def sweep(
 
     spec = open_spec(spec_file)
     settings_of = resolved(spec)
-    for error in missing_pools(spec, settings_of, out):
+    for error in pool_faults(spec, settings_of, out):
         raise error
     if dry_run:
         jobs = [*pool_jobs(spec, out), *(job for seed in spec.seeds for job in block(spec, seed, out))]

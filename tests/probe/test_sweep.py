@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from probe import launch
-from probe.answerable import missing_pools
+from probe.answerable import pool_faults
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._spec import open_spec, resolved
@@ -369,17 +369,21 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     arguments = [str(spec.path), "--out", str(tmp_path / "out")]
     assert run(cli, ["sweep", *arguments]) == 2
     error = capsys.readouterr().err
-    assert "tiny.toml pool gone: expected a directory, found no such directory" in error
+    assert "tiny.toml pool tacher: expected a directory in" in error
     assert run(cli, ["sweep", "--dry-run", *arguments]) == 2
     capsys.readouterr()
     assert not (tmp_path / "out" / "sweeps").exists()
     assert run(cli, ["plan", *arguments]) == 0
     notes = capsys.readouterr().out
     assert "tiny.toml pool tacher: expected a directory in" in notes
-    assert "tiny.toml pool gone: expected a directory" in notes
+    assert "tiny.toml pool ./gone: expected a directory, found no such directory" in notes
+    long = tiny(base='replay_dirs = ["teacher", "base"]').path
+    long.write_text(long.read_text().replace("steps = 1", "steps = 21"))
+    assert run(cli, ["sweep", str(long), "--out", str(tmp_path / "out")]) == 2
+    assert "conditions.plain.steps: expected at most 20, the steps of pool teacher, found 21" in capsys.readouterr().err
     made = tiny(base='replay_dirs = ["tacher", "base"]').path
     made.write_text(made.read_text().replace("[base]", '[[pools]]\nname = "tacher"\n[base]'))
-    assert missing_pools(load_spec(made), resolved(load_spec(made)), tmp_path / "out") == []
+    assert pool_faults(load_spec(made), resolved(load_spec(made)), tmp_path / "out") == []
 
 
 def test_set_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,13 @@ NULL_NAMES = {
     "N4": "N4: labels of the batch permuted",
 }
 
+_ARMS_KEY = (
+    ("rect band", "95% of Haar"),
+    ("rect zone", f"\u00b1{NEAR_ZERO}"),
+    ("dot mark", "measured arm"),
+    ("dot hollow", "other arms"),
+)
+
 
 def alignment(labelled: Sequence[tuple[str, Analysis]]) -> Figure | None:
     """Mean cos_in over prompts of every arm of every (label, analysis), against its Haar null."""
@@ -36,10 +43,10 @@ def alignment(labelled: Sequence[tuple[str, Analysis]]) -> Figure | None:
         "alignment",
         "Does the gradient point along the direction?",
         rows,
-        subtitle="Mean cos_in over prompts with 95% interval, by arm",
+        subtitle=f"Mean cos_in, 95% over prompts; \u00b1{NEAR_ZERO}: no alignment",
         label="cos_in (\u2192 descent moves towards the hack)",
         zone=(-NEAR_ZERO, NEAR_ZERO),
-        key=[("rect band", "95% of Haar directions"), ("rect zone", f"within \u00b1{NEAR_ZERO}: no alignment")],
+        key=_ARMS_KEY,
     )
 
 
