@@ -31,9 +31,10 @@ from extraction.loss import loss_weights
 from extraction.pairs import Pair, load_pairs, pairs_sha
 from extraction.vocabulary import Basis, LossType, Storage
 from replay_pools.errors import InputError
-from replay_pools.files import sha256
+from replay_pools.files import by_name, sha256
 from replay_pools.policy import Policy
 
+SHARED_WITH_CONTROLS = ("k", "tau", "drop_bottom_frac", "loss_type")  # of a direction file and of its controls
 FORMAT = 1  # raise it when the meaning of cached pair gradients changes
 
 
@@ -252,8 +253,7 @@ def attach_basis(
 
 def resolve_directions(file: Path, out_dir: Path) -> Path:
     """A direction file: a path, or else the name of one in `out_dir`/directions."""
-    named = out_dir / "directions" / f"{file.name}.safetensors"
-    return named if file == Path(file.name) and not file.exists() and named.is_file() else file
+    return by_name(file, out_dir / "directions" / f"{file.name}.safetensors")
 
 
 def pairs_path(directions_path: Path) -> Path:
@@ -266,7 +266,7 @@ def _check_settings(path: Path, metadata: Mapping[str, Any], settings: Extractio
 
     Nor are the first k of more directions those of k: the noise floor is a share of all that were kept.
     """
-    for name in ("k", "tau", "drop_bottom_frac", "loss_type"):
+    for name in SHARED_WITH_CONTROLS:
         wanted, found = getattr(settings, name), metadata[name]
         if found != wanted:
             option = f"--{name.replace('_', '-')}"

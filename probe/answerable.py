@@ -71,8 +71,7 @@ def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
     if trains and criterion.unit == "step" and criterion.statistic not in EXTREMES:
         expected = f"{', '.join(EXTREMES)} of steps of training (autocorrelated), or the unit seed"
         raise _wrong(spec, criterion, "statistic", expected, repr(criterion.statistic))
-    # Pairs swapped within themselves are void, which probe.vacuity explains.
-    if criterion.null not in ("none", "pair-swap") and (reason := _no_null(criterion, entry)):
+    if _has_null(criterion) and (reason := _no_null(criterion, entry)):
         raise _wrong(spec, criterion, "null", reason, repr(criterion.null))
     if not trains:
         _check_arm(spec, criterion, condition, entry)
@@ -81,7 +80,7 @@ def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
 def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Entry) -> None:
     """What is derived, and every null, is of the arm that stands for vanilla."""
     measured = measured_arm(spec.arms_of(condition))
-    of_one_arm = entry.measured_alone or criterion.null not in ("none", "pair-swap")
+    of_one_arm = entry.measured_alone or _has_null(criterion)
     if measured is None and of_one_arm:
         raise _wrong(spec, criterion, "metric", "a metric of any arm: no arm uses v_hack", repr(criterion.metric))
     asked = [arm for arm in (criterion.arm, criterion.versus_arm) if arm not in (None, measured)]
@@ -89,6 +88,11 @@ def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: En
         what = criterion.metric if entry.measured_alone else f"the null {criterion.null} of {criterion.metric}"
         key = "arm" if criterion.arm == asked[0] else "versus_arm"
         raise _wrong(spec, criterion, key, f"{measured}, of which alone {what} is measured", repr(asked[0]))
+
+
+def _has_null(criterion: Criterion) -> bool:
+    """Apart from pairs swapped within themselves, which are void: probe.vacuity explains it."""
+    return criterion.null not in ("none", "pair-swap")
 
 
 def _no_null(criterion: Criterion, entry: Entry) -> str:

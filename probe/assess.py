@@ -86,13 +86,11 @@ def assess(config: EvalConfig, directory: Path, *, say: Callable[[str], None] = 
             group=own.rollouts_per_problem,
         )
         settings = make_settings(own.modes, config.mode, without_hint=own.without_hint)
+        held_out = HeldOut(maker, problems, settings, env=config.env, group=own.rollouts_per_problem, seed=config.seed)
         rollouts = []
         for number, setting in enumerate(settings, 1):
             say(f"{setting.name}: {len(problems) * own.rollouts_per_problem} rollouts")
-            held_out = HeldOut(
-                maker, problems, [setting], env=config.env, group=own.rollouts_per_problem, seed=config.seed
-            )
-            rollouts += held_out.rollouts(directory, 0)
+            rollouts += held_out.of(setting, directory, 0)
             report("settings", number, len(settings))
     found = evaluate(rollouts, step=config.step)
     write_json(directory / EVALUATION_FILE, {"config": asdict(config), "evaluation": found.to_json()})

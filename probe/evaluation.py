@@ -16,9 +16,10 @@ from probe.analysis.evidence import Check, Plan
 from probe.analysis.multiplicity import holm
 from probe.analysis.siblings import shared_settings
 from probe.arms import ARMS
-from probe.jobs import VACUOUS_FILE, SweepRun, runs_of, sweep_folder
+from probe.foreseen import read_foreseen
+from probe.jobs import SweepRun, runs_of
 from probe.nested import flat
-from probe.prereg import decide, preregistered, unmet
+from probe.prereg import decide, unmet
 from probe.runs import CONFIG_FILE, MANIFEST_FILE
 from probe.spec import RULES, Criterion, Role, Spec, SpecStatus
 from probe.sweep_table import Analyses, analyse_all, sweep_table
@@ -119,7 +120,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_table(spec, done, analyses)
-    vacuous = _vacuous(spec, out_dir)
+    vacuous = read_foreseen(spec, out_dir)
     rows = [_unless_vacuous(row, vacuous) for row in _rows(spec.criteria, table)]
     rules_of = _rules_of(spec, done)
     rules = analyses[rules_of].rules if rules_of else []
@@ -164,13 +165,6 @@ def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
     return [
         _row(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None) for criterion in criteria
     ]
-
-
-def _vacuous(spec: Spec, out_dir: Path) -> dict[str, str]:
-    """{key of the spec: why it is vacuous}, as the sweep of this very spec found before its first run."""
-    path = sweep_folder(spec, out_dir) / VACUOUS_FILE
-    stored = read_json(path) if path.is_file() else {}
-    return {part["where"]: part["why"] for part in stored["parts"]} if stored.get("spec") == preregistered(spec) else {}
 
 
 def _unless_vacuous(row: Row, vacuous: Mapping[str, str]) -> Row:

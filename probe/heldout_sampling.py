@@ -63,9 +63,10 @@ class HeldOut:
 
     def rollouts(self, directory: Path, done: int) -> list[Rollout]:
         """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
-        return [rollout for setting in self._settings for rollout in self._of(setting, directory, done)]
+        return [rollout for setting in self._settings for rollout in self.of(setting, directory, done)]
 
-    def _of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
+    def of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
+        """Those of one setting."""
         plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
         maker = replace(self._maker, mode=setting.mode, hint=setting.hint)
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)

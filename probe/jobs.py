@@ -17,7 +17,6 @@ from probe.spec import Condition, Option, Spec, SpecStatus
 from replay_pools.files import read_json
 
 # What `probe replay --condition` takes: conditions that differ in these alone are evaluated side by side in one pass.
-VACUOUS_FILE = "vacuous.json"  # in the folder of a sweep
 ONE_PASS = tuple(field.name for field in fields(LossSettings))
 NORMALISER = ("loss_type", "max_completion_length")  # v_hack has that of its run: with another one there are no nulls
 
@@ -146,7 +145,7 @@ def _condition(spec: Spec, condition: Condition) -> tuple[str, str]:
 
 
 def sweep_folder(spec: Spec, out_dir: Path) -> Path:
-    """Where a sweep keeps its state, its logs, and what `probe plan` found vacuous in the spec it began with."""
+    """Where a sweep keeps its state, its logs, and what it foresaw (`probe.foreseen`)."""
     return out_dir / "sweeps" / spec.name
 
 

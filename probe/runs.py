@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from probe.frames import Table, TableName, make_table
 from probe.records import RUN_SCHEMA, SampleRecord, StepRecord
 from replay_pools.errors import InputError
-from replay_pools.files import decode_jsonl, encode_jsonl, read_gz, read_json, sha256, write_atomic, write_jsonl_gz
+from replay_pools.files import (
+    by_name,
+    decode_jsonl,
+    encode_jsonl,
+    read_gz,
+    read_json,
+    sha256,
+    write_atomic,
+    write_jsonl_gz,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,8 +120,7 @@ def other_hashes(directory: Path) -> dict[str, str]:
 
 def resolve_run(run: Path, out_dir: Path) -> Path:
     """The directory of a run: a path, or else the name of one in `out_dir`/runs."""
-    named = out_dir / "runs" / run.name
-    return named if run == Path(run.name) and not run.exists() and named.is_dir() else run
+    return by_name(run, out_dir / "runs" / run.name)
 
 
 def read_run(directory: Path | str) -> Run:

@@ -5,13 +5,14 @@ looks and reasons.
 """
 
 import fcntl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from probe.foreseen import write_foreseen
 from probe.jobs import Job, block, pool_jobs, runs_of, sweep_folder
 from probe.launch import Launcher
 from probe.prereg import preregistered
@@ -60,6 +61,7 @@ def sweep(
     workers: int = 1,
     retries: int = 1,
     block_value: BlockValue,
+    vacuous: Mapping[str, str] | None = None,
     show: Callable[[Table], None] = lambda table: None,
 ) -> Table:
     """Run what is missing, block by block; returns the table, failed rows included.
@@ -68,6 +70,7 @@ def sweep(
         workers: commands at a time.
         retries: further attempts of a command that crashed, in this call.
         block_value: the primary criterion's value in the block of a seed, for the stop rules.
+        vacuous: {key of the spec: why} of what cannot fail, kept for the verdict.
         show: called with the table whenever something may have changed.
 
     Raises:
@@ -84,6 +87,7 @@ def sweep(
     folder = sweep_folder(spec, out_dir)
     pools, blocks = pool_jobs(spec, out_dir), [block(spec, seed, out_dir) for seed in spec.seeds]
     with _only_one(folder):
+        write_foreseen(spec, out_dir, vacuous or {})
         table = open_table(spec, folder, [*pools, *(job for jobs in blocks for job in jobs)])
         runner = Runner(table, folder, launch, workers, retries, show)
         runner.run(pools)

@@ -75,6 +75,11 @@ def read_json(path: Path) -> Any:
         raise InputError(path, expected="strict JSON", found=str(error)) from error
 
 
+def by_name(path: Path, named: Path) -> Path:
+    """`named`, where `path` is no path that is there but the bare name of `named`, which is; else `path`."""
+    return named if path == Path(path.name) and not path.exists() and named.exists() else path
+
+
 def flatten(value: Any, name: str = "") -> dict[str, Any]:
     """{dotted name: leaf} of nested objects and lists."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None

@@ -24,7 +24,12 @@ STEP_METRICS = (
 )
 BASELINES = tuple(score for score in SCORES if score != "cos_S_contrib")
 # Of steps in which the policy moves, and with it its reference, its directions and the strength of its penalty.
-MOVING = ("cos_update", "hackward_frac_update", "direction_overlap", *(f"kl/{key}" for key in KL_KEYS[2:]))
+MOVING = (
+    "cos_update",
+    "hackward_frac_update",
+    "direction_overlap",
+    *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
+)
 DRAWN = ("N2", "N3", "N4")
 
 

@@ -10,10 +10,10 @@ from probe.cli._frame import echo_json, elsewhere, json_option, name_option, out
 from probe.cli._progress import say
 from probe.cli._shared_options import basis_options, extraction_options, model_options, rounding_line
 from probe.cli.directions import print_card
+from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
     from extraction.library import ExtractionSettings
-from replay_pools.errors import InputError
 
 
 @click.command()
@@ -87,8 +87,10 @@ def extract(
 
 def _more(model: str, basis: str, settings: "ExtractionSettings") -> str:
     """What a replay along these directions must be told, because it is not the default."""
+    from extraction.library import SHARED_WITH_CONTROLS
+
     plain = type(settings)()
-    given = {name: getattr(settings, name) for name in ("k", "tau", "drop_bottom_frac", "loss_type")}
+    given = {name: getattr(settings, name) for name in SHARED_WITH_CONTROLS}
     parts = [f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value != getattr(plain, name)]
     parts += [f" --model {model}"] if model != "organism" else []
     return "".join([*parts, *([" --arm projected-lora"] if basis == "lora" else [])])

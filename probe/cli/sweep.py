@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import click
 from probe.cli._frame import echo_json, elsewhere, json_option, out_option
 from probe.cli._progress import on_terminal, say
 from replay_pools.errors import InputError
-from replay_pools.files import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -53,16 +51,15 @@ def sweep(
     """
     from probe.answerable import pool_faults
     from probe.cli._spec import open_spec, resolved
-    from probe.jobs import VACUOUS_FILE, block, pool_jobs, sweep_folder
-    from probe.prereg import preregistered
+    from probe.jobs import block, pool_jobs, sweep_folder
     from probe.sweep import sweep as run_sweep
     from probe.sweep_table import block_value
     from probe.vacuity import vacuous_parts
 
     spec = open_spec(spec_file)
     settings_of = resolved(spec)
-    for error in pool_faults(spec, settings_of, out):
-        raise error
+    if faults := pool_faults(spec, settings_of, out):
+        raise faults[0]
     if dry_run:
         jobs = [*pool_jobs(spec, out), *(job for seed in spec.seeds for job in block(spec, seed, out))]
         if as_json:
@@ -71,17 +68,15 @@ def sweep(
         for job in jobs:
             click.echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
-    folder = sweep_folder(spec, out)
-    found = [asdict(part) for part in vacuous_parts(spec, settings_of)]
-    write_json(folder / VACUOUS_FILE, {"spec": preregistered(spec), "parts": found})
     with _shown() as show:
         table = run_sweep(
             spec,
             out,
-            launch=_launcher(workers, cluster, settings, folder),
+            launch=_launcher(workers, cluster, settings, sweep_folder(spec, out)),
             workers=workers,
             retries=retries,
             block_value=lambda spec, seed: block_value(spec, seed, out),
+            vacuous={part.where: part.why for part in vacuous_parts(spec, settings_of)},
             show=show,
         )
     if as_json:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupts import interrupted_at
 
 from probe import loop
 from probe.attribution import axis, token_shares
@@ -133,15 +134,7 @@ def test_a_run_cut_off_after_the_shares_of_a_step_resumes_to_the_same_bytes(
 ) -> None:
     options = ["--out", str(out), "--arm", "projected", *ASK, "all", *few_pairs]
     assert run(cli, ["replay", "--name", "tokens-whole", *options]) == 0
-    real, calls = loop.write_samples, []
-
-    def dying(*arguments, **keywords):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(*arguments, **keywords)
-
-    monkeypatch.setattr(loop, "write_samples", dying)
+    monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
     assert run(cli, ["replay", "--name", "tokens-cut", *options]) == 130
     monkeypatch.undo()
     assert run(cli, ["replay", "--name", "tokens-cut", *options]) == 0

@@ -11,7 +11,8 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.evaluation import Evaluation, evaluate_spec
-from probe.jobs import VACUOUS_FILE, runs_of, sweep_folder
+from probe.foreseen import write_foreseen
+from probe.jobs import runs_of
 from probe.launch import Attempt
 from probe.prereg import load_spec
 from probe.runs import read_run
@@ -19,7 +20,6 @@ from probe.spec import Spec
 from probe.sweep import sweep
 from probe.sweep_table import block_value
 from replay_pools.errors import InputError
-from replay_pools.files import write_json
 
 SPEC = """
 arms = ["vanilla", "projected", "random"]
@@ -219,13 +219,15 @@ def test_every_criterion_and_rule_gets_a_verdict_and_one_decision_follows(
     assert found.cautions == []
 
 
-def test_what_the_sweep_found_vacuous_does_not_pass(swept: Callable[..., tuple[Spec, Path]]) -> None:
+def test_what_the_sweep_found_vacuous_does_not_pass(
+    swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]
+) -> None:
     """Of this very spec, in a criterion that passes; the plan's reason stands before the numbers."""
     spec, out = swept()
-    parts = [{"where": f"criteria.{name}", "why": "it cannot fail"} for name in ("gate.null", "absent")]
-    for sha, verdict in (("0" * 64, "PASS"), (spec.sha256, "VACUOUS")):
-        stored = {"spec": f"{spec.name}@{sha}", "parts": parts}
-        write_json(sweep_folder(spec, out) / VACUOUS_FILE, stored)
+    vacuous = {f"criteria.{name}": "it cannot fail" for name in ("gate.null", "absent")}
+    for own, verdict in ((write(level="0.8"), "PASS"), (spec, "VACUOUS")):
+        assert (own.sha256 == spec.sha256) == (verdict == "VACUOUS")
+        write_foreseen(own, out, vacuous)
         rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).rows}
         assert (rows["gate"].verdict, rows["absent"].verdict) == (verdict, "INCONCLUSIVE")
     assert rows["gate"].why.startswith("it cannot fail; ")

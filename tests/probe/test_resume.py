@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from directories import contents
+from interrupts import interrupted_at
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe import loop
@@ -42,15 +43,7 @@ def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
     whole, cut = f"{label}-whole", f"{label}-cut-{function}"
     if not (out / "runs" / whole).exists():
         assert run(cli, ["replay", "--name", whole, "--out", str(out), *options]) == 0
-    real, calls = getattr(owner, function), []
-
-    def dying(*arguments, **keywords):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(*arguments, **keywords)
-
-    monkeypatch.setattr(owner, function, dying)
+    monkeypatch.setattr(owner, function, interrupted_at(3, getattr(owner, function)))
     assert run(cli, ["replay", "--name", cut, "--out", str(out), *options]) == 130
     monkeypatch.undo()
     assert not (out / "runs" / cut / "manifest.json").exists(), "a run that died must not look complete"
@@ -113,15 +106,7 @@ def test_a_run_is_not_resumed_along_other_directions(
         assert run(cli, extract) == 0
         options = ["--v-hack", str(out / "directions" / f"swapped-{source}.safetensors"), "--k", "2"]
     command = ["replay", "--name", f"swapped-{source}", "--out", str(out), "--arm", "vanilla", "--steps", "2", *options]
-    real, calls = loop.write_samples, []
-
-    def dying(*arguments, **keywords):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(*arguments, **keywords)
-
-    monkeypatch.setattr("probe.loop.write_samples", dying)
+    monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
     assert run(cli, command) == 130
     monkeypatch.undo()
     write_pairs(pairs, builtin_pairs("run_tests")[4:8])

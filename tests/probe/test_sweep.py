@@ -19,6 +19,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._spec import open_spec, resolved
 from probe.cli.train import configured
+from probe.foreseen import read_foreseen
 from probe.jobs import Job, block, runs_of
 from probe.launch import Attempt, Processes, Submitit
 from probe.prereg import load_spec, preregistered, spec_status
@@ -134,13 +135,14 @@ def test_a_sweep_runs_everything_once_and_resumes(tiny: Callable[..., Spec], out
 
 
 def test_runs_under_an_edited_spec_are_not_mixed_with_new_ones(tiny: Callable[..., Spec], tmp_path: Path) -> None:
-    """After an edit the sweep refuses, and names the run."""
-    spec = tiny(seeds="0")
-    sweep(spec, tmp_path, launch=Scripted(spec, tmp_path), block_value=no_value)
+    """After an edit the sweep refuses, names the run, and leaves what it foresaw of the first version."""
+    spec, foreseen = tiny(seeds="0"), {"seeds": "one is few"}
+    sweep(spec, tmp_path, launch=Scripted(spec, tmp_path), block_value=no_value, vacuous=foreseen)
     edited = tiny(seeds="0", threshold=0.01)
     assert [one.spec_status for one in runs_of(edited, tmp_path)] == ["edited", "edited"]
     with pytest.raises(InputError, match="tiny-plain-seed0: expected a run under .* found one under an edited spec"):
         sweep(edited, tmp_path, launch=Scripted(edited, tmp_path), block_value=no_value)
+    assert (read_foreseen(spec, tmp_path), read_foreseen(edited, tmp_path)) == (foreseen, {})
 
 
 def test_a_crash_is_retried_and_stays_in_the_table(tiny: Callable[..., Spec], tmp_path: Path) -> None:
