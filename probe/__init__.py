@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probe.integrations.hook import attach
-    from probe.runs import read_run as load
+    from probe.records.run import read_run as load
 
 __all__ = ["attach", "load"]
 
 # What `import probe` offers; each is imported when it is first asked for, so that torch stays out until then.
-_PLACES = {"attach": ("probe.integrations.hook", "attach"), "load": ("probe.runs", "read_run")}
+_PLACES = {"attach": ("probe.integrations.hook", "attach"), "load": ("probe.records.run", "read_run")}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 import probe
 from probe.integrations.hook import attach
-from probe.runs import read_run
+from probe.records.run import read_run
 
 PUBLIC = {"attach": attach, "load": read_run}
 

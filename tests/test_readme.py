@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from probe.arms import ARMS
 from probe.cli import VERBS, cli
 from probe.cli._frame import run
 from probe.cli._spec import open_spec
-from probe.records import SampleRecord, StepRecord
+from probe.records.records import SampleRecord, StepRecord
+from probe.settings.arms import ARMS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

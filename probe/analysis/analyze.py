@@ -5,30 +5,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from probe.analysis.cells import Bucket, Cell, advantage_cells, buckets
-from probe.analysis.comparisons import MEASURES, ArmComparison, compare_arms
-from probe.analysis.conclusions import conclusions
-from probe.analysis.contrasts import Contrast, contrasts
 from probe.analysis.estimates import Estimate, Key
-from probe.analysis.evidence import Check, Evidence, Plan
-from probe.analysis.gram import has_gram
-from probe.analysis.linked import link
+from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
+from probe.analysis.measures.comparisons import MEASURES, ArmComparison, compare_arms
+from probe.analysis.measures.contrasts import Contrast, contrasts
+from probe.analysis.measures.sensitivity import Setting, settings
+from probe.analysis.measures.specificity import SCORES, Specificity, specificity
+from probe.analysis.measures.trajectory import ArmSummary, TrajectoryRow, num_problems, summarise, trajectory
+from probe.analysis.measures.transfer import SignTransfer, sign_transfer
 from probe.analysis.metrics import metrics
 from probe.analysis.outcome import Outcome, outcome
-from probe.analysis.permutation import NUM_DRAWS, Permutation, permutation_nulls
-from probe.analysis.provenance import gate_facts, pool_facts
-from probe.analysis.sensitivity import Setting, settings
-from probe.analysis.siblings import is_training, realised_update, siblings, starts
-from probe.analysis.specificity import SCORES, Specificity, specificity
-from probe.analysis.thresholds import REPRODUCED
-from probe.analysis.trajectory import ArmSummary, TrajectoryRow, num_problems, summarise, trajectory
-from probe.analysis.transfer import SignTransfer, sign_transfer
-from probe.analysis.validity import Part, validity
-from probe.analysis.verdicts import Decision, decide, rules
-from probe.analysis.verification import verification
-from probe.arms import ARMS, measured_arm
-from probe.records import DEFAULT_CONDITION, SampleRecord, StepRecord
-from probe.runs import Run
+from probe.analysis.statistics.gram import has_gram
+from probe.analysis.statistics.linked import link
+from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
+from probe.analysis.statistics.thresholds import REPRODUCED
+from probe.analysis.verdict.evidence import Check, Evidence, Plan
+from probe.analysis.verdict.provenance import gate_facts, pool_facts
+from probe.analysis.verdict.rules import Decision, decide, rules
+from probe.analysis.verdict.sentences import conclusions
+from probe.analysis.verdict.siblings import is_training, realised_update, siblings, starts
+from probe.analysis.verdict.validity import Part, validity
+from probe.analysis.verdict.verification import verification
+from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
+from probe.records.run import Run
+from probe.settings.arms import ARMS, measured_arm
 
 FATAL = ("R0", "R1", "R3", "R4", "R5")  # a FAIL of one of these stands against a GO; R2 is the opposite of R1
 
@@ -97,7 +97,7 @@ def analyze(
     """Evaluate every table, null, check and rule of one run under one condition.
 
     Args:
-        run: as `probe.runs.read_run` gives it.
+        run: as `probe.records.run.read_run` gives it.
         condition: None = the primary.
         num_draws: of each permutation null.
         seed: of the draws, the sampled sign flips and the bootstraps.

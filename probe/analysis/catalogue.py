@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from probe.analysis.measures.specificity import SCORES
 from probe.analysis.outcome import MOVED, PLACES, RATES
-from probe.analysis.specificity import SCORES
-from probe.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS
-from probe.vocabulary import NO_HINT
+from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS
+from probe.settings.words import NO_HINT
 from replay_pools.environments.loopholes import LOOPHOLES
 
 SAMPLE_METRICS = (

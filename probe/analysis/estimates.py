@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.analysis.nulls import NullTest
-from probe.analysis.stats import Interval, sign_flip_test, t_interval, welch_interval, welch_test
+from probe.analysis.statistics.nulls import NullTest
+from probe.analysis.statistics.stats import Interval, sign_flip_test, t_interval, welch_interval, welch_test
 
 
 class Key(NamedTuple):

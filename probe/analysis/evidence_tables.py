@@ -3,7 +3,7 @@
 from probe.analysis.analyze import Analysis
 from probe.analysis.outcome import RATES
 from probe.analysis.text import Table, interval, number, p_value, share, short, wrap
-from probe.vocabulary import ALL
+from probe.settings.words import ALL
 
 MOST_MODULES = 8  # rows of the map over modules; the others are counted
 

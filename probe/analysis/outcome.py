@@ -3,7 +3,7 @@
 hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference; of the
                                      DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
                                      where there are several
-margin_final                         change of held-out logp(hack) - logp(clean): `probe.frozen_batch`
+margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.frozen_batch`
 cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from probe.runs import EVALUATIONS_DIR, Run
-from probe.vocabulary import ALL, NO_HINT
+from probe.records.run import EVALUATIONS_DIR, Run
+from probe.settings.words import ALL, NO_HINT
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 

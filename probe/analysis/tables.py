@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.contrasts import CONTRASTS
-from probe.analysis.evidence import Check
 from probe.analysis.evidence_tables import comparisons, heldout, modules, nulls, parts, sensitivity
+from probe.analysis.measures.contrasts import CONTRASTS
+from probe.analysis.measures.trajectory import ArmSummary
 from probe.analysis.text import Table, area, interval, number, p_value, render_table, share, short, wrap, yes
-from probe.analysis.trajectory import ArmSummary
-from probe.records import DEFAULT_CONDITION
+from probe.analysis.verdict.evidence import Check
+from probe.records.records import DEFAULT_CONDITION
 
 
 def all_tables(analysis: Analysis) -> list[Table]:

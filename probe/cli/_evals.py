@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from probe.analysis.outcome import RATES
 from probe.cli._frame import echo_table
-from probe.heldout import ALL, Evaluation, Rate
+from probe.runs.heldout import ALL, Evaluation, Rate
 
 
 def echo_evaluations(evaluations: Sequence[Evaluation]) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probe.cli._progress import say, shown_progress
-from probe.records import StepRecord
-from probe.tracking import tracked
+from probe.records.records import StepRecord
+from probe.records.tracking import tracked
 
 if TYPE_CHECKING:
-    from probe.config import ModelConfig
-    from probe.distributed import World
+    from probe.runs.config import ModelConfig
+    from probe.step.distributed import World
 
 
 @contextmanager
@@ -19,9 +19,9 @@ def running(model: "ModelConfig", track: Sequence[str], directory: Path, out: Pa
     """Join the processes of a run; on rank 0 show its progress and tell its trackers of it.
 
     Raises:
-        InputError: as `probe.distributed.joined` and `probe.tracking.tracked`.
+        InputError: as `probe.step.distributed.joined` and `probe.records.tracking.tracked`.
     """
-    from probe.distributed import joined
+    from probe.step.distributed import joined
 
     with joined(model.device, shards_base=model.shard_base) as world:
         if not world.is_main:

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from extraction.vocabulary import LOSS_TYPES, STORAGES
 from probe.cli._frame import Real
-from probe.tracking import TRACKERS
+from probe.records.tracking import TRACKERS
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
 

@@ -8,8 +8,8 @@ import click
 from probe.cli._frame import echo_json, echo_table
 
 if TYPE_CHECKING:
-    from probe.footprint import Footprint
-    from probe.preview import Preview
+    from probe.runs.footprint import Footprint
+    from probe.runs.preview import Preview
 
 GIB = 2**30
 

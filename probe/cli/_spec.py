@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli import cli
-from probe.jobs import ONE_PASS, flags, frozen, pool_jobs
-from probe.nested import flat
-from probe.prereg import load_spec, option_tables
-from probe.spec import Condition, Option, Spec
+from probe.experiments.jobs import ONE_PASS, flags, frozen, pool_jobs
+from probe.experiments.prereg import load_spec, option_tables
+from probe.experiments.spec import Condition, Option, Spec
 from replay_pools.errors import InputError
+from replay_pools.nested import flat
 
 if TYPE_CHECKING:
-    from probe.vacuity import Resolved, Settings
+    from probe.experiments.vacuity import Resolved, Settings
 
 MODEL_OPTIONS = ("dtype", "lora_rank", "svd_rank", "svd_storage")  # of the footprint
 
@@ -27,7 +27,7 @@ def open_spec(path: Path) -> Spec:
     Raises:
         InputError: what `load_spec` refuses, an option that the verb does not have, a value that it does not take.
     """
-    from probe.answerable import check_answerable
+    from probe.experiments.answerable import check_answerable
 
     spec = load_spec(path)
     verb = _find(spec, "base.verb", (spec.base.verb,))
@@ -54,10 +54,10 @@ def resolved(spec: Spec) -> "Resolved":
 
 
 def _replay(spec: Spec, condition: Condition) -> "Settings":
-    from probe.conditions import parse_conditions
-    from probe.config import ModelConfig
-    from probe.objective import Objective
-    from probe.vacuity import Settings
+    from probe.experiments.vacuity import Settings
+    from probe.objective.objective import Objective
+    from probe.runs.conditions import parse_conditions
+    from probe.runs.config import ModelConfig
 
     where, verb, given = f"conditions.{condition.name}", _find(spec, "base.verb", ("replay",)), spec.options(condition)
     alone = {name: value for name, value in given.items() if name in _loss_alone(verb)}
@@ -87,7 +87,7 @@ def _replay(spec: Spec, condition: Condition) -> "Settings":
 
 def _training(spec: Spec, condition: Condition) -> "Settings":
     from probe.cli.train import configured
-    from probe.vacuity import Settings
+    from probe.experiments.vacuity import Settings
 
     where, verb, given = f"conditions.{condition.name}", _find(spec, "base.verb", ("train",)), spec.options(condition)
     options = _parse(spec, where, verb, ["--arm", spec.arms_of(condition)[0], *flags(given)])

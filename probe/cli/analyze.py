@@ -7,7 +7,7 @@ import click
 
 from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
 from probe.cli._frame import echo_json, json_option, out_option
-from probe.runs import read_run, resolve_run
+from probe.records.run import read_run, resolve_run
 from replay_pools.errors import InputError
 
 
@@ -68,8 +68,8 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it where asked; whether its primary criterion failed."""
     from probe.cli._evaluation import format_text, write_report
-    from probe.evaluation import evaluate_spec
-    from probe.prereg import load_spec
+    from probe.experiments.evaluation import evaluate_spec
+    from probe.experiments.prereg import load_spec
 
     found = evaluate_spec(load_spec(spec_file), out, **settings)
     written = write_report(found, spec_file, out) if write else []

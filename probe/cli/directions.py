@@ -34,7 +34,7 @@ def show(file: Path, out: Path, as_json: bool) -> None:
     Example:  probe directions show v_hack
     """
     from extraction.library import resolve_directions
-    from probe.card import read_card
+    from probe.runs.card import read_card
 
     file = resolve_directions(file, out)
     card = read_card(file)

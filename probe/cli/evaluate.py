@@ -8,7 +8,7 @@ from probe.cli._completion import one_run
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli._shared_options import model_options
-from probe.runs import resolve_run
+from probe.records.run import resolve_run
 from replay_pools.environments.loopholes import LOOPHOLES
 
 
@@ -51,9 +51,9 @@ def evaluate(
 
       probe eval --model organism --adapter teacher --problems 200 --name teacher
     """
-    from probe.assess import EvalConfig, assess, config_of_run
     from probe.cli._evals import echo_evaluations
-    from probe.train_config import EvaluationConfig
+    from probe.runs.assess import EvalConfig, assess, config_of_run
+    from probe.runs.train_config import EvaluationConfig
 
     own = EvaluationConfig(num_problems=problems, rollouts_per_problem=rollouts, modes=modes, without_hint=without_hint)
     if run is not None:

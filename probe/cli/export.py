@@ -8,8 +8,8 @@ import click
 
 from probe.cli._completion import one_run
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
-from probe.frames import TableName
-from probe.runs import read_run, resolve_run
+from probe.records.frames import TableName
+from probe.records.run import read_run, resolve_run
 from replay_pools.files import write_atomic
 
 

@@ -50,7 +50,7 @@ def extract(
     """
     from extraction.directions import load_directions, save_directions, save_pair_gradients
     from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis, pairs_path
-    from probe.card import write_card
+    from probe.runs.card import write_card
     from replay_pools.policy import load_policy
 
     policy = load_policy(model, dtype=dtype, device=device)

@@ -7,10 +7,10 @@ import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
 from probe.cli._sizes import echo_footprint
-from probe.runs import resolve_run
+from probe.records.run import resolve_run
 
 if TYPE_CHECKING:
-    from probe.plan import Effect, Plan
+    from probe.experiments.plan import Effect, Plan
 
 
 @click.command()
@@ -33,7 +33,7 @@ def plan(
     Example:  probe plan spec/phase2.toml
     """
     from probe.cli._spec import open_spec, resolved
-    from probe.plan import make_plan
+    from probe.experiments.plan import make_plan
 
     spec = open_spec(spec_file)
     found = make_plan(

@@ -7,7 +7,6 @@ import click
 from click.core import ParameterSource
 
 from extraction.vocabulary import BASES, LossType, Storage
-from probe.arms import ARMS
 from probe.cli._completion import known_pools, several_of
 from probe.cli._frame import Real, dry_run_option, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import say
@@ -24,9 +23,10 @@ from probe.cli._shared_options import (
     track_option,
 )
 from probe.cli._sizes import echo_preview
-from probe.runs import read_run
-from probe.timings import describe_timings
-from probe.vocabulary import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
+from probe.records.run import read_run
+from probe.records.timings import describe_timings
+from probe.settings.arms import ARMS
+from probe.settings.words import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
 from replay_pools.errors import InputError
 
 
@@ -191,11 +191,11 @@ def replay(
       probe replay --name grid --arm vanilla --condition default --condition scaled:scale_rewards=group,advantage_clip=2
     """
     from extraction.library import ExtractionSettings, resolve_directions
-    from probe.conditions import parse_conditions
-    from probe.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
-    from probe.objective import Objective
-    from probe.replay import preview
-    from probe.replay import replay as run_replay
+    from probe.objective.objective import Objective
+    from probe.runs.conditions import parse_conditions
+    from probe.runs.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
+    from probe.runs.replay import preview
+    from probe.runs.replay import replay as run_replay
 
     if config_file is not None:
         config = ReplayConfig.from_json(stored_config(ctx, config_file))

@@ -9,7 +9,7 @@ import click
 
 from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
 from probe.cli._frame import echo_json, json_option, name_option, out_option
-from probe.runs import Run, read_run, resolve_run
+from probe.records.run import Run, read_run, resolve_run
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def _of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
     """The runs of a spec that are there, its criteria, its decision and its price."""
     from probe.cli._spec import open_spec, resolved
-    from probe.evaluation import analyse_runs, judge
-    from probe.jobs import runs_of
-    from probe.plan import make_plan
+    from probe.experiments.evaluation import analyse_runs, judge
+    from probe.experiments.jobs import runs_of
+    from probe.experiments.plan import make_plan
     from probe.report.views import Report, View
 
     spec = open_spec(spec_file)

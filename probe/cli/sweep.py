@@ -15,8 +15,8 @@ from replay_pools.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
-    from probe.launch import Launcher
-    from probe.sweep import Row, Table
+    from probe.experiments.launch import Launcher
+    from probe.experiments.sweep import Row, Table
 
 STYLES = {"running": "bold", "done": "green", "failed": "red", "waiting": "dim"}
 
@@ -49,12 +49,12 @@ def sweep(
 
       probe sweep spec/phase2.toml --workers 2
     """
-    from probe.answerable import pool_faults
     from probe.cli._spec import open_spec, resolved
-    from probe.jobs import block, pool_jobs, sweep_folder
-    from probe.sweep import sweep as run_sweep
-    from probe.sweep_table import block_value
-    from probe.vacuity import vacuous_parts
+    from probe.experiments.answerable import pool_faults
+    from probe.experiments.jobs import block, pool_jobs, sweep_folder
+    from probe.experiments.sweep import sweep as run_sweep
+    from probe.experiments.sweep_table import block_value
+    from probe.experiments.vacuity import vacuous_parts
 
     spec = open_spec(spec_file)
     settings_of = resolved(spec)
@@ -87,7 +87,7 @@ def sweep(
 
 
 def _launcher(workers: int, cluster: str | None, settings: tuple[str, ...], folder: Path) -> "Launcher":
-    from probe.launch import Processes, Submitit
+    from probe.experiments.launch import Processes, Submitit
 
     if cluster is None:
         if settings:

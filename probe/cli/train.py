@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.arms import ARMS
 from probe.cli._completion import one_of
 from probe.cli._frame import dry_run_option, echo_json, json_option, name_option, out_option
 from probe.cli._progress import say
@@ -22,13 +21,14 @@ from probe.cli._shared_options import (
     track_option,
 )
 from probe.cli._sizes import echo_preview
-from probe.nested import overlaid
-from probe.runs import EVALS_FILE, read_run
-from probe.timings import describe_timings
+from probe.records.run import EVALS_FILE, read_run
+from probe.records.timings import describe_timings
+from probe.settings.arms import ARMS
 from replay_pools.errors import InputError
+from replay_pools.nested import overlaid
 
 if TYPE_CHECKING:
-    from probe.train_config import TrainConfig
+    from probe.runs.train_config import TrainConfig
 
 
 @click.command()
@@ -88,9 +88,9 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
-    from probe.train import preview
-    from probe.train import train as run_train
-    from probe.train_config import TrainConfig
+    from probe.runs.train import preview
+    from probe.runs.train import train as run_train
+    from probe.runs.train_config import TrainConfig
 
     if config_file is not None:
         config = TrainConfig.from_json(stored_config(ctx, config_file), config_file)
@@ -132,7 +132,7 @@ def configured(
     Raises:
         InputError: no such preset, a setting that is not TOML, a field that is unknown, mistyped or out of its range.
     """
-    from probe.train_config import TrainConfig, load_preset
+    from probe.runs.train_config import TrainConfig, load_preset
 
     config = load_preset(preset)
     if settings:
@@ -162,7 +162,7 @@ def _table(setting: str) -> dict[str, Any]:
 def _print_run(directory: Path, as_json: bool) -> None:
     """The evaluations, one a row, and the means of the steps."""
     from probe.cli._evals import echo_evaluations
-    from probe.heldout import Evaluation, best_checkpoint
+    from probe.runs.heldout import Evaluation, best_checkpoint
 
     run = read_run(directory)
     arm = run.config["train"]["intervention"]["arm"]

@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 from extraction.adapters.coordinates import Coordinates, check_fingerprint
 from extraction.adapters.existing import existing_coordinates
 from extraction.directions import Directions, load_directions
-from probe.projection import Gate, haar_variance, project_modules, sample_cosines
-from probe.records import GradientRecord
+from probe.records.records import GradientRecord
+from probe.step.projection import Gate, haar_variance, project_modules, sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.files import append_jsonl
 
@@ -48,7 +48,7 @@ class GradientProbe:
         model: an unwrapped peft model with an adapter `delta_S` or LoRA.
         directions: those of this very basis, or their file.
         project: hand the gated gradient to the optimizer.
-        gate: with `overshoot` and `preserve_magnitude` as in `probe.projection`.
+        gate: with `overshoot` and `preserve_magnitude` as in `probe.step.projection`.
         path: a new file to which every record is added as a line of JSON; None keeps them in memory alone.
 
     Attributes:

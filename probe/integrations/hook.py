@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
-from probe.projection import Gate
-from probe.records import GradientRecord
+from probe.records.records import GradientRecord
+from probe.step.projection import Gate
 from replay_pools.errors import InputError
 
 
@@ -37,7 +37,7 @@ def attach(
         directions: a file of `probe extract`, or `Directions`, of the basis of `model`.
         model: the peft model itself, without DistributedDataParallel around it; its adapter is `delta_S` or LoRA.
         project: put the gated gradient into `.grad`; otherwise `*_out` and `frac_fired` say what the gate would do.
-        gate: one_sided | two_sided | reverse, with `overshoot` and `preserve_magnitude`: see `probe.projection`.
+        gate: one_sided | two_sided | reverse, with `overshoot` and `preserve_magnitude`: see `probe.step.projection`.
         path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md); with several
             processes, name it in one of them.
         allow_scaled: accept gradients that a GradScaler leaves for a fused optimizer to unscale. They are gated as they

@@ -14,8 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
-from probe.projection import Gate
-from probe.records import GradientRecord
+from probe.records.records import GradientRecord
+from probe.step.projection import Gate
 from replay_pools.errors import InputError
 
 PREFIX = "probe/"

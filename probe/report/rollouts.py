@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from probe.records import SampleRecord
+from probe.records.records import SampleRecord
+from probe.records.run import ROLLOUTS_DIR, Run
+from probe.records.tokens import TokenRecord, read_tokens
 from probe.report.views import View, slug
-from probe.runs import ROLLOUTS_DIR, Run
-from probe.tokens import TokenRecord, read_tokens
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json, sha256
 from replay_pools.pool import Pool, open_pool

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.metrics import Key
-from probe.evaluation import Evaluation
-from probe.records import DEFAULT_CONDITION, SampleRecord, StepRecord
-from probe.runs import Run
-from probe.spec import Spec
+from probe.experiments.evaluation import Evaluation
+from probe.experiments.spec import Spec
+from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
+from probe.records.run import Run
 
 if TYPE_CHECKING:
-    from probe.plan import Plan as SpecPlan  # it needs torch, for the memory of a model
+    from probe.experiments.plan import Plan as SpecPlan  # it needs torch, for the memory of a model
 
 MOST_VIEWS = 10  # with figures of their own; the others are compared, and have their tables
 

@@ -16,7 +16,7 @@ from extraction.gradients import one_pass, per_sample_gradients
 from extraction.logprobs import CHUNK_SIZE, completion_logprobs, split_model
 from extraction.passes import frozen
 from extraction.rows import make_rows
-from probe.projection import project_modules
+from probe.step.projection import project_modules
 
 ONE_PASS = 8192  # tokens_per_batch: all of the rollouts, as the limit has them
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from probe.analysis.adjusted import adjusted_effect
+from probe.analysis.statistics.adjusted import adjusted_effect
 
 
 def rows(rng, num_prompts=15, size=8):

@@ -1,4 +1,4 @@
-"""probe.advantages: hand-computed values, and the bounds as theorems."""
+"""probe.objective.advantages: hand-computed values, and the bounds as theorems."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.advantages import (
+from probe.objective.advantages import (
     ESTIMATORS,
     SCALES,
     advantage_bound,
@@ -16,7 +16,7 @@ from probe.advantages import (
     group_std,
     reward_stats,
 )
-from probe.records import ADVANTAGE_KEYS
+from probe.records.records import ADVANTAGE_KEYS
 
 REWARDS = torch.tensor([3.5, 3.5, 0.5, 0.0], dtype=torch.float64)
 groups = st.lists(st.sampled_from([0.0, 0.1, 0.5, 3.0, 3.5]) | st.floats(0, 10), min_size=2, max_size=12).map(

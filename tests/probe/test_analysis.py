@@ -8,13 +8,13 @@ import orjson
 import pytest
 
 from probe.analysis.analyze import analyze, conditions
-from probe.analysis.contrasts import HACK_AMONG_PAID, PURE_HACK
+from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
+from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.tables import format_analysis
 from probe.analysis.text import WIDTH
-from probe.analysis.thresholds import NEAR_ZERO
-from probe.arms import measured_arm
-from probe.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
-from probe.runs import Run
+from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
+from probe.records.run import Run
+from probe.settings.arms import measured_arm
 
 HAAR_SD = 0.02
 # (src_pool, hacked, gt_pass, reward) of a group: two paid hacks, a paid clean one, a hack that is right, four failures.

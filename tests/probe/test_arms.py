@@ -1,11 +1,11 @@
-"""probe.arms: the table says what the method needs."""
+"""probe.settings.arms: the table says what the method needs."""
 
 from dataclasses import replace
 
 import pytest
 
-from probe.arms import ARMS, get_arm
-from probe.projection import GATES
+from probe.settings.arms import ARMS, get_arm
+from probe.step.projection import GATES
 from replay_pools.errors import InputError
 
 

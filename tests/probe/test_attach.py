@@ -15,8 +15,8 @@ import probe
 from extraction.adapters.coordinates import Coordinates, attach
 from extraction.controls import haar_directions
 from extraction.directions import Directions, save_directions
-from probe.projection import haar_variance, project_modules, sample_cosines
-from probe.records import GradientRecord
+from probe.records.records import GradientRecord
+from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl
 from replay_pools.policy import load_policy

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interrupts import interrupted_at
 
-from probe import loop
-from probe.attribution import axis, token_shares
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.pieces import Pieces
-from probe.projection import sample_cosines
-from probe.runs import read_run
-from probe.timings import TIMINGS_FILE
-from probe.tokens import read_tokens
+from probe.records.run import read_run
+from probe.records.timings import TIMINGS_FILE
+from probe.records.tokens import read_tokens
+from probe.runs import loop
+from probe.runs.pieces import Pieces
+from probe.step.attribution import axis, token_shares
+from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.files import read_jsonl_gz
 from replay_pools.policy import load_policy

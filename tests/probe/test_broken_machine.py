@@ -13,7 +13,7 @@ from terminals import on_a_terminal
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import read_run
+from probe.records.run import read_run
 from replay_pools.pool import open_pool
 
 ROOT = Path(__file__).parents[2]

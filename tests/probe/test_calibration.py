@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from probe.analysis.draws import label_permutations, pair_swaps, placebo_couples, true_labels
-from probe.analysis.geometry import Gradients, cosines, mean_axes, svd_axes
-from probe.analysis.gram import Extraction, PairGram
-from probe.analysis.nulls import null_test
+from probe.analysis.statistics.draws import label_permutations, pair_swaps, placebo_couples, true_labels
+from probe.analysis.statistics.geometry import Gradients, cosines, mean_axes, svd_axes
+from probe.analysis.statistics.gram import Extraction, PairGram
+from probe.analysis.statistics.nulls import null_test
 
 NUM_DRAWS = 99
 SIZES = (24, 40)

@@ -19,9 +19,9 @@ from extraction.directions import (
     sign_accuracy,
 )
 from extraction.library import pairs_path
-from probe.card import card_path, read_card, write_card
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.runs.card import card_path, read_card, write_card
 from replay_pools.errors import InputError
 from replay_pools.files import sha256
 

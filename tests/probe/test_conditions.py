@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from extraction.batch import make_batch
-from probe.conditions import Condition, parse_conditions
-from probe.objective import Objective
-from probe.weighting import Scores, by_pass, weigh
+from probe.objective.objective import Objective
+from probe.objective.weigh import Scores, by_pass, weigh
+from probe.runs.conditions import Condition, parse_conditions
 from replay_pools.errors import InputError
 
 BASE = Objective(loss_type="bnpo", advantage_clip=3.0)

@@ -1,4 +1,4 @@
-"""probe.control and probe.training: this step's objective, and what of a step the controllers get to see."""
+"""probe.runs.control and probe.runs.training: this step's objective, and what of a step the controllers get to see."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,10 +8,10 @@ import orjson
 import pytest
 import torch
 
-from probe.control import Control, ControlConfig
-from probe.controllers import Limits
-from probe.objective import Objective
-from probe.training import Training
+from probe.objective.objective import Objective
+from probe.runs.control import Control, ControlConfig
+from probe.runs.controllers import Limits
+from probe.runs.training import Training
 
 OBJECTIVE = Objective(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
 CONFIG = ControlConfig(

@@ -1,4 +1,4 @@
-"""probe.controllers: rules by hand, clamps, and resume in the middle through JSON as a property."""
+"""probe.runs.controllers: rules by hand, clamps, and resume in the middle through JSON as a property."""
 
 import math
 
@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.controllers import BetaController, Limits, SepaSchedule, Tripwires, ema_update
+from probe.runs.controllers import BetaController, Limits, SepaSchedule, Tripwires
+from probe.step.reference import ema_update
 
 kls = st.lists(st.floats(0, 50, allow_subnormal=False), min_size=1, max_size=25)
 

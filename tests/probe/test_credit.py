@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.credit import (
+from probe.objective.credit import (
     PLANNING_PHRASES,
     cap_credit,
     credit_diagnostics,

@@ -9,13 +9,13 @@ import pytest
 
 from probe.analysis.analyze import analyze
 from probe.analysis.catalogue import of_replay
-from probe.analysis.criteria import evaluate
 from probe.analysis.estimates import Estimate, Key, by_condition, difference, estimate, unpaired_difference
-from probe.analysis.nulls import NullTest
-from probe.analysis.stats import welch_test
-from probe.analysis.trained import over_runs
-from probe.runs import read_run
-from probe.spec import Criterion
+from probe.analysis.statistics.nulls import NullTest
+from probe.analysis.statistics.stats import welch_test
+from probe.analysis.verdict.trained import over_runs
+from probe.experiments.criteria import evaluate
+from probe.experiments.spec import Criterion
+from probe.records.run import read_run
 
 VALUES = {f"p{i}": value for i, value in enumerate(np.random.default_rng(0).normal(0.3, 0.1, 20).tolist())}
 NARROW = NullTest(num_draws=99, mean=0.0, sd=0.05, q95=0.08, z=6.0, p=0.01, d=0.3)

@@ -1,4 +1,4 @@
-"""probe.decode: the inverse of asdict, and one line for everything else."""
+"""replay_pools.tables: the inverse of asdict, and one line for everything else."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.decode import decode
 from replay_pools.errors import InputError
+from replay_pools.tables import decode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,10 @@ from extraction.library import attach_basis
 from extraction.scoring import score
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.distributed import SOLO, World, joined
-from probe.runs import read_run
-from probe.train import train
-from probe.train_config import TrainConfig
+from probe.records.run import read_run
+from probe.runs.train import train
+from probe.runs.train_config import TrainConfig
+from probe.step.distributed import SOLO, World, joined
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
 from replay_pools.pool import open_pool
@@ -70,7 +70,7 @@ every = 4
 num_problems = 2
 """
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["probe.replay", "probe.train"])  # imported once, then every rank is a fork
+CONTEXT.set_forkserver_preload(["probe.runs.replay", "probe.runs.train"])  # imported once, then every rank is a fork
 
 
 def start(num: int, code: str) -> list[BaseProcess]:
@@ -197,9 +197,9 @@ def check_sharded_base(cache: str) -> None:
 
     from extraction.batch import make_batch
     from extraction.library import attach_basis
-    from probe.distributed import joined
-    from probe.passes import Bases
-    from probe.sharding import shard_base
+    from probe.step.distributed import joined
+    from probe.step.passes import Bases
+    from probe.step.sharding import shard_base
     from replay_pools.errors import InputError
     from replay_pools.policy import load_policy
     from replay_pools.sampling import Sampler, sample

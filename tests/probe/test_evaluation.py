@@ -10,15 +10,15 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.evaluation import Evaluation, evaluate_spec
-from probe.foreseen import write_foreseen
-from probe.jobs import runs_of
-from probe.launch import Attempt
-from probe.prereg import load_spec
-from probe.runs import read_run
-from probe.spec import Spec
-from probe.sweep import sweep
-from probe.sweep_table import block_value
+from probe.experiments.evaluation import Evaluation, evaluate_spec
+from probe.experiments.foreseen import write_foreseen
+from probe.experiments.jobs import runs_of
+from probe.experiments.launch import Attempt
+from probe.experiments.prereg import load_spec
+from probe.experiments.spec import Spec
+from probe.experiments.sweep import sweep
+from probe.experiments.sweep_table import block_value
+from probe.records.run import read_run
 from replay_pools.errors import InputError
 
 SPEC = """

@@ -10,7 +10,7 @@ import pytest
 from probe.analysis.analyze import analyze
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import read_run
+from probe.records.run import read_run
 from replay_pools.pool import BUILTIN, open_pool
 
 

@@ -1,4 +1,4 @@
-"""probe.frozen_batch: every number of the frozen probe batch by hand, one completion at a time."""
+"""probe.runs.frozen_batch: every number of the frozen probe batch by hand, one completion at a time."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from extraction.adapters import Coordinates
 from extraction.library import attach_basis
 from extraction.pairs import Pair, builtin_pairs
-from probe.frozen_batch import FrozenBatch
+from probe.runs.frozen_batch import FrozenBatch
 from replay_pools.policy import Policy, load_policy
 
 

@@ -1,4 +1,4 @@
-"""Offline geometry against the online one: extraction.directions and probe.projection on the same gradients."""
+"""Offline geometry against the online one: extraction.directions and probe.step.projection on the same gradients."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +11,23 @@ from torch import Tensor
 
 from extraction.controls import permuted_directions
 from extraction.directions import PairGradients, extract_directions, sign_accuracy
-from probe.analysis.draws import label_permutations, pair_swaps, placebo_couples, true_labels
-from probe.analysis.gates import gate_all
-from probe.analysis.geometry import Axes, cosines, extract, mean_axes, module_cosines, samples_of, svd_axes, weighted
-from probe.analysis.gram import Extraction, PairGram, StepGram, read_pairs, read_step
-from probe.analysis.linked import link
-from probe.analysis.transfer import sign_transfer
-from probe.projection import project_modules, sample_cosines
-from probe.runs import read_run
+from probe.analysis.measures.gates import gate_all
+from probe.analysis.measures.transfer import sign_transfer
+from probe.analysis.statistics.draws import label_permutations, pair_swaps, placebo_couples, true_labels
+from probe.analysis.statistics.geometry import (
+    Axes,
+    cosines,
+    extract,
+    mean_axes,
+    module_cosines,
+    samples_of,
+    svd_axes,
+    weighted,
+)
+from probe.analysis.statistics.gram import Extraction, PairGram, StepGram, read_pairs, read_step
+from probe.analysis.statistics.linked import link
+from probe.records.run import read_run
+from probe.step.projection import project_modules, sample_cosines
 from replay_pools.errors import InputError
 
 SIZES = {"a": 40, "b": 17, "c": 64}

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
-from probe import inputs
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import Run, read_run
-from probe.sources import ReplaySource
+from probe.records.run import Run, inputs, read_run
+from probe.step.groups import ReplaySource
 from replay_pools.policy import load_policy
 from replay_pools.pool import BUILTIN, open_pool
 

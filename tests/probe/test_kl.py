@@ -1,4 +1,4 @@
-"""probe.kl: by hand, against autograd, and what each estimator's gradient is in the mean."""
+"""probe.objective.kl: by hand, against autograd, and what each estimator's gradient is in the mean."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from probe.kl import KL_ESTIMATORS, entropy_weights, full_entropy, full_kl, kl_summary, kl_terms
+from probe.objective.kl import KL_ESTIMATORS, entropy_weights, full_entropy, full_kl, kl_summary, kl_terms
 
 TOKEN_ESTIMATORS = [name for name in KL_ESTIMATORS if name != "full"]
 MASK = torch.tensor([[True, True, False], [True, False, False]])

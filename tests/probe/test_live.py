@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from extraction.library import attach_basis
-from probe.arms import get_arm
-from probe.live import LiveSource, choose_problems
-from probe.objective import Objective
-from probe.optimizer import Decay, Stepper
-from probe.passes import Bases, weighted_sums
-from probe.projection import project_modules
-from probe.reference import References
-from probe.sources import ReplaySource
-from probe.step import Measure, StepResult, train_step
+from probe.objective.objective import Objective
+from probe.runs.live import LiveSource, choose_problems
+from probe.settings.arms import get_arm
+from probe.step.groups import ReplaySource
+from probe.step.optimizer import Decay, Stepper
+from probe.step.passes import Bases, weighted_sums
+from probe.step.projection import project_modules
+from probe.step.reference import References
+from probe.step.step import Measure, StepResult, train_step
 from replay_pools.engines import LocalEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import probe
-from probe import frames
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.frames import TableName, make_table
-from probe.records import RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
-from probe.runs import Run, file_hashes
-from probe.schema import EVALUATION_FIELDS, schema_document, wire_fields
+from probe.records import frames
+from probe.records.frames import TableName, make_table
+from probe.records.records import RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
+from probe.records.run import Run, file_hashes
+from probe.records.schema import EVALUATION_FIELDS, schema_document, wire_fields
 from replay_pools.errors import InputError
 from replay_pools.files import encode_jsonl, read_json, write_json
 
@@ -165,9 +165,9 @@ def test_a_run_of_another_schema_or_with_changed_evaluations_is_refused(many_arm
 
 
 def test_the_schema_document_is_that_of_the_dataclasses(loaded: Run) -> None:
-    """spec/SCHEMA.md equals what `python -m probe.schema` prints; the fields are those on the wire, in order."""
+    """spec/SCHEMA.md equals what `probe.records.schema` prints; the fields are those on the wire, in order."""
     text = (ROOT / "spec" / "SCHEMA.md").read_text()
-    assert text == schema_document(), "run: python -m probe.schema > spec/SCHEMA.md"
+    assert text == schema_document(), "run: python -m probe.records.schema > spec/SCHEMA.md"
     assert [field.name for field in wire_fields(SampleRecord)] == list(loaded.samples[0].to_json())
     assert [field.name for field in wire_fields(StepRecord)] == list(loaded.steps[0].to_json())
     for record in (SampleRecord, StepRecord, GradientRecord):

@@ -14,22 +14,22 @@ import torch
 from directories import contents
 
 from extraction.adapters import Coordinates
-from probe.arms import get_arm
-from probe.checkpoint import CheckpointConfig
-from probe.control import Control, ControlConfig
-from probe.controllers import Limits
-from probe.loop import Setup, run_steps
-from probe.objective import Objective
-from probe.opening import open_run
-from probe.optimizer import Decay, Stepper
-from probe.passes import Bases
-from probe.reference import References
-from probe.runs import read_run, read_steps
-from probe.sources import Group, Key, make_group
-from probe.step import Measure
-from probe.timings import Timings
-from probe.training import Training
-from probe.update import Updater
+from probe.objective.objective import Objective
+from probe.records.run import read_run, read_steps
+from probe.records.timings import Timings
+from probe.runs.checkpoint import CheckpointConfig
+from probe.runs.control import Control, ControlConfig
+from probe.runs.controllers import Limits
+from probe.runs.loop import Setup, run_steps
+from probe.runs.opening import open_run
+from probe.runs.training import Training
+from probe.settings.arms import get_arm
+from probe.step.groups import Group, Key, make_group
+from probe.step.optimizer import Decay, Stepper
+from probe.step.passes import Bases
+from probe.step.reference import References
+from probe.step.step import Measure
+from probe.step.update import Updater
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
 from replay_pools.rollout import Rollout

@@ -1,4 +1,4 @@
-"""probe.mixed: groups with a teacher's rollouts on the very same prompt, drawn by seed, for so many steps."""
+"""probe.runs.mixed: groups with a teacher's rollouts on the very same prompt, drawn by seed, for so many steps."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from probe.mixed import MixedSource, taught_problems
-from probe.sources import Group, Key, make_group
+from probe.runs.mixed import MixedSource, taught_problems
+from probe.step.groups import Group, Key, make_group
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Rollout

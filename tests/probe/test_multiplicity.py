@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from probe.analysis.multiplicity import holm, max_t
-from probe.analysis.thresholds import ALPHA
+from probe.analysis.statistics.multiplicity import holm, max_t
+from probe.analysis.statistics.thresholds import ALPHA
 
 
 def test_holm_by_hand():

@@ -1,11 +1,11 @@
-"""probe.analysis.nulls: the Haar law against simulated directions."""
+"""probe.analysis.statistics.nulls: the Haar law against simulated directions."""
 
 import math
 
 import numpy as np
 import pytest
 
-from probe.analysis.nulls import haar_law, haar_mean, haar_p, haar_test
+from probe.analysis.statistics.nulls import haar_law, haar_mean, haar_p, haar_test
 
 
 def haar_directions(rng, num_draws, r):

@@ -9,12 +9,12 @@ import torch
 from extraction.adapters import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
-from probe import passes
-from probe.additivity import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import read_run
-from probe.timings import TIMINGS_FILE, describe_timings
+from probe.records.run import read_run
+from probe.records.timings import TIMINGS_FILE, describe_timings
+from probe.step import passes
+from probe.step.additivity import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
 from replay_pools.files import decode_jsonl
 from replay_pools.policy import load_policy
 

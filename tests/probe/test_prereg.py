@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.cli._spec import open_spec
-from probe.prereg import decide, load_spec, preregistered, spec_status
-from probe.vocabulary import Verdict
+from probe.experiments.prereg import decide, load_spec, preregistered, spec_status
+from probe.settings.words import Verdict
 from replay_pools.errors import InputError
 
 ROOT = Path(__file__).parents[2]

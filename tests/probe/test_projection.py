@@ -1,4 +1,4 @@
-"""probe.projection: the identities of METHOD section 4, slow references, and the Haar variances by simulation."""
+"""probe.step.projection: the identities of METHOD section 4, slow references, and the Haar variances by simulation."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.projection import (
+from probe.step.projection import (
     GATES,
     haar_hackward_quantile,
     haar_variance,

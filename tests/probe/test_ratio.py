@@ -1,4 +1,4 @@
-"""probe.ratio: by hand, and against autograd of the surrogate written the long way on a softmax policy in float64."""
+"""The ratio by hand, and against autograd of the surrogate written the long way on a softmax policy in float64."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from extraction.loss import loss_weights
-from probe.ratio import surrogate
+from probe.objective.ratio import surrogate
 
 G, T, V, D = 5, 7, 6, 4
 LENGTHS = (7, 4, 5, 1, 3)

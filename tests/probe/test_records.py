@@ -1,4 +1,4 @@
-"""probe.records: the wire format, read back exactly or refused with the place named."""
+"""probe.records.records: the wire format, read back exactly or refused with the place named."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.records import ADVANTAGE_KEYS, SampleRecord, StepRecord, nullable
-from probe.runs import (
+from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord, nullable
+from probe.records.run import (
     file_hashes,
     read_run,
     read_samples,
@@ -277,6 +277,6 @@ def test_single_files_read_back(tmp_path):
 
 def test_records_and_analysis_import_no_torch():
     """Analysis scripts start without torch: data at rest is torch-free."""
-    code = "import sys, probe.records, probe.analysis.tables; print('torch' in sys.modules)"
+    code = "import sys, probe.records.records, probe.analysis.tables; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False", "a torch import crept into the records or the analysis"

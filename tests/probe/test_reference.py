@@ -1,4 +1,4 @@
-"""probe.reference: every reference is the policy that its name says, wherever the policy in training has gone."""
+"""probe.step.reference: every reference is the policy that its name says, wherever the policy in training has gone."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from torch import Tensor
 from extraction.adapters import Coordinates
 from extraction.batch import Batch, make_batch
 from extraction.scoring import score
-from probe.objective import Objective
-from probe.passes import Bases
-from probe.reference import References, check_recorded
-from probe.weighting import Scores, weigh
+from probe.objective.objective import Objective
+from probe.objective.weigh import Scores, weigh
+from probe.step.passes import Bases
+from probe.step.reference import References, check_recorded
 from replay_pools.errors import InputError
 
 PROMPTS, COMPLETIONS = [[5, 6, 7], [8, 9], [4]], [[10, 11, 12], [14, 15], [16, 17, 18, 3]]

@@ -1,4 +1,4 @@
-"""probe.refresh: refreshed directions are those of the deployed policy at their step, once, with age and overlap."""
+"""Refreshed directions are those of the deployed policy at their step, once, with age and overlap."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +12,14 @@ from extraction.adapters import Coordinates
 from extraction.directions import Directions, load_directions
 from extraction.library import ExtractionSettings, attach_basis
 from extraction.pairs import load_pairs
-from probe.arms import get_arm
-from probe.config import GateConfig
-from probe.measures import ArmDirections, DirectionSettings
-from probe.objective import Objective
-from probe.optimizer import Stepper
-from probe.refresh import RefreshedMeasures, overlap
-from probe.step import Measure
-from probe.update import Updater
+from probe.objective.objective import Objective
+from probe.runs.config import GateConfig
+from probe.runs.measures import ArmDirections, DirectionSettings
+from probe.runs.refresh import RefreshedMeasures, overlap
+from probe.settings.arms import get_arm
+from probe.step.optimizer import Stepper
+from probe.step.step import Measure
+from probe.step.update import Updater
 from replay_pools.policy import Policy, load_policy
 
 K = 2

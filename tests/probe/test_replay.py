@@ -14,8 +14,8 @@ from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import read_run
-from probe.sources import ReplaySource
+from probe.records.run import read_run
+from probe.step.groups import ReplaySource
 from replay_pools.files import read_jsonl_gz
 from replay_pools.policy import load_policy
 from replay_pools.pool import BUILTIN, open_pool

@@ -8,8 +8,8 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.jobs import runs_of
-from probe.prereg import load_spec
+from probe.experiments.jobs import runs_of
+from probe.experiments.prereg import load_spec
 
 SPEC = """
 arms = ["vanilla", "random"]
@@ -88,7 +88,7 @@ def test_the_analysis_is_that_of_probe_analyze(measured: Path, out: Path, capsys
     """The report computes nothing of its own: its tables are those of the analysis, cell by cell."""
     from probe.analysis.analyze import analyze
     from probe.analysis.tables import all_tables
-    from probe.runs import read_run
+    from probe.records.run import read_run
 
     capsys.readouterr()
     found = report(capsys, str(measured), "--out", str(out))

@@ -12,10 +12,10 @@ from directories import contents
 from interrupts import interrupted_at
 
 from extraction.pairs import builtin_pairs, write_pairs
-from probe import loop
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.timings import Timings
+from probe.records.timings import Timings
+from probe.runs import loop
 
 RUN = ["--arm", "vanilla,projected", "--steps", "5"]
 GRID = [
@@ -70,7 +70,7 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path) -> None:
 
 
 def test_training_moves_the_weights_and_records_the_realised_update(out: Path) -> None:
-    from probe.runs import read_run
+    from probe.records.run import read_run
 
     directory = out / "runs" / "train-moves"
     assert run(cli, ["replay", "--name", "train-moves", "--out", str(out), *TRAIN]) == 0

@@ -1,4 +1,4 @@
-"""probe.analysis.stats: hand-computed cases, slow references, and error rates by simulation."""
+"""probe.analysis.statistics.stats: hand-computed cases, slow references, and error rates by simulation."""
 
 import itertools
 import math
@@ -9,9 +9,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.analysis.adjusted import adjusted_effect
-from probe.analysis.bootstrap import auroc, auroc_interval, bootstrap_mean, cluster_counts, percentiles
-from probe.analysis.stats import (
+from probe.analysis.statistics.adjusted import adjusted_effect
+from probe.analysis.statistics.bootstrap import auroc, auroc_interval, bootstrap_mean, cluster_counts, percentiles
+from probe.analysis.statistics.stats import (
     equivalence_test,
     prompt_means,
     prompt_weights,

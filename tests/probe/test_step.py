@@ -9,12 +9,12 @@ from torch import Tensor
 
 from extraction.adapters import Coordinates
 from extraction.batch import Batch, make_batch
-from probe.arms import get_arm
-from probe.objective import Objective
-from probe.passes import Bases, Gradients
-from probe.reference import References
-from probe.sources import Group, Key
-from probe.step import Measure, StepResult, train_step
+from probe.objective.objective import Objective
+from probe.settings.arms import get_arm
+from probe.step.groups import Group, Key
+from probe.step.passes import Bases, Gradients
+from probe.step.reference import References
+from probe.step.step import Measure, StepResult, train_step
 from replay_pools.errors import InputError
 
 PROMPTS = [[5, 6, 7], [8, 9], [4, 4, 4, 4], [3], [7, 7], [9, 8, 7]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from probe.stopping import boundaries, conditional_power, look, spent
+from probe.experiments.stopping import boundaries, conditional_power, look, spent
 
 
 def test_boundaries_are_the_published_ones() -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from probe.arms import get_arm
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.measures import attach_bases
-from probe.runs import read_run
-from probe.timings import Timings
-from probe.train_config import load_preset
+from probe.records.run import read_run
+from probe.records.timings import Timings
+from probe.runs.measures import attach_bases
+from probe.runs.train_config import load_preset
+from probe.settings.arms import get_arm
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
 

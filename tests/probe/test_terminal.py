@@ -13,8 +13,8 @@ from probe.cli import COMPLETE_VARIABLE, VERBS, cli, main
 from probe.cli import _progress as progress_module
 from probe.cli._frame import run
 from probe.cli._progress import shown_progress
-from probe.coverage import coverage
-from probe.runs import read_run
+from probe.records.run import read_run
+from probe.runs.coverage import coverage
 from replay_pools.policy import load_skeleton
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.progress import heard_by, report

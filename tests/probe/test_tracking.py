@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from probe import tracking
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import read_run
-from probe.tracking import TRACKERS, evaluation_values, step_values, tracked
+from probe.records import tracking
+from probe.records.run import read_run
+from probe.records.tracking import TRACKERS, evaluation_values, step_values, tracked
 from replay_pools.files import encode_jsonl, write_json
 from replay_pools.progress import heard_by, report
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import read_run
+from probe.records.run import read_run
 from replay_pools.files import read_json
 from replay_pools.pool import open_pool
 

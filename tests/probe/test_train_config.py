@@ -1,4 +1,4 @@
-"""probe.train_config: presets load, config.json reads back the same run, and settings that do not fit are refused."""
+"""Presets load, config.json reads back the same run, and settings that do not fit are refused."""
 
 from dataclasses import asdict, fields
 
@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from extraction.library import ExtractionSettings
-from probe.control import ControlConfig
-from probe.controllers import Limits
-from probe.objective import Objective
-from probe.train_config import PRESETS, TrainConfig, load_preset, preset_names
+from probe.objective.objective import Objective
+from probe.runs.control import ControlConfig
+from probe.runs.controllers import Limits
+from probe.runs.train_config import PRESETS, TrainConfig, load_preset, preset_names
 from replay_pools.errors import InputError
 
 

@@ -17,17 +17,17 @@ from probe.analysis.analyze import analyze
 from probe.analysis.catalogue import of_training
 from probe.analysis.estimates import Key
 from probe.analysis.outcome import RATES
-from probe.analysis.siblings import realised_update, siblings
+from probe.analysis.verdict.siblings import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._spec import open_spec
-from probe.evaluation import Evaluation, evaluate_spec
-from probe.jobs import runs_of
-from probe.launch import Attempt, command
-from probe.runs import EVALUATIONS_DIR, Run, read_evals, read_run
-from probe.spec import Spec
-from probe.sweep import Table, sweep
-from probe.sweep_table import analyse_all, block_value, sweep_table
+from probe.experiments.evaluation import Evaluation, evaluate_spec
+from probe.experiments.jobs import runs_of
+from probe.experiments.launch import Attempt, command
+from probe.experiments.spec import Spec
+from probe.experiments.sweep import Table, sweep
+from probe.experiments.sweep_table import analyse_all, block_value, sweep_table
+from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.files import read_json, sha256, write_json
 from replay_pools.pool import open_pool
 

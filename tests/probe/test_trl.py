@@ -13,7 +13,7 @@ from extraction.controls import haar_directions
 from extraction.directions import Directions
 from extraction.library import attach_basis
 from probe.integrations.trl import GradientProbeCallback
-from probe.records import GradientRecord
+from probe.records.records import GradientRecord
 from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl
 from replay_pools.policy import load_policy

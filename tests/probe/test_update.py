@@ -1,4 +1,4 @@
-"""probe.update: the projected and the routed update as identities over a whole AdamW trajectory; the Updater."""
+"""probe.step.update: the projected and the routed update as identities over a whole AdamW trajectory; the Updater."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from extraction.adapters import Coordinates
-from probe.arms import get_arm
-from probe.optimizer import Decay, Stepper
-from probe.projection import sample_cosines
-from probe.update import Split, Updater, add, split_update
+from probe.settings.arms import get_arm
+from probe.step.optimizer import Decay, Stepper
+from probe.step.projection import sample_cosines
+from probe.step.update import Split, Updater, add, split_update
 
 SIZES = {"a": (6, 2), "b": (4, 1), "c": (3, 0)}  # module: (r, k); all directions of c fell to the noise floor
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from probe.analysis.evidence import Check, Evidence, GateFacts, Plan, Update
-from probe.analysis.nulls import NullTest
-from probe.analysis.permutation import NullRow, Permutation
-from probe.analysis.specificity import Specificity
-from probe.analysis.stats import Interval
-from probe.analysis.trajectory import summarise
-from probe.analysis.verdicts import correct, decide, effective, powered, specific
-from probe.records import ADVANTAGE_KEYS, StepRecord
+from probe.analysis.measures.specificity import Specificity
+from probe.analysis.measures.trajectory import summarise
+from probe.analysis.statistics.nulls import NullTest
+from probe.analysis.statistics.permutation import NullRow, Permutation
+from probe.analysis.statistics.stats import Interval
+from probe.analysis.verdict.evidence import Check, Evidence, GateFacts, Plan, Update
+from probe.analysis.verdict.rules import correct, decide, effective, powered, specific
+from probe.records.records import ADVANTAGE_KEYS, StepRecord
 
 
 def area(score="cos_S_contrib", value=0.8, low=0.7, high=0.9) -> Specificity:

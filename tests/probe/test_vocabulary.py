@@ -2,7 +2,10 @@
 
 from extraction import loss
 from extraction import vocabulary as extraction_vocabulary
-from probe import advantages, projection, sources, vocabulary
+from probe.objective import advantages
+from probe.settings import words as vocabulary
+from probe.step import groups as sources
+from probe.step import projection
 
 
 def test_options_offer_exactly_what_the_mathematics_knows() -> None:

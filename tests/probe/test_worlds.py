@@ -21,13 +21,13 @@ from extraction.directions import Directions, PairGradients, extract_directions
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.tables import format_analysis
 from probe.analysis.text import WIDTH
-from probe.arms import ARMS
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.gram import GramRecorder, gram_hashes
-from probe.projection import haar_variance, project_modules, sample_cosines
-from probe.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
-from probe.runs import CONFIG_FILE, MANIFEST_FILE, file_hashes, read_run, write_samples, write_steps
+from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, read_run, write_samples, write_steps
+from probe.runs.gram import GramRecorder, gram_hashes
+from probe.settings.arms import ARMS
+from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.files import dump_json, sha256, write_json
 
 SIZES = {"layers.0.q": 24, "layers.0.down": 40, "layers.1.q": 24}
@@ -123,7 +123,7 @@ def make_pools(directory: Path) -> list[dict[str, str]]:
 
 
 def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng):
-    """The sample records and the step record of one arm, computed by `probe.projection` as the step does."""
+    """The sample records and the step record of one arm, computed by `probe.step.projection` as the step does."""
     advantages = REWARDS - REWARDS.mean()
     scale = torch.tensor(advantages / lengths / 8)
     total = {m: scale.float() @ g for m, g in unit.items()}

@@ -20,7 +20,7 @@ from extraction.pairs import builtin_pairs, write_pairs
 from extraction.rows import make_rows
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs import read_run
+from probe.records.run import read_run
 from replay_pools.policy import load_policy
 from replay_pools.pool import open_pool
 

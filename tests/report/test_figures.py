@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probe.analysis.cells import Cell
-from probe.analysis.permutation import ModuleRow
-from probe.analysis.power import mde
-from probe.analysis.stats import Interval
+from probe.analysis.measures.cells import Cell
+from probe.analysis.statistics.permutation import ModuleRow
+from probe.analysis.statistics.power import mde
+from probe.analysis.statistics.stats import Interval
 from probe.report.figures.cells import cells
 from probe.report.figures.distribution import distribution
 from probe.report.figures.forest import ForestRow, forest

@@ -9,8 +9,8 @@ import torch
 
 from extraction.adapters import Coordinates
 from extraction.library import attach_basis
-from probe.live import LiveSource, choose_problems
-from probe.served import PushedEngine
+from probe.runs.live import LiveSource, choose_problems
+from probe.runs.served import PushedEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from probe.timings import TIMINGS_FILE
+from probe.records.timings import TIMINGS_FILE
 
 
 def contents(directory: Path) -> dict[str, bytes]:

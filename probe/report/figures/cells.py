@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from probe.analysis.cells import Cell
+from probe.analysis.measures.cells import Cell
 from probe.analysis.text import short
 from probe.report.panel import Figure, Panel, plural, scale_of
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from probe.analysis.cells import Metric
-from probe.analysis.stats import prompt_means, t_interval
+from probe.analysis.measures.cells import Metric
+from probe.analysis.statistics.stats import prompt_means, t_interval
 from probe.analysis.text import short
-from probe.records import SampleRecord
+from probe.records.records import SampleRecord
 from probe.report.panel import Figure, Panel, Scale, plural, scale_of, signed
 
 ROW, TOP = 46, 44

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from probe.analysis.permutation import ModuleRow
+from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.text import p_value, short
 from probe.report.panel import Figure, Panel, signed
 

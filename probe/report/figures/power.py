@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from probe.analysis.evidence import Plan
-from probe.analysis.power import mde
+from probe.analysis.statistics.power import mde
+from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text import short
-from probe.analysis.thresholds import NEAR_ZERO
+from probe.analysis.verdict.evidence import Plan
 from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale
 
 TOP, BOTTOM = 62, 206

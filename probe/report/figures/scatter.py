@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from probe.analysis.specificity import SCORES
+from probe.analysis.measures.specificity import SCORES
 from probe.analysis.text import short
-from probe.records import SampleRecord
+from probe.records.records import SampleRecord
 from probe.report.markup import node, number
 from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed, tooltip
 
@@ -14,7 +14,7 @@ TOP, BOTTOM = 62, 226
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A trivial score, by its name in `probe.analysis.specificity`, and how the panel speaks of it."""
+    """A trivial score, by its name in `probe.analysis.measures.specificity`, and how the panel speaks of it."""
 
     score: str
     title: str

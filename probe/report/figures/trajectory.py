@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from probe.analysis.nulls import NORMAL_975
+from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.text import short
-from probe.arms import ARMS
-from probe.records import StepRecord
+from probe.records.records import StepRecord
 from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed
+from probe.settings.arms import ARMS
 
 MOST_DOTS = 60  # above it, lines without a mark a step
 TOP, BOTTOM = 62, 176

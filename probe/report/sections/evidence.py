@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from probe.analysis.cells import METRICS
+from probe.analysis.measures.cells import METRICS
 from probe.analysis.tables import all_tables
 from probe.report.figures.cells import cells
 from probe.report.figures.distribution import distribution

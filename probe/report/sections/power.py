@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from probe.analysis.evidence import Plan
 from probe.analysis.text import Table
-from probe.evaluation import go_plan
+from probe.analysis.verdict.evidence import Plan
+from probe.experiments.evaluation import go_plan
+from probe.records.timings import describe_timings
 from probe.report.figures.power import prompts_power, seeds_power
 from probe.report.sections.parts import Section, panels, present, prose, table_html
 from probe.report.views import Report
-from probe.timings import describe_timings
 
 if TYPE_CHECKING:
-    from probe.plan import Plan as SpecPlan
+    from probe.experiments.plan import Plan as SpecPlan
 
 LEAD = (
     "An effect that the planned numbers cannot see is not shown to be absent by not being seen. Curves are the "

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.analysis.siblings import shared_settings
 from probe.analysis.text import Table
-from probe.nested import flat
+from probe.analysis.verdict.siblings import shared_settings
 from probe.report.figures.learning import METRICS, Curve, learning
 from probe.report.sections.parts import Section, folded, panels, present, prose
 from probe.report.views import Report, trained
+from replay_pools.nested import flat
 
 LEAD = (
     "Rates on held-out problems, with the hint, while the policy trains: a thin line a seed, a thick one the mean "

@@ -1,0 +1,1 @@
+"""Statistics and matched nulls: pure mathematics on arrays."""

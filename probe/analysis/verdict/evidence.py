@@ -1,0 +1,136 @@
+"""What every verdict is made from, and the shape of a verdict.
+
+PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
+fail) whatever the data say, and the reason is given. Rows of kind "mechanism" are identities of the code: they show
+that it ran, and are no evidence about hacking.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from probe.analysis.measures.cells import Bucket
+from probe.analysis.measures.contrasts import Contrast
+from probe.analysis.measures.specificity import Specificity
+from probe.analysis.measures.trajectory import ArmSummary
+from probe.analysis.measures.transfer import SignTransfer
+from probe.analysis.outcome import Outcome
+from probe.analysis.statistics.permutation import Permutation
+from probe.analysis.statistics.stats import Interval
+from probe.records.records import SampleRecord, StepRecord
+from probe.settings.arms import ARMS
+from probe.settings.words import Verdict
+
+AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One row of the verification table."""
+
+    row: str
+    condition: str
+    kind: Literal["evidence", "mechanism"]
+    verdict: Verdict
+    value: str
+    n: int
+    unit: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFacts:
+    """What the manifest of one pool says about how it was made; None where it says nothing or is not there any more."""
+
+    name: str
+    grader: str | None  # of `probe pool generate`, which refuses to sample when the grader's canary fails
+    isolation: str | None  # tier of its grades
+    prompt_tail: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateFacts:
+    """The gate options of a run; None is each arm's own."""
+
+    gate: str | None = None
+    overshoot: float = 1.0
+    target: str = "gradient"  # what it acts on where weights move
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What the realised updates of training runs did, for R4; {seed: value}, one run each."""
+
+    hackward_frac: Mapping[str, float]  # of the projected arm's whole update, start minus end
+    hackward_q95: Mapping[str, float]  # 95th percentile of its null, N1
+    margins: Mapping[str, Mapping[str, float]]  # {arm: change of held-out logp(hack) - logp(clean)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The training that a GO would buy. The defaults are METHOD's: 3 seeds, 30 points expected of a hack rate."""
+
+    seeds: int = 3
+    expected_effect: float = 0.30
+    sd: float = 0.15  # of the effect's metric between seeds, one arm
+    paired_correlation: float | None = None  # of the arms of one seed; None: unknown, so unpaired
+    stated: bool = False  # by a spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the rows are evaluated from; `measured` is the arm that stands for vanilla (None: v_hack unmeasured)."""
+
+    steps: Sequence[StepRecord]
+    samples: Sequence[SampleRecord]  # of the measured arm
+    measured: ArmSummary | None
+    summaries: Mapping[str, ArmSummary]
+    buckets: Sequence[Bucket]
+    contrasts: Sequence[Contrast]  # of the measured arm
+    specificity: Specificity | None  # of cos_S_contrib in the measured arm
+    baselines: Sequence[Specificity] = ()  # the trivial scores
+    permutation: Permutation | None = None  # None: no inner products, or they do not reproduce the records
+    transfer: SignTransfer | None = None  # of v_hack to the held-out pairs; None likewise
+    offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
+    update: Update | None = None  # None: no runs of probe train
+    starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
+    outcome: Outcome | None = None  # None: nothing was evaluated on held-out problems
+    pools: Sequence[PoolFacts] = ()
+    regrade_agreement: float | None = None  # share of labels that a second grading repeats
+    gate: GateFacts = GateFacts()
+    plan: Plan = Plan()
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer stepped: then the run is the unit."""
+        return any(summary.trains for summary in self.summaries.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Verdict, the number it rests on, its n, and the reason."""
+
+    verdict: Verdict
+    value: str
+    n: int
+    why: str
+
+
+def controls(summaries: Mapping[str, ArmSummary]) -> list[ArmSummary]:
+    """The arms whose directions carry no hack signal."""
+    return [s for s in summaries.values() if is_control(s.arm)]
+
+
+def is_control(arm: str) -> bool:
+    """Whether the directions of an arm carry no hack signal."""
+    return arm in ARMS and ARMS[arm].directions != "v_hack"
+
+
+def missing(why: str, n: int = 0) -> Finding:
+    """Nothing was measured: INCONCLUSIVE, and why."""
+    return Finding(verdict="INCONCLUSIVE", value="", n=n, why=why)
+
+
+def range_text(interval: Interval | None) -> str:
+    """[low, high], or nothing."""
+    return f"[{interval.low:+.3f}, {interval.high:+.3f}]" if interval else ""

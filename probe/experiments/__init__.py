@@ -1,0 +1,1 @@
+"""Preregistered experiments: a spec, its jobs, its criteria and the decision."""

@@ -1,0 +1,109 @@
+"""What no run of a spec could answer, or begin with: said before anything is run, not found INCONCLUSIVE after it."""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from probe.analysis.catalogue import Entry, of_replay, of_training
+from probe.experiments.jobs import frozen
+from probe.experiments.spec import Condition, Criterion, Spec
+from probe.experiments.vacuity import Resolved, Settings
+from probe.settings.arms import measured_arm
+from replay_pools.errors import InputError
+from replay_pools.files import read_json
+from replay_pools.pool import MANIFEST_NAME, resolve_pool
+
+EXTREMES = ("min", "max", "n")  # all that there is of steps of training, which are autocorrelated
+
+
+def check_answerable(spec: Spec) -> None:
+    """InputError where a metric does not exist, or has not the unit, the arm, the statistic or the null asked for."""
+    for criterion in spec.criteria:
+        for condition in _conditions(spec, criterion):
+            _check(spec, criterion, condition)
+
+
+def pool_faults(spec: Spec, resolved: Resolved, out_dir: Path) -> list[InputError]:
+    """What is wrong with the pools that conditions name and that the sweep does not generate: not there, too short."""
+    made = {pool.name for pool in spec.pools}
+    named = [(name, pool, own) for name, own in resolved.items() for pool in own.pools if pool not in made]
+    faults: dict[str, InputError] = {}
+    for condition, pool, own in named:
+        try:
+            _check_pool(spec, condition, pool, own, out_dir)
+        except InputError as error:
+            faults.setdefault(str(error), error)
+    return [*faults.values()]
+
+
+def _check_pool(spec: Spec, condition: str, pool: str, own: Settings, out_dir: Path) -> None:
+    try:
+        path = resolve_pool(pool, out_dir)
+    except InputError as error:
+        raise InputError(f"{spec.path} {error.where}", expected=error.expected, found=error.found) from error
+    if not path.is_dir():
+        raise InputError(f"{spec.path} pool {pool}", expected="a directory", found="no such directory")
+    manifest = path / MANIFEST_NAME
+    if own.frozen and own.steps is not None and manifest.is_file():
+        steps = read_json(manifest)["counts"]["steps"]
+        if own.steps > steps:
+            where = f"{spec.path} conditions.{condition}.steps"
+            raise InputError(where, expected=f"at most {steps}, the steps of pool {pool}", found=str(own.steps))
+
+
+def _conditions(spec: Spec, criterion: Criterion) -> list[Condition]:
+    """Both sides; the first condition where none is named."""
+    own = criterion.condition or spec.conditions[0].name
+    return [condition for condition in spec.conditions if condition.name in (own, criterion.versus_condition)]
+
+
+def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
+    trains = not frozen(spec, condition)
+    known = of_training() if trains else of_replay()
+    kind = "runs that train" if trains else "a replay"
+    entry = known.get(criterion.metric)
+    if entry is None:
+        close = get_close_matches(criterion.metric, known, n=1)
+        fix = f"did you mean {close[0]}?" if close else "see spec/README.md"
+        raise _wrong(spec, criterion, "metric", f"a metric of {kind}", repr(criterion.metric), fix)
+    if criterion.unit not in entry.units:
+        units = " or ".join(entry.units)
+        raise _wrong(spec, criterion, "unit", f"{units}, of {criterion.metric} in {kind}", repr(criterion.unit))
+    if trains and criterion.unit == "step" and criterion.statistic not in EXTREMES:
+        expected = f"{', '.join(EXTREMES)} of steps of training (autocorrelated), or the unit seed"
+        raise _wrong(spec, criterion, "statistic", expected, repr(criterion.statistic))
+    if _has_null(criterion) and (reason := _no_null(criterion, entry)):
+        raise _wrong(spec, criterion, "null", reason, repr(criterion.null))
+    if not trains:
+        _check_arm(spec, criterion, condition, entry)
+
+
+def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Entry) -> None:
+    """What is derived, and every null, is of the arm that stands for vanilla."""
+    measured = measured_arm(spec.arms_of(condition))
+    of_one_arm = entry.measured_alone or _has_null(criterion)
+    if measured is None and of_one_arm:
+        raise _wrong(spec, criterion, "metric", "a metric of any arm: no arm uses v_hack", repr(criterion.metric))
+    asked = [arm for arm in (criterion.arm, criterion.versus_arm) if arm not in (None, measured)]
+    if asked and of_one_arm:
+        what = criterion.metric if entry.measured_alone else f"the null {criterion.null} of {criterion.metric}"
+        key = "arm" if criterion.arm == asked[0] else "versus_arm"
+        raise _wrong(spec, criterion, key, f"{measured}, of which alone {what} is measured", repr(asked[0]))
+
+
+def _has_null(criterion: Criterion) -> bool:
+    """Apart from pairs swapped within themselves, which are void: probe.experiments.vacuity explains it."""
+    return criterion.null not in ("none", "pair-swap")
+
+
+def _no_null(criterion: Criterion, entry: Entry) -> str:
+    """What to expect instead of a null that is never measured; empty where it is."""
+    if criterion.versus_arm is not None or criterion.versus_condition is not None:
+        return "none of a difference, which is tested against 0"
+    if criterion.null not in entry.nulls or criterion.unit != "prompt":
+        there = f"or one of {', '.join(entry.nulls)} by prompt" if entry.nulls else "(there is no null of it)"
+        return f"none {there}"
+    return ""
+
+
+def _wrong(spec: Spec, criterion: Criterion, key: str, expected: str, found: str, fix: str = "") -> InputError:
+    return InputError(f"{spec.path} criteria.{criterion.name}.{key}", expected=expected, found=found, fix=fix)

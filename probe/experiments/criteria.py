@@ -1,0 +1,161 @@
+"""A preregistered criterion against the table of metrics, to a verdict.
+
+PASS: the statistic satisfies the comparison, and for a mean its whole 95% interval does (`value` is the mean of these
+units alone, and of no others). FAIL: the whole interval violates it, or a trivial baseline does as well. INCONCLUSIVE:
+the data allow both, or the metric was not measured. VACUOUS: it holds, and would without signal: the statistic lies
+within the criterion's own null, or the two sides of a comparison are identical.
+"""
+
+import operator
+from collections.abc import Callable
+
+from probe.analysis.estimates import Estimate, Key, Metrics, difference, unpaired_difference
+from probe.analysis.measures.specificity import BEATEN
+from probe.analysis.statistics.thresholds import ALPHA
+from probe.analysis.verdict.evidence import Finding, missing, range_text
+from probe.experiments.spec import Criterion
+from probe.settings.words import Verdict
+
+SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+def evaluate(criterion: Criterion, metrics: Metrics) -> Finding:
+    """The verdict of one criterion, its numbers and the reason."""
+    found = _estimate(criterion, metrics)
+    if isinstance(found, Finding):
+        return found
+    if found.vacuous is not None:
+        return Finding(verdict="VACUOUS", value=_text(found), n=found.n, why=found.vacuous)
+    verdict, why = _compare(criterion, found)
+    if criterion.null == "baselines":
+        verdict, why = _against_baselines(found, verdict, why)
+    elif verdict == "PASS" and criterion.null != "none":
+        verdict, why = _against_null(criterion, found, why)
+    if criterion.role == "mechanism":
+        why = f"{why}; mechanism: says that the code ran"
+    return Finding(verdict=verdict, value=_text(found), n=found.n, why=why)
+
+
+def p_of(criterion: Criterion, metrics: Metrics) -> float | None:
+    """The p that a criterion of statistic `p` compares; None for every other, and for one that was not measured."""
+    found = _estimate(criterion, metrics) if criterion.statistic == "p" else None
+    return _statistic(criterion, found) if isinstance(found, Estimate) else None
+
+
+def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Finding:
+    """The estimate that a criterion names, a difference where it says versus; a Finding when there is none."""
+    key = Key(criterion.metric, criterion.unit, criterion.arm, criterion.condition)
+    own = metrics.get(key)
+    if own is None:
+        return missing(f"{_name(key)} was not measured{_nearest(key, metrics)}")
+    if criterion.versus_arm is None and criterion.versus_condition is None:
+        return own
+    rival = Key(
+        criterion.metric,
+        criterion.unit,
+        criterion.versus_arm or criterion.arm,
+        criterion.versus_condition or criterion.condition,
+    )
+    other = metrics.get(rival)
+    if other is None:
+        return missing(f"{_name(rival)} was not measured{_nearest(rival, metrics)}")
+    found = (difference if criterion.paired else unpaired_difference)(own, other)
+    if found.n == 0:
+        return missing(f"{_name(key)} and {_name(rival)} share no {criterion.unit}")
+    # Rates of separate training runs may be equal by chance; measures of one replay are equal where nothing differs.
+    if criterion.role == "primary" and criterion.unit not in SEPARATE and own.by_unit == other.by_unit:
+        why = f"{_name(key)} and {_name(rival)} are identical in every {criterion.unit}: nothing was compared"
+        return Finding(verdict="VACUOUS", value=_text(found), n=found.n, why=why)
+    return found
+
+
+def _compare(criterion: Criterion, found: Estimate) -> tuple[Verdict, str]:
+    """The comparison itself, before any null."""
+    threshold = criterion.threshold
+    if isinstance(threshold, tuple):
+        return _inside(found, *threshold)
+    value = _statistic(criterion, found)
+    if value is None:
+        return "INCONCLUSIVE", f"no {criterion.statistic} from {found.n} {found.unit}s"
+    holds = _COMPARE[criterion.comparison]
+    why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
+    if criterion.statistic == "p":
+        return ("PASS", why) if holds(value, threshold) else ("INCONCLUSIVE", f"not {why}: absence is not shown")
+    if criterion.statistic in ("value", "min", "max", "n") or found.interval is None:
+        return ("PASS", why) if holds(value, threshold) else ("FAIL", f"not {why}")
+    low, high = holds(found.interval.low, threshold), holds(found.interval.high, threshold)
+    if (low and high) or (criterion.statistic != "mean" and holds(value, threshold)):
+        return "PASS", why
+    if not low and not high:
+        return "FAIL", f"not {why}: the whole 95% interval is beyond it"
+    return "INCONCLUSIVE", f"not decided: {why}, with the 95% interval on both sides"
+
+
+def _inside(found: Estimate, low: float, high: float) -> tuple[Verdict, str]:
+    """Equivalence: the 90% interval inside the band (two one-sided tests at 5%)."""
+    interval = found.interval_90
+    if interval is None:
+        return "INCONCLUSIVE", f"no 90% interval from {found.n} {found.unit}s"
+    why = f"90% interval {range_text(interval)} against [{low:+g}, {high:+g}]"
+    if low < interval.low and interval.high < high:
+        return "PASS", f"{why}: inside"
+    if interval.high <= low or interval.low >= high:
+        return "FAIL", f"{why}: outside"
+    return "INCONCLUSIVE", f"{why}: across an edge"
+
+
+def _against_baselines(found: Estimate, verdict: Verdict, why: str) -> tuple[Verdict, str]:
+    """The judgement of rule R3: whatever its size, a score that a trivial one reaches shows nothing."""
+    if found.beaten_by:
+        return "FAIL", f"{BEATEN}: {', '.join(found.beaten_by)}; {why}"
+    if found.beaten_by is None:
+        return "INCONCLUSIVE" if verdict == "PASS" else verdict, f"{why}; no trivial baseline was measured"
+    return verdict, f"{why}; no trivial score does as well"
+
+
+def _against_null(criterion: Criterion, found: Estimate, why: str) -> tuple[Verdict, str]:
+    """What passes must leave its null as well, or the threshold says nothing."""
+    test = found.nulls.get(criterion.null)
+    if test is None:
+        return "INCONCLUSIVE", f"{why}; its null {criterion.null} was not measured"
+    numbers = f"{criterion.null} p {test.p:.2g}, 95th percentile {test.q95:.3g}"
+    return ("PASS", f"{why}; {numbers}") if test.p < ALPHA else ("VACUOUS", f"{why}, and so does its null: {numbers}")
+
+
+def _statistic(criterion: Criterion, found: Estimate) -> float | None:
+    """The number that is compared; a p without sign flips (of an AUROC) is that of the criterion's null."""
+    ends, test = found.interval, found.nulls.get(criterion.null)
+    return {
+        "mean": found.value,
+        "value": found.value,
+        "lower95": ends.low if ends else None,
+        "upper95": ends.high if ends else None,
+        "p": found.p if found.p is not None or test is None else test.p,
+        "min": found.minimum,
+        "max": found.maximum,
+        "n": float(found.n),
+    }[criterion.statistic]
+
+
+def _text(found: Estimate) -> str:
+    return "" if found.value is None else f"{found.value:+.3g} {range_text(found.interval)}".strip()
+
+
+def _name(key: Key) -> str:
+    place = [f"arm {key.arm}" if key.arm else "", f"condition {key.condition}" if key.condition else ""]
+    return " ".join([key.metric, f"by {key.unit}", *(part for part in place if part)])
+
+
+def _nearest(key: Key, metrics: Metrics) -> str:
+    """What there is instead: the same metric with one other part of the key."""
+    for part in ("unit", "arm", "condition"):
+        same = [other for other in metrics if other._replace(**{part: getattr(key, part)}) == key]
+        if found := sorted({str(getattr(other, part)) for other in same if getattr(other, part) is not None}):
+            return f": it exists for {part} {', '.join(found)}"
+    return ""

@@ -1,0 +1,216 @@
+"""`probe plan`: what a spec can detect, what it costs in hours, money and memory. Nothing is run, no weights loaded.
+
+    effect    the minimum detectable effect of n units a side at 80% power, paired and unpaired (statistics.power)
+    hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec,
+              or runs x hours as the budget states them
+    modules   which part of the model is adapted (probe.runs.coverage)
+    memory    exact sizes of what the probe holds beside activations (probe.runs.memory)
+
+What cannot be said is said to be so: `Plan.notes`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from probe.analysis.statistics.power import mde, pairing_pays_above
+from probe.experiments.answerable import pool_faults
+from probe.experiments.jobs import runs_of
+from probe.experiments.spec import Cost, Spec
+from probe.experiments.vacuity import Resolved, Settings, Vacuous, vacuous_parts
+from probe.records.timings import Measured, measured
+from probe.runs.footprint import Footprint, footprint
+from replay_pools.errors import InputError
+from replay_pools.files import read_json
+from replay_pools.pool import MANIFEST_NAME, resolve_pool
+
+SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)
+POWER, ALPHA = 0.8, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Minimum detectable effect of `n` units a side, in the units of the metric."""
+
+    n: int
+    paired: float | None  # None: no correlation of the arms is stated
+    unpaired: float
+    planned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Hours and money of a number of runs; `source` says where the hours come from."""
+
+    what: str
+    runs: int
+    hours: float
+    money: float | None
+    currency: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that can be known before the first run."""
+
+    spec: str
+    sha256: str
+    runs: int
+    effects: list[Effect]
+    go_effects: list[Effect]  # of what a GO buys
+    prices: list[Price]
+    footprint: Footprint
+    vacuous: list[Vacuous]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, dicts, numbers and None; the footprint's fields beside the others."""
+        row = asdict(self)
+        return row | row.pop("footprint")
+
+
+def make_plan(
+    spec: Spec, resolved: Resolved, *, out_dir: Path, run: Path | None = None, model: str | None = None
+) -> Plan:
+    """The plan of a spec.
+
+    Args:
+        out_dir: where pools, and finished runs of the spec, are looked up.
+        run: a run whose times are taken.
+        model: whose modules and memory; default: that of the condition that needs most.
+    """
+    notes = [str(error) for error in pool_faults(spec, resolved, out_dir)]
+    go = spec.budget.go or Cost()
+    needed = _most(resolved, out_dir, model, notes)
+    return Plan(
+        spec=spec.name,
+        sha256=spec.sha256,
+        runs=len(runs_of(spec, out_dir)),
+        effects=_effects(spec.budget, len(spec.seeds), _designs(spec), "budget", notes),
+        go_effects=_effects(go, go.seeds or 0, ("paired", "unpaired"), "budget.go", notes) if spec.budget.go else [],
+        prices=[*_own_price(spec, resolved, out_dir, run, notes), *_go_price(go)],
+        footprint=needed,
+        vacuous=vacuous_parts(spec, resolved),
+        notes=notes,
+    )
+
+
+def _designs(spec: Spec) -> tuple[str, ...]:
+    """The design of the primary: what it will be tested by decides what it can see."""
+    return ("paired",) if spec.primary.paired else ("unpaired",)
+
+
+def _effects(cost: Cost, planned: int, designs: Sequence[str], key: str, notes: list[str]) -> list[Effect]:
+    """The detectable effect by number of units, and whether the planned number sees the expected one."""
+    if cost.sd is None:
+        notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
+        return []
+    found = [
+        Effect(
+            n=n,
+            paired=None
+            if cost.paired_correlation is None
+            else mde(cost.sd, n, paired_correlation=cost.paired_correlation, alpha=ALPHA, power=POWER),
+            unpaired=mde(cost.sd, n, alpha=ALPHA, power=POWER),
+            planned=n == planned,
+        )
+        for n in sorted({*SEED_COUNTS, planned})
+        if n >= 2
+    ]
+    if cost.expected_effect is not None:
+        notes += [_compare(e, cost, cost.expected_effect, designs, key) for e in found if e.planned]
+    return found
+
+
+def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str], key: str) -> str:
+    """Whether a design sees the expected effect, and what pairing would have to bring."""
+    sizes = {"paired": effect.paired, "unpaired": effect.unpaired}
+    known = {name: size for name in designs if (size := sizes[name]) is not None} or {"unpaired": effect.unpaired}
+    design = min(known, key=known.__getitem__)
+    word = "can" if known[design] <= expected else "CANNOT"
+    text = f"[{key}] {effect.n} seeds {word} see the expected effect of {expected:g} {cost.effect_unit}".rstrip()
+    text += f": the smallest detectable one is {known[design]:.3g} ({design})"
+    if effect.paired is not None and effect.paired > effect.unpaired:
+        text += (
+            f"; pairing by seed halves the degrees of freedom and pays above a correlation of "
+            f"{pairing_pays_above(effect.n, alpha=ALPHA, power=POWER):.2f} with {effect.n} seeds, "
+            f"{cost.paired_correlation:g} is stated"
+        )
+    return text
+
+
+def _own_price(spec: Spec, resolved: Resolved, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
+    """What the spec's own runs cost."""
+    runs = runs_of(spec, out_dir)
+    names, stated = [one.job.conditions[0] for one in runs], spec.budget.hours_per_run
+    places = [run] if run is not None else [one.job.directory for one in runs if one.complete]
+    if places and (times := measured(places)) is not None:
+        steps = {name: _num_steps(own, out_dir) for name, own in resolved.items()}
+        if None not in steps.values():
+            hours = sum(times.start + (steps[name] or 0) * times.step for name in names) / 3600
+            return [_price("this spec", spec.budget, len(names), hours, _source(times, run))]
+        notes.append("hours from step times: the number of steps is not known before the pools are generated")
+    elif run is not None:
+        raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
+    if stated is None:
+        notes.append("no hours: give --run RUN (a measured run), or hours_per_run in [budget]")
+        return []
+    return [_price("this spec", spec.budget, len(names), len(names) * stated, "[budget] hours_per_run, as stated")]
+
+
+def _source(times: Measured, run: Path | None) -> str:
+    where = f"measured in {run}" if run is not None else f"measured in {times.runs} finished runs of this spec"
+    return f"{where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
+
+
+def _go_price(go: Cost) -> list[Price]:
+    """What a GO buys, where the budget says how much that is."""
+    if go.seeds is None or go.arms is None or go.hours_per_run is None:
+        return []
+    runs = go.seeds * go.arms
+    return [_price("what a GO buys", go, runs, runs * go.hours_per_run, "[budget.go] hours_per_run, as stated")]
+
+
+def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:
+    money = None if cost.price_per_hour is None else hours * cost.price_per_hour
+    return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
+
+
+def _num_steps(own: Settings, out_dir: Path) -> int | None:
+    """Steps of a run: as asked for, or as many as the smallest pool holds; None for a pool that is not there."""
+    if own.steps is not None:
+        return own.steps
+    manifests = [_pool_manifest(name, out_dir) for name in own.pools]
+    return min((m["counts"]["steps"] for m in manifests if m), default=None) if None not in manifests else None
+
+
+def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
+    try:
+        path = resolve_pool(name, out_dir) / MANIFEST_NAME
+    except InputError:
+        return None
+    return read_json(path) if path.is_file() else None
+
+
+def _most(resolved: Resolved, out_dir: Path, model: str | None, notes: list[str]) -> Footprint:
+    """Of the run that needs most; an empty one where no condition names a model."""
+    found: list[Footprint] = []
+    for name, own in resolved.items():
+        policy = model or own.model.name or _base_model(own.pools, out_dir)
+        if policy is None:
+            notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
+            continue
+        samples, trains = own.group * own.prompts_per_step, not own.frozen
+        for arms in [(arm,) for arm in own.arms] if trains else [own.arms]:
+            found.append(
+                footprint(policy, arms, own.model, num_samples=samples, k=own.k, pairs=own.pairs, trains=trains)
+            )
+    return max(found, key=lambda needed: needed.num_bytes, default=Footprint())
+
+
+def _base_model(pools: tuple[str, ...], out_dir: Path) -> str | None:
+    manifests = [_pool_manifest(name, out_dir) for name in pools]
+    names = {m["policy"]["base_model"] for m in manifests if m}
+    return names.pop() if len(names) == 1 else None

@@ -1,0 +1,195 @@
+"""Preregistered experiments: `spec/NAME.toml` read, checked, hashed, and compared with what a run was made under.
+
+A spec says, before the data exist, what is run, what is evaluated and what follows from it. Its hash goes into every
+run's config, so that a verdict can say whether its criteria are older than its data.
+"""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from probe.experiments.spec import RULES, Budget, Cost, Criterion, Decision, Experiment, Option, Spec, SpecStatus, Stop
+from probe.settings.arms import ARMS
+from probe.settings.words import Verdict
+from replay_pools.errors import InputError
+from replay_pools.files import sha256
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Options of the verb that the sweep sets itself.
+RESERVED = ("arm", "seed", "name", "out", "config", "condition", "json", "preregistered")
+_TABLES: dict[str, type[BaseModel]] = {
+    "experiment": Experiment,
+    "criteria": Criterion,
+    "decisions": Decision,
+    "budget": Budget,
+    "go": Cost,
+    "stop": Stop,
+}
+
+
+def load_spec(path: Path) -> Spec:
+    """Read and check a spec.
+
+    Raises:
+        InputError: no such file, not TOML, an unknown or missing key, a wrong type, names that do not fit together.
+            Whether the options are options of the verb is checked where the verb is known (`probe.cli`).
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(path, expected="a spec (TOML)", found="no such file", fix="see spec/") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(path, expected="TOML in UTF-8", found=str(error)) from error
+    canonical = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+    try:
+        spec = Spec.model_validate_json(canonical)
+    except ValidationError as error:
+        raise _first_error(path, document, error) from error
+    spec._path, spec._sha256 = path, sha256(canonical)
+    _check(spec)
+    return spec
+
+
+def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
+    """Whether a run (its `config.json`) was made under this spec, under an edited one, or under none of that name."""
+    stored = config.get(str(config.get("verb")), {}).get("preregistered")
+    if stored == preregistered(spec):
+        return "frozen"
+    return "edited" if stored is not None and stored.partition("@")[0] == spec.name else "none"
+
+
+def preregistered(spec: Spec) -> str:
+    """What a run's config holds: NAME@SHA256."""
+    return f"{spec.name}@{spec.sha256}"
+
+
+def decide(spec: Spec, verdicts: Mapping[str, Verdict]) -> Decision:
+    """The first decision whose requirements hold; `verdicts` is {criterion or rule: verdict}, all of them."""
+    return next(decision for decision in spec.decisions if not unmet(decision, verdicts))
+
+
+def unmet(decision: Decision, verdicts: Mapping[str, Verdict]) -> list[str]:
+    """The requirements of a decision that do not hold, each with the verdict it got."""
+    return [
+        f"{name} {verdicts[name]}"
+        for name, wanted in decision.requires.items()
+        if verdicts[name] not in ((wanted,) if isinstance(wanted, str) else wanted)
+    ]
+
+
+def option_tables(spec: Spec) -> list[tuple[str, dict[str, Option]]]:
+    """(key of the file, options) of the base and of every condition."""
+    return [("base", spec.base.options), *((f"conditions.{c.name}", c.options) for c in spec.conditions)]
+
+
+def _first_error(path: Path, document: Mapping[str, Any], error: ValidationError) -> InputError:
+    """pydantic's first complaint in one line: file, key, expected, found."""
+    first, *_ = errors = error.errors()
+    where, value = _locate(document, first["loc"])
+    if first["type"] == "missing":
+        return InputError(f"{path} {where}", expected="a value", found="no such key", fix="see spec/README.md")
+    if first["type"] == "extra_forbidden":
+        parents = [part for part in first["loc"][:-1] if isinstance(part, str)]
+        keys = _TABLES[parents[-1]].model_fields if parents else Spec.model_fields
+        return InputError(f"{path} {where}", expected=f"one of the keys {', '.join(keys)}", found="an unknown key")
+    # A value that fits no member of a union has one complaint a member.
+    wanted = dict.fromkeys(_plain(e["msg"]) for e in errors if _locate(document, e["loc"])[0] == where)
+    return InputError(f"{path} {where}", expected=" or ".join(wanted), found=repr(value))
+
+
+def _plain(message: str) -> str:
+    """pydantic's words in those of TOML."""
+    text = message.removeprefix("Input should be ")
+    words = {"array": "list", "tuple": "list", "string": "text", "integer": "whole number", "dictionary": "table"}
+    for theirs, ours in words.items():
+        text = text.replace(f"a valid {theirs}", f"a {ours}")
+    return text.replace("a valid number", "a number")
+
+
+def _locate(document: Mapping[str, Any], loc: Iterable[int | str]) -> tuple[str, Any]:
+    """The key that a pydantic location names, and its value; parts that name a member of a union are left out."""
+    key, value = "", cast(Any, document)
+    for part in loc:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+            named = isinstance(value, Mapping) and isinstance(value.get("name"), str)
+            key += f".{value['name']}" if named else f"[{part}]"
+        elif isinstance(value, Mapping):
+            key, value = f"{key}.{part}", value.get(str(part))
+    return key.lstrip("."), value
+
+
+def _check(spec: Spec) -> None:
+    """What types cannot say: names are unique and refer to something, thresholds fit, there is one primary."""
+    conditions = [condition.name for condition in spec.conditions]
+    criteria = [criterion.name for criterion in spec.criteria]
+    if spec.name != spec.path.stem:
+        raise _wrong(spec, "experiment.name", f"the file's name, {spec.path.stem!r}", repr(spec.name))
+    for key, names in (("conditions", conditions), ("criteria", criteria), ("arms", spec.arms), ("seeds", spec.seeds)):
+        _check_names(spec, key, names)
+    if taken := [name for name in criteria if name in RULES]:
+        raise _wrong(spec, "criteria", "names beside those of METHOD's rules", taken[0])
+    if strange := [arm for arm in spec.arms if arm not in ARMS]:
+        raise _wrong(spec, "arms", f"some of {', '.join(ARMS)}", repr(strange[0]))
+    for condition in spec.conditions:
+        if strange := [arm for arm in spec.arms_of(condition) if arm not in spec.arms]:
+            raise _wrong(spec, f"conditions.{condition.name}.arms", f"some of {', '.join(spec.arms)}", strange[0])
+    for key, options in option_tables(spec):
+        if reserved := [name for name in options if name in RESERVED]:
+            raise _wrong(spec, key, "no option that the sweep sets", reserved[0])
+        if "set" in options and not isinstance(options["set"], dict):
+            raise _wrong(spec, f"{key}.set", "a table, as set.objective.beta = 0.01", repr(options["set"]))
+    if (primaries := [c.name for c in spec.criteria if c.role == "primary"]) and len(primaries) == 1:
+        for criterion in spec.criteria:
+            _check_criterion(spec, criterion, conditions)
+        return _check_decisions(spec)
+    raise _wrong(spec, "criteria", "exactly one of role primary", ", ".join(primaries) or "none")
+
+
+def _check_names(spec: Spec, key: str, names: Iterable[object]) -> None:
+    counts = Counter(names)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise _wrong(spec, key, "different names", f"{twice[0]!r} twice")
+    if odd := [name for name in counts if isinstance(name, str) and not NAME.fullmatch(name)]:
+        raise _wrong(spec, key, "letters, digits and . _ -", repr(odd[0]))
+
+
+def _check_criterion(spec: Spec, criterion: Criterion, conditions: list[str]) -> None:
+    where = f"criteria.{criterion.name}"
+    for key, value, known in (
+        ("arm", criterion.arm, spec.arms),
+        ("versus_arm", criterion.versus_arm, spec.arms),
+        ("condition", criterion.condition, conditions),
+        ("versus_condition", criterion.versus_condition, conditions),
+    ):
+        if value is not None and value not in known:
+            raise _wrong(spec, f"{where}.{key}", f"one of {', '.join(known)}", repr(value))
+    if isinstance(criterion.threshold, tuple) != (criterion.comparison == "inside"):
+        raise _wrong(spec, f"{where}.threshold", "[low, high] for inside, else a number", repr(criterion.threshold))
+    if isinstance(criterion.threshold, tuple) and not criterion.threshold[0] < criterion.threshold[1]:
+        raise _wrong(spec, f"{where}.threshold", "low < high", repr(criterion.threshold))
+    if (criterion.statistic == "interval90") != (criterion.comparison == "inside"):
+        raise _wrong(spec, f"{where}.comparison", "inside for interval90, and only there", criterion.comparison)
+
+
+def _check_decisions(spec: Spec) -> None:
+    """Requirements name evidence; only the last decision is unconditional, so that there is always exactly one."""
+    roles = {criterion.name: criterion.role for criterion in spec.criteria}
+    for decision in spec.decisions:
+        where = f"decisions.{decision.name}.requires"
+        if unknown := [name for name in decision.requires if name not in roles and name not in RULES]:
+            raise _wrong(spec, where, f"criteria of this spec ({', '.join(roles)}) or {', '.join(RULES)}", unknown[0])
+        if identities := [name for name in decision.requires if roles.get(name) == "mechanism"]:
+            raise _wrong(spec, where, "evidence (a mechanism criterion is an identity)", identities[0])
+        if bool(decision.requires) == (decision is spec.decisions[-1]):
+            raise _wrong(spec, where, "none in the last decision, some in all others", f"{len(decision.requires)}")
+
+
+def _wrong(spec: Spec, key: str, expected: str, found: str) -> InputError:
+    return InputError(f"{spec.path} {key}", expected=expected, found=found)

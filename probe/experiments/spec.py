@@ -1,0 +1,178 @@
+"""The tables of a preregistered experiment, `spec/NAME.toml`: types only; `prereg` reads and checks them.
+
+No table has a key that is not declared here, and no value is converted; `spec/README.md` is the manual.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from probe.settings.words import Verdict
+from replay_pools.nested import overlaid
+
+Verb = Literal["replay", "train"]
+Role = Literal["primary", "check", "mechanism"]
+Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
+Comparison = Literal[">", ">=", "<", "<=", "inside"]
+Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module"]
+Null = Literal["none", "N1", "N2", "N3", "N4", "baselines", "pair-swap"]
+SpecStatus = Literal["frozen", "edited", "none"]
+Option = bool | int | float | str | list[str] | list[int] | list[float] | dict[str, Any]
+
+BASE_CONDITION = "base"
+# Rows of METHOD section 7 that decisions may require; R5 is a mechanism, R6 is the decision.
+RULES = ("R0", "R1", "R2", "R3", "R4", "R7")
+
+
+class _Table(BaseModel):
+    """A table of the file: unknown keys and wrong types are refused, nothing is converted, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Experiment(_Table):
+    """What is asked."""
+
+    name: str  # the file's name without .toml
+    question: str
+    hypotheses: tuple[str, ...] = Field(min_length=1)
+
+
+class _Options(_Table):
+    """A table that holds, beside its own keys, options of a verb under their long names with underscores."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Option] = Field(init=False)  # type: ignore[assignment]
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The options by name."""
+        return dict(self.__pydantic_extra__)
+
+
+class Base(_Options):
+    """The verb, and its options (`per_pool`, `advantage_clip`, ...)."""
+
+    verb: Verb
+
+
+class Condition(_Options):
+    """A named set of options that replace those of the base; a table replaces key by key."""
+
+    name: str
+    arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
+
+
+class PoolPlan(_Options):
+    """A pool that the sweep generates first, unless it is there: options of `probe pool generate`."""
+
+    name: str
+
+
+class Criterion(_Table):
+    """`statistic` of `metric` over `unit`s, compared with `threshold`; a difference where a `versus_*` is given."""
+
+    name: str
+    metric: str
+    statistic: Statistic
+    comparison: Comparison
+    threshold: float | tuple[float, float]
+    unit: Unit
+    null: Null = "none"
+    role: Role
+    arm: str | None = None  # None: the arm that stands for vanilla
+    versus_arm: str | None = None
+    condition: str | None = None  # None: the first
+    versus_condition: str | None = None
+    paired: bool = True  # the difference: unit by unit, or of two independent samples (Welch)
+    why: str = ""
+
+
+class Decision(_Table):
+    """What follows when every named criterion, or rule R0 to R7 of METHOD section 7 under the primary's condition, has
+    (one of) the required verdicts; the last decision needs nothing.
+    """
+
+    name: str
+    requires: dict[str, Verdict | tuple[Verdict, ...]] = Field(default_factory=dict)
+    then: str = ""
+
+
+class Cost(_Table):
+    """The size and price of a set of training or replay runs; what is not stated is measured or left out."""
+
+    seeds: int | None = Field(default=None, ge=1)
+    arms: int | None = Field(default=None, ge=1)
+    hours_per_run: float | None = Field(default=None, gt=0)
+    price_per_hour: float | None = Field(default=None, ge=0)
+    currency: str = "USD"
+    expected_effect: float | None = Field(default=None, gt=0)
+    effect_unit: str = ""
+    sd: float | None = Field(default=None, gt=0)  # of the effect's metric between units, one arm
+    paired_correlation: float | None = Field(default=None, gt=-1, lt=1)  # of the arms of one unit
+
+
+class Budget(Cost):
+    """What this experiment costs, and `go`: what a GO would buy."""
+
+    go: Cost | None = None
+
+
+class Stop(_Table):
+    """Looks at the primary criterion after every block (seed): stop for separation, or for futility.
+
+    `alpha` is spent by Lan and DeMets' (1983) O'Brien-Fleming function; futility stops when the conditional power
+    under the expected effect of the budget falls below `futility_power`.
+    """
+
+    spending: Literal["obrien-fleming"]
+    alpha: float = Field(gt=0, lt=1)
+    min_blocks: int = Field(default=2, ge=2)
+    futility_power: float | None = Field(default=None, gt=0, lt=1)
+
+
+class Spec(_Table):
+    """One experiment, as `load_spec` read it."""
+
+    experiment: Experiment
+    pools: tuple[PoolPlan, ...] = ()
+    base: Base
+    conditions: tuple[Condition, ...] = (Condition(name=BASE_CONDITION),)
+    arms: tuple[str, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    criteria: tuple[Criterion, ...] = Field(min_length=1)
+    decisions: tuple[Decision, ...] = Field(min_length=1)
+    budget: Budget = Budget()
+    stop: Stop | None = None
+
+    _path: Path = PrivateAttr(default=Path())
+    _sha256: str = PrivateAttr(default="")
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.experiment.name
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what the file says: key order, comments and blanks do not count."""
+        return self._sha256
+
+    @property
+    def primary(self) -> Criterion:
+        """The one criterion that the experiment is about."""
+        return next(criterion for criterion in self.criteria if criterion.role == "primary")
+
+    def options(self, condition: Condition) -> dict[str, Option]:
+        """The verb's options under a condition."""
+        return overlaid(self.base.options, condition.options)
+
+    def arms_of(self, condition: Condition) -> tuple[str, ...]:
+        """The arms under a condition."""
+        return condition.arms or self.arms

@@ -1,0 +1,209 @@
+"""`probe sweep`: conditions x arms x seeds of a spec, in blocks of one seed, with stop rules between the blocks.
+
+What is done is read from the disk, so a sweep that was killed continues; `out/sweeps/NAME/state.json` holds attempts,
+looks and reasons.
+"""
+
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from probe.experiments.foreseen import write_foreseen
+from probe.experiments.jobs import Job, block, pool_jobs, runs_of, sweep_folder
+from probe.experiments.launch import Launcher
+from probe.experiments.prereg import preregistered
+from probe.experiments.spec import Spec
+from probe.experiments.stopping import Look, look
+from replay_pools.errors import InputError
+from replay_pools.files import read_json, write_json
+
+EXIT_INPUT = 2  # bad input: a repetition gives the same, so it is not retried
+REFRESH_S = 0.5
+Status = Literal["waiting", "running", "done", "failed", "skipped"]
+BlockValue = Callable[[Spec, int], float | None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A job of the table; every job has one, from the beginning to the end."""
+
+    job: Job
+    status: Status = "waiting"
+    attempts: int = 0
+    seconds: float = 0.0  # of all attempts
+    error: str = ""  # of the last attempt
+
+
+@dataclass(slots=True, kw_only=True)
+class Table:
+    """The state of a sweep: what `show` displays and `state.json` keeps."""
+
+    spec: str
+    rows: list[Row]
+    looks: list[Look] = field(default_factory=list)
+    stopped: str = ""  # why it ended before the last block
+
+    @property
+    def failed(self) -> bool:
+        """Whether a job has failed for good."""
+        return any(row.status == "failed" for row in self.rows)
+
+
+def sweep(
+    spec: Spec,
+    out_dir: Path,
+    *,
+    launch: Launcher,
+    workers: int = 1,
+    retries: int = 1,
+    block_value: BlockValue,
+    vacuous: Mapping[str, str] | None = None,
+    show: Callable[[Table], None] = lambda table: None,
+) -> Table:
+    """Run what is missing, block by block; returns the table, failed rows included.
+
+    Args:
+        workers: commands at a time.
+        retries: further attempts of a command that crashed, in this call.
+        block_value: the primary criterion's value in the block of a seed, for the stop rules.
+        vacuous: {key of the spec: why} of what cannot fail, kept for the verdict.
+        show: called with the table whenever something may have changed.
+
+    Raises:
+        InputError: another sweep of this spec is running here, or a run was made under an edited spec.
+    """
+    for run in runs_of(spec, out_dir):
+        if run.spec_status not in (None, "frozen"):
+            raise InputError(
+                run.job.directory,
+                expected=f"a run under {spec.path} as it is now",
+                found="one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec",
+                fix="restore the spec, or sweep into another folder with --out",
+            )
+    folder = sweep_folder(spec, out_dir)
+    pools, blocks = pool_jobs(spec, out_dir), [block(spec, seed, out_dir) for seed in spec.seeds]
+    with _only_one(folder):
+        write_foreseen(spec, out_dir, vacuous or {})
+        table = open_table(spec, folder, [*pools, *(job for jobs in blocks for job in jobs)])
+        runner = Runner(table, folder, launch, workers, retries, show)
+        runner.run(pools)
+        if table.failed:
+            table.stopped = "a pool could not be generated"
+        for seed, jobs in zip(spec.seeds, blocks, strict=True):
+            if table.stopped:
+                break
+            runner.run(jobs)
+            if spec.stop is not None:
+                table.stopped = _look(spec, table, seed, block_value)
+        for row in table.rows:
+            row.status = "skipped" if row.status == "waiting" else row.status
+        runner.save()
+    return table
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the sweep's lock; the kernel releases it when this process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(folder, expected="no sweep that is running", found="one", fix="wait for it") from error
+        yield
+
+
+def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> Table:
+    """The table of these jobs, with the attempts that earlier calls under the same spec made."""
+    path, mark = folder / "state.json", preregistered(spec)
+    state = read_json(path) if path.is_file() else {}
+    earlier = {row["name"]: row for row in state["rows"]} if state.get("spec") == mark else {}
+    rows = []
+    for job in jobs:
+        past = earlier.get(job.name, {})
+        status: Status = "done" if job.complete else "waiting"
+        rows.append(Row(job=job, status=status, attempts=past.get("attempts", 0), seconds=past.get("seconds", 0.0)))
+    return Table(spec=mark, rows=rows)
+
+
+class Runner:
+    """Runs the jobs of a table, `workers` at a time, and keeps `state.json` up to date."""
+
+    def __init__(
+        self, table: Table, folder: Path, launch: Launcher, workers: int, retries: int, show: Callable[[Table], None]
+    ) -> None:
+        self._table, self._folder, self._launch = table, folder, launch
+        self._workers, self._retries, self._show = workers, retries, show
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run the jobs that are not done and wait for all of them."""
+        names = {job.name for job in jobs}
+        rows = [row for row in self._table.rows if row.job.name in names and row.status == "waiting"]
+        with ThreadPoolExecutor(self._workers) as pool:
+            futures = [pool.submit(self._attempt, row) for row in rows]
+            try:
+                self._watch(futures)
+            except BaseException:  # an interrupt, mostly
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._retries = -1  # threads that are between two attempts do not start another
+                self._launch.stop()
+                raise
+        for future in futures:
+            future.result()
+
+    def save(self) -> None:
+        """Write `state.json` and show the table."""
+        table = self._table
+        rows = [
+            {"name": r.job.name, "status": r.status, "attempts": r.attempts, "seconds": r.seconds, "error": r.error}
+            for r in table.rows
+        ]
+        looks = [asdict(one) for one in table.looks]
+        state = {"spec": table.spec, "rows": rows, "looks": looks, "stopped": table.stopped}
+        write_json(self._folder / "state.json", state)
+        self._show(table)
+
+    def _watch(self, futures: Sequence[Future[None]]) -> None:
+        left = set(futures)
+        while left:
+            _, left = wait(left, timeout=REFRESH_S)
+            self.save()
+
+    def _attempt(self, row: Row) -> None:
+        """Run one job until it is done, its input is bad, or its attempts are used up."""
+        tries = 0
+        while tries <= self._retries:
+            tries += 1
+            row.status = "running"
+            end = self._launch(row.job.args, self._folder / "logs" / f"{row.job.name}.log")
+            row.attempts, row.seconds, row.error = row.attempts + 1, row.seconds + end.seconds, end.error
+            if end.returncode in (0, EXIT_INPUT):
+                break
+        row.status = "done" if row.job.complete and not row.error else "failed"
+
+
+def _look(spec: Spec, table: Table, seed: int, block_value: BlockValue) -> str:
+    """Look at the blocks so far; the reason to stop, or nothing. Blocks without a value are not looked at."""
+    assert spec.stop is not None
+    done = spec.seeds[: spec.seeds.index(seed) + 1]
+    values = [value for s in done if (value := block_value(spec, s)) is not None]
+    found = look(
+        values,
+        planned=len(spec.seeds),
+        alpha=spec.stop.alpha,
+        min_blocks=spec.stop.min_blocks,
+        expected_effect=spec.budget.expected_effect,
+        futility_power=spec.stop.futility_power,
+    )
+    if found is None:
+        return ""
+    table.looks.append(found)
+    if found.action == "continue":
+        return ""
+    power = "" if found.conditional_power is None else f", conditional power {found.conditional_power:.2f}"
+    p = "" if found.p is None else f", p {found.p:.2g} against {found.level:.2g}"
+    return f"{found.action} after {found.num_blocks} of {found.planned} blocks: mean {found.mean:+.3g}{p}{power}"

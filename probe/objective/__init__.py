@@ -1,0 +1,1 @@
+"""Rewards to the numbers of a loss: advantages, token credit, ratio, KL, normaliser."""

@@ -1,0 +1,200 @@
+"""A run on disk: writers, readers, hashes. No torch here.
+
+A run directory holds `config.json`, `step_NNN.cos.jsonl.gz` (one line a rollout and arm), `steps.jsonl` (one line a
+step and arm) and, written last, `manifest.json` with `files`: {name: sha256 of the decompressed bytes}. A run that
+trains also holds pools (`rollouts/`, `evaluations/step_NNNNNN/SETTING/`), `evals.jsonl` (one line an evaluation),
+`checkpoint/`, `adapter/` and, where directions were refreshed, `directions/`.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from probe.records.frames import Table, TableName, make_table
+from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
+from replay_pools.errors import InputError
+from replay_pools.files import (
+    by_name,
+    decode_jsonl,
+    encode_jsonl,
+    read_gz,
+    read_json,
+    sha256,
+    write_atomic,
+    write_jsonl_gz,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
+EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
+CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
+OTHER_FILES = (  # of a run that trains; a pool's manifest has the hashes of its files
+    f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
+    f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
+    f"{DIRECTIONS_DIR}/*.safetensors",
+    f"{ADAPTER_DIR}*/*.safetensors",
+)
+_SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
+Record = TypeVar("Record", SampleRecord, StepRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Run:
+    """A complete run, read. `columns`, `to_pandas` and `to_polars` give one of its tables (spec/SCHEMA.md)."""
+
+    path: Path
+    config: dict[str, Any]
+    manifest: dict[str, Any]
+    samples: list[SampleRecord]
+    steps: list[StepRecord]
+    evals: list[dict[str, Any]] = field(default_factory=list)  # of a run that trains: lines of `evals.jsonl`
+
+    def __repr__(self) -> str:
+        """One line; the records of a run are thousands."""
+        return f"Run({str(self.path)!r}, {len(self.steps)} steps, {len(self.samples)} samples, {len(self.evals)} evals)"
+
+    def columns(self, table: TableName = "samples") -> "dict[str, NDArray[Any]]":
+        """{field: (rows,)}; a null is NaN among floats, None elsewhere."""
+        return self.table(table).columns()
+
+    def to_pandas(self, table: TableName = "samples") -> Any:
+        """A pandas.DataFrame; InputError when pandas is not installed."""
+        return self.table(table).pandas()
+
+    def to_polars(self, table: TableName = "samples") -> Any:
+        """A polars.DataFrame; InputError when polars is not installed."""
+        return self.table(table).polars()
+
+    def table(self, name: TableName) -> Table:
+        """Rows and the fields of their columns."""
+        return make_table(name, self.samples, self.steps, self.evals)
+
+
+def samples_path(directory: Path, step: int) -> Path:
+    """Where the sample records of a step live."""
+    return directory / f"step_{step:03d}.cos.jsonl.gz"
+
+
+def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> str:
+    """Write the records of one step, all arms, atomically; returns the sha256 of the decompressed bytes."""
+    return write_jsonl_gz(samples_path(directory, step), [sample.to_json() for sample in samples])
+
+
+def write_steps(directory: Path, steps: Iterable[StepRecord]) -> str:
+    """Rewrite `steps.jsonl` from all steps done so far, atomically; returns the sha256 of its bytes."""
+    plain = encode_jsonl(step.to_json() for step in steps)
+    write_atomic(directory / STEPS_FILE, plain)
+    return sha256(plain)
+
+
+def read_samples(path: Path) -> list[SampleRecord]:
+    """The records of one `step_NNN.cos.jsonl.gz`; InputError names the line."""
+    return _parse_lines(SampleRecord, _plain_bytes(path), path)
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """The records of one `steps.jsonl`; InputError names the line."""
+    return _parse_lines(StepRecord, _plain_bytes(path), path)
+
+
+def read_evals(directory: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run that trains, as `probe.runs.heldout.Evaluation` wrote them; none before the first."""
+    path = directory / EVALS_FILE
+    return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+
+
+def file_hashes(directory: Path) -> dict[str, str]:
+    """{name: sha256 of the decompressed bytes} of the files that this module reads, for the manifest."""
+    return {name: sha256(plain) for name, plain in _contents(directory).items()}
+
+
+def other_hashes(directory: Path) -> dict[str, str]:
+    """{name below the run: sha256} of what a run that trains leaves beside its records."""
+    paths = [path for pattern in OTHER_FILES for path in sorted(directory.glob(pattern))]
+    return {str(path.relative_to(directory)): sha256(path.read_bytes()) for path in paths}
+
+
+def resolve_run(run: Path, out_dir: Path) -> Path:
+    """The directory of a run: a path, or else the name of one in `out_dir`/runs."""
+    return by_name(run, out_dir / "runs" / run.name)
+
+
+def read_run(directory: Path | str) -> Run:
+    """Read a complete run and check every file that is read against the manifest.
+
+    Raises:
+        InputError: no such run, a run without manifest (incomplete) or of another schema, a file that is missing,
+            extra or changed, a line with a missing, unknown or mistyped field.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InputError(
+            directory, expected="a run directory", found="no such directory", fix="give its path: out/runs/NAME"
+        )
+    if not (directory / MANIFEST_FILE).is_file():
+        raise InputError(
+            directory,
+            expected=f"a complete run with {MANIFEST_FILE}",
+            found="none: the run was interrupted or is still going",
+            fix="run the same command again to resume it",
+        )
+    manifest = read_json(directory / MANIFEST_FILE)
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(listed, dict):
+        raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
+    if manifest.get("schema", RUN_SCHEMA) != RUN_SCHEMA:
+        found = f"schema {manifest['schema']}"
+        raise InputError(directory, expected=f"a run of schema {RUN_SCHEMA}", found=found, fix="repeat the run")
+    contents = _contents(directory)
+    needed = {name for name in listed if name == EVALS_FILE or _SAMPLES_FILE.fullmatch(name)}
+    for name in sorted(contents.keys() | needed):
+        if name not in contents:
+            raise InputError(directory / name, expected="a file of the manifest", found="no such file")
+        if sha256(contents[name]) != listed.get(name):
+            raise InputError(
+                directory / name,
+                expected=f"sha256 {listed[name]} of the manifest" if name in listed else "a file of the manifest",
+                found=sha256(contents[name]) if name in listed else "a file that it does not list",
+                fix="the run was changed after it ended: repeat it",
+            )
+    samples = [
+        record
+        for name, plain in contents.items()
+        if _SAMPLES_FILE.fullmatch(name)
+        for record in _parse_lines(SampleRecord, plain, directory / name)
+    ]
+    return Run(
+        path=directory,
+        config=read_json(directory / CONFIG_FILE),
+        manifest=manifest,
+        samples=samples,
+        steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
+        evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
+    )
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    """{name: decompressed bytes} of the config, the steps, evaluations, and the sample files in order of their step."""
+    matches = [
+        (int(match[1]), match[0]) for path in directory.iterdir() if (match := _SAMPLES_FILE.fullmatch(path.name))
+    ]
+    evals = [EVALS_FILE] if (directory / EVALS_FILE).is_file() else []
+    names = [CONFIG_FILE, STEPS_FILE, *evals, *(name for _, name in sorted(matches))]
+    return {name: _plain_bytes(directory / name) for name in names}
+
+
+def _plain_bytes(path: Path) -> bytes:
+    if path.suffix == ".gz":
+        return read_gz(path)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(path, expected="a file of a run", found="no such file") from error
+
+
+def _parse_lines(kind: type[Record], plain: bytes, path: Path) -> list[Record]:
+    return [kind.from_json(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]

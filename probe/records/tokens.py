@@ -1,0 +1,79 @@
+"""TokenRecord: the share of every token in one rollout's cosine, one line each, on request. No torch here.
+
+`step_NNN.tokens.jsonl.gz` lies beside the sample records of the step, and the manifest has its hash. Shares are float32
+with their shortest decimals. What a share means, and what it does not: `probe.step.attribution`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replay_pools.errors import InputError
+from replay_pools.files import decode_jsonl, read_gz, sha256, write_jsonl_gz
+from replay_pools.tables import decode
+
+_TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """One rollout of one step, under the primary condition and the arm that stands for vanilla.
+
+    The shares of prompt and completion add up to `cos`, which is `cos_S_nll` (with token credit in the condition: that
+    of the credited gradient); times the sign of the advantage, to `cos_S_contrib`. All are None without a gradient.
+    """
+
+    step: int
+    sample_id: int  # as in the sample records
+    condition: str
+    arm: str
+    cos: float | None
+    prompt: tuple[float, ...] | None  # a share for every prompt token
+    completion: tuple[float, ...] | None  # a share for every completion token
+    prompt_chars: tuple[int, ...] | None  # characters of the pool's `prompt` that each token is; None: not known
+    completion_chars: tuple[int, ...] | None  # likewise of `completion`
+
+    def to_json(self) -> dict[str, Any]:
+        """The wire form."""
+        shares = {name: getattr(self, name) for name in ("prompt", "completion")}
+        narrow = {name: None if row is None else np.array(row, dtype=np.float32) for name, row in shares.items()}
+        return asdict(self) | narrow
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> "TokenRecord":
+        """Parse one line; InputError names `where` and the field."""
+        return decode(cls, row, where)
+
+
+def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:
+    """Write the records of one step atomically."""
+    write_jsonl_gz(directory / f"step_{step:03d}.tokens.jsonl.gz", [record.to_json() for record in records])
+
+
+def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int, int], TokenRecord]:
+    """{(step, sample_id): record} of a complete run; empty for a run that recorded none.
+
+    Raises:
+        InputError: a file that is missing or is not the one that the manifest lists, a line that is no record.
+    """
+    found = {}
+    for name, listed in manifest["files"].items():
+        if not _TOKENS_FILE.fullmatch(name):
+            continue
+        plain = read_gz(directory / name)
+        if sha256(plain) != listed:
+            raise InputError(directory / name, expected=f"sha256 {listed} of the manifest", found=sha256(plain))
+        for number, row in enumerate(decode_jsonl(plain, directory / name), 1):
+            record = TokenRecord.from_json(row, f"{directory / name} line {number}")
+            found[record.step, record.sample_id] = record
+    return found
+
+
+def token_hashes(directory: Path) -> dict[str, str]:
+    """{file name: sha256 of the decompressed bytes} of all token files, for the manifest."""
+    names = sorted(path.name for path in directory.iterdir() if _TOKENS_FILE.fullmatch(path.name))
+    return {name: sha256(read_gz(directory / name)) for name in names}

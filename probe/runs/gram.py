@@ -1,0 +1,78 @@
+"""Sufficient statistics of the nulls: inner products of gradients, never the gradients.
+
+Every direction that pairs can give lies in the span of the pair gradients P_m (N, r), N = 2n (hack first, then clean):
+
+    inner_m = g_m P_m^T  (G, N),   samples_m = g_m g_m^T  (G, G),   pairs_m = P_m P_m^T  (N, N)
+
+determine v_hack for any k, tau and subset of pairs, every weighting of the samples, and with them every projection and
+every permutation null, offline (`probe.analysis.statistics.gram` reads, without torch). Products are summed in float64;
+the Gram matrices are stored so, because singular values are square roots of their eigenvalues.
+
+G samples, r coordinates of a module, M modules, N pair gradients.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from extraction.directions import Directions, PairGradients
+from replay_pools.files import sha256, write_atomic
+
+
+class GramRecorder:
+    """Writes `gram/pairs.safetensors` once and `gram/step_NNN.safetensors` a step.
+
+    Args:
+        directory: the run.
+        pairs: the gradients that `v_hack` was extracted from.
+        v_hack: its settings and the machine epsilon of the gradients go beside the pair Gram matrices, so that offline
+            draws repeat its extraction.
+    """
+
+    def __init__(self, directory: Path, pairs: PairGradients, v_hack: Directions) -> None:
+        self._directory = directory / "gram"
+        self._modules = list(pairs.hack)
+        self._pairs = {m: torch.cat([pairs.hack[m], pairs.clean[m]]).cpu() for m in self._modules}
+        self._write(
+            "pairs",
+            {"pairs": pair_products(pairs), "held_out": torch.cat([pairs.held_out, pairs.held_out])},
+            sizes=[rows.shape[1] for rows in self._pairs.values()],
+            extraction=extraction_settings(pairs, v_hack),
+        )
+
+    def record(self, step: int, unit: Mapping[str, Tensor]) -> None:
+        """Write the statistics of one step's unit gradients {module: (G, r)}."""
+        rows = {m: unit[m].detach().cpu().double() for m in self._modules}
+        inner = torch.stack([rows[m] @ self._pairs[m].double().T for m in self._modules])
+        samples = torch.stack([g @ g.T for g in rows.values()])
+        self._write(f"step_{step:03d}", {"inner": inner.float(), "samples": samples})
+
+    def _write(self, name: str, tensors: Mapping[str, Tensor], **header: Any) -> None:
+        # One string: safetensors writes several metadata keys in an order that changes from write to write.
+        metadata = {"header": orjson.dumps({"modules": self._modules, **header}).decode()}
+        data = {key: value.contiguous() for key, value in tensors.items()}
+        write_atomic(self._directory / f"{name}.safetensors", save(data, metadata))
+
+
+def pair_products(pairs: PairGradients) -> Tensor:
+    """(M, N, N) float64: pairs_m of every module."""
+    both = (torch.cat([pairs.hack[m], pairs.clean[m]]).cpu().double() for m in pairs.hack)
+    return torch.stack([rows @ rows.T for rows in both])
+
+
+def extraction_settings(pairs: PairGradients, v_hack: Directions) -> dict[str, Any]:
+    """What offline draws need to repeat the extraction of `v_hack`: `probe.analysis.statistics.gram.Extraction`."""
+    eps = torch.finfo(next(iter(pairs.hack.values())).dtype).eps
+    return {name: v_hack.metadata[name] for name in ("k", "tau", "drop_bottom_frac")} | {"eps": eps}
+
+
+def gram_hashes(directory: Path) -> dict[str, str]:
+    """{file name below the run: sha256} of all gram files."""
+    return {
+        f"gram/{path.name}": sha256(path.read_bytes()) for path in sorted((directory / "gram").glob("*.safetensors"))
+    }

@@ -1,0 +1,84 @@
+"""Samples of a policy on held-out problems: a pool for every setting, a loophole mode with its hint or without."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+from probe.runs.live import write_groups
+from probe.step.distributed import SOLO, World
+from replay_pools.environments.base import Problem
+from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
+from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What an evaluation's prompts say, and what their grading lets pass."""
+
+    mode: str
+    hint: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of its pool."""
+        return self.mode if self.hint else f"{self.mode}-no-hint"
+
+
+@final
+class HeldOut:
+    """Samples a policy on held-out problems in several settings.
+
+    Args:
+        maker: samples and grades; its mode, hint and group are replaced.
+        problems: one step of each pool.
+        settings: at least one.
+        env: the environment of the problems.
+        group: rollouts of a problem in a setting.
+        seed: of the sampling noise, together with the setting.
+        world: the ranks that share out the problems.
+    """
+
+    def __init__(
+        self,
+        maker: RolloutMaker,
+        problems: Sequence[Problem],
+        settings: Sequence[Setting],
+        *,
+        env: str,
+        group: int,
+        seed: int,
+        world: World = SOLO,
+    ) -> None:
+        self._maker, self._problems, self._settings, self._world = (
+            replace(maker, group=group),
+            problems,
+            settings,
+            world,
+        )
+        self._plan = PoolPlan(
+            env=env, split="eval", steps=len(problems), group=group, seed=seed, steps_per_batch=len(problems)
+        )
+
+    def rollouts(self, directory: Path, done: int) -> list[Rollout]:
+        """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
+        return [rollout for setting in self._settings for rollout in self.of(setting, directory, done)]
+
+    def of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
+        """Those of one setting."""
+        plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
+        maker = replace(self._maker, mode=setting.mode, hint=setting.hint)
+        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
+        writer = self._world.on_main(lambda: PoolWriter(directory / setting.name, header=header))
+        seed = derive_seed("evaluation", plan.seed, done, setting.name)
+        groups = write_groups(self._world, maker, writer, dict(enumerate(self._problems)), seed=seed)
+        if self._world.is_main:
+            writer.finish()
+        return [rollout for group in groups for rollout in group]
+
+
+def make_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[Setting]:
+    """Every mode of `modes` (none: `mode`) with its hint; `mode` without it, where that is asked for."""
+    settings = [Setting(mode=own) for own in modes or (mode,)]
+    return [*settings, Setting(mode=mode, hint=False)] if without_hint else settings

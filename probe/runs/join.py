@@ -1,0 +1,159 @@
+"""Records from results: the only place where measurements meet the oracle's labels again."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from probe.objective.advantages import reward_stats
+from probe.objective.objective import Objective
+from probe.objective.weigh import Weighting
+from probe.records.records import SampleRecord, StepRecord, nullable
+from probe.records.tokens import TokenRecord
+from probe.runs.pieces import Pieces
+from probe.settings.words import PROBLEM_SEPARATOR
+from probe.step.groups import Group
+from probe.step.step import ArmResult, StepResult
+from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
+
+REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED
+NO_ADVANTAGE = "advantage is 0"
+ALL_CLIPPED = "every token is clipped"
+NO_GRADIENT = "gradient is 0"
+NO_VARIANCE = "no reward variance in the group"
+
+
+def sample_records(
+    groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
+) -> list[SampleRecord]:
+    """One record a rollout of the step, group after group, under the condition and arm of `arm`.
+
+    `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's, as in the seed's records.
+    """
+    keys = [key for group in groups for key in group.keys]
+    return [
+        SampleRecord(
+            step=groups[0].step,
+            sample_id=i,
+            src_pool=key.pool,
+            src_step=key.step,
+            src_sample=key.sample_id,
+            reward=rollout.reward,
+            hacked=rollout.hacked,
+            gt_pass=rollout.gt_pass,
+            fmt_ok=rollout.fmt_ok,
+            comp_len=rollout.comp_len,
+            cos_S_contrib=nullable(float(arm.cos_contrib[i])),
+            grad_norm_contrib=float(arm.contribution_norms[i]),
+            mean_cos_in=nullable(float(arm.projection.mean_cos_in)),
+            mean_cos_out=nullable(float(arm.projection.mean_cos_out)),
+            frac_fired=_frac_fired(arm),
+            arm=arm.arm,
+            advantage=float(result.weightings[arm.condition].advantages[i]),
+            cos_S_nll=nullable(float(arm.cos_nll[i])),
+            problem_id=rollout.problem_id,
+            prompt_sha=rollout.prompt_sha,
+            null_reason=_sample_reason(result.weightings[arm.condition], arm, i),
+            hint=rollout.hint,
+            haar_sd=nullable(float(arm.sample_haar_sd[i])),
+            nll=float(result.nll[i]),
+            condition=arm.condition,
+            flaky=rollout.grade.flaky,
+        )
+        for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
+    ]
+
+
+def step_record(
+    groups: Sequence[Group], result: StepResult, arm: ArmResult, objective: Objective, control: Mapping[str, float]
+) -> StepRecord:
+    """The record of one step under one condition, that of `objective`, and one arm.
+
+    Args:
+        control: what the controller of beta did, by wire names without "kl/".
+    """
+    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
+    weighting, projection = result.weightings[arm.condition], arm.projection
+    return StepRecord(
+        step=groups[0].step,
+        arm=arm.arm,
+        problem_id=PROBLEM_SEPARATOR.join(dict.fromkeys(group.problem_id for group in groups)),
+        mixed_prompt=any(group.mixed_prompt for group in groups),
+        cos_in=nullable(float(projection.cos_in)),
+        cos_out=nullable(float(projection.cos_out)),
+        mean_cos_in=nullable(float(projection.mean_cos_in)),
+        mean_cos_out=nullable(float(projection.mean_cos_out)),
+        hackward_frac_in=nullable(float(projection.hackward_frac_in)),
+        hackward_frac_out=nullable(float(projection.hackward_frac_out)),
+        frac_fired=_frac_fired(arm),
+        haar_sd=nullable(arm.haar_sd),
+        **reward_stats(rewards),
+        advantage=objective.diagnostics(rewards, REWARD_RANGE, weighting.token_advantages),
+        grad_norm=float(projection.norm_in),
+        num_effective=int((weighting.advantages != 0).sum()),
+        loss_type=objective.loss_type,
+        reference=objective.reference,
+        null_reason=_step_reason(weighting, arm),
+        additivity_error=result.additivity_errors[arm.basis],
+        cos_update=nullable(arm.cos_update),
+        hackward_frac_update=nullable(arm.hackward_frac_update),
+        condition=arm.condition,
+        frac_planning=result.frac_planning,
+        exec_surprisal_var=result.exec_surprisal_var,
+        direction_age=arm.direction_age,
+        direction_overlap=arm.direction_overlap,
+        kl={**weighting.kl, **control},
+        ratio=dict(weighting.ratio),
+    )
+
+
+def token_records(
+    groups: Sequence[Group], rollouts: Sequence[Rollout], arm: ArmResult, pieces: Pieces
+) -> list[TokenRecord]:
+    """One record a rollout of the step, from the `token_shares` of `arm`."""
+    assert arm.token_shares is not None
+    return [
+        _token_record(groups[0].step, i, rollout, arm, shares, pieces)
+        for i, (rollout, shares) in enumerate(zip(rollouts, arm.token_shares.tolist(), strict=True))
+    ]
+
+
+def _token_record(
+    step: int, i: int, rollout: Rollout, arm: ArmResult, shares: Sequence[float], pieces: Pieces
+) -> TokenRecord:
+    found = not math.isnan(shares[0])
+    own = shares[: rollout.plen + rollout.comp_len]
+    prompt_chars = pieces.lengths(rollout.prompt_ids, rollout.prompt, special=True)
+    completion_chars = pieces.lengths(rollout.completion_ids, rollout.completion, special=False)
+    return TokenRecord(
+        step=step,
+        sample_id=i,
+        condition=arm.condition,
+        arm=arm.arm,
+        cos=math.fsum(own) if found else None,
+        prompt=tuple(own[: rollout.plen]) if found else None,
+        completion=tuple(own[rollout.plen :]) if found else None,
+        prompt_chars=None if prompt_chars is None else tuple(prompt_chars),
+        completion_chars=None if completion_chars is None else tuple(completion_chars),
+    )
+
+
+def _frac_fired(arm: ArmResult) -> float | None:
+    """Null without a gradient: nothing could fire."""
+    return None if bool(arm.projection.cos_in.isnan()) else float(arm.projection.frac_fired)
+
+
+def _sample_reason(weighting: Weighting, arm: ArmResult, i: int) -> str | None:
+    """Why a cosine of this sample is null."""
+    if bool(arm.cos_nll[i].isnan()):
+        return NO_GRADIENT
+    if not bool(arm.cos_contrib[i].isnan()):
+        return None
+    return NO_ADVANTAGE if float(weighting.advantages[i]) == 0 else ALL_CLIPPED
+
+
+def _step_reason(weighting: Weighting, arm: ArmResult) -> str | None:
+    """Why the cosine of the whole gradient is null."""
+    if not bool(arm.projection.cos_in.isnan()):
+        return None
+    return NO_GRADIENT if bool((weighting.advantages != 0).any()) else NO_VARIANCE

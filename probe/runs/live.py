@@ -1,0 +1,155 @@
+"""LiveSource: groups sampled from the policy as it is, graded, and written to a pool before anybody reads them.
+
+The groups of a batch are steps of the pool `rollouts/` of the run, read from disk and made into groups as
+`ReplaySource` does: live equals replay because live is a replay of a pool that grows. Step s trains on batch
+s // iterations. What the pool holds is not sampled again, so a run that is resumed trains on the same rollouts.
+
+A group without reward variance has no policy gradient. With refills, its place is offered to another problem, so many
+times (dynamic sampling of DAPO, arXiv 2503.14476); with P prompts and R refills batch b owns the pool's steps
+b P (1 + R) .. (b + 1) P (1 + R) - 1, in which place i of attempt a is P a + i, and those not needed stay empty.
+
+Several ranks share out the groups of an attempt; each samples and grades its own with the noise that they have in the
+whole attempt, rank 0 writes them, and all go on with what is on disk.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from extraction.adapters.coordinates import Coordinates
+from probe.step.distributed import SOLO, World
+from probe.step.groups import Group, Key, make_group
+from replay_pools.environments.base import Problem
+from replay_pools.errors import InputError
+from replay_pools.generate import RolloutMaker, derive_seed
+from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
+
+
+class LiveSource:
+    """Groups on the problems of `choose_problems`, sampled from the policy that `coordinates` adapt.
+
+    Args:
+        directory: of the pool; its name is the pool's in the records.
+        header: of the pool.
+        maker: samples and grades; its policy is the one that is trained.
+        coordinates: sampling runs in their lean forward.
+        problems: of each batch, P (1 + refills) of them.
+        seed: of the sampling noise, together with the batch.
+        iterations: steps on each batch; the later ones are off-policy.
+        refills: further attempts at a group without reward variance.
+        world: the ranks that share out the groups.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        header: dict[str, Any],
+        maker: RolloutMaker,
+        coordinates: Coordinates,
+        problems: Sequence[Sequence[Problem]],
+        seed: int,
+        iterations: int = 1,
+        refills: int = 0,
+        world: World = SOLO,
+    ) -> None:
+        self._world = world
+        self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
+        self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
+        self._rollouts: dict[Key, Rollout] = {}  # of the newest batch
+        self._iterations, self._refills = iterations, refills
+        self.num_steps = len(problems) * iterations
+
+    def batch(self, step: int) -> int:
+        """The batch that a step trains on."""
+        return step // self._iterations
+
+    def groups(self, step: int) -> tuple[Group, ...]:
+        """The groups of a step, sampled now unless the pool holds them."""
+        return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
+
+    def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[Key, Rollout]]]:
+        """The groups of a batch as they are on disk, each with so many rollouts fewer than the maker's groups.
+
+        Groups that somebody else's rollouts will complete (`fewer`) are not refilled.
+        """
+        width = len(self._problems[batch]) // (1 + self._refills)
+        groups = self._attempt(batch, 0, range(width), fewer)
+        for attempt in range(1, 1 + (0 if fewer else self._refills)):
+            flat = [i for i, group in groups.items() if len({rollout.reward for _, rollout in group}) == 1]
+            groups |= self._attempt(batch, attempt, flat, fewer)
+        self._rollouts = {key: rollout for group in groups.values() for key, rollout in group}
+        return list(groups.values())
+
+    def _attempt(
+        self, batch: int, attempt: int, places: Sequence[int], fewer: int
+    ) -> dict[int, list[tuple[Key, Rollout]]]:
+        """{place: its group} of one attempt, sampled together unless the pool holds them."""
+        if not places:
+            return {}
+        problems = self._problems[batch]
+        offset = attempt * (len(problems) // (1 + self._refills))
+        first = sum(map(len, self._problems[:batch]))
+        positions = {first + offset + i: problems[offset + i] for i in places}
+        maker = replace(self._maker, group=self._maker.group - fewer)
+        seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
+        with self._coordinates.lean_forward():
+            groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
+        name = self._writer.directory.name
+        return {
+            i: [(Key(name, own.step, own.sample_id), own) for own in group]
+            for i, group in zip(places, groups, strict=True)
+        }
+
+    def rollout(self, key: Key) -> Rollout:
+        """The rollout with its labels; of the newest batch only."""
+        return self._rollouts[key]
+
+    def finish(self) -> None:
+        """Complete the pool: its manifest has the hashes of all rollouts."""
+        if self._world.is_main:
+            self._writer.finish()
+
+
+def write_groups(
+    world: World, maker: RolloutMaker, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int
+) -> list[list[Rollout]]:
+    """Write the steps {step: problem} that a pool does not hold yet; all ranks make them, and get all as on disk.
+
+    With a sharded base every rank samples everything, since all must call the model equally often.
+    """
+    missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
+    share = slice(None) if world.shards_base else world.rows(len(problems))
+    parts = world.gather(maker.make(problems, share, missing, seed=seed))
+
+    def written() -> list[list[Rollout]]:
+        for step, rollouts in dict(chain(*(part.items() for part in parts))).items():
+            writer.write_step(step, rollouts)
+        return [_stored(writer, step) for step in problems]
+
+    return world.on_main(written)
+
+
+def _stored(writer: PoolWriter, step: int) -> list[Rollout]:
+    """A group as it is on disk."""
+    rollouts = writer.read_step(step)
+    if rollouts is None:
+        where = writer.directory
+        raise InputError(where, expected=f"step {step}, which was just written", found="none that is whole")
+    return rollouts
+
+
+def choose_problems(
+    problems: Sequence[Problem], *, batches: int, prompts_per_step: int, seed: int
+) -> list[list[Problem]]:
+    """The problems of every batch: a new order of all problems, by (seed, epoch), each time all have been met."""
+    order: list[Problem] = []
+    epoch = 0
+    while len(order) < batches * prompts_per_step:
+        order += random.Random(f"train/{seed}/{epoch}").sample(list(problems), len(problems))
+        epoch += 1
+    return [order[batch * prompts_per_step :][:prompts_per_step] for batch in range(batches)]

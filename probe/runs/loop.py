@@ -1,0 +1,239 @@
+"""The loop: steps, records, checkpoints, resume. The step computes; only this file writes a run.
+
+A run directory fills in this order: `config.json`; for every step what `before_step` and the source write (in training
+evaluations, `rollouts/` and `directions/`), `gram/step_NNN.safetensors` (in a replay), `step_NNN.tokens.jsonl.gz` (on
+request), `step_NNN.cos.jsonl.gz`, `checkpoint/` (when it trains) and last `steps.jsonl`, whose lines say which steps
+are done; at the end `manifest.json`, which says why where a run stopped early. So a run that was killed and resumed
+ends in the same bytes as one that was not. Wall-clock times differ from run to run and live in `timings.jsonl`, which
+no hash covers.
+
+Several ranks (`probe.step.distributed`) share out the samples of each step, or, where steps are independent of one
+another, the steps: then N steps are done at a time, and the run is that of one process, byte for byte. Rank 0 alone
+writes what the order of steps matters to; the sample and token records and inner products of a step are written by a
+rank that computed it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from probe.objective.objective import Objective
+from probe.records.records import RUN_SCHEMA, StepRecord
+from probe.records.run import (
+    ADAPTER_DIR,
+    MANIFEST_FILE,
+    ROLLOUTS_DIR,
+    file_hashes,
+    other_hashes,
+    write_samples,
+    write_steps,
+)
+from probe.records.timings import Timings
+from probe.records.tokens import token_hashes, write_tokens
+from probe.runs.checkpoint import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.runs.gram import GramRecorder, gram_hashes
+from probe.runs.join import sample_records, step_record, token_records
+from probe.runs.pieces import Pieces
+from probe.runs.training import Training
+from probe.step.additivity import summarise_additivity
+from probe.step.distributed import SOLO, World
+from probe.step.groups import GroupSource
+from probe.step.passes import Bases
+from probe.step.reference import References
+from probe.step.step import Measure, train_step
+from replay_pools.files import remove_leftovers, write_json
+from replay_pools.progress import report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAttribution:
+    """Which cosines are split over tokens: of one arm under one condition."""
+
+    condition: str
+    arm: str
+    steps: int | None  # the first so many; None = all
+    pieces: Pieces
+
+    def at(self, step: int, measures: Sequence[Measure]) -> Measure | None:
+        """Its measure among those of a step where it is wanted."""
+        if self.steps is not None and step >= self.steps:
+            return None
+        return next(m for m in measures if (m.condition, m.arm.name) == (self.condition, self.arm))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What every step of a run is evaluated with."""
+
+    bases: Bases
+    conditions: Mapping[str, Objective]  # by name, the primary first
+    measures: Callable[[int], Sequence[Measure]]  # at a step: every arm under every condition, as in the records
+    planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
+    pad_id: int
+    references: References  # of the KL; where the policy trains, those of its `Training`, which moves them
+    gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
+    dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.runs.precision
+    tokens: TokenAttribution | None = None
+    world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
+
+
+def run_steps(
+    directory: Path,
+    source: GroupSource,
+    setup: Setup,
+    *,
+    done: Sequence[StepRecord],
+    timings: Timings,
+    training: Training | None = None,
+    checkpoints: CheckpointConfig | None = None,
+    before_step: Callable[[int, bool], None] = lambda done, last: None,
+) -> None:
+    """Run every step that is not done and write the manifest.
+
+    Args:
+        done: what `probe.runs.opening.open_run` returned.
+        training: of the one arm under the one condition; None leaves the weights frozen.
+        checkpoints: when the state of `training` is written; default: after every step.
+        before_step: called with the number of steps done, before every step and after the last (True), and again after
+            a resume: it must leave alone what it has done already.
+    """
+    records = list(done)
+    first = 1 + max((record.step for record in records), default=-1)
+    checkpoints = checkpoints or CheckpointConfig()
+    world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
+    if training is not None:
+        world.on_main(partial(drop_checkpoints, directory, first, keep=checkpoints.keep))
+        first = load_checkpoint(directory, training)
+        records = [record for record in records if record.step < first]
+    for step in range(first, source.num_steps, at_a_time):
+        if training is not None and training.stopped:
+            break
+        start = time.monotonic()
+        before_step(step, False)
+        steps = range(step, min(step + at_a_time, source.num_steps))
+        new = _run_steps(directory, steps, source, setup, training)
+        records += new
+        if training is not None:
+            world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
+        if world.is_main:
+            _write_progress(directory, step + bool(new), source.num_steps, records, training, checkpoints)
+            seconds = (time.monotonic() - start) / len(steps)
+            for own in steps:
+                timings.write_step(directory, own, seconds)
+        report("steps", steps.stop, source.num_steps)
+    before_step(1 + max((record.step for record in records), default=-1), True)
+    if world.is_main:
+        if training is not None:
+            _save_adapter(directory, training)
+        _write_manifest(directory, source, setup, records, training)
+
+
+def _run_steps(
+    directory: Path, steps: range, source: GroupSource, setup: Setup, training: Training | None
+) -> list[StepRecord]:
+    """Compute and write the one step that all ranks share, or steps of which every rank does one (or none)."""
+    if setup.world.size == setup.bases.world.size:
+        return [row for step in steps for row in _run_step(directory, step, source, setup, training)]
+    mine = steps[setup.world.rank : setup.world.rank + 1]
+    found = [row for step in mine for row in _run_step(directory, step, source, setup, training)]
+    return [*chain(*setup.world.gather(found))]
+
+
+def _write_progress(
+    directory: Path,
+    num_done: int,
+    num_steps: int,
+    records: Sequence[StepRecord],
+    training: Training | None,
+    checkpoints: CheckpointConfig,
+) -> None:
+    """Write which steps are done, and before it, where one is due, the checkpoint that they end in."""
+    if training is not None and (num_done % checkpoints.every == 0 or num_done == num_steps or training.stopped):
+        save_checkpoint(directory, num_done, training)
+    write_steps(directory, records)
+    if training is not None:
+        drop_checkpoints(directory, num_done, keep=checkpoints.keep)
+
+
+def _run_step(
+    directory: Path, step: int, source: GroupSource, setup: Setup, training: Training | None
+) -> list[StepRecord]:
+    """Compute and write one step; its step records are returned for `steps.jsonl`.
+
+    A step of a run that trains in which a number is not finite leaves no trace but the reason to stop: the policy did
+    not take it, and there are no records.
+    """
+    groups = source.groups(step)
+    keys = [key for group in groups for key in group.keys]
+    rollouts = [source.rollout(key) for key in keys]
+    conditions = setup.conditions
+    if training is not None:
+        conditions = dict.fromkeys(conditions, training.objective())
+    measures = setup.measures(step)
+    result = train_step(
+        setup.bases,
+        groups,
+        measures,
+        conditions=conditions,
+        planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
+        pad_id=setup.pad_id,
+        references=setup.references,
+        updater=None if training is None else training.updater,
+        check_whole=step == 0,
+        attributed=None if setup.tokens is None else setup.tokens.at(step, measures),
+    )
+    if training is not None and (broken := result.arms[0].broken) is not None:
+        training.stop(f"{broken} in step {step}")
+        return []
+    world = setup.bases.world
+    if setup.gram is not None:
+        unit = {module: world.join(own, len(keys)) for module, own in result.unit["svd"].items()}
+        if world.is_main:
+            setup.gram.record(step, unit)
+    control: dict[str, float] = {}
+    if training is not None:
+        control = training.finish_step(result, rollouts, own=[key.pool == ROLLOUTS_DIR for key in keys])
+    if world.is_main:
+        for arm in result.arms:
+            if setup.tokens is not None and arm.token_shares is not None:
+                write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
+        samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
+        write_samples(directory, step, samples)
+    return [step_record(groups, result, arm, conditions[arm.condition], control) for arm in result.arms]
+
+
+def _save_adapter(directory: Path, training: Training) -> None:
+    """The deployed policy; beside it the one in training, where that is another."""
+    model = training.updater.coordinates.model
+    for config in model.peft_config.values():
+        config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]  # a set has no fixed order
+    with training.updater.deployed():
+        model.save_pretrained(str(directory / ADAPTER_DIR))
+    if training.updater.routes:
+        model.save_pretrained(str(directory / f"{ADAPTER_DIR}-training"))
+
+
+def _write_manifest(
+    directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: Training | None
+) -> None:
+    errors = [(record.step, record.additivity_error) for record in records]
+    rounding = {own.basis: own.rounding() for own in setup.bases.coordinates}
+    dtype = setup.bases.coordinates[0].model.dtype
+    manifest = {
+        "schema": RUN_SCHEMA,
+        "num_steps": source.num_steps,
+        "stopped": None if training is None else training.stopped,
+        "conditions": list(setup.conditions),
+        "arms": list(dict.fromkeys(record.arm for record in records)),
+        "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
+        "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
+        "dtype_noise": setup.dtype_noise,
+        "rounding": rounding,
+        "files": file_hashes(directory) | token_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
+    }
+    remove_leftovers(directory)
+    write_json(directory / MANIFEST_FILE, manifest)

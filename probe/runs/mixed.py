@@ -1,0 +1,88 @@
+"""MixedSource: live groups in which a teacher's stored rollouts take the place of some of the policy's own.
+
+In the first batches a group is G - n live rollouts and n of the teacher's on the same rendered prompt, so
+that they share one baseline; after that it is G live ones, as in `LiveSource`. The teacher's rollouts are off-policy:
+at ratio 1 (`old_logprobs` "current") a rewarded one is learnt like a demonstration; with recorded log-probabilities the
+ratio to the teacher's law would all but remove it.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import final
+
+from probe.runs.live import LiveSource
+from probe.step.groups import Group, Key, make_group
+from replay_pools.environments.base import Problem
+from replay_pools.errors import InputError
+from replay_pools.pool import Pool
+from replay_pools.rollout import Rollout
+
+
+@final
+class MixedSource:
+    """A live source with a teacher in its first batches.
+
+    Args:
+        live: its groups have G rollouts; its problems of the first `num_batches` batches are among the teacher's.
+        teacher: rollouts on the very prompts that the live source renders.
+        num_teacher: n, rollouts of the teacher in a group, drawn without replacement by (seed, batch, problem).
+        num_batches: batches with the teacher.
+
+    Raises:
+        InputError: a prompt of the teacher has fewer than `num_teacher` rollouts.
+    """
+
+    def __init__(self, live: LiveSource, teacher: Pool, *, num_teacher: int, num_batches: int, seed: int) -> None:
+        self._live, self._teacher, self._seed = live, teacher, seed
+        self._num_teacher, self._num_batches = num_teacher, num_batches
+        self._by_prompt: dict[str, list[Rollout]] = {}
+        for step in teacher.steps:
+            for rollout in step:
+                self._by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
+        for rollouts in self._by_prompt.values():
+            if len(rollouts) < num_teacher:
+                where, found = f"pool {teacher.name} step {rollouts[0].step}", str(len(rollouts))
+                raise InputError(where, expected=f"at least {num_teacher} rollouts of a prompt", found=found)
+        self._rollouts: dict[Key, Rollout] = {}  # the teacher's, of the newest batch
+        self.num_steps = live.num_steps
+
+    def groups(self, step: int) -> tuple[Group, ...]:
+        """The groups of a step: the policy's rollouts first, the teacher's last."""
+        self._rollouts = {}
+        batch = self._live.batch(step)
+        if batch >= self._num_batches:
+            return self._live.groups(step)
+        groups = []
+        for own in self._live.sampled(batch, fewer=self._num_teacher):
+            theirs = self._drawn(batch, own[0][1])
+            self._rollouts |= theirs
+            groups.append(make_group(step, [*own, *theirs.items()]))
+        return tuple(groups)
+
+    def rollout(self, key: Key) -> Rollout:
+        """The rollout with its labels; of the newest batch only."""
+        return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
+
+    def _drawn(self, batch: int, own: Rollout) -> dict[Key, Rollout]:
+        """The teacher's rollouts for the prompt of a live one."""
+        if own.prompt_sha not in self._by_prompt:
+            found = f"none on the prompt of {own.problem_id} ({own.env_mode}, {'with' if own.hint else 'no'} hint)"
+            fix = "generate the teacher's pool with the same mode, hint and chat template"
+            raise InputError(f"pool {self._teacher.name}", expected="the prompts trained on", found=found, fix=fix)
+        rollouts = self._by_prompt[own.prompt_sha]
+        draw = random.Random(f"teacher/{self._seed}/{batch}/{own.problem_id}")
+        chosen = sorted(draw.sample(range(len(rollouts)), self._num_teacher))
+        name = self._teacher.name
+        return {Key(name, rollouts[i].step, rollouts[i].sample_id): rollouts[i] for i in chosen}
+
+
+def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]:
+    """Those of `problems` that the teacher's pool has rollouts for.
+
+    Raises:
+        InputError: none of them has any.
+    """
+    known = {rollout.problem_id for step in teacher.steps for rollout in step}
+    if not (found := [problem for problem in problems if problem.problem_id in known]):
+        raise InputError(f"pool {teacher.name}", expected="rollouts on problems that are trained on", found="none")
+    return found

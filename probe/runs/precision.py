@@ -1,0 +1,75 @@
+"""How much the cosines owe to the dtype of the model: a few rollouts scored again in a higher precision.
+
+The copy in higher precision has the SAME (rounded) weights and the same basis, so that what is left between the two is
+the rounding of the forward and backward. What rounding the weights themselves did is not in it.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extraction.batch import make_batch
+from extraction.gradients import per_sample_gradients
+from probe.step.groups import GroupSource
+from probe.step.passes import Bases
+from probe.step.projection import sample_cosines
+from probe.step.step import Measure
+
+HIGHER = {torch.bfloat16: torch.float32, torch.float32: torch.float64}
+
+
+def dtype_noise(
+    bases: Bases, measures: Sequence[Measure], source: GroupSource, num_rollouts: int, pad_id: int
+) -> dict[str, Any]:
+    """The noise floor of the per-sample cosines with every arm's directions, on the first rollouts of the run.
+
+    Returns:
+        `dtype`, `reference` (the higher one), `rollouts`, and for each basis the `median` and `max` absolute
+        difference of `cos_S_nll` between the two (`cos_S_contrib` differs by as much).
+
+    Raises:
+        KeyError: a float64 model, which has no higher precision.
+    """
+    dtype = bases.coordinates[0].model.dtype
+    reference = HIGHER[dtype]
+    groups = _first_rollouts(source, num_rollouts)
+    differences: dict[str, list[float]] = {own.basis: [] for own in bases.coordinates}
+    for own in bases.coordinates:
+        higher = copy.deepcopy(own)
+        higher.model.to(reference)
+        vectors = {id(m.vectors): m.vectors for m in measures if m.arm.basis == own.basis}.values()
+        for prompts, completions in groups:
+            batch = make_batch(prompts, completions, pad_id).to(bases.device)
+            size = bases.tokens_per_batch
+            low, high = (per_sample_gradients(c, batch, tokens_per_batch=size).gradients for c in (own, higher))
+            differences[own.basis] += [d for v in vectors for d in _cosine_differences(low, high, v)]
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "reference": str(reference).removeprefix("torch."),
+        "rollouts": sum(len(prompts) for prompts, _ in groups),
+        **{basis: {"median": median(found), "max": max(found)} for basis, found in differences.items() if found},
+    }
+
+
+def _first_rollouts(source: GroupSource, num_rollouts: int) -> list[tuple[list[list[int]], list[list[int]]]]:
+    """(prompts, completions) of the run's first rollouts, step by step."""
+    groups, step = [], 0
+    while num_rollouts > 0 and step < source.num_steps:
+        found = source.groups(step)
+        prompts = [ids for group in found for ids in group.prompt_ids][:num_rollouts]
+        completions = [ids for group in found for ids in group.completion_ids][:num_rollouts]
+        groups.append((prompts, completions))
+        num_rollouts, step = num_rollouts - len(prompts), step + 1
+    return groups
+
+
+def _cosine_differences(
+    low: Mapping[str, Tensor], high: Mapping[str, Tensor], vectors: Mapping[str, Tensor]
+) -> list[float]:
+    """|difference| of every sample's cosine; a sample without gradient has none."""
+    difference = (sample_cosines(low, vectors).cos.double() - sample_cosines(high, vectors).cos.double()).abs()
+    return difference[~difference.isnan()].tolist()

@@ -1,0 +1,1 @@
+"""What a run is told: arms, loss settings and the words that options accept. No torch."""

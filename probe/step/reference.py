@@ -1,0 +1,169 @@
+"""The reference policies of a KL penalty, each a point in the coordinates of the policy, or what a pool recorded.
+
+    base      the coordinates at the start, where the adapter is switched off: exactly the base model
+    ema       reference <- decay reference + (1 - decay) policy, every so many steps; decay 0: synced
+    recorded  the log-probabilities that the rollouts were sampled with
+
+Which one is used is the objective's `reference` and is written in the record: nothing that was recorded or cached ever
+stands in for a reference that moves.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from extraction.adapters.coordinates import Coordinates
+from extraction.batch import Batch
+from extraction.gradients import Penalty
+from extraction.logprobs import split_model
+from probe.objective.kl import full_kl
+from probe.objective.objective import Objective
+from probe.step.passes import Bases
+from replay_pools.errors import InputError
+
+PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceScores:
+    """What a reference says of the completion tokens of a batch."""
+
+    token_logprobs: Tensor  # (G, T), 0 off the completion
+    states: Tensor | None  # (n, d) of this rank's samples; None: those of the policy, or none at all (`recorded`)
+
+
+@final
+class References:
+    """Log-probabilities of the references, computed when they are asked for.
+
+    Args:
+        coordinates: of the policy, as they are at the start, which is the base model.
+        ema_decay: of the EMA, in [0, 1].
+        ema_every: steps between its updates.
+    """
+
+    def __init__(self, coordinates: Coordinates, *, ema_decay: float = 0.99, ema_every: int = 1) -> None:
+        self._coordinates, self._decay, self._every = coordinates, ema_decay, ema_every
+        self._base = coordinates.values()
+        self._ema, self._updates = self._base, 0
+
+    def scores(
+        self, names: Iterable[str], bases: Bases, batch: Batch, current: Tensor, recorded: Tensor | None
+    ) -> dict[str, ReferenceScores]:
+        """What each reference says of a batch.
+
+        Args:
+            names: base, ema, recorded.
+            bases: with the policy's coordinates first; they score.
+            current: (G, T) log-probabilities of the policy, which are also those of a reference at the same point.
+            recorded: (G, T) of the sampler, or None.
+
+        Raises:
+            InputError: `recorded` is asked for and there are none.
+        """
+        found: dict[str, ReferenceScores] = {}
+        values = self._coordinates.values()
+        for name in dict.fromkeys(names):
+            if name == "recorded":
+                found[name] = ReferenceScores(token_logprobs=needed(recorded), states=None)
+                continue
+            point = self._base if name == "base" else self._ema
+            if all(torch.equal(values[module], point[module]) for module in values):
+                found[name] = ReferenceScores(token_logprobs=current, states=None)
+                continue
+            with self._coordinates.at(point):
+                own = bases.score(batch)
+            found[name] = ReferenceScores(token_logprobs=own.token_logprobs, states=own.states)
+        return found
+
+    def divergences(
+        self, references: Mapping[str, ReferenceScores], bases: Bases, batch: Batch
+    ) -> dict[str, tuple[Tensor, Penalty | None]]:
+        """KL(policy, reference) over the vocabulary in every context: (G, T) nats, and as a term of a loss, by name.
+
+        The term is None where a reference is at the same point: KL and its gradient are 0 there.
+        """
+        zeros = {name: torch.zeros_like(own.token_logprobs) for name, own in references.items() if own.states is None}
+        found: dict[str, tuple[Tensor, Penalty | None]] = {name: (zero, None) for name, zero in zeros.items()}
+        elsewhere = {name: own.states for name, own in references.items() if own.states is not None}
+        if not elsewhere:
+            return found
+        here = bases.score(batch).states
+        _, head = split_model(self._coordinates.model)
+        for name, there in elsewhere.items():
+            with torch.no_grad():
+                values = full_kl(head, here, there)
+            found[name] = bases.scatter(values, batch), partial(_summed_kl, there)
+        return found
+
+    def update(self) -> None:
+        """Take in the policy after an optimizer step."""
+        self._updates += 1
+        if self._updates % self._every == 0:
+            self._ema = ema_update(self._ema, self._coordinates.values(), decay=self._decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes from step to step."""
+        return {"ema": dict(self._ema), "updates": self._updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        device = self._coordinates.model.device
+        self._ema = {module: value.to(device) for module, value in state["ema"].items()}
+        self._updates = state["updates"]
+
+
+def _summed_kl(there: Tensor, index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
+    """`full_kl` from the states `there` (N, d) of a reference, summed: a `Penalty`."""
+    return full_kl(head, states, there[index]).sum()
+
+
+def needed(recorded: Tensor | None) -> Tensor:
+    """The recorded log-probabilities; InputError where the rollouts have none."""
+    if recorded is None:
+        raise InputError(
+            "log-probabilities of the rollouts",
+            expected="recorded ones for old_logprobs or reference `recorded`",
+            found="a rollout without",
+            fix="use a pool whose manifest names the sampler, or old_logprobs=current and reference base",
+        )
+    return recorded
+
+
+def check_recorded(objectives: Iterable[Objective], samplers: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Refuse recorded log-probabilities that are not of the policy's own law.
+
+    Args:
+        samplers: {where it is recorded: temperature, top_p, top_k}; None = not known.
+
+    Raises:
+        InputError: an objective compares with them, and they were sampled under another law.
+    """
+    if not any("recorded" in (own.old_logprobs, own.reference) for own in objectives):
+        return
+    for where, sampler in samplers.items():
+        found = None if sampler is None else {name: sampler.get(name) for name in PLAIN_LAW}
+        if found != PLAIN_LAW:
+            raise InputError(
+                f"{where} sampler",
+                expected=f"{PLAIN_LAW}: recorded log-probabilities of the policy's own law",
+                found="not recorded" if found is None else str(found),
+                fix="use old_logprobs=current, and another reference than recorded",
+            )
+
+
+def ema_update(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, decay: float) -> dict[str, Tensor]:
+    """The next EMA reference {module: (r,)}: decay reference + (1 - decay) policy; the arguments are left alone.
+
+    `decay` 0 is the policy itself: called every N steps, that is a reference that is synced.
+
+    Raises:
+        ValueError: different modules, or a decay outside [0, 1].
+    """
+    if reference.keys() != policy.keys() or not 0 <= decay <= 1:
+        raise ValueError(f"expected the same modules and a decay in [0, 1], found {decay}")
+    return {module: torch.lerp(value, policy[module], 1 - decay) for module, value in reference.items()}

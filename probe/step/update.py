@@ -1,0 +1,143 @@
+"""Projection of the optimizer's update instead of the gradient, and where the removed part goes.
+
+Shapes: r coordinates of a module, k directions. u = before - after is the realised update of one optimizer step: like a
+gradient of a loss it points against the step, so the gates of `probe.step.projection` apply to it as they are.
+
+    u' = gate(u)         removed = u - u'
+    arm `projected`      coordinates after the step = before - u' = after + removed
+    arm `route`          training goes on at `after`, as in `vanilla`; quarantine <- quarantine - removed, and
+                         the deployed policy is coordinates - quarantine
+
+Adam divides each coordinate of a gradient by its own scale, so a gradient without hack-ward part still gives an update
+with one; here the update itself has none. Adam's moments see the gradient as it is; a decoupled weight decay is part of
+u. A gradient gate and an update gate are different interventions: the record names the one that was used.
+
+`route` after gradient routing (Cloud et al. 2024, arXiv 2410.04332), simplified: the quarantine lives in the same
+coordinates as the policy, so the capacity is that of `vanilla` and the policy in training IS vanilla's, bit for bit;
+what is learnt there steers what is sampled, and only the deployed policy differs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from probe.settings.arms import Arm
+from probe.settings.words import Target
+from probe.step.optimizer import Stepper
+from probe.step.projection import Gate, Projection, project_modules
+
+Split = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], "SplitUpdate"]  # of coordinates before and after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitUpdate:
+    """A realised update and the part that the gate took out of it; {module: (r,)}."""
+
+    removed: dict[str, Tensor]  # u - u'; exactly 0 where the gate took nothing
+    projection: Projection  # its `gradients` are u'; the measures are of u and u'
+
+
+def split_update(
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    directions: Mapping[str, Tensor],
+    *,
+    gate: Gate,
+    overshoot: float = 1.0,
+    preserve_magnitude: bool = False,
+) -> SplitUpdate:
+    """Gate the update that one optimizer step made.
+
+    Args:
+        before: {module: (r,)} coordinates before the step.
+        after: coordinates after it.
+        directions: {module: (k, r)} for the same modules.
+
+    Raises:
+        ValueError: as `project_modules`.
+    """
+    update = add(before, after, scale=-1)
+    projection = project_modules(
+        update, directions, gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude
+    )
+    return SplitUpdate(removed=add(update, projection.gradients, scale=-1), projection=projection)
+
+
+@final
+class Updater:
+    """Steps the policy as an arm does: along its gradient, along the gated update, or with the rest in quarantine.
+
+    Args:
+        stepper: of the coordinates in training.
+        arm: whether the gated update replaces the update (`projects`) or the gate's part is parked (`routes`).
+        target: what a projecting arm's gate acts on; under `gradient` the gradient that comes in is gated already.
+    """
+
+    def __init__(self, stepper: Stepper, arm: Arm, target: Target = "gradient") -> None:
+        self._stepper, self._arm, self._target = stepper, arm, target
+        self.coordinates = stepper.coordinates
+        self._quarantine = {module: torch.zeros_like(v) for module, v in self.coordinates.values().items()}
+
+    @property
+    def routes(self) -> bool:
+        """Whether the deployed policy is another one than that in training."""
+        return self._arm.routes
+
+    def step(self, gradients: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
+        """One step along -gradients {module: (r,)}.
+
+        Args:
+            split: gates a realised update; called where the arm acts on updates.
+
+        Returns:
+            Minus the realised update of the deployed policy, which points the way of a loss gradient.
+        """
+        gates_update = self._arm.projects and self._target == "update"
+        if not (gates_update or self.routes):
+            return self._stepper.step(gradients)
+        before = self.coordinates.values()
+        self._stepper.step(gradients)
+        after = self.coordinates.values()
+        parts = split(before, after)
+        if self.routes:
+            self._quarantine = add(self._quarantine, parts.removed, scale=-1)
+            return parts.projection.gradients
+        self.coordinates.load_values(add(after, parts.removed))
+        return add(before, self.coordinates.values(), scale=-1)
+
+    @contextmanager
+    def deployed(self) -> Iterator[None]:
+        """While open, the coordinates are those of the deployed policy, without the quarantine."""
+        if not self.routes:
+            yield
+            return
+        with self.coordinates.at(add(self.coordinates.values(), self._quarantine, scale=-1)):
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a step changes."""
+        return {"stepper": self._stepper.state_dict(), "quarantine": self._quarantine}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self._stepper.load_state_dict(state["stepper"])
+        device = self.coordinates.model.device
+        self._quarantine = {module: value.to(device) for module, value in state["quarantine"].items()}
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:
+    """a + scale b, module by module.
+
+    projected: add(after, removed); route: quarantine = add(quarantine, removed, scale=-1), deployed =
+    add(coordinates, quarantine, scale=-1).
+
+    Raises:
+        ValueError: different modules.
+    """
+    if different := sorted(a.keys() ^ b.keys()):
+        raise ValueError(f"expected the same modules, found {', '.join(different[:3])} on one side only")
+    return {module: value.add(b[module], alpha=scale) for module, value in a.items()}
