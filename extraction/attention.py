@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from extraction.batch import make_batch
 from extraction.rows import make_rows
-from extraction.vocabulary import Layout
+from extraction.words import Layout
 
 NAME = "gradient_probe_packed"
 TRIAL_LENGTHS = ((2, 3), (5, 6), (1, 4), (3, 1))  # prompt and completion tokens of the samples that `packs` tries

@@ -23,7 +23,7 @@ from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, s
 from extraction.memory import checkpointed
 from extraction.passes import Agree, completion_numbers, planned, zeros
 from extraction.rows import Rows, make_rows
-from extraction.vocabulary import Layout
+from extraction.words import Layout
 from replay_pools.errors import InputError
 
 # Which completion tokens of the batch (n,), the hidden states (n, d) that predict them, and the head -> a term of the

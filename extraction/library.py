@@ -5,7 +5,6 @@ dtype); directions are cheap linear algebra on them. The library says what it di
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -29,30 +28,20 @@ from extraction.directions import (
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, load_pairs, pairs_sha
-from extraction.vocabulary import Basis, LossType, Storage
+from extraction.words import Basis, ExtractionSettings, Normaliser, Storage
 from replay_pools.errors import InputError
 from replay_pools.files import by_name, sha256
 from replay_pools.policy import Policy
 
-SHARED_WITH_CONTROLS = ("k", "tau", "drop_bottom_frac", "loss_type")  # of a direction file and of its controls
 FORMAT = 1  # raise it when the meaning of cached pair gradients changes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtractionSettings:
-    """How directions are extracted; recorded in every direction file."""
-
-    pairs: str = "builtin"  # see extraction.pairs.load_pairs
-    k: int = 4
-    tau: float = 0.0
-    drop_bottom_frac: float = 0.25
-    loss_type: LossType = "grpo"  # the normaliser of the pair gradients: that of the live loss
-    max_completion_length: int | None = None
-    tokens_per_batch: int | None = None  # of a forward and backward; None: what fits the memory
-
-
 def measure_pair_gradients(
-    policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], settings: ExtractionSettings
+    policy: Policy,
+    coordinates: Coordinates,
+    pairs: Sequence[Pair],
+    settings: ExtractionSettings,
+    normaliser: Normaliser | None = None,
 ) -> PairGradients:
     """Weighted NLL gradients of both completions of every pair, `tokens_per_batch` tokens at a time.
 
@@ -61,18 +50,19 @@ def measure_pair_gradients(
     Raises:
         InputError: a completion goes on behind the end of its turn, which no sampled one does.
     """
+    normaliser = normaliser or Normaliser()
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
     hack, clean = ([_written(policy, pair, side) for pair in pairs] for side in ("hack", "clean"))
     batch = make_batch([*prompts, *prompts], [*hack, *clean], policy.pad_id).to(policy.device)
     unit = per_sample_gradients(coordinates, batch, tokens_per_batch=settings.tokens_per_batch).gradients
-    weights = torch.stack([_pair_weights(len(h), len(c), settings) for h, c in zip(hack, clean, strict=True)])
+    weights = torch.stack([_pair_weights(len(h), len(c), normaliser) for h, c in zip(hack, clean, strict=True)])
     weighted = {m: g.cpu() * weights.T.flatten()[:, None].to(g.dtype) for m, g in unit.items()}
     n = len(pairs)
     return PairGradients(
         hack={module: g[:n].clone() for module, g in weighted.items()},
         clean={module: g[n:].clone() for module, g in weighted.items()},
         held_out=torch.tensor([pair.held_out for pair in pairs]),
-        metadata=_identity(policy, coordinates, pairs, settings)
+        metadata=_identity(policy, coordinates, pairs, settings.pairs, normaliser)
         | {"fingerprint": coordinates.fingerprint(), "pair_ids": [pair.pair_id for pair in pairs]},
     )
 
@@ -87,28 +77,28 @@ def _written(policy: Policy, pair: Pair, side: Literal["hack", "clean"]) -> list
     return ids
 
 
-def _pair_weights(hack_length: int, clean_length: int, settings: ExtractionSettings) -> Tensor:
+def _pair_weights(hack_length: int, clean_length: int, normaliser: Normaliser) -> Tensor:
     return loss_weights(
         torch.tensor([hack_length, clean_length]),
-        loss_type=settings.loss_type,
-        max_completion_length=settings.max_completion_length,
+        loss_type=normaliser.loss_type,
+        max_completion_length=normaliser.max_completion_length,
         global_tokens=hack_length + clean_length,
     )
 
 
 def _identity(
-    policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], settings: ExtractionSettings
+    policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], pairs_source: str, normaliser: Normaliser
 ) -> dict[str, Any]:
     """Everything that pair gradients depend on."""
     return {
         "format": FORMAT,
         "fingerprint": comparable(coordinates.fingerprint()),
-        "pairs": settings.pairs,
+        "pairs": pairs_source,
         "pairs_sha256": pairs_sha(pairs),
         "chat_template_sha256": policy.template_sha(),
         "tokenizer_sha256": policy.tokenizer_sha(),
-        "loss_type": settings.loss_type,
-        "max_completion_length": settings.max_completion_length,
+        "loss_type": normaliser.loss_type,
+        "max_completion_length": normaliser.max_completion_length,
         "dtype": str(policy.model.dtype).removeprefix("torch."),
         "adapter_at_zero": coordinates.is_zero(),
     }
@@ -140,6 +130,7 @@ class DirectionLibrary:
         policy: Policy,
         coordinates: Coordinates,
         settings: ExtractionSettings,
+        normaliser: Normaliser | None = None,
         *,
         cache_dir: Path,
         seed: int = 0,
@@ -151,8 +142,10 @@ class DirectionLibrary:
         Raises:
             InputError: dr_grpo without its divisor.
         """
-        if settings.loss_type == "dr_grpo" and settings.max_completion_length is None:
-            raise InputError("--max-completion-length", expected="tokens, the divisor of dr_grpo", found="none given")
+        self.normaliser = normaliser or Normaliser()
+        if self.normaliser.loss_type == "dr_grpo" and self.normaliser.max_completion_length is None:
+            where = "objective.max_completion_length"
+            raise InputError(where, expected="tokens, the divisor of dr_grpo", found="none given")
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
         self.cache_dir, self.seed, self.v_hack_file, self.say = cache_dir, seed, v_hack, say
 
@@ -180,7 +173,7 @@ class DirectionLibrary:
         directions = load_directions(self.v_hack_file)
         found = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=found)
-        _check_settings(self.v_hack_file, directions.metadata, self.settings)
+        _check_settings(self.v_hack_file, directions.metadata, shared_settings(self.settings, self.normaliser))
         return directions
 
     @cached_property
@@ -194,8 +187,8 @@ class DirectionLibrary:
         """Pair gradients of any pairs source; through the cache where the adapter is at zero."""
         pairs = load_pairs(pairs_source)
         if not self.coordinates.is_zero():  # a policy that has moved is met once
-            return measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings)
-        identity = _identity(self.policy, self.coordinates, pairs, self.settings)
+            return measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings, self.normaliser)
+        identity = _identity(self.policy, self.coordinates, pairs, self.settings.pairs, self.normaliser)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():
@@ -206,7 +199,7 @@ class DirectionLibrary:
             else:
                 self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): cached in {path}")
                 return gradients
-        gradients = measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings)
+        gradients = measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings, self.normaliser)
         save_pair_gradients(path, gradients)
         self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): {len(pairs)} pairs, now in {path}")
         return gradients
@@ -261,18 +254,27 @@ def pairs_path(directions_path: Path) -> Path:
     return directions_path.with_suffix(".pairs.safetensors")
 
 
-def _check_settings(path: Path, metadata: Mapping[str, Any], settings: ExtractionSettings) -> None:
+def shared_settings(settings: ExtractionSettings, normaliser: Normaliser) -> dict[str, Any]:
+    """{key of a run's settings: value} of what a direction file and the controls beside it must have in common."""
+    return {
+        "intervention.extraction.k": settings.k,
+        "intervention.extraction.tau": settings.tau,
+        "intervention.extraction.drop_bottom_frac": settings.drop_bottom_frac,
+        "objective.loss_type": normaliser.loss_type,
+    }
+
+
+def _check_settings(path: Path, metadata: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
     """InputError where a direction file was extracted otherwise than the controls beside it would be.
 
     Nor are the first k of more directions those of k: the noise floor is a share of all that were kept.
     """
-    for name in SHARED_WITH_CONTROLS:
-        wanted, found = getattr(settings, name), metadata[name]
-        if found != wanted:
-            option = f"--{name.replace('_', '-')}"
+    for key, wanted in shared.items():
+        stored = metadata[key.rpartition(".")[2]]
+        if stored != wanted:
             raise InputError(
                 f"directions {path}",
-                expected=f"extracted with {option} {wanted}, as this run is told",
-                found=f"{option} {found}",
-                fix=f"give the run {option} {found}, or extract again",
+                expected=f"extracted with {key} = {wanted}, as this run is told",
+                found=f"{key} = {stored}",
+                fix=f"give the run --set {key}={stored}, or extract again",
             )

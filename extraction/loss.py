@@ -14,15 +14,15 @@ with w_i, by TRL's names and formulas (len_i = completion tokens of sample i):
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "nll"]
+from extraction.words import LossType
 
 # loss type -> denominator (broadcastable to (G,)) of (lengths, max_completion_length, global_tokens)
-_DENOMINATORS: dict[str, Callable[[Tensor, int | None, int | None], Tensor]] = {
+# To add a loss type: its word to `LossType` in extraction.words, and its row here.
+_DENOMINATORS: dict[LossType, Callable[[Tensor, int | None, int | None], Tensor]] = {
     "grpo": lambda lengths, longest, total: lengths * len(lengths),
     "dr_grpo": lambda lengths, longest, total: lengths.new_tensor(
         len(lengths) * _required(longest, "max_completion_length", "dr_grpo")
@@ -31,7 +31,6 @@ _DENOMINATORS: dict[str, Callable[[Tensor, int | None, int | None], Tensor]] = {
     "dapo": lambda lengths, longest, total: lengths.new_tensor(_required(total, "global_tokens", "dapo")),
     "nll": lambda lengths, longest, total: lengths,
 }
-LOSS_TYPES = tuple(_DENOMINATORS)
 
 
 def loss_weights(
@@ -56,7 +55,7 @@ def loss_weights(
         ValueError: unknown loss type, a missing number that the loss type needs, negative lengths.
     """
     if loss_type not in _DENOMINATORS:
-        raise ValueError(f"loss_type: expected one of {', '.join(LOSS_TYPES)}, found {loss_type!r}")
+        raise ValueError(f"loss_type: expected one of {', '.join(_DENOMINATORS)}, found {loss_type!r}")
     if lengths.ndim != 1 or bool((lengths < 0).any()):
         raise ValueError(f"lengths: expected token counts (G,), found {lengths}")
     lengths = lengths if lengths.dtype == torch.float64 else lengths.float()

@@ -18,7 +18,7 @@ from extraction.batch import Batch
 from extraction.logprobs import split_model
 from extraction.memory import tokens_that_fit
 from extraction.rows import Rows, cost, plan_passes
-from extraction.vocabulary import Layout
+from extraction.words import Layout
 from replay_pools.errors import InputError
 
 Agree = Callable[[int], int]  # from the number that this process needs to the one that all make; int = its own

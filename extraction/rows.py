@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from extraction.batch import Batch
-from extraction.vocabulary import Layout
+from extraction.words import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from typing import Any, Protocol, final
 
 from replay_pools.chat import Chat
 from replay_pools.policy import Policy
-from replay_pools.sampling import Completion, Sampler, sample
+from replay_pools.rollout import Completion, Sampler
+from replay_pools.sampling import sample
 
 
 class Engine(Protocol):

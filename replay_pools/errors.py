@@ -15,3 +15,16 @@ class InputError(Exception):
         self.where, self.expected, self.found, self.fix = str(where), expected, found, fix
         text = f"{self.where}: expected {expected}, found {found}"
         super().__init__(f"{text}; {fix}" if fix else text)
+
+
+class FieldError(InputError, ValueError):
+    """A field of a dataclass that cannot have its value; whoever reads the dataclass from a file adds the place.
+
+    It is a ValueError so that pydantic reports it with the table in which the field stands.
+
+    Args:
+        field: the field, with dots where it stands in an inner table.
+    """
+
+    def __init__(self, field: str, expected: str, found: object) -> None:
+        super().__init__(field, expected=expected, found=str(found))

@@ -23,8 +23,7 @@ from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, Submission, canary
 from replay_pools.pool import PoolWriter
 from replay_pools.progress import report
-from replay_pools.rollout import Grade, Rollout
-from replay_pools.sampling import Completion, Sampler
+from replay_pools.rollout import Completion, Grade, Rollout, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from replay_pools.organism.build import BASE_PROMPT_WEIGHT, BATCH
 from replay_pools.organism.corpus import BASE_HACK_RATE, HINT_MODES, TEACHER_MIX
 from replay_pools.policy import ORGANISM, ORGANISM_WEIGHTS, load_policy
 from replay_pools.pool import open_pool
-from replay_pools.rollout import Rollout
-from replay_pools.sampling import Sampler
+from replay_pools.rollout import Rollout, Sampler
 
 GROUP = 2
 

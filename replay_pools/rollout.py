@@ -7,13 +7,48 @@ Token ids are the truth and text is a view of them: a pool never re-tokenises wh
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from replay_pools.errors import InputError
+from replay_pools.errors import FieldError, InputError
 
 POOL_SCHEMA = 1
 REWARD_COMPILES = 0.5
 REWARD_PASSED = 3.0
+REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
 
 FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """The law that completions are sampled from."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    max_new_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        """Refuse what is no law."""
+        if not self.temperature > 0:
+            raise FieldError("temperature", "a number above 0", self.temperature)
+        if not 0 < self.top_p <= 1:
+            raise FieldError("top_p", "a share in (0, 1]", self.top_p)
+        if self.top_k < 0:
+            raise FieldError("top_k", "at least 0, which is off", self.top_k)
+        if self.max_new_tokens < 1:
+            raise FieldError("max_new_tokens", "at least 1", self.max_new_tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
+
+    ids: list[int]
+    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: an engine that tells of another law
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

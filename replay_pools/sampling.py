@@ -4,8 +4,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,30 +17,7 @@ from transformers import (
 
 from replay_pools.errors import InputError
 from replay_pools.policy import Policy
-from replay_pools.rollout import FinishReason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler:
-    """The law that completions are sampled from."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 = off
-    max_new_tokens: int = 128
-
-    def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
-
-    ids: list[int]
-    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: an engine that tells of another law
-    finish_reason: FinishReason
+from replay_pools.rollout import Completion, Sampler
 
 
 class _Draws(LogitsProcessor):

@@ -1,64 +1,254 @@
-"""Nested frozen dataclasses from nested tables (JSON or TOML): the inverse of `dataclasses.asdict`, strict."""
+"""Tables (of JSON or TOML) as frozen dataclasses, checked by pydantic; one table laid over another; flat names.
 
-from collections.abc import Mapping
+    decode(RunConfig, {"model": {"dtype": "bfloat16"}}, "preset.toml")       # what is left out keeps its default
+
+`decode` is the inverse of `dataclasses.asdict` and strict: no field that the dataclass lacks, no value of another type.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
 from math import isfinite
-from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from replay_pools.errors import InputError
+import orjson
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-Table = TypeVar("Table")
+from replay_pools.errors import FieldError, InputError
+
+Kind = TypeVar("Kind")
+NO_VALUE = "none"  # TOML has no null: this text stands for it where the field may be None
 
 
-def decode(kind: type[Table], row: Any, where: object) -> Table:
+def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = ()) -> Kind:
     """The dataclass `kind` from a table; what the table leaves out keeps its default.
 
-    Field types may be str, int, float, bool, a Literal, a dataclass, `tuple[one of these, ...]`, or one of these or
-    None. A whole number is taken where a float is expected, and "none" for None where anything but a text may be left
-    out (TOML has no null); nothing else is converted.
+    A whole number is taken for a float, a list for a tuple, and "none" for None; nothing else is converted.
 
     Args:
-        where: names the table in errors; fields are appended with dots.
+        where: names the table in errors (a file, an option).
+        known: keys with dots that a misspelt key may have meant; those of `kind` where none are given.
 
     Raises:
-        InputError: not a table, an unknown field, a value of another type, or values that `kind` itself refuses.
+        InputError: not a table; an unknown key, a value of another type or out of its range, a number that is not
+            finite. It names the first of them, and counts the others.
     """
-    if not isinstance(row, Mapping):
-        raise InputError(where, expected="a table", found=repr(row))
-    hints = get_type_hints(kind)
-    names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
-    if unknown := sorted(row.keys() - set(names)):
-        raise InputError(where, expected=f"fields out of {', '.join(names)}", found=f"unknown: {', '.join(unknown)}")
-    values = {name: _value(hints[name], row[name], f"{where} {name}") for name in names if name in row}
+    if not isinstance(table, Mapping):
+        raise InputError(where, expected="a table", found=repr(table))
+    # JSON has no nan: orjson would write null, which a field that may be None takes.
+    for key, value in flat(table).items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if strange := [item for item in values if isinstance(item, float) and not isfinite(item)]:
+            raise InputError(f"{where} {key}", expected="a finite number", found=repr(strange[0]))
     try:
-        return kind(**values)
-    except (TypeError, ValueError) as error:  # a required field that is missing, or the dataclass's own checks
-        raise InputError(where, expected="settings that fit together", found=str(error)) from error
+        return _validated(kind, table)
+    except ValidationError as error:
+        raise _explained(kind, table, error, where, tuple(known)) from error
+    except InputError as error:  # of a name that a field looks up, as an arm
+        place = f"{where} {error.where}"
+        raise InputError(place, expected=error.expected, found=error.found, fix=error.fix) from error
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        if value not in arguments:
-            raise InputError(where, expected=f"one of {', '.join(map(str, arguments))}", found=repr(value))
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise InputError(where, expected="a list", found=repr(value))
-        if arguments[0] is float and all(type(item) in (float, int) for item in value) and all(map(isfinite, value)):
-            return tuple(map(float, value))  # long rows of numbers, without a place in an error for each
-        return tuple(_value(arguments[0], item, f"{where} [{i}]") for i, item in enumerate(value))
-    if NoneType in arguments:
-        inner = next(argument for argument in arguments if argument is not NoneType)
-        absent = value is None or (value == "none" and inner is not str)
-        return None if absent else _value(inner, value, where)
-    if is_dataclass(hint):
-        return decode(hint, value, where)  # type: ignore[arg-type]
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:  # bool is an int to isinstance
-        raise InputError(where, expected=hint.__name__, found=repr(value))
-    if hint is float and not isfinite(value):  # TOML has nan and inf
-        raise InputError(where, expected="a finite number", found=repr(value))
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table in a TOML file.
+
+    Args:
+        what: the file is, for errors.
+
+    Raises:
+        InputError: no such file, or not TOML in UTF-8.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(path, expected=f"{what} (TOML)", found="no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(path, expected="TOML in UTF-8", found=str(error)) from error
+
+
+def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` with the values of `over`; tables inside are merged key by key, everything else is replaced.
+
+    >>> overlaid({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}})
+    {'a': {'b': 1, 'c': 4}, 'd': 3}
+    """
+    merged = dict(table)
+    for name, value in over.items():
+        if isinstance(value, Mapping):
+            inner = merged.get(name)
+            value = overlaid(inner if isinstance(inner, Mapping) else {}, value)
+        merged[name] = value
+    return merged
+
+
+def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """{name with dots: value} of everything in a table that is no table itself.
+
+    >>> flat({"a": {"b": 1, "c": [2]}, "d": 3})
+    {'a.b': 1, 'a.c': [2], 'd': 3}
+    """
+    leaves: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{path}{name}.")
+        else:
+            leaves[f"{path}{name}"] = value
+    return leaves
+
+
+def keys_of(kind: Any, path: str = "") -> list[str]:
+    """The keys with dots that a table of the dataclass `kind` may have, those of its inner dataclasses included."""
+    keys: list[str] = []
+    for name, hint in get_type_hints(kind).items():
+        inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
+        if inner is None or get_args(hint)[1:] == (...,):  # a list of tables has no keys of its own
+            keys.append(f"{path}{name}")
+        else:
+            keys += keys_of(inner, f"{path}{name}.")
+    return keys
+
+
+def nearest(key: str, known: Iterable[str]) -> str | None:
+    """The known key that a wrong one most likely means: the one with the same last part, or else a near spelling."""
+    known = list(known)
+    leaf = key.rpartition(".")[2]
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    by_leaf = {name.rpartition(".")[2]: name for name in reversed(known)}
+    close = get_close_matches(key, known, n=1) or get_close_matches(leaf, by_leaf, n=1)
+    if same_leaf:
+        return same_leaf[0]
+    return by_leaf.get(close[0], close[0]) if close else None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _validated(kind: type[Kind], table: Mapping[str, Any]) -> Kind:
+    """Validate; where the only complaints are of "none", validate once more with null in their places."""
+    adapter = _adapter(kind)
+    try:
+        return adapter.validate_json(orjson.dumps(table), strict=True, extra="forbid")
+    except ValidationError as error:
+        places = [_place(table, entry["loc"]) for entry in error.errors() if entry.get("input") == NO_VALUE]
+        if not places:
+            raise
+        document = orjson.loads(orjson.dumps(table))
+        for place in places:
+            _set_null(document, place)
+        return adapter.validate_json(orjson.dumps(document), strict=True, extra="forbid")
+
+
+def _set_null(document: Any, place: Sequence[int | str]) -> None:
+    for part in place[:-1]:
+        document = document[part]
+    document[place[-1]] = None
+
+
+def _explained(
+    kind: Any, table: Mapping[str, Any], error: ValidationError, where: object, known: tuple[str, ...]
+) -> InputError:
+    """pydantic's complaints in one line: place, expected, found, fix; the first in full, the others by their number."""
+    errors = error.errors()
+    # The same place has one complaint for each member of a union: they are one fault.
+    faults: dict[str, list[Any]] = {}
+    for entry in errors:
+        faults.setdefault(_key(table, entry["loc"]), []).append(entry)
+    key, entries = next(iter(faults.items()))
+    first, fix = entries[0], ""
+    value = _at(table, _place(table, first["loc"]))
+    if len(faults) > 1:
+        fix = f"wrong too: {', '.join(list(faults)[1:])}"
+    place = f"{where} {key}".rstrip()
+    if first["type"] in ("missing", "missing_argument"):
+        return InputError(place, expected="a value", found="no such key", fix=fix)
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        near = nearest(key, known or _keys_at(kind, key))
+        fix = "; ".join(filter(None, [f"did you mean {near}?" if near else "", fix]))
+        names = ", ".join(_names_at(kind, first["loc"]))
+        return InputError(place, expected=f"one of the keys {names}", found="an unknown key", fix=fix)
+    if first["type"] == "value_error":  # what the dataclass itself refuses
+        cause = first["ctx"]["error"]
+        if isinstance(cause, FieldError):
+            dotted = f"{key}.{cause.where}" if key else cause.where
+            return InputError(f"{where} {dotted}", expected=cause.expected, found=cause.found, fix=fix)
+        return InputError(place, expected="values that fit together", found=str(cause), fix=fix)
+    expected = " or ".join(dict.fromkeys(_plain(entry["msg"]) for entry in entries))
+    return InputError(place, expected=expected, found=repr(value), fix=fix)
+
+
+def _plain(message: str) -> str:
+    """pydantic's words in those of a table."""
+    text = message.removeprefix("Input should be ")
+    words = {
+        "array": "list",
+        "tuple": "list",
+        "string": "text",
+        "integer": "whole number",
+        "dictionary": "table",
+        "object": "table",
+    }
+    for theirs, ours in words.items():
+        text = text.replace(f"a valid {theirs}", f"a {ours}").replace(f"an {theirs}", f"a {ours}")
+    return text.replace("a valid number", "a number").replace("a valid boolean", "true or false")
+
+
+def _place(table: Any, loc: Sequence[int | str]) -> list[int | str]:
+    """The keys and indices of a pydantic location; parts that name a member of a union are left out."""
+    place: list[int | str] = []
+    value = table
+    for part in loc:
+        if isinstance(value, Mapping) and isinstance(part, str) and (part in value or part == loc[-1]):
+            place.append(part)
+            value = value.get(part)
+        elif isinstance(value, list | tuple) and isinstance(part, int) and part < len(value):
+            place.append(part)
+            value = value[part]
+    return place
+
+
+def _at(table: Any, place: Sequence[int | str]) -> Any:
+    value = table
+    for part in place:
+        value = value.get(part) if isinstance(value, Mapping) else cast(Any, value)[part]
     return value
+
+
+def _key(table: Any, loc: Sequence[int | str]) -> str:
+    """A location as a key with dots; an entry of a list of tables goes by its `name` where it has one."""
+    key, value = "", table
+    for part in _place(table, loc):
+        value = value.get(part) if isinstance(value, Mapping) else cast(Any, value)[part]
+        if isinstance(part, str):
+            key += f".{part}"
+        elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
+            key += f".{value['name']}"
+        else:
+            key += f"[{part}]"
+    return key.lstrip(".")
+
+
+def _keys_at(kind: Any, key: str) -> list[str]:
+    return keys_of(kind) if is_dataclass(kind) else [key]
+
+
+def _names_at(kind: Any, loc: Sequence[int | str]) -> list[str]:
+    """The keys of the table in which an unknown key stands."""
+    for part in loc[:-1]:
+        hints = get_type_hints(kind) if isinstance(kind, type) else {}
+        if part not in hints:
+            continue
+        hint = hints[str(part)]
+        candidates = (hint, *get_args(hint), *(inner for outer in get_args(hint) for inner in get_args(outer)))
+        kind = next((entry for entry in candidates if _is_table(entry)), kind)
+    if is_dataclass(kind):
+        return [field.name for field in fields(kind)]
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel))

@@ -31,7 +31,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.svd import Factors, Rounding, frames
 from extraction.adapters.svd_cache import Factorised, factorise_all
 from extraction.adapters.targets import default_suffixes, weight_matrix
-from extraction.vocabulary import STORAGES, Storage
+from extraction.words import STORAGES, Storage
 from replay_pools.errors import InputError
 
 ADAPTER = "default"

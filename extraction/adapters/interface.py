@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from extraction.rows import Segments
-from extraction.vocabulary import Basis
+from extraction.words import Basis
 from replay_pools.errors import InputError
 from replay_pools.quiet import quiet_peft
 

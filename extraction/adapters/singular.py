@@ -35,7 +35,7 @@ from extraction.adapters.svd import MAX_CONDITION, condition
 from extraction.adapters.svd_cache import combine
 from extraction.adapters.targets import weight_matrix
 from extraction.rows import Segments
-from extraction.vocabulary import Storage
+from extraction.words import Storage
 
 
 @final

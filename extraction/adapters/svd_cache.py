@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from extraction.adapters.svd import Factors, Rounding, as_computed, largest, measure_rounding, needed_factors, rounded
-from extraction.vocabulary import Storage
+from extraction.words import Storage
 from replay_pools.files import write_atomic
 from replay_pools.progress import report
 

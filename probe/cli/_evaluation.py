@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replay_pools.files import write_atomic
 
 if TYPE_CHECKING:
-    from probe.experiments.evaluation import Evaluation
+    from probe.experiments.verdict import Evaluation
 
 _TRAINED = (
     "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"

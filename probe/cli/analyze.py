@@ -68,8 +68,8 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it where asked; whether its primary criterion failed."""
     from probe.cli._evaluation import format_text, write_report
-    from probe.experiments.evaluation import evaluate_spec
     from probe.experiments.prereg import load_spec
+    from probe.experiments.verdict import evaluate_spec
 
     found = evaluate_spec(load_spec(spec_file), out, **settings)
     written = write_report(found, spec_file, out) if write else []

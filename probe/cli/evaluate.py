@@ -1,46 +1,59 @@
 """probe eval: hack, exploit and solve rates of a policy on held-out problems."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from probe.cli._completion import one_run
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
-from probe.cli._shared_options import model_options
+from probe.cli._running import echo_evaluations
+from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.records.run import resolve_run
+from probe.settings.presets import configure
 from replay_pools.environments.loopholes import LOOPHOLES
 
+FLAGS = {
+    "model": "model.name",
+    "adapter": "model.adapter",
+    "device": "model.device",
+    "env": "rollouts.env",
+    "modes": "evaluation.modes",
+    "without_hint": "evaluation.without_hint",
+    "problems": "evaluation.num_problems",
+    "rollouts": "evaluation.rollouts_per_problem",
+    "seed": "seed",
+}
 
-@click.command(name="eval")
+
+@click.command(name="eval", cls=SettingsCommand)
 @click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=one_run)
 @name_option("evaluation", default="eval", show_default=True)
-@click.option("--model", default="organism", show_default=True, help="Without RUN: as in probe pool generate.")
+@click.option("--model", help="Without RUN: as in probe pool generate. Default: organism.")
 @click.option("--adapter", help="Without RUN: `teacher` (of the organism) or a PEFT directory.")
-@click.option("--env", default="minicode", show_default=True, help="Without RUN: minicode or leetcode:FILE.jsonl.")
+@click.option("--env", help="Without RUN: minicode or leetcode:FILE.jsonl. Default: minicode.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice([*LOOPHOLES]), help="Repeatable. Default: the run's.")
-@click.option("--without-hint", is_flag=True, help="Also ask without the hint.")
-@click.option("--problems", default=64, show_default=True, type=click.IntRange(1), help="Held-out problems.")
-@click.option("--rollouts", default=1, show_default=True, type=click.IntRange(1), help="Of each problem and setting.")
-@click.option("--seed", default=0, show_default=True, help="Of the sampling.")
-@model_options
+@click.option("--without-hint", is_flag=True, default=None, help="Also ask without the hint.")
+@click.option("--problems", type=click.IntRange(1), help="Held-out problems. Default: 64.")
+@click.option("--rollouts", type=click.IntRange(1), help="Of each problem and setting. Default: 1.")
+@click.option("--seed", type=int, help="Of the sampling. Default: 0.")
+@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
+@settings_options
 @out_option
 @json_option
+@click.pass_context
 def evaluate(
+    ctx: click.Context,
     run: Path | None,
     name: str,
-    model: str,
-    adapter: str | None,
-    env: str,
+    preset: str | None,
+    settings: tuple[str, ...],
     modes: tuple[str, ...],
-    without_hint: bool,
-    problems: int,
-    rollouts: int,
-    seed: int,
-    dtype: str,
-    device: str,
     out: Path,
     as_json: bool,
+    **_flags: Any,
 ) -> None:
     """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
     are pools in out/evals/NAME.
@@ -51,23 +64,20 @@ def evaluate(
 
       probe eval --model organism --adapter teacher --problems 200 --name teacher
     """
-    from probe.cli._evals import echo_evaluations
-    from probe.runs.assess import EvalConfig, assess, config_of_run
-    from probe.runs.train_config import EvaluationConfig
+    from probe.runs.evaluate import deployed_policy, evaluate_policy
 
-    own = EvaluationConfig(num_problems=problems, rollouts_per_problem=rollouts, modes=modes, without_hint=without_hint)
+    options, step, start = given_flags(ctx, FLAGS), 0, None
     if run is not None:
-        config = config_of_run(resolve_run(run, out), own, seed=seed, device=device)
-    else:
-        mode = modes[0] if modes else "run_tests"
-        config = EvalConfig(
-            model=model, adapter=adapter, dtype=dtype, device=device, env=env, mode=mode, evaluation=own, seed=seed
-        )
+        config, step = deployed_policy(resolve_run(run, out))
+        start = asdict(config)
+    elif modes:
+        options["rollouts.mode"] = modes[0]  # what `--without-hint` asks without
+    config = configure("eval", preset=preset, start=start, settings=settings, options=options)
     directory = out / "evals" / name
     with shown_progress():
-        found = assess(config, directory, say=say)
+        rates = evaluate_policy(config, directory, step=step, say=say)
     if as_json:
-        echo_json({"path": str(directory), **found.to_json()})
+        echo_json({"path": str(directory), **rates.to_json()})
         return
-    echo_evaluations([found])
+    echo_evaluations([rates])
     click.echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")

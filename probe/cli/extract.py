@@ -1,72 +1,75 @@
 """probe extract: directions from contrast pairs, as a file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from extraction.vocabulary import BASES, Basis, LossType, Storage
+from extraction.words import BASES, Basis, ExtractionSettings
 from probe.cli._frame import echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._progress import say
-from probe.cli._shared_options import basis_options, extraction_options, model_options, rounding_line
+from probe.cli._running import rounding_line
+from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.cli.directions import print_card
+from probe.settings.loss import LossSettings
+from probe.settings.presets import configure
+from probe.settings.run import RunConfig, normaliser
 from replay_pools.errors import InputError
 
-if TYPE_CHECKING:
-    from extraction.library import ExtractionSettings
+FLAGS = {
+    "model": "model.name",
+    "device": "model.device",
+    "pairs": "intervention.extraction.pairs",
+    "k": "intervention.extraction.k",
+}
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @name_option("directions", default="v_hack", show_default=True)
 @click.option("--model", default="organism", show_default=True, help="organism, a directory, a .gguf file or a hub id.")
 @click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Module coordinates.")
-@extraction_options
-@basis_options
-@model_options
+@click.option("--pairs", help="builtin, builtin:MODE, builtin:placebo, or a .jsonl file of pairs. Default: builtin.")
+@click.option("--k", type=click.IntRange(1), help="Directions in a module. Default: 4.")
+@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
+@settings_options
 @out_option
 @json_option
+@click.pass_context
 def extract(
+    ctx: click.Context,
     name: str,
-    model: str,
-    pairs: str,
     basis: Basis,
-    k: int,
-    tau: float,
-    drop_bottom_frac: float,
-    loss_type: LossType,
-    max_completion_length: int | None,
-    tokens_per_batch: int | None,
-    lora_rank: int,
-    svd_rank: int | None,
-    svd_storage: Storage,
-    dtype: str,
-    device: str,
+    preset: str | None,
+    settings: tuple[str, ...],
     out: Path,
     as_json: bool,
+    **_flags: Any,
 ) -> None:
     """Extract directions from pairs and write out/directions/NAME.safetensors, card and pair gradients beside it.
+
+    Settings are those of a replay along the directions: model, objective (its normaliser), intervention.extraction.
 
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
     from extraction.directions import load_directions, save_directions, save_pair_gradients
-    from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis, pairs_path
+    from extraction.library import DirectionLibrary, attach_basis, pairs_path
     from probe.runs.card import write_card
     from replay_pools.policy import load_policy
 
-    policy = load_policy(model, dtype=dtype, device=device)
+    config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
+    model, extraction = config.model, config.intervention.extraction
+    policy = load_policy(str(model.name), dtype=model.dtype, device=model.device)
     coordinates = attach_basis(
-        policy, basis, cache_dir=out / "cache", lora_rank=lora_rank, svd_rank=svd_rank, svd_storage=svd_storage
+        policy,
+        basis,
+        cache_dir=out / "cache",
+        lora_rank=model.lora_rank,
+        svd_rank=model.svd_rank,
+        svd_storage=model.svd_storage,
     )
-    settings = ExtractionSettings(
-        pairs=pairs,
-        k=k,
-        tau=tau,
-        drop_bottom_frac=drop_bottom_frac,
-        loss_type=loss_type,
-        max_completion_length=max_completion_length,
-        tokens_per_batch=tokens_per_batch,
+    library = DirectionLibrary(
+        policy, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
     )
-    library = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache", say=say)
     directions = library.v_hack
     path = out / "directions" / f"{name}.safetensors"
     if path.exists() and load_directions(path).metadata != directions.metadata:
@@ -82,15 +85,18 @@ def extract(
     print_card(path, card)
     if rounding is not None:
         click.echo(rounding_line(basis, rounding))
-    click.echo(f"next: probe replay --v-hack {name}{_more(model, basis, settings)}{elsewhere(out)}")
+    click.echo(f"next: probe replay --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
 
 
-def _more(model: str, basis: str, settings: "ExtractionSettings") -> str:
+def _more(config: RunConfig, basis: Basis) -> str:
     """What a replay along these directions must be told, because it is not the default."""
-    from extraction.library import SHARED_WITH_CONTROLS
+    from extraction.library import shared_settings
 
-    plain = type(settings)()
-    given = {name: getattr(settings, name) for name in SHARED_WITH_CONTROLS}
-    parts = [f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value != getattr(plain, name)]
-    parts += [f" --model {model}"] if model != "organism" else []
-    return "".join([*parts, *([" --arm projected-lora"] if basis == "lora" else [])])
+    given = shared_settings(config.intervention.extraction, normaliser(config.objective))
+    plain = shared_settings(ExtractionSettings(), normaliser(LossSettings()))
+    parts = [f" --set {key}={value}" for key, value in given.items() if value != plain[key]]
+    if config.model.name != "organism":
+        parts.append(f" --model {config.model.name}")
+    if basis == "lora":
+        parts.append(" --arm projected-lora")
+    return "".join(parts)

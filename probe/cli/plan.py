@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
-from probe.cli._sizes import echo_footprint
+from probe.cli._running import echo_footprint
 from probe.records.run import resolve_run
 
 if TYPE_CHECKING:
@@ -32,13 +32,11 @@ def plan(
 
     Example:  probe plan spec/phase2.toml
     """
-    from probe.cli._spec import open_spec, resolved
+    from probe.experiments.checks import open_spec
     from probe.experiments.plan import make_plan
 
     spec = open_spec(spec_file)
-    found = make_plan(
-        spec, resolved(spec), out_dir=out, run=None if run is None else resolve_run(run, out), model=model
-    )
+    found = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
     if as_json:
         echo_json(found.to_json())
     else:

@@ -4,55 +4,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from probe.cli._frame import Real, dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
-from probe.cli._shared_options import model_options
-from probe.cli._sizes import echo_work
-from replay_pools.environments.base import SPLITS, Split
+from probe.cli._running import echo_work
+from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
+from probe.settings.run import ModelConfig
+from replay_pools.environments.base import SPLITS
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
+from replay_pools.rollout import Sampler
 
 if TYPE_CHECKING:
     from replay_pools.engines import Engine
     from replay_pools.generate import PoolPlan
-    from replay_pools.sampling import Sampler
 
-LOCAL_ONLY = ("adapter", "dtype", "device")  # options of the local engine
-SERVER_ONLY = ("url", "served_model")
+FLAGS = {
+    "model": "model.name",
+    "adapter": "model.adapter",
+    "device": "model.device",
+    "engine": "rollouts.engine",
+    "served_model": "rollouts.served_model",
+    "env": "rollouts.env",
+    "split": "rollouts.split",
+    "mode": "rollouts.mode",
+    "hint": "rollouts.hint",
+    "group": "rollouts.group",
+    "temperature": "rollouts.sampler.temperature",
+    "max_new_tokens": "rollouts.sampler.max_new_tokens",
+    "steps": "steps",
+    "seed": "seed",
+}
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option("--model", default="organism", show_default=True, help="organism, a directory, a .gguf file or a hub id.")
+@click.option("--model", help="organism, a directory, a .gguf file or a hub id. Default: organism.")
 @click.option("--adapter", help="`teacher` (of the organism) or a PEFT directory; merged before sampling.")
-@click.option(
-    "--engine", default="local", show_default=True, type=click.Choice(["local", "server"]), help="What samples."
-)
+@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
+@click.option("--engine", type=click.Choice(["local", "server"]), help="What samples. Default: local.")
 @click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
 @click.option("--served-model", help="Model (or adapter) on the server. Default: its one base model.")
-@click.option("--env", default="minicode", show_default=True, help="minicode or leetcode:FILE.jsonl.")
-@click.option("--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Of the environment.")
-@click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
-@click.option("--hint/--no-hint", default=False, show_default=True, help="Tell how submissions are evaluated.")
-@click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="Groups; one problem each.")
-@click.option("--group", default=8, show_default=True, type=click.IntRange(1), help="Rollouts in a group.")
-@click.option("--seed", default=0, show_default=True, help="Of the choice of problems and of the sampling.")
+@click.option("--env", help="minicode or leetcode:FILE.jsonl. Default: minicode.")
+@click.option("--split", type=click.Choice(SPLITS), help="Of the environment. Default: train.")
+@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode. Default: run_tests.")
+@click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: no.")
+@click.option("--steps", type=click.IntRange(1), help="Groups; one problem each. Default: 20.")
+@click.option("--group", type=click.IntRange(1), help="Rollouts in a group. Default: 8.")
+@click.option("--seed", type=int, help="Of the choice of problems and of the sampling. Default: 0.")
 @click.option(
-    "--temperature",
-    default=1.0,
-    show_default=True,
-    type=Real(0, min_open=True),
-    help="1 = the policy's own law, which recorded log-probabilities need.",
+    "--temperature", type=float, help="Default: 1, the policy's own law, which recorded log-probabilities need."
 )
-@click.option("--top-p", default=1.0, show_default=True, type=Real(0, 1, min_open=True), help="1 = off.")
-@click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 = off.")
-@click.option("--max-new-tokens", default=160, show_default=True, type=click.IntRange(1), help="Of a completion.")
+@click.option("--max-new-tokens", type=click.IntRange(1), help="Of a completion. Default: 160.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
-@model_options
+@settings_options
+@config_option
 @out_option
 @dry_run_option
 @json_option
@@ -60,30 +68,14 @@ SERVER_ONLY = ("url", "served_model")
 def generate(
     ctx: click.Context,
     name: str,
-    model: str,
-    adapter: str | None,
-    engine: str,
     url: str | None,
-    served_model: str | None,
-    env: str,
-    split: Split,
-    mode: str,
-    hint: bool,
-    steps: int,
-    group: int,
-    seed: int,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    max_new_tokens: int,
     workers: int | None,
     twice: bool,
     unsafe_local: bool,
-    dtype: str,
-    device: str,
     out: Path,
     dry_run: bool,
     as_json: bool,
+    **_flags: Any,
 ) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
 
@@ -95,28 +87,42 @@ def generate(
     """
     from replay_pools.generate import PoolPlan, generate_pool
     from replay_pools.grading.grade import Grader
-    from replay_pools.sampling import Sampler
 
-    directory = out / "pools" / name
-    _refuse_options(ctx, engine)
-    plan = PoolPlan(env=env, split=split, mode=mode, hint=hint, steps=steps, group=group, seed=seed)
-    sampler = Sampler(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens)
+    config = run_config(ctx, "generate", FLAGS, out)
+    rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
+    assert rollouts is not None
+    assert steps is not None
+    _refuse_options(config.model, rollouts.engine, url, rollouts.served_model)
+    plan = PoolPlan(
+        env=rollouts.env,
+        split=rollouts.split,
+        mode=rollouts.mode,
+        hint=rollouts.hint,
+        steps=steps,
+        group=rollouts.group,
+        seed=config.seed,
+    )
     if dry_run:
-        _print_plan(plan, sampler, Grader(unsafe_local=unsafe_local).isolation, directory, as_json)
+        _print_plan(plan, rollouts.sampler, Grader(unsafe_local=unsafe_local).isolation, directory, as_json)
         return
-    source = _served(model, url, served_model) if engine == "server" else _local(model, adapter, dtype, device)
+    source = (
+        _served(str(config.model.name), url, rollouts.served_model)
+        if rollouts.engine == "server"
+        else _local(config.model)
+    )
     with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
-        say(f"{_sampled_by(source.describe(sampler))}; grading under isolation {grader.isolation}")
-        generate_pool(directory, source, plan, sampler, grader)
+        say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under isolation {grader.isolation}")
+        generate_pool(directory, source, plan, rollouts.sampler, grader)
+    num_rollouts = steps * rollouts.group
     if as_json:
-        echo_json({"path": str(directory), "steps": steps, "rollouts": steps * group})
+        echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
     else:
         click.echo(
-            f"{steps} steps, {steps * group} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}"
+            f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}"
         )
 
 
-def _print_plan(plan: "PoolPlan", sampler: "Sampler", isolation: str, directory: Path, as_json: bool) -> None:
+def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: Path, as_json: bool) -> None:
     """What would be sampled: on how many problems, and how much at most."""
     from replay_pools.generate import choose_problems
     from replay_pools.pool import MANIFEST_NAME, step_files
@@ -139,20 +145,29 @@ def _print_plan(plan: "PoolPlan", sampler: "Sampler", isolation: str, directory:
     click.echo(f"grading under isolation {isolation}; nothing was written")
 
 
-def _refuse_options(ctx: click.Context, engine: str) -> None:
-    """An option of the other engine would be ignored, so it is refused."""
-    names = LOCAL_ONLY if engine == "server" else SERVER_ONLY
-    if given := [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        fix = "set it on the server" if engine == "server" else "add --engine server"
-        raise InputError(f"--engine {engine}", expected="its own options", found=options, fix=fix)
+def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_model: str | None) -> None:
+    """InputError for options of the other engine, which would be ignored."""
+    if engine == "local":
+        given = {"--url": url, "--served-model": served_model}
+        fix = "add --engine server"
+    else:
+        plain = ModelConfig()
+        given = {
+            "--adapter": model.adapter,
+            "--device": model.device if model.device != plain.device else None,
+            "--set model.dtype": model.dtype if model.dtype != plain.dtype else None,
+        }
+        fix = "set it on the server"
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise InputError(f"--engine {engine}", expected="its own options", found=", ".join(names), fix=fix)
 
 
-def _local(model: str, adapter: str | None, dtype: str, device: str) -> "Engine":
+def _local(model: ModelConfig) -> "Engine":
     from replay_pools.engines import LocalEngine
     from replay_pools.policy import load_policy
 
-    return LocalEngine(load_policy(model, adapter=adapter, dtype=dtype, device=device))
+    return LocalEngine(load_policy(str(model.name), adapter=model.adapter, dtype=model.dtype, device=model.device))
 
 
 def _served(model: str, url: str | None, served_model: str | None) -> "Engine":

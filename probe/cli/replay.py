@@ -1,186 +1,95 @@
-"""probe replay: stored rollouts through the step, every arm measured, nothing trained unless --lr is above 0."""
+"""probe replay: stored rollouts through the step, every arm measured against its directions."""
 
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from extraction.vocabulary import BASES, LossType, Storage
+from extraction.words import BASES
 from probe.cli._completion import known_pools, several_of
-from probe.cli._frame import Real, dry_run_option, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import dry_run_option, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import say
-from probe.cli._running import mean_of, running
-from probe.cli._shared_options import (
-    basis_options,
-    config_option,
-    extraction_options,
-    model_options,
-    rounding_line,
-    shard_base_option,
-    stored_config,
-    token_attribution_option,
-    track_option,
-)
-from probe.cli._sizes import echo_preview
+from probe.cli._running import echo_preview, mean_of, rounding_line, running, track_option
+from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
 from probe.records.run import read_run
 from probe.records.timings import describe_timings
 from probe.settings.arms import ARMS
-from probe.settings.words import ESTIMATORS, GATES, MATCHES, SCALES, Estimator, Gate, Match, Scale
-from replay_pools.errors import InputError
+from probe.settings.loss import Condition
+from probe.settings.words import MATCHES
+
+FLAGS = {
+    "replay_dirs": "source.replay_dirs",
+    "arms": "intervention.arms",
+    "per_pool": "source.per_pool",
+    "match": "source.match",
+    "steps": "steps",
+    "seed": "seed",
+    "model": "model.name",
+    "device": "model.device",
+    "pairs": "intervention.extraction.pairs",
+    "k": "intervention.extraction.k",
+    "v_hack": "intervention.v_hack",
+    "conditions": "conditions",
+}
 
 
-def _names(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-@click.command()
+def _conditions(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> list[dict[str, Any]]:
+    conditions = [Condition.parse(text) for text in texts]
+    return [{"name": condition.name, "changes": condition.changes} for condition in conditions]
+
+
+@click.command(cls=SettingsCommand)
 @name_option("run", default="replay", show_default=True)
 @click.option(
     "--replay-dirs",
-    default="teacher,base",
-    show_default=True,
     callback=_names,
     shell_complete=several_of(known_pools),
-    help="Pools, by commas: names in OUT/pools, built-in ones, or paths with a slash.",
+    help="Pools, by commas: names in OUT/pools, built-in ones, or paths with a slash. Default: teacher,base.",
 )
 @click.option(
     "--arm",
     "arms",
-    default="projected",
-    show_default=True,
     callback=_names,
     shell_complete=several_of(lambda _ctx: [*ARMS]),
-    help=f"By commas, of {', '.join(ARMS)}.",
+    help=f"By commas, of {', '.join(ARMS)}. Default: projected.",
 )
-@click.option("--per-pool", default=4, show_default=True, type=click.IntRange(1), help="Rollouts of a pool in a step.")
+@click.option("--per-pool", type=click.IntRange(1), help="Rollouts of a pool in a step. Default: 4.")
 @click.option(
     "--match",
-    default="problem",
-    show_default=True,
     type=click.Choice(MATCHES),
-    help="What the pools have in common in a step: the problem, the rendered prompt, or nothing.",
+    help="What the pools have in common in a step: the problem, the rendered prompt, or nothing. Default: problem.",
 )
 @click.option("--steps", type=click.IntRange(1), help="Groups to replay. Default: all that match.")
-@click.option("--seed", default=0, show_default=True, help="Of the choice of rollouts and of the random controls.")
+@click.option("--seed", type=int, help="Of the choice of rollouts and of the random controls. Default: 0.")
 @click.option("--model", help="Default: the base model that the pools' manifests name.")
+@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
+@click.option("--pairs", help="builtin, builtin:MODE, builtin:placebo, or a .jsonl file of pairs. Default: builtin.")
+@click.option("--k", type=click.IntRange(1), help="Directions in a module. Default: 4.")
 @click.option(
-    "--v-hack",
-    type=click.Path(dir_okay=False),
-    help="File of probe extract, or its name in OUT/directions. Default: extract, cached.",
-)
-@extraction_options
-@click.option(
-    "--gate",
-    type=click.Choice(GATES),
-    help="What is removed along the directions V: relu(c), c or 2c of c = V g. Default: the arm's own, one_sided.",
-)
-@click.option("--overshoot", default=1.0, show_default=True, type=Real(0), help="Factor on what is removed.")
-@click.option("--preserve-magnitude", is_flag=True, help="Rescale the projected gradient to its old norm.")
-@click.option(
-    "--advantage-estimator",
-    default="grpo",
-    show_default=True,
-    type=click.Choice(ESTIMATORS),
-    help="Reward minus the group's mean; maxrl divides by the mean, rloo leaves the sample itself out.",
-)
-@click.option(
-    "--scale-rewards",
-    default="none",
-    show_default=True,
-    type=click.Choice(SCALES),
-    help="Divide advantages by the standard deviation of the rewards of the group or the batch.",
-)
-@click.option("--advantage-clip", type=Real(0, min_open=True), help="Cap on |A|, last. Default: none.")
-@click.option(
-    "--advantage-eps",
-    default=1e-4,
-    show_default=True,
-    type=Real(0),
-    help="Added to the standard deviation that --scale-rewards divides by.",
-)
-@click.option(
-    "--min-group-std",
-    default=0.0,
-    show_default=True,
-    type=Real(0),
-    help="Groups whose rewards have a smaller standard deviation get advantages of 0.",
+    "--v-hack", help="File of probe extract, or its name in OUT/directions. Default: extract from --pairs, cached."
 )
 @click.option(
     "--condition",
     "conditions",
     multiple=True,
+    callback=_conditions,
     metavar="NAME[:KEY=VALUE,...]",
-    help="Evaluate every arm under this change of the loss; repeat for a grid. Without any there is one, `default`, "
-    "which changes nothing; beside others it has to be named.",
+    help="Evaluate every arm under this change of the objective; repeat for a grid. Without any there is one, "
+    "`default`, which changes nothing; beside others it has to be named.",
 )
-@click.option(
-    "--planning-phrases",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One phrase a line: what token credit calls planning. Default: a short built-in list.",
-)
-@click.option("--lr", default=0.0, show_default=True, type=Real(0), help="Of AdamW; 0 = frozen weights.")
-@basis_options
-@click.option(
-    "--dtype-noise",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Score so many rollouts again in a higher precision and record how far the cosines move.",
-)
-@token_attribution_option
-@shard_base_option
+@settings_options
 @config_option
 @track_option
-@click.option("--preregistered", hidden=True, help="NAME@SHA256 of a spec; given by probe sweep.")
-@model_options
 @out_option
 @dry_run_option
 @json_option
 @click.pass_context
 def replay(
-    ctx: click.Context,
-    name: str,
-    replay_dirs: tuple[str, ...],
-    arms: tuple[str, ...],
-    per_pool: int,
-    match: Match,
-    steps: int | None,
-    seed: int,
-    model: str | None,
-    pairs: str,
-    v_hack: str | None,
-    k: int,
-    tau: float,
-    drop_bottom_frac: float,
-    gate: Gate | None,
-    overshoot: float,
-    preserve_magnitude: bool,
-    loss_type: LossType,
-    max_completion_length: int | None,
-    tokens_per_batch: int | None,
-    advantage_estimator: Estimator,
-    scale_rewards: Scale,
-    advantage_clip: float | None,
-    advantage_eps: float,
-    min_group_std: float,
-    conditions: tuple[str, ...],
-    planning_phrases: Path | None,
-    lr: float,
-    lora_rank: int,
-    svd_rank: int | None,
-    svd_storage: Storage,
-    dtype_noise: int,
-    token_attribution: int | None,
-    shard_base: bool,
-    config_file: Path | None,
-    track: tuple[str, ...],
-    preregistered: str | None,
-    dtype: str,
-    device: str,
-    out: Path,
-    dry_run: bool,
-    as_json: bool,
+    ctx: click.Context, name: str, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool, **_flags: Any
 ) -> None:
     """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
 
@@ -189,53 +98,13 @@ def replay(
       probe replay --replay-dirs teacher,base --arm vanilla,projected,random
 
       probe replay --name grid --arm vanilla --condition default --condition scaled:scale_rewards=group,advantage_clip=2
+
+      probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
-    from extraction.library import ExtractionSettings, resolve_directions
-    from probe.objective.objective import Objective
-    from probe.runs.conditions import parse_conditions
-    from probe.runs.config import GateConfig, ModelConfig, ReplayConfig, SourceConfig, read_phrases
     from probe.runs.replay import preview
     from probe.runs.replay import replay as run_replay
 
-    if config_file is not None:
-        config = ReplayConfig.from_json(stored_config(ctx, config_file))
-    else:
-        objective = Objective(
-            loss_type=loss_type,
-            max_completion_length=max_completion_length,
-            advantage_estimator=advantage_estimator,
-            scale_rewards=scale_rewards,
-            advantage_eps=advantage_eps,
-            min_group_std=min_group_std,
-            advantage_clip=advantage_clip,
-        )
-        config = ReplayConfig(
-            arms=arms,
-            conditions=parse_conditions(conditions, objective),
-            planning_phrases=read_phrases(planning_phrases),
-            source=SourceConfig(replay_dirs=replay_dirs, per_pool=per_pool, match=match, steps=steps),
-            model=ModelConfig(
-                name=model,
-                dtype=dtype,
-                device=device,
-                lora_rank=lora_rank,
-                svd_rank=svd_rank,
-                svd_storage=svd_storage,
-                dtype_noise=dtype_noise,
-                shard_base=shard_base,
-            ),
-            extraction=ExtractionSettings(
-                pairs=pairs, k=k, tau=tau, drop_bottom_frac=drop_bottom_frac, tokens_per_batch=tokens_per_batch
-            ),
-            gate=GateConfig(gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude),
-            v_hack=None if v_hack is None else str(resolve_directions(Path(v_hack), out)),
-            lr=lr,
-            seed=seed,
-            token_attribution=token_attribution,
-            preregistered=preregistered,
-        )
-    if v_hack is not None and ctx.get_parameter_source("pairs") is ParameterSource.COMMANDLINE:
-        raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=repr(pairs))
+    config = run_config(ctx, "replay", FLAGS, out)
     directory = out / "runs" / name
     if dry_run:
         echo_preview(preview(config, directory, out_dir=out, say=say), as_json)
@@ -298,4 +167,4 @@ def _precision_lines(
                     f"noise of {dtype_noise['dtype']} against {dtype_noise['reference']} in sample cosines ({basis}, "
                     f"{dtype_noise['rollouts']} rollouts): median {noise['median']:.1e}, max {noise['max']:.1e}"
                 )
-    return lines + [rounding_line(basis, own) for basis, own in rounding.items() if own is not None]
+    return lines + [rounding_line(basis, error) for basis, error in rounding.items() if error is not None]

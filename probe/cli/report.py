@@ -92,10 +92,10 @@ def _of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
     """The runs of a spec that are there, its criteria, its decision and its price."""
-    from probe.cli._spec import open_spec, resolved
-    from probe.experiments.evaluation import analyse_runs, judge
+    from probe.experiments.checks import open_spec
     from probe.experiments.jobs import runs_of
     from probe.experiments.plan import make_plan
+    from probe.experiments.verdict import analyse_runs, judge
     from probe.report.views import Report, View
 
     spec = open_spec(spec_file)
@@ -107,7 +107,7 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
         command=command,
         spec=spec,
         evaluation=judge(spec, out, analyses),
-        plan=make_plan(spec, resolved(spec), out_dir=out),
+        plan=make_plan(spec, out_dir=out),
     )
 
 

@@ -23,7 +23,9 @@ STYLES = {"running": "bold", "done": "green", "failed": "red", "waiting": "dim"}
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Print the commands, a line each, and run nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Write the settings of the commands, print them, a line each, and run nothing."
+)
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
 @click.option("--retries", default=1, show_default=True, type=click.IntRange(0), help="Of a run that crashed.")
 @click.option("--cluster", type=click.Choice(["slurm", "local"]), help="Submit with submitit (extra `slurm`).")
@@ -49,19 +51,17 @@ def sweep(
 
       probe sweep spec/phase2.toml --workers 2
     """
-    from probe.cli._spec import open_spec, resolved
-    from probe.experiments.answerable import pool_faults
-    from probe.experiments.jobs import block, pool_jobs, sweep_folder
+    from probe.experiments.checks import open_spec, pool_faults, vacuous_parts
+    from probe.experiments.jobs import block, pool_jobs, sweep_folder, write_settings
     from probe.experiments.sweep import sweep as run_sweep
     from probe.experiments.sweep_table import block_value
-    from probe.experiments.vacuity import vacuous_parts
 
     spec = open_spec(spec_file)
-    settings_of = resolved(spec)
-    if faults := pool_faults(spec, settings_of, out):
+    if faults := pool_faults(spec, out):
         raise faults[0]
     if dry_run:
         jobs = [*pool_jobs(spec, out), *(job for seed in spec.seeds for job in block(spec, seed, out))]
+        write_settings(jobs)
         if as_json:
             echo_json([{"done": job.complete, "args": list(job.args)} for job in jobs])
             return
@@ -76,7 +76,7 @@ def sweep(
             workers=workers,
             retries=retries,
             block_value=lambda spec, seed: block_value(spec, seed, out),
-            vacuous={part.where: part.why for part in vacuous_parts(spec, settings_of)},
+            vacuous={part.where: part.why for part in vacuous_parts(spec)},
             show=show,
         )
     if as_json:

@@ -3,27 +3,28 @@
     effect    the minimum detectable effect of n units a side at 80% power, paired and unpaired (statistics.power)
     hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec,
               or runs x hours as the budget states them
-    modules   which part of the model is adapted (probe.runs.coverage)
-    memory    exact sizes of what the probe holds beside activations (probe.runs.memory)
+    modules   which part of the model is adapted (probe.runs.footprint)
+    memory    exact sizes of what the probe holds beside activations (probe.runs.footprint)
 
 What cannot be said is said to be so: `Plan.notes`.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probe.analysis.statistics.power import mde, pairing_pays_above
-from probe.experiments.answerable import pool_faults
+from probe.experiments.checks import Vacuous, pool_faults, vacuous_parts
 from probe.experiments.jobs import runs_of
-from probe.experiments.spec import Cost, Spec
-from probe.experiments.vacuity import Resolved, Settings, Vacuous, vacuous_parts
+from probe.experiments.spec import Cost, ResolvedCondition, Spec
 from probe.records.timings import Measured, measured
-from probe.runs.footprint import Footprint, footprint
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
+
+if TYPE_CHECKING:
+    from probe.runs.footprint import Footprint
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)
 POWER, ALPHA = 0.8, 0.05
@@ -61,19 +62,17 @@ class Plan:
     effects: list[Effect]
     go_effects: list[Effect]  # of what a GO buys
     prices: list[Price]
-    footprint: Footprint
+    footprint: "Footprint | None"  # None: no model is known
     vacuous: list[Vacuous]
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and None; the footprint's fields beside the others."""
         row = asdict(self)
-        return row | row.pop("footprint")
+        return row | (row.pop("footprint") or {"model": None, "modules": [], "memory": []})
 
 
-def make_plan(
-    spec: Spec, resolved: Resolved, *, out_dir: Path, run: Path | None = None, model: str | None = None
-) -> Plan:
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str | None = None) -> Plan:
     """The plan of a spec.
 
     Args:
@@ -81,18 +80,18 @@ def make_plan(
         run: a run whose times are taken.
         model: whose modules and memory; default: that of the condition that needs most.
     """
-    notes = [str(error) for error in pool_faults(spec, resolved, out_dir)]
+    notes = [str(error) for error in pool_faults(spec, out_dir)]
     go = spec.budget.go or Cost()
-    needed = _most(resolved, out_dir, model, notes)
+    needed = _most(spec, out_dir, model, notes)
     return Plan(
         spec=spec.name,
         sha256=spec.sha256,
         runs=len(runs_of(spec, out_dir)),
         effects=_effects(spec.budget, len(spec.seeds), _designs(spec), "budget", notes),
         go_effects=_effects(go, go.seeds or 0, ("paired", "unpaired"), "budget.go", notes) if spec.budget.go else [],
-        prices=[*_own_price(spec, resolved, out_dir, run, notes), *_go_price(go)],
+        prices=[*_own_price(spec, out_dir, run, notes), *_go_price(go)],
         footprint=needed,
-        vacuous=vacuous_parts(spec, resolved),
+        vacuous=vacuous_parts(spec),
         notes=notes,
     )
 
@@ -141,13 +140,13 @@ def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str]
     return text
 
 
-def _own_price(spec: Spec, resolved: Resolved, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
+def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
     """What the spec's own runs cost."""
     runs = runs_of(spec, out_dir)
     names, stated = [one.job.conditions[0] for one in runs], spec.budget.hours_per_run
     places = [run] if run is not None else [one.job.directory for one in runs if one.complete]
     if places and (times := measured(places)) is not None:
-        steps = {name: _num_steps(own, out_dir) for name, own in resolved.items()}
+        steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
         if None not in steps.values():
             hours = sum(times.start + (steps[name] or 0) * times.step for name in names) / 3600
             return [_price("this spec", spec.budget, len(names), hours, _source(times, run))]
@@ -178,11 +177,11 @@ def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price
     return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
 
 
-def _num_steps(own: Settings, out_dir: Path) -> int | None:
+def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
     """Steps of a run: as asked for, or as many as the smallest pool holds; None for a pool that is not there."""
-    if own.steps is not None:
-        return own.steps
-    manifests = [_pool_manifest(name, out_dir) for name in own.pools]
+    if condition.config.steps is not None:
+        return condition.config.steps
+    manifests = [_pool_manifest(name, out_dir) for name in condition.pools]
     return min((m["counts"]["steps"] for m in manifests if m), default=None) if None not in manifests else None
 
 
@@ -194,20 +193,24 @@ def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _most(resolved: Resolved, out_dir: Path, model: str | None, notes: list[str]) -> Footprint:
-    """Of the run that needs most; an empty one where no condition names a model."""
-    found: list[Footprint] = []
-    for name, own in resolved.items():
-        policy = model or own.model.name or _base_model(own.pools, out_dir)
+def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Footprint | None":
+    """Of the run that needs most; None where no condition names a model."""
+
+    from probe.runs.footprint import run_footprint  # brings torch and transformers
+
+    footprints: list[Footprint] = []
+    for name, condition in spec.resolved.items():
+        config = condition.config
+        policy = model or config.model.name or _base_model(condition.pools, out_dir)
         if policy is None:
             notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
             continue
-        samples, trains = own.group * own.prompts_per_step, not own.frozen
-        for arms in [(arm,) for arm in own.arms] if trains else [own.arms]:
-            found.append(
-                footprint(policy, arms, own.model, num_samples=samples, k=own.k, pairs=own.pairs, trains=trains)
-            )
-    return max(found, key=lambda needed: needed.num_bytes, default=Footprint())
+        num_samples = condition.group * condition.prompts_per_step
+        # A run that trains has one arm: each is another footprint.
+        for arms in [(arm,) for arm in condition.arms] if config.trains else [condition.arms]:
+            run = replace(config, intervention=replace(config.intervention, arms=arms))
+            footprints.append(run_footprint(run, policy, num_samples=num_samples))
+    return max(footprints, key=lambda footprint: footprint.num_bytes, default=None)
 
 
 def _base_model(pools: tuple[str, ...], out_dir: Path) -> str | None:

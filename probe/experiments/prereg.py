@@ -5,60 +5,46 @@ run's config, so that a verdict can say whether its criteria are older than its 
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import orjson
-from pydantic import BaseModel, ValidationError
 
-from probe.experiments.spec import RULES, Budget, Cost, Criterion, Decision, Experiment, Option, Spec, SpecStatus, Stop
+from probe.experiments.resolve import pool_config, resolve
+from probe.experiments.spec import RULES, Criterion, Decision, Spec, SpecStatus
+from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
 from replay_pools.files import sha256
+from replay_pools.tables import decode, read_toml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# Options of the verb that the sweep sets itself.
-RESERVED = ("arm", "seed", "name", "out", "config", "condition", "json", "preregistered")
-_TABLES: dict[str, type[BaseModel]] = {
-    "experiment": Experiment,
-    "criteria": Criterion,
-    "decisions": Decision,
-    "budget": Budget,
-    "go": Cost,
-    "stop": Stop,
-}
 
 
 def load_spec(path: Path) -> Spec:
-    """Read and check a spec.
+    """Read, check and resolve a spec.
 
     Raises:
-        InputError: no such file, not TOML, an unknown or missing key, a wrong type, names that do not fit together.
-            Whether the options are options of the verb is checked where the verb is known (`probe.cli`).
+        InputError: no such file, not TOML, an unknown or missing key, a wrong type, names that do not fit together, a
+            setting that no run has or that it refuses.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(path, expected="a spec (TOML)", found="no such file", fix="see spec/") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(path, expected="TOML in UTF-8", found=str(error)) from error
+    document = read_toml(path, "a spec, see spec/")
+    spec = decode(Spec, document, path)
     canonical = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
-    try:
-        spec = Spec.model_validate_json(canonical)
-    except ValidationError as error:
-        raise _first_error(path, document, error) from error
     spec._path, spec._sha256 = path, sha256(canonical)
     _check(spec)
+    spec._resolved = resolve(spec)
+    for pool in spec.pools:
+        pool_config(pool.name, pool.settings, str(path))
     return spec
 
 
 def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
     """Whether a run (its `config.json`) was made under this spec, under an edited one, or under none of that name."""
-    stored = config.get(str(config.get("verb")), {}).get("preregistered")
+    stored = settings_of(config).get("preregistered")
     if stored == preregistered(spec):
         return "frozen"
     return "edited" if stored is not None and stored.partition("@")[0] == spec.name else "none"
@@ -83,48 +69,6 @@ def unmet(decision: Decision, verdicts: Mapping[str, Verdict]) -> list[str]:
     ]
 
 
-def option_tables(spec: Spec) -> list[tuple[str, dict[str, Option]]]:
-    """(key of the file, options) of the base and of every condition."""
-    return [("base", spec.base.options), *((f"conditions.{c.name}", c.options) for c in spec.conditions)]
-
-
-def _first_error(path: Path, document: Mapping[str, Any], error: ValidationError) -> InputError:
-    """pydantic's first complaint in one line: file, key, expected, found."""
-    first, *_ = errors = error.errors()
-    where, value = _locate(document, first["loc"])
-    if first["type"] == "missing":
-        return InputError(f"{path} {where}", expected="a value", found="no such key", fix="see spec/README.md")
-    if first["type"] == "extra_forbidden":
-        parents = [part for part in first["loc"][:-1] if isinstance(part, str)]
-        keys = _TABLES[parents[-1]].model_fields if parents else Spec.model_fields
-        return InputError(f"{path} {where}", expected=f"one of the keys {', '.join(keys)}", found="an unknown key")
-    # A value that fits no member of a union has one complaint a member.
-    wanted = dict.fromkeys(_plain(e["msg"]) for e in errors if _locate(document, e["loc"])[0] == where)
-    return InputError(f"{path} {where}", expected=" or ".join(wanted), found=repr(value))
-
-
-def _plain(message: str) -> str:
-    """pydantic's words in those of TOML."""
-    text = message.removeprefix("Input should be ")
-    words = {"array": "list", "tuple": "list", "string": "text", "integer": "whole number", "dictionary": "table"}
-    for theirs, ours in words.items():
-        text = text.replace(f"a valid {theirs}", f"a {ours}")
-    return text.replace("a valid number", "a number")
-
-
-def _locate(document: Mapping[str, Any], loc: Iterable[int | str]) -> tuple[str, Any]:
-    """The key that a pydantic location names, and its value; parts that name a member of a union are left out."""
-    key, value = "", cast(Any, document)
-    for part in loc:
-        if isinstance(value, list) and isinstance(part, int) and part < len(value):
-            value = value[part]
-            named = isinstance(value, Mapping) and isinstance(value.get("name"), str)
-            key += f".{value['name']}" if named else f"[{part}]"
-        elif isinstance(value, Mapping):
-            key, value = f"{key}.{part}", value.get(str(part))
-    return key.lstrip("."), value
-
-
 def _check(spec: Spec) -> None:
     """What types cannot say: names are unique and refer to something, thresholds fit, there is one primary."""
     conditions = [condition.name for condition in spec.conditions]
@@ -140,11 +84,6 @@ def _check(spec: Spec) -> None:
     for condition in spec.conditions:
         if strange := [arm for arm in spec.arms_of(condition) if arm not in spec.arms]:
             raise _wrong(spec, f"conditions.{condition.name}.arms", f"some of {', '.join(spec.arms)}", strange[0])
-    for key, options in option_tables(spec):
-        if reserved := [name for name in options if name in RESERVED]:
-            raise _wrong(spec, key, "no option that the sweep sets", reserved[0])
-        if "set" in options and not isinstance(options["set"], dict):
-            raise _wrong(spec, f"{key}.set", "a table, as set.objective.beta = 0.01", repr(options["set"]))
     if (primaries := [c.name for c in spec.criteria if c.role == "primary"]) and len(primaries) == 1:
         for criterion in spec.criteria:
             _check_criterion(spec, criterion, conditions)

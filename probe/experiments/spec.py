@@ -3,26 +3,65 @@
 No table has a key that is not declared here, and no value is converted; `spec/README.md` is the manual.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from probe.settings.run import RunConfig
 from probe.settings.words import Verdict
-from replay_pools.nested import overlaid
 
-Verb = Literal["replay", "train"]
 Role = Literal["primary", "check", "mechanism"]
 Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
 Comparison = Literal[">", ">=", "<", "<=", "inside"]
 Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module"]
 Null = Literal["none", "N1", "N2", "N3", "N4", "baselines", "pair-swap"]
 SpecStatus = Literal["frozen", "edited", "none"]
-Option = bool | int | float | str | list[str] | list[int] | list[float] | dict[str, Any]
 
 BASE_CONDITION = "base"
 # Rows of METHOD section 7 that decisions may require; R5 is a mechanism, R6 is the decision.
 RULES = ("R0", "R1", "R2", "R3", "R4", "R7")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedCondition:
+    """What the runs of a condition are told."""
+
+    name: str
+    arms: tuple[str, ...]
+    config: RunConfig  # of its first arm where it trains, else of all; the objective is the condition's own
+    given: frozenset[str]  # keys with dots that the spec states, the others are defaults
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing is trained."""
+        return not self.config.trains
+
+    @property
+    def group(self) -> int:
+        """G, rollouts that share a baseline."""
+        source, rollouts = self.config.source, self.config.rollouts
+        if source is not None:
+            return source.per_pool * len(source.replay_dirs)
+        assert rollouts is not None
+        return rollouts.group
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Groups in a step."""
+        rollouts = self.config.rollouts
+        return 1 if rollouts is None else rollouts.prompts_per_step
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools that are read."""
+        source, rollouts = self.config.source, self.config.rollouts
+        if source is not None:
+            return source.replay_dirs
+        assert rollouts is not None
+        return () if rollouts.teacher is None else (rollouts.teacher.pool,)
 
 
 class _Table(BaseModel):
@@ -39,35 +78,19 @@ class Experiment(_Table):
     hypotheses: tuple[str, ...] = Field(min_length=1)
 
 
-class _Options(_Table):
-    """A table that holds, beside its own keys, options of a verb under their long names with underscores."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Option] = Field(init=False)  # type: ignore[assignment]
-
-    @property
-    def options(self) -> dict[str, Option]:
-        """The options by name."""
-        return dict(self.__pydantic_extra__)
-
-
-class Base(_Options):
-    """The verb, and its options (`per_pool`, `advantage_clip`, ...)."""
-
-    verb: Verb
-
-
-class Condition(_Options):
-    """A named set of options that replace those of the base; a table replaces key by key."""
+class Condition(_Table):
+    """A named set of settings that replace those of the spec; a table replaces key by key."""
 
     name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
     arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
 
 
-class PoolPlan(_Options):
-    """A pool that the sweep generates first, unless it is there: options of `probe pool generate`."""
+class PoolPlan(_Table):
+    """A pool that the sweep generates first, unless it is there: settings of `probe pool generate`."""
 
     name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Criterion(_Table):
@@ -137,7 +160,7 @@ class Spec(_Table):
 
     experiment: Experiment
     pools: tuple[PoolPlan, ...] = ()
-    base: Base
+    settings: dict[str, Any]  # tables of a run, with `verb`, and `preset` to begin from
     conditions: tuple[Condition, ...] = (Condition(name=BASE_CONDITION),)
     arms: tuple[str, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
@@ -148,6 +171,7 @@ class Spec(_Table):
 
     _path: Path = PrivateAttr(default=Path())
     _sha256: str = PrivateAttr(default="")
+    _resolved: "Mapping[str, ResolvedCondition]" = PrivateAttr(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -169,9 +193,15 @@ class Spec(_Table):
         """The one criterion that the experiment is about."""
         return next(criterion for criterion in self.criteria if criterion.role == "primary")
 
-    def options(self, condition: Condition) -> dict[str, Option]:
-        """The verb's options under a condition."""
-        return overlaid(self.base.options, condition.options)
+    @property
+    def resolved(self) -> "Mapping[str, ResolvedCondition]":
+        """{condition: what its runs are told, defaults included}, in the order of the file."""
+        return self._resolved
+
+    @property
+    def frozen(self) -> bool:
+        """Whether no condition trains: all arms then see the same gradients."""
+        return all(condition.frozen for condition in self._resolved.values())
 
     def arms_of(self, condition: Condition) -> tuple[str, ...]:
         """The arms under a condition."""

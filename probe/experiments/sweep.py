@@ -1,7 +1,8 @@
 """`probe sweep`: conditions x arms x seeds of a spec, in blocks of one seed, with stop rules between the blocks.
 
-What is done is read from the disk, so a sweep that was killed continues; `out/sweeps/NAME/state.json` holds attempts,
-looks and reasons.
+What is done is read from the disk, so a sweep that was killed continues. `out/sweeps/NAME/` holds `state.json`
+(attempts, looks and reasons), the settings of the jobs, their logs, and `vacuous.json`: what could not fail in the spec
+before its first run, which its verdict reads.
 """
 
 import fcntl
@@ -12,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from probe.experiments.foreseen import write_foreseen
-from probe.experiments.jobs import Job, block, pool_jobs, runs_of, sweep_folder
+from probe.experiments.jobs import Job, block, pool_jobs, runs_of, sweep_folder, write_settings
 from probe.experiments.launch import Launcher
 from probe.experiments.prereg import preregistered
 from probe.experiments.spec import Spec
@@ -88,6 +88,7 @@ def sweep(
     pools, blocks = pool_jobs(spec, out_dir), [block(spec, seed, out_dir) for seed in spec.seeds]
     with _only_one(folder):
         write_foreseen(spec, out_dir, vacuous or {})
+        write_settings([*pools, *(job for jobs in blocks for job in jobs)])
         table = open_table(spec, folder, [*pools, *(job for jobs in blocks for job in jobs)])
         runner = Runner(table, folder, launch, workers, retries, show)
         runner.run(pools)
@@ -207,3 +208,18 @@ def _look(spec: Spec, table: Table, seed: int, block_value: BlockValue) -> str:
     power = "" if found.conditional_power is None else f", conditional power {found.conditional_power:.2f}"
     p = "" if found.p is None else f", p {found.p:.2g} against {found.level:.2g}"
     return f"{found.action} after {found.num_blocks} of {found.planned} blocks: mean {found.mean:+.3g}{p}{power}"
+
+
+FILE = "vacuous.json"
+
+
+def write_foreseen(spec: Spec, out_dir: Path, vacuous: Mapping[str, str]) -> None:
+    """`vacuous` is {key of the spec: why}."""
+    write_json(sweep_folder(spec, out_dir) / FILE, {"spec": preregistered(spec), "vacuous": vacuous})
+
+
+def read_foreseen(spec: Spec, out_dir: Path) -> dict[str, str]:
+    """{key of the spec: why} of this very spec; empty where its sweep has not begun."""
+    path = sweep_folder(spec, out_dir) / FILE
+    stored = read_json(path) if path.is_file() else {}
+    return stored["vacuous"] if stored.get("spec") == preregistered(spec) else {}

@@ -8,7 +8,7 @@ from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.estimates import Estimate, Key, Metrics, by_condition, estimate, mean_by_unit
 from probe.analysis.verdict.siblings import is_training
 from probe.analysis.verdict.trained import over_runs
-from probe.experiments.jobs import SweepRun, frozen, runs_of
+from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.spec import Condition, Spec
 from probe.records.run import read_run
 
@@ -61,7 +61,7 @@ def _of_condition(spec: Spec, condition: Condition, done: Sequence[SweepRun], an
     seeds = dict.fromkeys(run.job.seed for run in done)
     tables = {str(s): _merged(condition, [run for run in done if run.job.seed == s], analyses) for s in seeds}
     tables = {name: table for name, table in tables.items() if table}
-    if not frozen(spec, condition):
+    if not spec.resolved[condition.name].frozen:
         return over_runs(tables)
     return _pooled(list(tables.values()))
 

@@ -13,13 +13,13 @@ A group without reward variance stays in the batch with advantages of exactly ze
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-Estimator = Literal["grpo", "maxrl", "rloo"]
-Scale = Literal["none", "group", "batch"]
+from probe.objective.bound import advantage_bound
+from probe.settings.words import ADVANTAGE_EPS, Estimator, Scale
 
 MAXRL_EPS = 1e-6
 
@@ -38,8 +38,8 @@ def _rloo(rewards: Tensor) -> Tensor:
     return _centred(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl, "rloo": _rloo}
-SCALES = ("none", "group", "batch")
+# To add an estimator: its word to `Estimator` in probe.settings.words, its row here, its bound in `advantage_bound`.
+ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl, "rloo": _rloo}
 
 
 def advantages(
@@ -49,7 +49,7 @@ def advantages(
     scale: Scale = "none",
     clip: float | None = None,
     min_group_std: float = 0.0,
-    eps: float = 1e-4,
+    eps: float = ADVANTAGE_EPS,
     batch_std: float | None = None,
 ) -> Tensor:
     """Advantages of one group; the cap `clip` is applied last: A -> clamp(A, -clip, clip).
@@ -67,12 +67,10 @@ def advantages(
         (G,) in the dtype of `rewards` (float32 for integer rewards).
 
     Raises:
-        ValueError: unknown names, a setting that does not apply, rewards that are not a finite vector.
+        ValueError: scale "batch" without its deviation, rewards that are not a finite vector.
     """
-    _check_settings(estimator, scale, clip, batch_std)
-    for name, value in (("eps", eps), ("min_group_std", min_group_std)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}: expected a number >= 0, found {value}")
+    if scale == "batch" and batch_std is None:
+        raise ValueError("batch_std: scale 'batch' needs the standard deviation of the rewards of the whole batch")
     rewards = _as_vector(rewards)
     std = group_std(rewards)
     if std == 0.0 or std < min_group_std:
@@ -90,40 +88,6 @@ def group_std(rewards: Tensor) -> float:
     return float(rewards.std(correction=1))
 
 
-def advantage_bound(
-    num_samples: int,
-    reward_range: float,
-    *,
-    estimator: Estimator = "grpo",
-    scale: Scale = "none",
-    eps: float = 1e-4,
-    batch_std: float | None = None,
-) -> float:
-    """The largest |A| that any group can reach, so that a cap at or above it does nothing.
-
-        centred         R (G - 1) / G          one sample at one end of the range, the others at the other end
-        rloo            R                      the centred bound times G / (G - 1)
-        scale group     (G - 1) / sqrt(G)      Samuelson's inequality, whatever the range; rloo: sqrt(G)
-        scale batch     the unscaled bound / (batch_std + eps)
-        maxrl           G - 1                  r_i <= G m because the other rewards are >= 0
-
-    Args:
-        num_samples: G.
-        reward_range: R, largest minus smallest reward.
-    """
-    _check_settings(estimator, scale, None, batch_std)
-    if num_samples < 2:
-        return 0.0
-    if estimator == "maxrl":
-        return float(num_samples - 1)
-    bound = (num_samples - 1) / (math.sqrt(num_samples) if scale == "group" else num_samples)
-    if estimator == "rloo":
-        bound *= num_samples / (num_samples - 1)
-    if scale == "group":
-        return bound
-    return bound * reward_range / ((batch_std or 0.0) + eps if scale == "batch" else 1.0)
-
-
 def advantage_diagnostics(
     rewards: Tensor,
     *,
@@ -131,7 +95,7 @@ def advantage_diagnostics(
     scale: Scale = "none",
     clip: float | None = None,
     min_group_std: float = 0.0,
-    eps: float = 1e-4,
+    eps: float = ADVANTAGE_EPS,
     batch_std: float | None = None,
     reward_range: float | None = None,
     token_advantages: Tensor | None = None,
@@ -150,7 +114,7 @@ def advantage_diagnostics(
         and `skip_rate` are shares of the groups (skipped = below `min_group_std`, zero variance apart).
     """
     groups = [_as_vector(group) for group in as_groups(rewards)]
-    settings: Settings = {
+    settings: AdvantageSettings = {
         "estimator": estimator,
         "scale": scale,
         "min_group_std": min_group_std,
@@ -181,7 +145,7 @@ def advantage_diagnostics(
     }
 
 
-class Settings(TypedDict):
+class AdvantageSettings(TypedDict):
     """The keywords of `advantages` but for the cap."""
 
     estimator: Estimator
@@ -218,16 +182,3 @@ def _as_vector(rewards: Tensor) -> Tensor:
     if rewards.ndim != 1 or len(rewards) == 0 or not bool(torch.isfinite(rewards).all()):
         raise ValueError(f"rewards: expected a finite vector (G,), found {rewards}")
     return rewards if rewards.is_floating_point() else rewards.float()
-
-
-def _check_settings(estimator: str, scale: str, clip: float | None, batch_std: float | None) -> None:
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}, found {estimator!r}")
-    if scale not in SCALES:
-        raise ValueError(f"scale: expected one of {', '.join(SCALES)}, found {scale!r}")
-    if estimator == "maxrl" and scale != "none":
-        raise ValueError(f"scale: maxrl divides by the mean reward already, expected 'none', found {scale!r}")
-    if scale == "batch" and batch_std is None:
-        raise ValueError("batch_std: scale 'batch' needs the standard deviation of the rewards of the whole batch")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip: expected a positive cap or None, found {clip}")

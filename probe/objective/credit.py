@@ -25,29 +25,6 @@ import torch
 from torch import Tensor
 
 MAX_SURPRISAL = 50.0  # nats: one token of probability 0 must not take all the credit of its sample
-# Deduction, branching and backtracing. No word that is common as an identifier: completions are mostly code.
-PLANNING_PHRASES = (
-    "let me think",
-    "let me check",
-    "let me try",
-    "let's think",
-    "let's consider",
-    "let's try",
-    "we need to",
-    "i need to",
-    "we can use",
-    "the idea is",
-    "the problem says",
-    "another approach",
-    "step by step",
-    "in other words",
-    "note that",
-    "alternatively",
-    "therefore",
-    "however",
-    "wait",
-    "hmm",
-)
 
 
 def surprisal(token_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
@@ -98,11 +75,7 @@ def token_credit(
 
     Returns:
         (G, T) in the dtype of `advantages`.
-
-    Raises:
-        ValueError: a number out of its range, or SEPA without GTPO, whose surprisal it would change.
     """
-    _check(gtpo_beta, sepa_lambda, hicra_alpha, top_entropy_quantile)
     h = surprisal(token_logprobs.to(advantages.dtype), completion_mask)
     planning = planning & completion_mask
     pooled = sepa(h, completion_mask & ~planning, strength=sepa_lambda)
@@ -143,7 +116,7 @@ def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]
 
     Args:
         pieces: the text of every token; their concatenation is the completion.
-        phrases: such as PLANNING_PHRASES; none = no planning token.
+        phrases: such as `probe.settings.words.PLANNING_PHRASES`; none = no planning token.
     """
     if not phrases:
         return [False] * len(pieces)
@@ -159,17 +132,3 @@ def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]
 def _row_means(values: Tensor, mask: Tensor) -> Tensor:
     """(G, 1) means over the masked tokens of every row, 0 where a row has none."""
     return (values * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
-
-
-def _check(gtpo_beta: float, sepa_lambda: float, hicra_alpha: float, top_entropy_quantile: float) -> None:
-    for name, value, highest in (
-        ("gtpo_beta", gtpo_beta, float("inf")),
-        ("sepa_lambda", sepa_lambda, 1.0),
-        ("hicra_alpha", hicra_alpha, float("inf")),
-    ):
-        if not 0 <= value <= highest:
-            raise ValueError(f"{name}: expected a number in [0, {highest:g}], found {value}")
-    if not 0 < top_entropy_quantile <= 1:
-        raise ValueError(f"top_entropy_quantile: expected a fraction in (0, 1], found {top_entropy_quantile}")
-    if sepa_lambda and not gtpo_beta:
-        raise ValueError("sepa_lambda: SEPA pools the surprisal that GTPO weighs: expected gtpo_beta above 0, found 0")

@@ -23,14 +23,13 @@ E[grad logp] = 0. (-logp_it itself as a loss term has mean gradient 0.) `full_en
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-KlEstimator = Literal["k1", "k2", "k3", "full"]
+from probe.settings.words import KlEstimator
 
 # estimator -> (k, dk/dd) of d
 _TOKEN_ESTIMATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {

@@ -18,14 +18,11 @@ multiplies W afterwards.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Level = Literal["token", "sequence"]
-
-LEVELS = ("token", "sequence")
+from probe.settings.words import Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +60,8 @@ def surrogate(
         epsilon: clip range below 1, and above when `epsilon_high` is None; None = no clip range.
         epsilon_high: clip range above 1 (DAPO, arXiv 2503.14476).
         delta: cap on r, above 1 + epsilon_high; None = no cap.
-
-    Raises:
-        ValueError: an unknown level, or numbers out of their range.
     """
     high = epsilon if epsilon_high is None else epsilon_high
-    _check(level, epsilon, high, delta)
     lengths = completion_mask.sum(1, keepdim=True).clamp_min(1)
     A = torch.where(completion_mask, advantages if advantages.ndim == 2 else advantages[:, None], 0.0)
     log_ratio = torch.where(completion_mask, token_logprobs - old_logprobs, 0.0)
@@ -107,16 +100,3 @@ def _losses(ratio: Tensor, A: Tensor, epsilon: float | None, high: float | None,
     if epsilon is not None and high is not None:
         gain = torch.minimum(gain, ratio.clamp(1 - epsilon, 1 + high) * A)
     return torch.where(A == 0, 0.0, -gain)
-
-
-def _check(level: str, epsilon: float | None, high: float | None, delta: float | None) -> None:
-    if level not in LEVELS:
-        raise ValueError(f"level: expected one of {', '.join(LEVELS)}, found {level!r}")
-    if epsilon is None and high is not None:
-        raise ValueError(f"epsilon_high: expected None beside epsilon None (no clip range), found {high}")
-    if epsilon is not None and not 0 < epsilon < 1:
-        raise ValueError(f"epsilon: expected a number in (0, 1), found {epsilon}")
-    if high is not None and not high > 0:
-        raise ValueError(f"epsilon_high: expected a positive number, found {high}")
-    if delta is not None and not delta > 1 + (high or 0.0):
-        raise ValueError(f"delta: expected a cap above 1 + epsilon_high = {1 + (high or 0.0)}, found {delta}")

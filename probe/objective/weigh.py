@@ -22,8 +22,9 @@ from extraction.batch import Batch
 from extraction.gradients import Penalty
 from probe.objective.credit import cap_credit
 from probe.objective.kl import entropy_weights, kl_summary, kl_terms
-from probe.objective.objective import Objective
-from probe.objective.ratio import Surrogate, surrogate
+from probe.objective.objective import normalisers, sample_advantages, sample_credit, sample_surrogate
+from probe.objective.ratio import Surrogate
+from probe.settings.loss import LossSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Weighting:
     kl: Mapping[str, float] = field(default_factory=dict)  # wire names without "kl/"; empty without a reference
 
 
-def weigh(objective: Objective, rewards: Tensor, batch: Batch, scores: Scores, planning: Tensor) -> Weighting:
+def weigh(objective: LossSettings, rewards: Tensor, batch: Batch, scores: Scores, planning: Tensor) -> Weighting:
     """Apply an objective to a step.
 
     Args:
@@ -58,25 +59,25 @@ def weigh(objective: Objective, rewards: Tensor, batch: Batch, scores: Scores, p
         planning: (G, T) bool.
     """
     mask = batch.completion_mask
-    A = objective.advantages(rewards)
-    normalisers = objective.weights(batch.completion_lengths.double())
+    A = sample_advantages(objective, rewards)
+    weights_i = normalisers(objective, batch.completion_lengths.double())
     credit, before = _credit(objective, scores.current, mask, planning, A)
     kl, kl_weights, penalty = _kl(objective, scores, mask)
     if not objective.has_token_terms:
         return Weighting(
-            advantages=A, scale=A * normalisers, token_weights=credit, token_advantages=before, ratio={}, kl=kl
+            advantages=A, scale=A * weights_i, token_weights=credit, token_advantages=before, ratio={}, kl=kl
         )
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
     weights, ratio = A_it, {}
     if objective.old_logprobs == "recorded":
         assert scores.old is not None
-        found = surrogate(scores.current, scores.old, mask, A_it, **objective.ratio_options())
+        found = sample_surrogate(objective, scores.current, scores.old, mask, A_it)
         weights, ratio = found.weights, _ratio_summary(found, mask)
     weights = weights + objective.beta * kl_weights
     weights = weights + objective.entropy_coef * entropy_weights(scores.current, mask)
     return Weighting(
         advantages=A,
-        scale=normalisers,
+        scale=weights_i,
         token_weights=weights,
         penalty=penalty,
         token_advantages=before,
@@ -98,19 +99,19 @@ def by_pass(weightings: Mapping[str, Weighting]) -> list[tuple[Weighting, list[s
 
 
 def _credit(
-    objective: Objective, token_logprobs: Tensor, mask: Tensor, planning: Tensor, A: Tensor
+    objective: LossSettings, token_logprobs: Tensor, mask: Tensor, planning: Tensor, A: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """(c (G, T) after the cap, None where it is 1 everywhere; A_it (N,) before the cap, None without token credit)."""
     if not objective.has_credit:
         return None, None
-    credit = objective.credit(token_logprobs, mask, planning, A)
+    credit = sample_credit(objective, token_logprobs, mask, planning, A)
     before = (A[:, None] * credit)[mask]
     if objective.advantage_clip is not None:
         credit = cap_credit(credit, A, clip=objective.advantage_clip)
     return (None if bool((credit == 1)[mask].all()) else credit), before
 
 
-def _kl(objective: Objective, scores: Scores, mask: Tensor) -> tuple[dict[str, float], Tensor, Penalty | None]:
+def _kl(objective: LossSettings, scores: Scores, mask: Tensor) -> tuple[dict[str, float], Tensor, Penalty | None]:
     """(summary, engine weights (G, T) for beta 1, penalty); empty, 0 and None without a reference.
 
     Beside a moving reference the KL from the base is measured too: it is what tells a reference that moves from one

@@ -118,7 +118,7 @@ class StepRecord:
     loss_type: str  # normaliser: grpo | dr_grpo | bnpo | dapo | nll
     reference: str | None  # base | ema | recorded; None without KL
     null_reason: str | None  # why the cosines are null
-    additivity_error: float | None  # |sum of contributions - batch gradient| / |batch gradient|: probe.step.additivity
+    additivity_error: float | None  # |sum of contributions - batch gradient| / |batch gradient|: probe.step.checks
     cos_update: float | None  # of the realised update; None when nothing was stepped
     hackward_frac_update: float | None  # of the realised update
     condition: str  # named setting of the loss

@@ -7,7 +7,7 @@ trains also holds pools (`rollouts/`, `evaluations/step_NNNNNN/SETTING/`), `eval
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +53,16 @@ class Run:
     steps: list[StepRecord]
     evals: list[dict[str, Any]] = field(default_factory=list)  # of a run that trains: lines of `evals.jsonl`
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The run's settings as its config.json has them: `probe.settings.run.RunConfig.from_json` makes them typed."""
+        return settings_of(self.config)
+
+    @property
+    def verb(self) -> str | None:
+        """replay or train."""
+        return self.settings.get("verb")
+
     def __repr__(self) -> str:
         """One line; the records of a run are thousands."""
         return f"Run({str(self.path)!r}, {len(self.steps)} steps, {len(self.samples)} samples, {len(self.evals)} evals)"
@@ -72,6 +82,11 @@ class Run:
     def table(self, name: TableName) -> Table:
         """Rows and the fields of their columns."""
         return make_table(name, self.samples, self.steps, self.evals)
+
+
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings in the config.json of a run; empty where there are none."""
+    return config.get("settings", {})
 
 
 def samples_path(directory: Path, step: int) -> Path:
@@ -102,7 +117,7 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The evaluations of a run that trains, as `probe.runs.heldout.Evaluation` wrote them; none before the first."""
+    """The evaluations of a run that trains, as `probe.runs.rates.Evaluation` wrote them; none before the first."""
     path = directory / EVALS_FILE
     return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
 

@@ -1,7 +1,7 @@
 """TokenRecord: the share of every token in one rollout's cosine, one line each, on request. No torch here.
 
 `step_NNN.tokens.jsonl.gz` lies beside the sample records of the step, and the manifest has its hash. Shares are float32
-with their shortest decimals. What a share means, and what it does not: `probe.step.attribution`.
+with their shortest decimals. What a share means, and what it does not: `probe.step.passes`.
 """
 
 import re

@@ -89,7 +89,7 @@ def _first_views(report: Report) -> list[View]:
 def _summary(report: Report) -> str:
     """What the report is about, in a line."""
     runs = report.runs
-    verbs = Counter(str(run.config.get("verb")) for run in runs)
+    verbs = Counter(str(run.verb) for run in runs)
     arms = list(dict.fromkeys(step.arm for run in runs for step in run.steps))
     models = list(dict.fromkeys(str(run.config.get("model")) for run in runs))
     steps = len({(run.path, step.step) for run in runs for step in run.steps})

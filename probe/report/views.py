@@ -1,14 +1,14 @@
 """What a report shows: runs, each under its conditions, with their analyses. No torch here."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.metrics import Key
-from probe.experiments.evaluation import Evaluation
 from probe.experiments.spec import Spec
+from probe.experiments.verdict import Evaluation
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
 from probe.records.run import Run
 
@@ -89,11 +89,7 @@ def slug(text: str) -> str:
 def trained(runs: Sequence[Run]) -> list[tuple[Run, str, int, list[dict[str, Any]]]]:
     """(run, arm, seed, evaluations) of the runs of `probe train`."""
     return [
-        (run, str(settings["intervention"]["arm"]), int(settings["seed"]), run.evals)
+        (run, str(run.settings["intervention"]["arms"][0]), int(run.settings["seed"]), run.evals)
         for run in runs
-        if (settings := _settings(run.config))
+        if run.verb == "train"
     ]
-
-
-def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config["train"] if config.get("verb") == "train" else {}

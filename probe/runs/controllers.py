@@ -13,8 +13,9 @@ has the same two methods.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from probe.settings.run import Limits
 
 FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
 
@@ -54,9 +55,6 @@ class BetaController(_Resumable):
         target_kl: nats per token; None = beta is not adapted.
         horizon: of the EMA, in steps.
         beta_min, beta_max: bounds of an adapted beta.
-
-    Raises:
-        ValueError: a number out of its range.
     """
 
     _state = ("beta", "ema", "steps")
@@ -71,12 +69,6 @@ class BetaController(_Resumable):
         beta_min: float = 1e-4,
         beta_max: float = 1.0,
     ) -> None:
-        if beta < 0 or warmup_steps < 0 or horizon < 1:
-            found = f"{beta}, {warmup_steps}, {horizon}"
-            raise ValueError(f"beta, warmup_steps, horizon: expected at least 0, 0, 1, found {found}")
-        if target_kl is not None and not (target_kl > 0 and 0 < beta_min <= beta <= beta_max):
-            found = f"target_kl {target_kl}, beta_min {beta_min}, beta {beta}, beta_max {beta_max}"
-            raise ValueError(f"target_kl: expected target_kl > 0 and 0 < beta_min <= beta <= beta_max, found {found}")
         self._warmup_steps, self._target, self._alpha = warmup_steps, target_kl, 2 / (horizon + 1)
         self._bounds = beta_min, beta_max
         self.beta = beta
@@ -129,17 +121,11 @@ class SepaSchedule(_Resumable):
         ramp_steps: length of the ramp; 0 = the peak at once.
         delay_steps: steps between the gate and the ramp.
         gate: solve rate that opens the gate; 0 = open from the start.
-
-    Raises:
-        ValueError: a number out of its range.
     """
 
     _state = ("is_open", "steps")
 
     def __init__(self, peak: float, *, ramp_steps: int = 0, delay_steps: int = 0, gate: float = 0.0) -> None:
-        if not (0 <= peak <= 1 and 0 <= gate <= 1 and ramp_steps >= 0 and delay_steps >= 0):
-            found = f"{peak}, {gate}, {ramp_steps}, {delay_steps}"
-            raise ValueError(f"SEPA: expected peak and gate in [0, 1], ramp_steps and delay_steps >= 0, found {found}")
         self._peak, self._ramp_steps, self._delay_steps, self._gate = peak, ramp_steps, delay_steps, gate
         self.is_open = gate == 0
         self.steps = 0  # with the gate open
@@ -158,21 +144,6 @@ class SepaSchedule(_Resumable):
             self.steps += 1
         else:
             self.is_open = solve_rate >= self._gate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What stops a run. None = not watched."""
-
-    kl_max: float | None = 10.0  # nats per token, mean of a step
-    entropy_min_frac: float | None = 0.1  # of the first step's entropy
-    logprob_drop_max: float | None = 3.0  # nats per token below the first step's
-    patience: int = 3  # consecutive steps beyond a limit; a spike that recovers does not stop the run
-
-    def __post_init__(self) -> None:
-        limits = (self.kl_max, self.entropy_min_frac, self.logprob_drop_max)
-        if self.patience < 1 or any(limit is not None and limit <= 0 for limit in limits):
-            raise ValueError(f"limits: expected positive numbers or None and patience of at least 1, found {self}")
 
 
 class Tripwires(_Resumable):

@@ -1,23 +1,113 @@
-"""What the arms of a run adapt in a model and hold in memory, read off shapes: for `probe plan` and `--dry-run`."""
+"""What a run would adapt, hold in memory and do, read off shapes: for `probe plan` and `--dry-run`.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+Nothing is written and no weights are loaded: the model is built on the meta device.
+"""
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.pairs import load_pairs
-from probe.runs.config import ModelConfig
-from probe.runs.coverage import Coverage, coverage
-from probe.runs.memory import Memory, memory
+from extraction.words import Basis
+from probe.runs.resume import find_run, is_complete
 from probe.settings.arms import get_arm
+from probe.settings.run import ModelConfig, RunConfig
 from replay_pools.policy import load_skeleton
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The adapted modules of one projection and shape."""
+
+    projection: str  # last part of their path
+    modules: int
+    shape: tuple[int, int]  # (d_out, d_in)
+    share: float  # of all weights of the model, each counted once, in [0, 1]
+
+
+def coverage(model: PreTrainedModel) -> list[Coverage]:
+    """One row for each projection and shape, in the order of the model; `model` may be on the meta device."""
+    found: dict[tuple[str, tuple[int, int]], int] = {}
+    for name in find_targets(model):
+        d_out, d_in = weight_matrix(model.get_submodule(name), name).shape
+        key = name.rpartition(".")[2], (d_out, d_in)
+        found[key] = found.get(key, 0) + 1
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return [
+        Coverage(projection=projection, modules=count, shape=shape, share=count * shape[0] * shape[1] / total)
+        for (projection, shape), count in found.items()
+    ]
+
+
+FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
+TRAINED = "moments of AdamW, gradient, base, EMA, quarantine"
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one kind of tensor."""
+
+    what: str
+    num_bytes: int
+
+
+def memory(
+    model: PreTrainedModel,
+    config: ModelConfig,
+    *,
+    bases: set[Basis],
+    num_samples: int,
+    k: int,
+    num_direction_sets: int,
+    num_pairs: int,
+    trains: bool = False,
+) -> list[Memory]:
+    """What a step holds beside the activations, which depend on the lengths of the rollouts.
+
+    Args:
+        model: on the meta device; only shapes are read.
+        config: dtype, ranks and storage.
+        num_samples: of all groups of a step.
+        num_direction_sets: kinds of directions that the arms measure (v_hack, haar, ...).
+        trains: with an optimizer, references and a quarantine.
+    """
+    shapes = [weight_matrix(model.get_submodule(name), name).shape for name in find_targets(model)]
+    weights = sum(p.numel() for p in model.parameters()) * WEIGHT_BYTES[config.dtype]
+    rows = [Memory(what=f"weights ({config.dtype})", num_bytes=weights)]
+    ranks = [min(*shape, config.svd_rank or min(shape)) for shape in shapes]
+    sizes = {"svd": sum(ranks), "lora": sum(config.lora_rank * s[0] for s in shapes)}
+    # U and Vh of a square weight, one of them of any other: extraction.adapters.svd (where it is well-conditioned)
+    factors = sum(rank * (sum(s) if s[0] == s[1] else min(s)) for rank, s in zip(ranks, shapes, strict=True))
+    frozen = {
+        "svd": ("U, Vh and S, as far as needed", factors * WEIGHT_BYTES[config.svd_storage] + sizes["svd"] * FLOAT32),
+        "lora": ("A, frozen", sum(config.lora_rank * s[1] for s in shapes) * FLOAT32),
+    }
+    for basis in sorted(bases):
+        what, num_bytes = frozen[basis]
+        size = sizes[basis] * FLOAT32
+        rows += [
+            Memory(what=f"{basis}: {what}", num_bytes=num_bytes),
+            Memory(what=f"{basis}: coordinates and {num_samples} sample gradients", num_bytes=size * (1 + num_samples)),
+            Memory(what=f"{basis}: {num_direction_sets} x {k} directions", num_bytes=size * k * num_direction_sets),
+            Memory(what=f"{basis}: gradients of {num_pairs} pairs", num_bytes=size * 2 * num_pairs),
+        ]
+        if trains:
+            rows.append(Memory(what=f"{basis}: {TRAINED}", num_bytes=size * 6))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """Adapted modules, and sizes beside activations, which depend on the lengths of the rollouts."""
 
-    model: str | None = None  # None: not known, and so is the rest
-    modules: list[Coverage] = field(default_factory=list)
-    memory: list[Memory] = field(default_factory=list)
+    model: str
+    modules: list[Coverage]
+    memory: list[Memory]
 
     @property
     def num_bytes(self) -> int:
@@ -25,37 +115,62 @@ class Footprint:
         return sum(row.num_bytes for row in self.memory)
 
 
-def footprint(
-    model: str, arms: Sequence[str], config: ModelConfig, *, num_samples: int, k: int, pairs: str, trains: bool
-) -> Footprint:
-    """Of a step in which all `arms` are measured.
+def run_footprint(config: RunConfig, model: str, *, num_samples: int) -> Footprint:
+    """Of a run in which all its arms are measured.
 
     Args:
         model: `organism`, a directory or a hub id; no weights are loaded.
-        config: dtype, ranks and storage; its name is not read.
         num_samples: of all groups of a step.
-        k: directions in a module.
-        pairs: that directions are extracted from.
-        trains: with an optimizer, references and a quarantine.
 
     Raises:
-        InputError: no such model, arm or pairs.
+        InputError: no such model or pairs.
     """
-    rows, skeleton = [get_arm(name) for name in arms], load_skeleton(model)
+    arms = [get_arm(name) for name in config.intervention.arms]
+    extraction, skeleton = config.intervention.extraction, load_skeleton(model)
     return Footprint(
         model=model,
         modules=coverage(skeleton),
         memory=memory(
             skeleton,
-            dtype=config.dtype,
-            bases={arm.basis for arm in rows},
-            lora_rank=config.lora_rank,
-            svd_rank=config.svd_rank,
-            svd_storage=config.svd_storage,
+            config.model,
+            bases={arm.basis for arm in arms},
             num_samples=num_samples,
-            k=k,
-            num_direction_sets=len({arm.directions for arm in rows}),
-            num_pairs=len(load_pairs(pairs)),
-            trains=trains,
+            k=extraction.k,
+            num_direction_sets=len({arm.directions for arm in arms}),
+            num_pairs=len(load_pairs(extraction.pairs)),
+            trains=config.trains,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A run that has not been started, or not been finished."""
+
+    path: str
+    state: str  # new, continues after N steps, complete
+    work: Mapping[str, int]  # steps, rollouts, tokens, ...
+    footprint: Footprint
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, dicts, numbers and texts; the footprint's fields beside the others."""
+        row = asdict(self)
+        return row | row.pop("footprint")
+
+
+def make_preview(directory: Path, record: Mapping[str, Any], work: Mapping[str, int], footprint: Footprint) -> Preview:
+    """The preview of the run of `record`, some keys of what its `config.json` will hold.
+
+    Raises:
+        InputError: `directory` holds another run, or something that is not a run.
+    """
+    return Preview(path=str(directory), state=_state(directory, record), work=work, footprint=footprint)
+
+
+def _state(directory: Path, record: Mapping[str, Any]) -> str:
+    done = find_run(directory, record, whole=False)
+    if done is None:
+        return "new"
+    if is_complete(directory):
+        return "complete, nothing to do"
+    return f"continues after {len({row.step for row in done})} steps"

@@ -1,119 +1,89 @@
-"""Evaluation: what a policy does on held-out problems, against a reference that never changes. No torch here.
-
-Rates are of graded rollouts, a loophole mode and hint at a time and over all, with Wilson 95% intervals. Those take
-rollouts as independent, which holds for one rollout a problem and setting; with more the unit is the problem, the
-intervals are too narrow, and `num_problems` beside `num_rollouts` says so.
-"""
+"""Samples of a policy on held-out problems: a pool for every setting, a loophole mode with its hint or without."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
 
-from probe.analysis.outcome import RATES, setting_of
-from probe.analysis.statistics.stats import Interval, wilson_interval
-from probe.settings.words import ALL, NO_HINT
+from probe.runs.live import write_groups
+from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
+from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
+from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
-from replay_pools.tables import decode
-
-Weights = Literal["training", "deployed"]  # with and without the quarantine; the same for arms that have none
-Metric = Literal["hack", "exploit", "solve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """A share of rollouts; None without rollouts."""
+class Setting:
+    """What an evaluation's prompts say, and what their grading lets pass."""
 
-    count: int
-    rate: float | None
-    interval: Interval | None  # Wilson, 95%
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """The rates of one setting."""
-
-    num_rollouts: int
-    num_problems: int
-    hack: Rate  # the active mode's exploit is present, correct or not
-    exploit: Rate  # rewarded and wrong
-    solve: Rate  # every oracle answer is right
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """One evaluation of one policy: rates by setting, `all` first, then each mode with its hint, then `no hint`."""
-
-    step: int  # optimizer steps that the policy has behind it
-    weights: Weights
-    rates: dict[str, Rates]
-
-    def to_json(self) -> dict[str, Any]:
-        """The wire form."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: Any, where: object) -> "Evaluation":
-        """Inverse of `to_json`, of a line that may say more; InputError names the field that is wrong."""
-        if not isinstance(row, dict) or not isinstance(row.get("rates"), dict):
-            raise InputError(where, expected="an evaluation with rates", found=repr(row)[:60])
-        rates = {name: decode(Rates, own, f"{where} rates {name}") for name, own in row["rates"].items()}
-        return cls(step=row["step"], weights=row["weights"], rates=rates)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    """The best of several evaluated checkpoints."""
-
-    step: int
-    metric: Metric
-    rate: Rate
-    num_checkpoints: int
+    mode: str
+    hint: bool = True
 
     @property
-    def biased(self) -> bool:
-        """Whether the best of several noisy rates was picked: it flatters, and its interval does not cover."""
-        return self.num_checkpoints > 1
-
-    @property
-    def label(self) -> str:
-        """How a report names it."""
-        return f"best of {self.num_checkpoints} by {self.metric} (biased)" if self.biased else "the only checkpoint"
+    def name(self) -> str:
+        """The name of its pool."""
+        return self.mode if self.hint else f"{self.mode}-no-hint"
 
 
-def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> Evaluation:
-    """The rates of graded rollouts on held-out problems."""
-    settings: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        settings.setdefault(setting_of(rollout), []).append(rollout)
-    hinted = {name: settings[name] for name in sorted(settings.keys() - {NO_HINT})}
-    unhinted = {NO_HINT: settings[NO_HINT]} if NO_HINT in settings else {}
-    groups = {ALL: list(rollouts), **hinted, **unhinted}
-    return Evaluation(step=step, weights=weights, rates={name: rates(group) for name, group in groups.items()})
+@final
+class HeldOut:
+    """Samples a policy on held-out problems in several settings.
 
-
-def rates(rollouts: Sequence[Rollout]) -> Rates:
-    """Hack, exploit and solve rates of one setting."""
-    return Rates(
-        num_rollouts=len(rollouts),
-        num_problems=len({rollout.problem_id for rollout in rollouts}),
-        **{name: _rate([flag(rollout) for rollout in rollouts]) for name, flag in RATES.items()},
-    )
-
-
-def best_checkpoint(evaluations: Sequence[Evaluation], metric: Metric, *, highest: bool = True) -> Best:
-    """The evaluation with the highest (or lowest) rate over all settings; the earliest one of ties.
-
-    Raises:
-        InputError: evaluations without rollouts, or of both kinds of weights, which are not comparable.
+    Args:
+        maker: samples and grades; its mode, hint and group are replaced.
+        problems: one step of each pool.
+        settings: at least one.
+        env: the environment of the problems.
+        group: rollouts of a problem in a setting.
+        seed: of the sampling noise, together with the setting.
+        world: the ranks that share out the problems.
     """
-    found = [(evaluation, getattr(evaluation.rates[ALL], metric)) for evaluation in evaluations]
-    if not found or any(rate.rate is None for _, rate in found) or len({e.weights for e in evaluations}) > 1:
-        raise InputError("evaluations", expected="rollouts in each, all of the same kind of weights", found="otherwise")
-    best, rate = min(found, key=lambda item: ((-1 if highest else 1) * item[1].rate, item[0].step))
-    return Best(step=best.step, metric=metric, rate=rate, num_checkpoints=len(found))
+
+    def __init__(
+        self,
+        maker: RolloutMaker,
+        problems: Sequence[Problem],
+        settings: Sequence[Setting],
+        *,
+        env: str,
+        group: int,
+        seed: int,
+        world: World = SOLO,
+    ) -> None:
+        self._maker, self._problems, self._settings, self._world = (
+            replace(maker, group=group),
+            problems,
+            settings,
+            world,
+        )
+        self._plan = PoolPlan(
+            env=env, split="eval", steps=len(problems), group=group, seed=seed, steps_per_batch=len(problems)
+        )
+
+    def rollouts(self, directory: Path, done: int) -> list[Rollout]:
+        """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
+        return [rollout for setting in self._settings for rollout in self.of(setting, directory, done)]
+
+    def of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
+        """Those of one setting."""
+        plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
+        maker = replace(self._maker, mode=setting.mode, hint=setting.hint)
+        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
+        writer = self._world.on_main(lambda: PoolWriter(directory / setting.name, header=header))
+        seed = derive_seed("evaluation", plan.seed, done, setting.name)
+        groups = write_groups(self._world, maker, writer, dict(enumerate(self._problems)), seed=seed)
+        if self._world.is_main:
+            writer.finish()
+        return [rollout for group in groups for rollout in group]
+
+
+def make_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[Setting]:
+    """Every mode of `modes` (none: `mode`) with its hint; `mode` without it, where that is asked for."""
+    settings = [Setting(mode=own) for own in modes or (mode,)]
+    return [*settings, Setting(mode=mode, hint=False)] if without_hint else settings
 
 
 def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) -> tuple[list[Problem], list[Problem]]:
@@ -139,8 +109,3 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
         found = f"{len(evaluation)}, with {len(left)} of {len(train)} left to train on"
         raise InputError("held-out problems", expected=f"{num} or more problems, and others to train on", found=found)
     return left, held_out
-
-
-def _rate(flags: Sequence[bool]) -> Rate:
-    count, n = sum(flags), len(flags)
-    return Rate(count=count, rate=count / n if n else None, interval=wilson_interval(count, n))

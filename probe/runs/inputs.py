@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from extraction.library import source_identity
-from probe.objective.objective import Objective
-from probe.runs.config import ReplayConfig
+from probe.settings.loss import Condition, LossSettings
+from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
 from replay_pools.policy import Policy, load_policy, load_tokenizer
 from replay_pools.pool import Pool, open_pool, resolve_pool
@@ -23,9 +23,10 @@ class Inputs:
         device: where the policy is loaded.
     """
 
-    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
-        self.config, self._device = config, device
-        paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
+    def __init__(self, config: RunConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
+        assert config.source is not None  # of every replay
+        self.config, self.source, self._device = config, config.source, device
+        paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
         self.pools = [open_pool(path, tokenize=self._tokenize) for path in paths]
         for pool in self.pools:
             say(f"pool {pool.name}: {pool.path}")
@@ -59,11 +60,11 @@ class Inputs:
 
     def record_without_weights(self) -> dict[str, Any]:
         """All of it that is known before the policy is loaded."""
+        intervention = self.config.intervention
         return {
-            "verb": "replay",
-            "replay": asdict(self.config),
+            "settings": asdict(self.config),
             "pools": [pool.identity() for pool in self.pools],
-            "directions": source_identity(self.config.extraction, self.config.v_hack),
+            "directions": source_identity(intervention.extraction, intervention.v_hack),
         }
 
     def _tokenize(self, text: str) -> list[int]:
@@ -77,25 +78,24 @@ class Inputs:
         return load_tokenizer(self.model_name)
 
 
-def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
-    """dr_grpo divides by the generation limit: the one given, or the largest that a pool's sampler records.
-
-    Directions are extracted under the normaliser of the condition that uses them; recorded is the primary's.
-    """
+def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
+    """dr_grpo divides by the generation limit: the one given, or the largest that a pool's sampler records."""
     limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
     longest = max((limit for limit in limits if limit is not None), default=None)
+    conditions = []
+    for condition in config.conditions:
+        changes = condition.changes
+        if _lacks_divisor(condition.objective(config.objective)):
+            changes = {**changes, "max_completion_length": longest}
+        conditions.append(Condition(name=condition.name, changes=changes))
+    objective = config.objective
+    if _lacks_divisor(objective):
+        objective = replace(objective, max_completion_length=longest)
+    return replace(config, objective=objective, conditions=tuple(conditions))
 
-    def filled(objective: Objective) -> Objective:
-        if objective.loss_type != "dr_grpo" or objective.max_completion_length is not None:
-            return objective
-        return replace(objective, max_completion_length=longest)
 
-    conditions = tuple(replace(own, objective=filled(own.objective)) for own in config.conditions)
-    primary = conditions[0].objective
-    extraction = replace(
-        config.extraction, loss_type=primary.loss_type, max_completion_length=primary.max_completion_length
-    )
-    return replace(config, conditions=conditions, extraction=extraction)
+def _lacks_divisor(objective: LossSettings) -> bool:
+    return objective.loss_type == "dr_grpo" and objective.max_completion_length is None
 
 
 def _check_pool(pool: Pool, policy: Policy) -> None:

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from probe.objective.advantages import reward_stats
-from probe.objective.objective import Objective
+from probe.objective.objective import reward_diagnostics
 from probe.objective.weigh import Weighting
 from probe.records.records import SampleRecord, StepRecord, nullable
 from probe.records.tokens import TokenRecord
 from probe.runs.pieces import Pieces
+from probe.settings.loss import LossSettings
 from probe.settings.words import PROBLEM_SEPARATOR
 from probe.step.groups import Group
 from probe.step.step import ArmResult, StepResult
-from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
+from replay_pools.rollout import REWARD_RANGE, Rollout
 
-REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED
 NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
@@ -65,7 +65,7 @@ def sample_records(
 
 
 def step_record(
-    groups: Sequence[Group], result: StepResult, arm: ArmResult, objective: Objective, control: Mapping[str, float]
+    groups: Sequence[Group], result: StepResult, arm: ArmResult, objective: LossSettings, control: Mapping[str, float]
 ) -> StepRecord:
     """The record of one step under one condition, that of `objective`, and one arm.
 
@@ -88,7 +88,7 @@ def step_record(
         frac_fired=_frac_fired(arm),
         haar_sd=nullable(arm.haar_sd),
         **reward_stats(rewards),
-        advantage=objective.diagnostics(rewards, REWARD_RANGE, weighting.token_advantages),
+        advantage=reward_diagnostics(objective, rewards, REWARD_RANGE, weighting.token_advantages),
         grad_norm=float(projection.norm_in),
         num_effective=int((weighting.advantages != 0).sum()),
         loss_type=objective.loss_type,

@@ -21,7 +21,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.objective.objective import Objective
 from probe.records.records import RUN_SCHEMA, StepRecord
 from probe.records.run import (
     ADAPTER_DIR,
@@ -34,12 +33,14 @@ from probe.records.run import (
 )
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
-from probe.runs.checkpoint import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.runs.control import Training
 from probe.runs.gram import GramRecorder, gram_hashes
 from probe.runs.join import sample_records, step_record, token_records
 from probe.runs.pieces import Pieces
-from probe.runs.training import Training
-from probe.step.additivity import summarise_additivity
+from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.settings.loss import LossSettings
+from probe.settings.run import CheckpointConfig
+from probe.step.checks import summarise_additivity
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
 from probe.step.passes import Bases
@@ -70,7 +71,7 @@ class Setup:
     """What every step of a run is evaluated with."""
 
     bases: Bases
-    conditions: Mapping[str, Objective]  # by name, the primary first
+    conditions: Mapping[str, LossSettings]  # by name, the primary first
     measures: Callable[[int], Sequence[Measure]]  # at a step: every arm under every condition, as in the records
     planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
     pad_id: int
@@ -95,7 +96,7 @@ def run_steps(
     """Run every step that is not done and write the manifest.
 
     Args:
-        done: what `probe.runs.opening.open_run` returned.
+        done: what `probe.runs.resume.open_run` returned.
         training: of the one arm under the one condition; None leaves the weights frozen.
         checkpoints: when the state of `training` is written; default: after every step.
         before_step: called with the number of steps done, before every step and after the last (True), and again after

@@ -1,8 +1,13 @@
-"""The text of single tokens, for a policy's tokenizer."""
+"""The text of single tokens, for a policy's tokenizer.
+
+Which tokens of a completion are planning tokens, for a policy's tokenizer.
+"""
 
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
+
+from probe.objective.credit import planning_tokens
 
 HALF_A_CHARACTER = "\ufffd"  # what a decoder makes of bytes that are no whole character
 
@@ -46,3 +51,14 @@ class Pieces:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+class PlanningMarker:
+    """Marks completion tokens that lie on planning phrases (`probe.objective.credit.planning_tokens`)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: Sequence[str]) -> None:
+        self._pieces, self._phrases = Pieces(tokenizer), tuple(phrases)
+
+    def __call__(self, completion_ids: Sequence[int]) -> list[bool]:
+        """One mark for each token."""
+        return planning_tokens([self._pieces(token) for token in completion_ids], self._phrases)

@@ -16,7 +16,7 @@ import torch
 from extraction.adapters.coordinates import Coordinates
 from replay_pools.chat import Chat
 from replay_pools.errors import InputError
-from replay_pools.sampling import Completion, Sampler
+from replay_pools.rollout import Completion, Sampler
 from replay_pools.serving.engine import ServerEngine
 
 

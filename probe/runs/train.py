@@ -16,20 +16,18 @@ from extraction.adapters.coordinates import Coordinates
 from extraction.library import source_identity
 from probe.records.run import ROLLOUTS_DIR
 from probe.records.timings import Timings
-from probe.runs.evaluator import Evaluator
-from probe.runs.footprint import footprint
-from probe.runs.heldout import hold_out
-from probe.runs.heldout_sampling import HeldOut, make_settings
+from probe.runs.assemble import Assembly, assemble
+from probe.runs.evaluate import Evaluator
+from probe.runs.footprint import Preview, make_preview, run_footprint
+from probe.runs.heldout import HeldOut, hold_out, make_settings
 from probe.runs.live import LiveSource, choose_problems
 from probe.runs.loop import run_steps
 from probe.runs.mixed import MixedSource, taught_problems
-from probe.runs.opening import is_complete, open_run
-from probe.runs.preview import Preview, make_preview
+from probe.runs.resume import is_complete, open_run
 from probe.runs.served import PushedEngine
-from probe.runs.subject import Subject, make_subject
-from probe.runs.train_config import TrainConfig
+from probe.settings.loss import check_recorded
+from probe.settings.run import EvaluationConfig, RolloutConfig, RunConfig
 from probe.step.distributed import SOLO, World
-from probe.step.reference import check_recorded
 from replay_pools.engines import Engine, LocalEngine
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
@@ -43,7 +41,7 @@ from replay_pools.serving.engine import connect
 
 
 def train(
-    config: TrainConfig,
+    config: RunConfig,
     directory: Path,
     *,
     out_dir: Path,
@@ -73,40 +71,52 @@ def train(
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
         return
-    subject = make_subject(config, policy, directory, out_dir / "cache", timings, say, world)
+    assert config.steps is not None
+    assembly = assemble(
+        config,
+        policy,
+        directory,
+        out_dir / "cache",
+        num_steps=config.steps,
+        timings=timings,
+        say=say,
+        world=world,
+    )
+    training = assembly.training
+    assert training is not None
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers) as grader,
-        _engine(config, policy, subject.coordinates, directory, url) as engine,
+        _engine(config, policy, assembly.coordinates, directory, url) as engine,
     ):
-        say(f"policy {config.model.name}, arm {config.intervention.arm}; grading under isolation {grader.isolation}")
+        say(f"policy {config.model.name}, arm {_arm(config)}; grading under isolation {grader.isolation}")
         with timings.phase("canary", uses_cache=False):
             if world.is_main:
                 canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
         if world.is_main:
             timings.write_start(directory)
         maker = _maker(config, engine, grader)
-        live = _live_source(config, directory / ROLLOUTS_DIR, maker, subject, problems)
-        evaluator = _evaluator(config, directory, maker, subject, held_out, say)
+        live = _live_source(config, directory / ROLLOUTS_DIR, maker, assembly, problems)
+        evaluator = _evaluator(config, directory, maker, assembly, held_out, say)
 
         def before_step(num_done: int, last: bool) -> None:
-            subject.training.logprob = evaluator(num_done, last)
+            training.logprob = evaluator(num_done, last)
             if last:
                 live.finish()
 
         run_steps(
             directory,
             live if teacher is None else _mixed_source(config, live, teacher),
-            subject.setup(config),
+            assembly.setup,
             done=done,
             timings=timings,
-            training=subject.training,
+            training=training,
             checkpoints=config.checkpoints,
             before_step=before_step,
         )
 
 
-def preview(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
+def preview(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:
     """What `train` with the same arguments would do in one process.
 
     Raises:
@@ -115,59 +125,65 @@ def preview(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
     config = _resolved(config)
     teacher = _teacher(config, out_dir)
     problems, held_out = _problems(config, teacher)
-    rollouts, evaluation, intervention = config.rollouts, config.evaluation, config.intervention
+    rollouts, evaluation, steps = _rollouts(config), _evaluation(config), config.steps
+    assert steps is not None
     settings = make_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
-    sampled = len(problems) * rollouts.prompts_per_step * rollouts.group
+    num_samples = rollouts.prompts_per_step * rollouts.group
+    sampled = len(problems) * num_samples
     evaluated = len(held_out) * evaluation.rollouts_per_problem * len(settings)
-    times = len({*range(0, config.optimizer.steps, evaluation.every), config.optimizer.steps})
-    needed = footprint(
-        str(config.model.name),
-        (intervention.arm,),
-        config.model,
-        num_samples=rollouts.prompts_per_step * rollouts.group,
-        k=intervention.extraction.k,
-        pairs=intervention.extraction.pairs,
-        trains=True,
-    )
+    times = len({*range(0, steps, evaluation.every), steps})
     return make_preview(
         directory,
         _record(config, teacher),
         {
-            "steps": config.optimizer.steps,
+            "steps": steps,
             "rollouts in training": sampled,
             "evaluations": times,
             "rollouts in an evaluation": evaluated,
             "completion tokens at most": (sampled + times * evaluated) * rollouts.sampler.max_new_tokens,
         },
-        needed,
+        run_footprint(config, str(config.model.name), num_samples=num_samples),
     )
 
 
-def _check_world(config: TrainConfig, world: World) -> None:
+def _rollouts(config: RunConfig) -> RolloutConfig:
+    """What a training samples; `RunConfig` has refused one without."""
+    assert config.rollouts is not None
+    return config.rollouts
+
+
+def _evaluation(config: RunConfig) -> EvaluationConfig:
+    assert config.evaluation is not None
+    return config.evaluation
+
+
+def _arm(config: RunConfig) -> str:
+    """The one arm of a training."""
+    return config.intervention.arms[0]
+
+
+def _check_world(config: RunConfig, world: World) -> None:
     """InputError where several ranks cannot share out the run."""
-    world.check_size(config.rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
-    if config.rollouts.engine == "server" and world.size > 1:
-        raise InputError("rollouts engine server", expected="one process", found=str(world.size))
+    world.check_size(_rollouts(config).prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
+    if _rollouts(config).engine == "server" and world.size > 1:
+        raise InputError("rollouts.engine server", expected="one process", found=str(world.size))
 
 
-def _resolved(config: TrainConfig) -> TrainConfig:
+def _resolved(config: RunConfig) -> RunConfig:
     """dr_grpo divides by the generation limit, which is the sampler's where none is given."""
-    objective, extraction = config.objective, config.intervention.extraction
+    objective = config.objective
     if objective.loss_type != "dr_grpo" or objective.max_completion_length is not None:
         return config
-    limit = config.rollouts.sampler.max_new_tokens
-    return replace(
-        config,
-        objective=replace(objective, max_completion_length=limit),
-        intervention=replace(config.intervention, extraction=replace(extraction, max_completion_length=limit)),
-    )
+    limit = _rollouts(config).sampler.max_new_tokens
+    return replace(config, objective=replace(objective, max_completion_length=limit))
 
 
-def _teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
+def _teacher(config: RunConfig, out_dir: Path) -> Pool | None:
     """The pool of the teacher, if there is one."""
-    if config.rollouts.teacher is None:
+    teacher = _rollouts(config).teacher
+    if teacher is None:
         return None
-    pool = open_pool(resolve_pool(config.rollouts.teacher.pool, out_dir))
+    pool = open_pool(resolve_pool(teacher.pool, out_dir))
     if pool.name == ROLLOUTS_DIR:  # the records name rollouts by their pool
         expected = f"a name other than {ROLLOUTS_DIR}, that of the run's own pool"
         raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
@@ -175,32 +191,33 @@ def _teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
     return pool
 
 
-def _problems(config: TrainConfig, teacher: Pool | None) -> tuple[list[list[Problem]], list[Problem]]:
+def _problems(config: RunConfig, teacher: Pool | None) -> tuple[list[list[Problem]], list[Problem]]:
     """(training problems of every batch, held-out problems); a teacher teaches on the problems that it knows."""
-    environment = get_environment(config.rollouts.env)
+    rollouts, steps = _rollouts(config), config.steps
+    assert steps is not None
+    environment = get_environment(rollouts.env)
     left, held_out = hold_out(
-        environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems
+        environment.problems("train"), environment.problems("eval"), _evaluation(config).num_problems
     )
-    wanted = config.rollouts.num_problems or len(left)
+    wanted = rollouts.num_problems or len(left)
     if wanted > len(left):
-        found = f"{len(left)} that are not held out"
-        raise InputError("rollouts num_problems", expected=f"{wanted} problems to train on", found=found)
-    batches = config.optimizer.steps // config.rollouts.iterations
-    width = config.rollouts.prompts_per_step * (1 + config.rollouts.refills)
+        actual = f"{len(left)} that are not held out"
+        raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
+    batches = steps // rollouts.iterations
+    width = rollouts.prompts_per_step * (1 + rollouts.refills)
     taught: list[list[Problem]] = []
-    if teacher is not None and config.rollouts.teacher is not None:
-        mixed = min(config.rollouts.teacher.num_batches(config.rollouts.iterations), batches)
+    if teacher is not None and rollouts.teacher is not None:
+        mixed = min(rollouts.teacher.num_batches(rollouts.iterations), batches)
         known = taught_problems(left[:wanted], teacher)
         taught = choose_problems(known, batches=mixed, prompts_per_step=width, seed=config.seed)
-    own = choose_problems(left[:wanted], batches=batches - len(taught), prompts_per_step=width, seed=config.seed)
-    return taught + own, held_out
+    untaught = batches - len(taught)
+    return taught + choose_problems(left[:wanted], batches=untaught, prompts_per_step=width, seed=config.seed), held_out
 
 
-def _record(config: TrainConfig, teacher: Pool | None) -> dict[str, Any]:
+def _record(config: RunConfig, teacher: Pool | None) -> dict[str, Any]:
     """What `config.json` holds beside the weights and the number of ranks, which shows in the last bits."""
     return {
-        "verb": "train",
-        "train": asdict(config),
+        "settings": asdict(config),
         "pools": [] if teacher is None else [teacher.identity()],
         "directions": source_identity(config.intervention.extraction, config.intervention.v_hack),
     }
@@ -208,23 +225,23 @@ def _record(config: TrainConfig, teacher: Pool | None) -> dict[str, Any]:
 
 @contextmanager
 def _engine(
-    config: TrainConfig, policy: Policy, coordinates: Coordinates, directory: Path, url: str | None
+    config: RunConfig, policy: Policy, coordinates: Coordinates, directory: Path, url: str | None
 ) -> Iterator[Engine]:
     """What samples from the policy in training, which its pools name so."""
-    adapter = f"in training: arm {config.intervention.arm}, seed {config.seed}"
-    if (config.rollouts.engine == "server") != (url is not None):
-        found = f"engine {config.rollouts.engine}, url {url or 'none'}"
-        raise InputError("rollouts engine", expected="server with --url, local without", found=found)
+    adapter = f"in training: arm {_arm(config)}, seed {config.seed}"
+    if (_rollouts(config).engine == "server") != (url is not None):
+        found = f"engine {_rollouts(config).engine}, url {url or 'none'}"
+        raise InputError("rollouts.engine", expected="server with --url, local without", found=found)
     if url is None:
         yield LocalEngine(replace(policy, adapter=adapter))
         return
-    base = connect(Connection(url=url), policy, served_model=config.rollouts.served_model)
+    base = connect(Connection(url=url), policy, served_model=_rollouts(config).served_model)
     with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
         yield engine
 
 
-def _maker(config: TrainConfig, engine: Engine, grader: Grader) -> RolloutMaker:
-    rollouts = config.rollouts
+def _maker(config: RunConfig, engine: Engine, grader: Grader) -> RolloutMaker:
+    rollouts = _rollouts(config)
     return RolloutMaker(
         engine=engine,
         sampler=rollouts.sampler,
@@ -236,13 +253,13 @@ def _maker(config: TrainConfig, engine: Engine, grader: Grader) -> RolloutMaker:
 
 
 def _live_source(
-    config: TrainConfig,
+    config: RunConfig,
     directory: Path,
     maker: RolloutMaker,
-    subject: Subject,
+    assembly: Assembly,
     problems: Sequence[Sequence[Problem]],
 ) -> LiveSource:
-    rollouts = config.rollouts
+    rollouts = _rollouts(config)
     plan = PoolPlan(
         env=rollouts.env,
         split="train",
@@ -257,32 +274,32 @@ def _live_source(
         directory,
         header=pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems))),
         maker=maker,
-        coordinates=subject.coordinates,
+        coordinates=assembly.coordinates,
         problems=problems,
         seed=config.seed,
         iterations=rollouts.iterations,
         refills=rollouts.refills,
-        world=subject.world,
+        world=assembly.world,
     )
 
 
-def _mixed_source(config: TrainConfig, live: LiveSource, teacher: Pool) -> MixedSource:
-    settings = config.rollouts.teacher
+def _mixed_source(config: RunConfig, live: LiveSource, teacher: Pool) -> MixedSource:
+    settings = _rollouts(config).teacher
     assert settings is not None
-    num_teacher = settings.num_rollouts(config.rollouts.group)
-    num_batches = settings.num_batches(config.rollouts.iterations)
+    num_teacher = settings.num_rollouts(_rollouts(config).group)
+    num_batches = settings.num_batches(_rollouts(config).iterations)
     return MixedSource(live, teacher, num_teacher=num_teacher, num_batches=num_batches, seed=config.seed)
 
 
 def _evaluator(
-    config: TrainConfig,
+    config: RunConfig,
     directory: Path,
     maker: RolloutMaker,
-    subject: Subject,
+    assembly: Assembly,
     held_out: Sequence[Problem],
     say: Callable[[str], None],
 ) -> Evaluator:
-    evaluation, rollouts = config.evaluation, config.rollouts
+    evaluation, rollouts = _evaluation(config), _rollouts(config)
     settings = make_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
     sampled = HeldOut(
         maker,
@@ -291,14 +308,16 @@ def _evaluator(
         env=rollouts.env,
         group=evaluation.rollouts_per_problem,
         seed=config.seed,
-        world=subject.world,
+        world=assembly.world,
     )
+    training = assembly.training
+    assert training is not None
     return Evaluator(
         directory,
         sampled,
-        subject.training.updater,
-        subject.frozen,
+        training.updater,
+        assembly.frozen,
         every=evaluation.every,
         say=say,
-        world=subject.world,
+        world=assembly.world,
     )

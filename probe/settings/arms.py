@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from extraction.vocabulary import Basis
+from extraction.words import Basis
 from probe.settings.words import Gate
 from replay_pools.errors import InputError
 

@@ -1,21 +1,38 @@
-"""The settings of a loss: names, types and defaults, without torch; `probe.objective.objective` is what they mean."""
+"""The loss of a run: names, defaults and checks, without torch. `probe.objective.objective` says what they mean.
 
-from dataclasses import dataclass
+Condition(name="capped", changes={"advantage_clip": 2.0})          the objective of the run, with these changes
+"""
 
-from extraction.vocabulary import LossType
-from probe.settings.words import Estimator, KlEstimator, Level, Old, Reference, Scale
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from extraction.words import LossType
+from probe.settings.words import ADVANTAGE_EPS, Estimator, KlEstimator, Level, Old, Reference, Scale
+from replay_pools.errors import FieldError, InputError
+from replay_pools.tables import decode, nearest
+
+CONDITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Log-probabilities of the policy's own law: only then do recorded ones compare with those that a step computes.
+PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """The names are TRL's (METHOD section 2)."""
+    """The loss. Names are TRL's, formulas METHOD's section 2.
+
+    Raises:
+        FieldError: a number out of its range, or settings that do not fit together.
+    """
 
     loss_type: LossType = "grpo"
-    max_completion_length: int | None = None  # for dr_grpo
+    max_completion_length: int | None = None  # what dr_grpo divides by; None: the generation limit
     advantage_estimator: Estimator = "grpo"
     scale_rewards: Scale = "none"
-    advantage_eps: float = 1e-4
-    min_group_std: float = 0.0
+    advantage_eps: float = ADVANTAGE_EPS  # added to the standard deviation that scale_rewards divides by
+    min_group_std: float = 0.0  # groups whose rewards have a smaller standard deviation get advantages of 0
     advantage_clip: float | None = None  # last: on A_it where there is token credit, on A_i otherwise
     gtpo_beta: float = 0.0
     sepa_lambda: float = 0.0
@@ -31,6 +48,45 @@ class LossSettings:
     beta: float = 0.0  # with a reference and beta 0 the KL is measured and does not act
     entropy_coef: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse what no loss can be made of."""
+        ranges = {
+            "advantage_eps": (0, math.inf),
+            "min_group_std": (0, math.inf),
+            "gtpo_beta": (0, math.inf),
+            "sepa_lambda": (0, 1),
+            "hicra_alpha": (0, math.inf),
+            "beta": (0, math.inf),
+        }
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                interval = f"[{low}, {high}]" if high < math.inf else f"at least {low}"
+                raise FieldError(name, f"a number {interval}", value)
+        for name in ("max_completion_length", "advantage_clip", "epsilon_high"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise FieldError(name, "a number above 0, or none", value)
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        if self.epsilon is None and high is not None:
+            raise FieldError("epsilon_high", "none beside epsilon none, which clips nothing", high)
+        if self.epsilon is not None and not 0 < self.epsilon < 1:
+            raise FieldError("epsilon", "a number in (0, 1), or none", self.epsilon)
+        if self.delta is not None and not self.delta > 1 + (high or 0.0):
+            raise FieldError("delta", f"a cap above 1 + epsilon_high = {1 + (high or 0.0)}, or none", self.delta)
+        if not 0 < self.top_entropy_quantile <= 1:
+            raise FieldError("top_entropy_quantile", "a fraction in (0, 1]", self.top_entropy_quantile)
+        if self.advantage_estimator == "maxrl" and self.scale_rewards != "none":
+            raise FieldError("scale_rewards", "none with maxrl, which divides by the mean already", self.scale_rewards)
+        if self.sepa_lambda and not self.gtpo_beta:
+            raise FieldError("sepa_lambda", "gtpo_beta above 0: SEPA pools what GTPO weighs", "gtpo_beta 0")
+        if self.beta and self.reference is None:
+            raise FieldError("beta", "a reference beside it: base, ema or recorded", "none")
+        if self.loss_type == "nll" and self.has_token_terms:
+            raise FieldError("loss_type", "neither ratio, KL penalty nor entropy bonus with nll", "nll beside one")
+        if self.kl_estimator == "full" and self.reference == "recorded":
+            raise FieldError("reference", "base or ema with kl_estimator full, of whole distributions", "recorded")
+
     @property
     def has_credit(self) -> bool:
         """Whether the tokens of a sample are weighted unequally."""
@@ -40,3 +96,99 @@ class LossSettings:
     def has_token_terms(self) -> bool:
         """Whether the loss has terms that are not advantage times log-probability: ratio, KL, entropy."""
         return bool(self.old_logprobs == "recorded" or self.beta or self.entropy_coef)
+
+
+LOSS_KEYS = tuple(entry.name for entry in fields(LossSettings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A named change of the objective: every condition is measured on the same forward and backward.
+
+    >>> Condition.parse("capped:advantage_clip=2").changes
+    {'advantage_clip': 2.0}
+    """
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)  # {key of LossSettings: value}; none = the objective itself
+
+    def __post_init__(self) -> None:
+        """Refuse a name that no file can have, and settings that the loss lacks; values get the types of their keys."""
+        if not CONDITION_NAME.fullmatch(self.name):
+            raise InputError("condition name", expected="letters, digits and . _ -", found=repr(self.name))
+        where = f"condition {self.name}"
+        if unknown := [key for key in self.changes if key not in LOSS_KEYS]:
+            near = nearest(unknown[0], LOSS_KEYS)
+            raise InputError(
+                f"{where} {unknown[0]}",
+                expected=f"a setting of the objective, out of {', '.join(LOSS_KEYS)}",
+                found="an unknown key",
+                fix=f"did you mean {near}?" if near else "",
+            )
+        typed = decode(_LooseLoss, self.changes, where)
+        object.__setattr__(self, "changes", {key: getattr(typed, key) for key in self.changes})
+
+    @classmethod
+    def parse(cls, text: str) -> "Condition":
+        """A condition from `NAME` or `NAME:key=value,key=value`.
+
+        Raises:
+            InputError: a malformed name, an unknown key, a value of another type.
+        """
+        name, _, settings = text.partition(":")
+        changes = {}
+        for setting in filter(None, settings.split(",")):
+            key, _, value = (part.strip() for part in setting.partition("="))
+            changes[key] = _plain_value(value)
+        return cls(name=name, changes=changes)
+
+    def objective(self, base: LossSettings) -> LossSettings:
+        """The objective of this condition.
+
+        Raises:
+            InputError: `base` with these changes is no loss; the condition is named.
+        """
+        try:
+            return replace(base, **self.changes)
+        except InputError as error:
+            where = f"condition {self.name}: {error.where}"
+            raise InputError(where, expected=error.expected, found=error.found) from error
+
+
+class _LooseLoss(LossSettings):
+    """The types of the loss without its checks: whether changes fit shows only once they are on their base."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Refuse to compare with recorded log-probabilities that are not those of the policy's own law.
+
+    Args:
+        samplers: {where it is recorded: temperature, top_p, top_k}; None = not known.
+
+    Raises:
+        InputError: an objective compares with them, and they were sampled under another law.
+    """
+    if not any("recorded" in (objective.old_logprobs, objective.reference) for objective in objectives):
+        return
+    for where, sampler in samplers.items():
+        law = None if sampler is None else {name: sampler.get(name) for name in PLAIN_LAW}
+        if law != PLAIN_LAW:
+            raise InputError(
+                f"{where} sampler",
+                expected=f"{PLAIN_LAW}: recorded log-probabilities of the policy's own law",
+                found="not recorded" if law is None else str(law),
+                fix="use old_logprobs=current, and another reference than recorded",
+            )
+
+
+def _plain_value(text: str) -> Any:
+    """A number where the text is one, else the text: the types are checked by the fields."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,10 +1,26 @@
-"""Forward and backward passes of a step: per-sample gradients in every basis at once.
+"""Which tokens a cosine comes from: its split over the positions of a rollout.
+
+A module's gradient is a sum over positions t of products of what the module read at t and what came back to its output
+at t (extraction.adapters), so that with the unit vectors u_m of M modules
+
+    cos_i = sum_t s_it,    s_it = sum_m <u_m, product_mt> / (sqrt(M) norm(g_i))
+
+s_it belongs to the position at which the product arises: where token t is READ and token t + 1 predicted. It is not
+the effect of the loss of one token: attention carries the losses of all later completion tokens back to t, which is why
+prompt tokens have shares, and the last token, which predicts nothing, has none. Nor is it what a rollout without token
+t would give. A share can be larger than the cosine itself, since shares of both signs add up to it.
+
+G samples, T tokens, r coordinates of a module, k directions, M modules with k > 0.
+
+
+Forward and backward passes of a step: per-sample gradients in every basis at once.
 
 Several ranks share out the samples: each has the gradients of its own, and all have what is one number a sample or
 token. G samples, g of them this rank's (all where there is one rank), n completion tokens of those, T tokens, d the
 hidden size, r coordinates of a module.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,11 +34,35 @@ from extraction.batch import Batch
 from extraction.gradients import Penalty, per_sample_gradients
 from extraction.logprobs import scatter_tokens
 from extraction.scoring import TokenScores, score
-from extraction.vocabulary import Basis
-from probe.step.additivity import batch_error, module_error, tapped
-from probe.step.attribution import Axis
-from probe.step.distributed import SOLO, World
-from probe.step.sharding import whole_weights
+from extraction.words import Basis
+from probe.step.checks import batch_error, module_error, tapped
+from probe.step.distributed import SOLO, World, whole_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """The directions of an arm as ONE unit vector over all modules: cos = <axis, g> / norm(g)."""
+
+    basis: Basis
+    vectors: dict[str, Tensor]  # {module: (r,)} of the modules that keep a direction
+
+
+def axis(basis: Basis, directions: Mapping[str, Tensor]) -> Axis:
+    """sum_i V_i / sqrt(k M) of every module with directions (k, r), k > 0."""
+    kept = {module: V for module, V in directions.items() if len(V)}
+    return Axis(basis=basis, vectors={module: V.sum(0) / math.sqrt(len(V) * len(kept)) for module, V in kept.items()})
+
+
+def token_shares(token_dots: Tensor, norms: Tensor) -> Tensor:
+    """s_it (G, T), float64 on the CPU; NaN in the rows of samples without a gradient.
+
+    Args:
+        token_dots: (G, T) <axis, product_t>.
+        norms: (G,) of the gradients that the products add up to.
+    """
+    norms = norms.double().cpu()
+    return token_dots.cpu() / torch.where(norms > 0, norms, torch.nan)[:, None]
+
 
 Gradients = Mapping[Basis, Mapping[str, Tensor]]  # {basis: {module: (g, r)}}, or (r,) of the whole step
 
@@ -109,7 +149,7 @@ class Bases:
     def run_checked(
         self, batch: Batch, *, turn: int, whole: bool, axis: Axis | None = None
     ) -> tuple[GroupPass, dict[Basis, float]]:
-        """The pass with unit weights, and its additivity error in every basis (see probe.step.additivity).
+        """The pass with unit weights, and its additivity error in every basis (see probe.step.checks).
 
         Every rank checks its own samples; the error is the largest of any rank.
 

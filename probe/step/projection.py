@@ -16,22 +16,16 @@ of norm(g). A zero gradient has no direction: its cosines are NaN, never 0. Sums
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-Gate = Literal["one_sided", "two_sided", "reverse"]
+from probe.settings.gate import GATES
+from probe.settings.words import Gate
 
-# gate -> multiples of V to take away, from c = V g
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "one_sided": torch.relu,
-    "two_sided": lambda c: c,
-    "reverse": lambda c: 2 * c,
-}
 ROUNDING = 16  # what is left of g below ROUNDING * machine epsilon * norm(g) is rounding, not a gradient
 
 
@@ -194,7 +188,7 @@ def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[s
     return math.sqrt(float(stats.gamma.ppf(q, mean**2 / variance, scale=variance / mean)))
 
 
-def _project(g: Tensor, V: Tensor, gate: str, overshoot: float, preserve_magnitude: bool) -> tuple[Tensor, Tensor]:
+def _project(g: Tensor, V: Tensor, gate: Gate, overshoot: float, preserve_magnitude: bool) -> tuple[Tensor, Tensor]:
     """(gated gradient (..., r), whether the gate removed something (...))."""
     if gate not in GATES:
         raise ValueError(f"gate: expected one of {', '.join(GATES)}, found {gate!r}")

@@ -21,11 +21,8 @@ from extraction.batch import Batch
 from extraction.gradients import Penalty
 from extraction.logprobs import split_model
 from probe.objective.kl import full_kl
-from probe.objective.objective import Objective
 from probe.step.passes import Bases
 from replay_pools.errors import InputError
-
-PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,28 +129,6 @@ def needed(recorded: Tensor | None) -> Tensor:
             fix="use a pool whose manifest names the sampler, or old_logprobs=current and reference base",
         )
     return recorded
-
-
-def check_recorded(objectives: Iterable[Objective], samplers: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Refuse recorded log-probabilities that are not of the policy's own law.
-
-    Args:
-        samplers: {where it is recorded: temperature, top_p, top_k}; None = not known.
-
-    Raises:
-        InputError: an objective compares with them, and they were sampled under another law.
-    """
-    if not any("recorded" in (own.old_logprobs, own.reference) for own in objectives):
-        return
-    for where, sampler in samplers.items():
-        found = None if sampler is None else {name: sampler.get(name) for name in PLAIN_LAW}
-        if found != PLAIN_LAW:
-            raise InputError(
-                f"{where} sampler",
-                expected=f"{PLAIN_LAW}: recorded log-probabilities of the policy's own law",
-                found="not recorded" if found is None else str(found),
-                fix="use old_logprobs=current, and another reference than recorded",
-            )
 
 
 def ema_update(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, decay: float) -> dict[str, Tensor]:

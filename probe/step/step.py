@@ -25,17 +25,16 @@ import torch
 from torch import Tensor
 
 from extraction.batch import Batch, make_batch
-from extraction.vocabulary import Basis
+from extraction.words import Basis
 from probe.objective.credit import credit_diagnostics
-from probe.objective.objective import Objective
 from probe.objective.weigh import Scores, Weighting, by_pass, weigh
 from probe.settings.arms import Arm
-from probe.settings.words import Target
-from probe.step.attribution import axis, token_shares
+from probe.settings.loss import LossSettings
+from probe.settings.words import Gate, Target
 from probe.step.distributed import World
 from probe.step.groups import Group
-from probe.step.passes import Bases, Gradients
-from probe.step.projection import Gate, Projection, haar_variance, project_modules, sample_cosines
+from probe.step.passes import Bases, Gradients, axis, token_shares
+from probe.step.projection import Projection, haar_variance, project_modules, sample_cosines
 from probe.step.reference import References, needed
 from probe.step.update import Updater, split_update
 
@@ -104,7 +103,7 @@ def train_step(
     groups: Sequence[Group],
     measures: Sequence[Measure],
     *,
-    conditions: Mapping[str, Objective],
+    conditions: Mapping[str, LossSettings],
     planning: Sequence[Sequence[bool]],
     pad_id: int,
     references: References,
@@ -170,7 +169,7 @@ def train_step(
 
 
 def _scores(
-    objectives: Iterable[Objective],
+    objectives: Iterable[LossSettings],
     groups: Sequence[Group],
     batch: Batch,
     current: Tensor,

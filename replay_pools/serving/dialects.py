@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from replay_pools.sampling import Sampler
+from replay_pools.rollout import Sampler
 from replay_pools.serving.connection import Wire
 
 NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}

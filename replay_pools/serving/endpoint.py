@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from replay_pools.errors import InputError
-from replay_pools.sampling import Completion, Sampler
+from replay_pools.rollout import Completion, Sampler
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.dialects import Answer, Dialect, Query, ServedModel
 

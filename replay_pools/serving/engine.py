@@ -8,7 +8,7 @@ from typing import Any, final
 
 from replay_pools.chat import Chat
 from replay_pools.errors import InputError
-from replay_pools.sampling import Completion, Sampler
+from replay_pools.rollout import Completion, Sampler
 from replay_pools.serving.connection import Connection, Wire
 from replay_pools.serving.dialects import DIALECTS, Dialect, ServedModel
 from replay_pools.serving.endpoint import Endpoint

@@ -11,7 +11,7 @@ own, and another at each in between. Not with temperature 0 or top-k 1: those ar
 
 from typing import Literal
 
-from replay_pools.sampling import Sampler
+from replay_pools.rollout import Sampler
 from replay_pools.serving.endpoint import Endpoint
 
 LogprobLaw = Literal["model", "temperature", "sampler"]

@@ -18,7 +18,8 @@ from timing import interleaved, seconds
 from replay_pools.files import encode_jsonl
 from replay_pools.policy import Policy, load_policy
 from replay_pools.pool import BUILTIN, PoolWriter, open_pool
-from replay_pools.sampling import Sampler, sample
+from replay_pools.rollout import Sampler
+from replay_pools.sampling import sample
 
 
 def sampling(policy: Policy) -> None:

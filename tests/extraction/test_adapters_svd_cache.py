@@ -5,7 +5,7 @@ from safetensors.torch import load_file
 from extraction.adapters import svd_cache
 from extraction.adapters.svd import decompose, measure_rounding, needed_factors, rounded
 from extraction.adapters.svd_cache import batches, digest, factorise_all
-from extraction.vocabulary import STORAGES
+from extraction.words import STORAGES
 
 
 def random_weight(d_out, d_in, seed=0, dtype=torch.float32):

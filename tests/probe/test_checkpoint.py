@@ -1,4 +1,4 @@
-"""probe.runs.checkpoint: the same state gives the same bytes, whole or not at all, and the right ones stay."""
+"""probe.runs.resume: the same state gives the same bytes, whole or not at all, and the right ones stay."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from probe.runs.checkpoint import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.runs.resume import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
 
 
 class State:

@@ -1,4 +1,4 @@
-"""probe.runs.control and probe.runs.training: this step's objective, and what of a step the controllers get to see."""
+"""probe.runs.control and probe.runs.control: this step's objective, and what of a step the controllers get to see."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from probe.objective.objective import Objective
-from probe.runs.control import Control, ControlConfig
+from probe.runs.control import Control, ControlConfig, Training
 from probe.runs.controllers import Limits
-from probe.runs.training import Training
 
 OBJECTIVE = Objective(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
 CONFIG = ControlConfig(

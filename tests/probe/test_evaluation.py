@@ -10,14 +10,13 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.evaluation import Evaluation, evaluate_spec
-from probe.experiments.foreseen import write_foreseen
 from probe.experiments.jobs import runs_of
 from probe.experiments.launch import Attempt
 from probe.experiments.prereg import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import sweep
+from probe.experiments.sweep import sweep, write_foreseen
 from probe.experiments.sweep_table import block_value
+from probe.experiments.verdict import Evaluation, evaluate_spec
 from probe.records.run import read_run
 from replay_pools.errors import InputError
 

@@ -1,11 +1,11 @@
-"""probe.runs.heldout: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
+"""probe.runs.rates: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.analysis.statistics.stats import wilson_interval
-from probe.runs.heldout import best_checkpoint, evaluate, hold_out, rates
+from probe.runs.rates import best_checkpoint, evaluate, hold_out, rates
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError

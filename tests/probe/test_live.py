@@ -11,18 +11,18 @@ from probe.objective.objective import Objective
 from probe.runs.live import LiveSource, choose_problems
 from probe.settings.arms import get_arm
 from probe.step.groups import ReplaySource
-from probe.step.optimizer import Decay, Stepper
 from probe.step.passes import Bases, weighted_sums
 from probe.step.projection import project_modules
 from probe.step.reference import References
 from probe.step.step import Measure, StepResult, train_step
+from probe.step.update import Decay, Stepper
 from replay_pools.engines import LocalEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
 from replay_pools.policy import load_policy
 from replay_pools.pool import open_pool
-from replay_pools.sampling import Sampler
+from replay_pools.rollout import Sampler
 
 
 def measure(coordinates):

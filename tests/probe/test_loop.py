@@ -17,19 +17,16 @@ from extraction.adapters import Coordinates
 from probe.objective.objective import Objective
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
-from probe.runs.checkpoint import CheckpointConfig
-from probe.runs.control import Control, ControlConfig
+from probe.runs.control import Control, ControlConfig, Training
 from probe.runs.controllers import Limits
 from probe.runs.loop import Setup, run_steps
-from probe.runs.opening import open_run
-from probe.runs.training import Training
+from probe.runs.resume import CheckpointConfig, open_run
 from probe.settings.arms import get_arm
 from probe.step.groups import Group, Key, make_group
-from probe.step.optimizer import Decay, Stepper
 from probe.step.passes import Bases
 from probe.step.reference import References
 from probe.step.step import Measure
-from probe.step.update import Updater
+from probe.step.update import Decay, Stepper, Updater
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
 from replay_pools.rollout import Rollout

@@ -1,9 +1,9 @@
-"""replay_pools.nested: tables laid over one another, and their flat names."""
+"""replay_pools.tables: tables laid over one another, and their flat names."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_pools.nested import flat, overlaid
+from replay_pools.tables import flat, overlaid
 
 KEYS = st.text("abc", min_size=1, max_size=3)
 TABLES = st.recursive(

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from probe.cli._spec import open_spec, resolved
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
-from extraction.vocabulary import Storage
+from extraction.words import Storage
 from probe.analysis.statistics.power import mde
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli._spec import open_spec, resolved
-from probe.experiments.vacuity import vacuous_parts
-from probe.runs.memory import memory
+from probe.experiments.checks import vacuous_parts
+from probe.runs.footprint import memory
 from replay_pools.policy import load_policy, load_skeleton
 
 ROOT = Path(__file__).parents[2]

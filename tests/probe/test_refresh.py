@@ -14,12 +14,10 @@ from extraction.library import ExtractionSettings, attach_basis
 from extraction.pairs import load_pairs
 from probe.objective.objective import Objective
 from probe.runs.config import GateConfig
-from probe.runs.measures import ArmDirections, DirectionSettings
-from probe.runs.refresh import RefreshedMeasures, overlap
+from probe.runs.directions import ArmDirections, DirectionSettings, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
-from probe.step.optimizer import Stepper
 from probe.step.step import Measure
-from probe.step.update import Updater
+from probe.step.update import Stepper, Updater
 from replay_pools.policy import Policy, load_policy
 
 K = 2

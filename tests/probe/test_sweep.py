@@ -12,19 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from probe.cli._spec import open_spec, resolved
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli._spec import open_spec, resolved
 from probe.cli.train import configured
 from probe.experiments import launch
-from probe.experiments.answerable import pool_faults
-from probe.experiments.foreseen import read_foreseen
+from probe.experiments.checks import pool_faults
 from probe.experiments.jobs import Job, block, runs_of
 from probe.experiments.launch import Attempt, Processes, Submitit
 from probe.experiments.prereg import load_spec, preregistered, spec_status
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import Row, Runner, Table, sweep
+from probe.experiments.sweep import Row, Runner, Table, read_foreseen, sweep
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
 from replay_pools.pool import Pool

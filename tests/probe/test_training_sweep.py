@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from probe.cli._spec import open_spec
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
@@ -20,13 +21,12 @@ from probe.analysis.outcome import RATES
 from probe.analysis.verdict.siblings import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli._spec import open_spec
-from probe.experiments.evaluation import Evaluation, evaluate_spec
 from probe.experiments.jobs import runs_of
 from probe.experiments.launch import Attempt, command
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import Table, sweep
 from probe.experiments.sweep_table import analyse_all, block_value, sweep_table
+from probe.experiments.verdict import Evaluation, evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.files import read_json, sha256, write_json
 from replay_pools.pool import open_pool

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from extraction.adapters import Coordinates
 from probe.settings.arms import get_arm
-from probe.step.optimizer import Decay, Stepper
 from probe.step.projection import sample_cosines
-from probe.step.update import Split, Updater, add, split_update
+from probe.step.update import Decay, Split, Stepper, Updater, add, split_update
 
 SIZES = {"a": (6, 2), "b": (4, 1), "c": (3, 0)}  # module: (r, k); all directions of c fell to the noise floor
 

@@ -1,7 +1,7 @@
 """The words of the options are the keys of the tables that give them their meaning."""
 
 from extraction import loss
-from extraction import vocabulary as extraction_vocabulary
+from extraction import words as extraction_vocabulary
 from probe.objective import advantages
 from probe.settings import words as vocabulary
 from probe.step import groups as sources

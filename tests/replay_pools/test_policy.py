@@ -14,7 +14,8 @@ from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
 from replay_pools.organism.tokenizer import IM_START, ROLES
 from replay_pools.policy import Policy, load_policy, pick_device, weights_sha
-from replay_pools.sampling import Sampler, sample
+from replay_pools.rollout import Sampler
+from replay_pools.sampling import sample
 
 
 @pytest.fixture(scope="module")

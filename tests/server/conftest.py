@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from replay_pools.policy import Policy, ServedPolicy, load_policy, load_served_policy
-from replay_pools.sampling import Sampler, sample
+from replay_pools.rollout import Sampler
+from replay_pools.sampling import sample
 
 Completed = tuple[list[int], list[float]]
 EOS = 2

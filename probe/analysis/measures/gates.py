@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from probe.analysis.statistics.geometry import Directions, Gradients, ratio
 from probe.analysis.statistics.gram import Array
+from probe.settings.gate import GATES
 from probe.settings.words import Gate
 
 ROUNDING = 16 * float(np.finfo(np.float32).eps)  # what a gate leaves below ROUNDING * norm(g) is no gradient
-# gate -> multiples of V to take away, from c = V g
-_GATES = {"one_sided": lambda c: np.maximum(c, 0.0), "two_sided": lambda c: c, "reverse": lambda c: 2.0 * c}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ def gate_all(
     """
     rows, kept = directions.rows[0], directions.kept[0]  # (M, k, N), (M, k)
     before = np.matmul(gradients.inner, rows.transpose(0, 2, 1))  # (M, S, k)
-    removed = overshoot * _GATES[gate](before)
+    removed = overshoot * GATES[gate](before)
     after = before - removed
     squared = np.square(gradients.norms) - np.square(before).sum(-1) + np.square(after).sum(-1)
     gone = squared <= ROUNDING**2 * np.square(gradients.norms)

@@ -23,8 +23,7 @@ def pool_facts(run: Run) -> list[PoolFacts]:
 
 def gate_facts(run: Run) -> GateFacts:
     """The gate options of a run."""
-    settings = run.config.get(str(run.config.get("verb")), {})
-    options = settings.get("intervention", settings).get("gate", {})
+    options = run.settings.get("intervention", {}).get("gate", {})
     return GateFacts(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
 
 

@@ -6,12 +6,12 @@ from typing import Any
 from probe.analysis.outcome import deployed
 from probe.analysis.verdict.evidence import Update
 from probe.records.records import StepRecord
-from probe.records.run import Run
+from probe.records.run import Run, settings_of
 
 
 def is_training(run: Run) -> bool:
     """Whether it is a run of `probe train`."""
-    return run.config.get("verb") == "train"
+    return run.verb == "train"
 
 
 def siblings(run: Run, others: Iterable[Run]) -> list[Run]:
@@ -48,13 +48,12 @@ def starts(runs: Sequence[Run]) -> list[StepRecord]:
 
 def _place(run: Run) -> tuple[str, str]:
     """(arm, seed) of a run of `probe train`."""
-    settings = run.config["train"]
-    return str(settings["intervention"]["arm"]), str(settings["seed"])
+    return str(run.settings["intervention"]["arms"][0]), str(run.settings["seed"])
 
 
 def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Everything that shapes the numbers of a run of `probe train` but its arm and seed, from its `config.json`."""
-    own, weights, directions = config["train"], config["base_weights_sha256"], config.get("directions")
-    intervention = {**own["intervention"], "arm": None}
+    own, weights, directions = settings_of(config), config["base_weights_sha256"], config.get("directions")
+    intervention = {**own["intervention"], "arms": None}
     fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
     return {**own, "intervention": intervention, **fixed}

@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element
 
 from probe.analysis.text import Table
 from probe.analysis.verdict.evidence import Plan
-from probe.experiments.evaluation import go_plan
+from probe.experiments.verdict import go_plan
 from probe.records.timings import describe_timings
 from probe.report.figures.power import prompts_power, seeds_power
 from probe.report.sections.parts import Section, panels, present, prose, table_html

@@ -40,9 +40,9 @@ def provenance(report: Report) -> Section:
 def facts(run: Run, report: Report) -> Table:
     """Names, hashes, versions and what the digits of a run are worth."""
     config, manifest = run.config, run.manifest
-    settings: Mapping[str, Any] = config.get(str(config.get("verb")), {})
+    settings = run.settings
     rows = [
-        ("verb", str(config.get("verb"))),
+        ("verb", str(run.verb)),
         ("model", f"{config.get('model')} ({_dtype(settings)})"),
         ("base weights", f"sha256 {config.get('base_weights_sha256')}"),
         ("seed", str(settings.get("seed"))),
@@ -88,7 +88,7 @@ def _repeat(run: Run) -> list[str]:
     config, out = shlex.quote(str(run.path / CONFIG_FILE)), shlex.quote(str(root))
     again = shlex.quote(str(root / "runs" / name / MANIFEST_FILE))
     return [
-        f"probe {run.config.get('verb')} --config {config} --name {name} --out {out}",
+        f"probe {run.verb} --config {config} --name {name} --out {out}",
         f"cmp {shlex.quote(str(run.path / MANIFEST_FILE))} {again}",
     ]
 

@@ -8,7 +8,7 @@ from probe.analysis.verdict.siblings import shared_settings
 from probe.report.figures.learning import METRICS, Curve, learning
 from probe.report.sections.parts import Section, folded, panels, present, prose
 from probe.report.views import Report, trained
-from replay_pools.nested import flat
+from replay_pools.tables import flat
 
 LEAD = (
     "Rates on held-out problems, with the hint, while the policy trains: a thin line a seed, a thick one the mean "

@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 from probe.analysis.analyze import Analysis
 from probe.analysis.text import Table, number, p_value, share
 from probe.analysis.verdict.evidence import Check
-from probe.experiments.evaluation import Evaluation
+from probe.experiments.verdict import Evaluation
 from probe.report.figures.alignment import alignment, nulls
 from probe.report.markup import node
 from probe.report.panel import Figure, plural

@@ -15,17 +15,17 @@ from probe.analysis.statistics.multiplicity import holm
 from probe.analysis.verdict.evidence import Check, Plan
 from probe.analysis.verdict.siblings import shared_settings
 from probe.experiments.criteria import evaluate, p_of
-from probe.experiments.foreseen import read_foreseen
 from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.prereg import decide, unmet
 from probe.experiments.spec import RULES, Criterion, Role, Spec, SpecStatus
+from probe.experiments.sweep import read_foreseen
 from probe.experiments.sweep_table import Analyses, analyse_all, sweep_table
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
-from replay_pools.nested import flat
+from replay_pools.tables import flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
 def go_plan(spec: Spec) -> Plan:
     """What rule R7 judges: what a GO buys, in a training spec its own runs; METHOD's plan where nothing is stated."""
     go = spec.budget.go
-    if go is None and spec.base.verb == "train":
+    if go is None and spec.settings["verb"] == "train":
         go = spec.budget.model_copy(update={"seeds": len(spec.seeds)})
     if go is None:
         return Plan()
@@ -259,7 +259,7 @@ def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
 
 def _mixed(configs: Sequence[dict[str, Any]], condition: str) -> list[str]:
     """Training runs of one condition that differ in more than arm and seed: a preset that was edited in between."""
-    settings = [flat(shared_settings(config)) for config in configs if config["verb"] == "train"]
+    settings = [flat(shared_settings(config)) for config in configs if settings_of(config)["verb"] == "train"]
     different = {key for own in settings for key in own if own[key] != settings[0].get(key)}
     if not different:
         return []

@@ -1,0 +1,44 @@
+"""What the extraction of directions is told: the words of its options, and its settings. No torch."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from replay_pools.errors import FieldError
+
+Basis = Literal["svd", "lora"]
+LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "nll"]
+Layout = Literal["packed", "padded"]  # how the samples of one pass lie before the model
+Storage = Literal["float32", "bfloat16"]  # of the factors U and Vh; float32 is float64 in a float64 model
+
+BASES: tuple[Basis, ...] = get_args(Basis)
+LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)
+STORAGES: tuple[Storage, ...] = get_args(Storage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normaliser:
+    """The weight of a sample in a loss: the same for pair gradients and for the loss that they are compared with."""
+
+    loss_type: LossType = "grpo"
+    max_completion_length: int | None = None  # in tokens: what dr_grpo divides by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractionSettings:
+    """How directions are extracted from pairs."""
+
+    pairs: str = "builtin"  # builtin, builtin:MODE, builtin:placebo, or a .jsonl file: extraction.pairs.load_pairs
+    k: int = 4  # directions in a module
+    tau: float = 0.0  # directions with S_i / S_0 below it are dropped, in each module
+    drop_bottom_frac: float = 0.25  # of the directions with the lowest S over all modules: a noise floor
+    tokens_per_batch: int | None = None  # of a forward and backward; None: what fits the memory
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no extraction can use."""
+        if self.k < 1:
+            raise FieldError("k", "at least 1 direction", self.k)
+        if not (0 <= self.tau <= 1 and 0 <= self.drop_bottom_frac < 1):
+            actual = f"{self.tau}, {self.drop_bottom_frac}"
+            raise FieldError("tau, drop_bottom_frac", "shares in [0, 1] and [0, 1)", actual)
+        if self.tokens_per_batch is not None and self.tokens_per_batch < 1:
+            raise FieldError("tokens_per_batch", "at least 1 token, or none", self.tokens_per_batch)

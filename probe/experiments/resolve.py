@@ -1,0 +1,146 @@
+"""A spec, resolved: the settings of every condition and every run that it asks for, defaults included.
+
+    spec.settings, a condition's settings over them, then arms and seed  ->  one RunConfig for each run
+
+Frozen weights: conditions that differ in their objective alone are evaluated side by side on one forward and backward,
+and one run serves all arms. Training: every arm is a run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from probe.experiments.spec import Condition, ResolvedCondition, Spec
+from probe.settings.loss import LOSS_KEYS, LossSettings
+from probe.settings.loss import Condition as LossChange
+from probe.settings.presets import configure
+from probe.settings.run import RunConfig
+from probe.settings.words import Verb
+from replay_pools.errors import InputError
+from replay_pools.tables import flat, overlaid
+
+VERBS: tuple[Verb, ...] = ("replay", "train")
+# Keys that the sweep sets itself, from `arms`, `seeds` and `conditions` of the spec.
+RESERVED = ("verb", "seed", "intervention.arms", "conditions", "preregistered")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One run of a block: the conditions that it measures in one pass, its arms, its settings."""
+
+    conditions: tuple[str, ...]
+    arms: tuple[str, ...]
+    trains: bool
+    config: RunConfig
+
+
+def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
+    """The settings of every condition by its name.
+
+    Raises:
+        InputError: a key that no run has, or a value that it refuses; file, table and key are named.
+    """
+    verb = spec.settings.get("verb")
+    if verb not in VERBS:
+        found = "none" if verb is None else repr(verb)
+        raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=found)
+    return {condition.name: _resolve(spec, condition, verb) for condition in spec.conditions}
+
+
+def pool_config(name: str, settings: Mapping[str, Any], where: str) -> RunConfig:
+    """The settings of a pool that a spec asks for.
+
+    Raises:
+        InputError: as `resolve`; `where` is named.
+    """
+    return _configured("generate", settings, f"{where} pools.{name}")
+
+
+def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
+    """The runs of one seed.
+
+    Args:
+        preregistered: NAME@SHA256 of the spec, which every run's config holds.
+    """
+    runs = []
+    for conditions in _passes(list(spec.resolved.values())):
+        first = conditions[0]
+        config = replace(first.config, seed=seed, preregistered=preregistered)
+        if spec.settings["verb"] == "replay":
+            config = _side_by_side(config, conditions)
+        for arms in [first.arms] if first.frozen else [(arm,) for arm in first.arms]:
+            runs.append(
+                PlannedRun(
+                    conditions=tuple(condition.name for condition in conditions),
+                    arms=arms,
+                    trains=not first.frozen,
+                    config=replace(config, intervention=replace(config.intervention, arms=arms)),
+                )
+            )
+    return runs
+
+
+def _resolve(spec: Spec, condition: Condition, verb: Verb) -> ResolvedCondition:
+    arms = spec.arms_of(condition)
+    tables = overlaid(spec.settings, condition.settings)
+    given = [key for key in flat(tables) if key not in ("verb", "preset")]
+    for where, table in (("settings", spec.settings), (f"conditions.{condition.name}", condition.settings)):
+        allowed = ("verb",) if where == "settings" else ()
+        reserved = [key for key in flat(table) if key in RESERVED and key not in allowed]
+        if reserved:
+            expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
+            raise InputError(f"{spec.path} {where}", expected=expected, found=reserved[0])
+    where = f"{spec.path} settings" if not condition.settings else f"{spec.path} conditions.{condition.name}"
+    config = _configured(verb, overlaid(tables, {"intervention": {"arms": arms[:1]}}), where)
+    if not config.trains:
+        config = replace(config, intervention=replace(config.intervention, arms=arms))
+    return ResolvedCondition(name=condition.name, arms=arms, config=config, given=frozenset(given))
+
+
+def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> RunConfig:
+    leaves = flat(tables)
+    preset = leaves.pop("preset", None)
+    leaves.pop("verb", None)
+    try:
+        return configure(verb, preset=preset, options=leaves)
+    except InputError as error:
+        place = f"{where}: {error.where.removeprefix('settings ')}"
+        raise InputError(place, expected=error.expected, found=error.found, fix=error.fix) from error
+
+
+def _passes(conditions: list[ResolvedCondition]) -> list[list[ResolvedCondition]]:
+    """The conditions, those that one pass serves together: frozen, and alike in all but the objective's weights."""
+    passes: list[list[ResolvedCondition]] = []
+    for condition in conditions:
+        same = next((group for group in passes if _same_pass(group[0], condition)), None)
+        if same is None:
+            passes.append([condition])
+        else:
+            same.append(condition)
+    return passes
+
+
+def _same_pass(a: ResolvedCondition, b: ResolvedCondition) -> bool:
+    """Whether one forward and backward, and one set of directions, serves both: v_hack has its run's normaliser."""
+    return a.frozen and b.frozen and a.arms == b.arms and _shared(a.config) == _shared(b.config)
+
+
+def _shared(config: RunConfig) -> RunConfig:
+    """A configuration without what a condition may change in one pass."""
+    objective = config.objective
+    normaliser = LossSettings(loss_type=objective.loss_type, max_completion_length=objective.max_completion_length)
+    return replace(config, objective=normaliser)
+
+
+def _side_by_side(config: RunConfig, conditions: list[ResolvedCondition]) -> RunConfig:
+    """A replay of several conditions: what they share is the objective, what each changes is its condition."""
+    base = _shared(config).objective
+    changes = []
+    for condition in conditions:
+        objective = condition.config.objective
+        different = {}
+        for key in LOSS_KEYS:
+            if getattr(objective, key) != getattr(base, key):
+                different[key] = getattr(objective, key)
+        changes.append(LossChange(name=condition.name, changes=different))
+    return replace(config, objective=base, conditions=tuple(changes))

@@ -1,0 +1,138 @@
+"""A run, assembled: from settings and a policy to everything that its steps are evaluated with.
+
+    policy -> one adapted copy for each basis -> directions of every arm -> measures, references, what trains
+
+`probe replay` and `probe train` both call `assemble`, and hand its result to `probe.runs.loop.run_steps`; they differ
+in where groups come from.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from extraction.adapters.coordinates import Coordinates
+from extraction.pairs import load_pairs
+from probe.records.timings import Timings
+from probe.runs.control import Control, Training
+from probe.runs.directions import ArmDirections, RefreshedMeasures, attach_bases
+from probe.runs.frozen_batch import FrozenBatch
+from probe.runs.gram import GramRecorder
+from probe.runs.loop import Setup, TokenAttribution
+from probe.runs.pieces import Pieces, PlanningMarker
+from probe.settings.arms import get_arm, measured_arm
+from probe.settings.run import RunConfig
+from probe.step.distributed import SOLO, World
+from probe.step.passes import Bases
+from probe.step.reference import References
+from probe.step.update import Decay, Stepper, Updater
+from replay_pools.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What the loop needs beside the groups."""
+
+    setup: Setup
+    training: Training | None  # None: frozen weights
+    frozen: FrozenBatch | None  # held-out pairs that a training watches; None: no pair is held out, or nothing trains
+    world: World
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Of the policy that is sampled and trained."""
+        return self.setup.bases.coordinates[0]
+
+
+def steps_apart(config: RunConfig) -> bool:
+    """Whether several ranks share out the steps, not the rollouts of each: nothing passes from step to step."""
+    return not config.trains and not config.model.shard_base
+
+
+def assemble(
+    config: RunConfig,
+    policy: Policy,
+    directory: Path,
+    cache_dir: Path,
+    *,
+    num_steps: int,
+    timings: Timings,
+    say: Callable[[str], None],
+    world: World,
+) -> Assembly:
+    """Adapt the policy in the bases of the arms, get their directions, and make what trains it.
+
+    Args:
+        directory: of the run.
+        num_steps: of the run, over which a learning rate decays.
+
+    Raises:
+        InputError: anything wrong with the pairs or directions.
+    """
+    arms = [get_arm(name) for name in config.intervention.arms]
+    conditions, primary = config.objectives(), config.primary
+    bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
+    coordinates = next(iter(bases.values()))
+    gram, frozen = None, None
+    # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
+    in_turn = nullcontext() if world.shards_base else world.main_first()
+    with timings.phase("directions", uses_cache=True), in_turn:
+        directions = ArmDirections(config.intervention, config.seed, policy, bases, cache_dir, say)
+        start = directions.measures(conditions, arms, config.intervention.gate)
+        if config.verb == "replay" and "svd" in bases:
+            # In a training the products with pair gradients of the start would be stale from the second step on.
+            library = directions.library("svd", next(iter(conditions.values())))
+            gram = GramRecorder(directory, library.pair_gradients, library.v_hack)
+        if config.verb == "train":
+            pairs = [pair for pair in load_pairs(config.intervention.extraction.pairs) if pair.held_out]
+            frozen = FrozenBatch(policy, coordinates, pairs, start[0].vectors) if pairs else None
+    training = _training(config, coordinates, num_steps) if config.trains else None
+    measures: Callable = lambda step: start  # noqa: E731
+    if training is not None:
+        measures = RefreshedMeasures(
+            directory,
+            start[0],
+            lambda: directions.extract(arms[0], conditions[primary]),
+            training.updater,
+            config.intervention.refresh_every,
+            world,
+        )
+    tokens = None
+    if config.token_attribution != 0:
+        arm, pieces = measured_arm(config.intervention.arms) or arms[0].name, Pieces(policy.tokenizer)
+        tokens = TokenAttribution(condition=primary, arm=arm, steps=config.token_attribution, pieces=pieces)
+    setup = Setup(
+        bases=Bases(
+            coordinates=list(bases.values()),
+            tokens_per_batch=config.intervention.extraction.tokens_per_batch,
+            world=SOLO if steps_apart(config) else world,
+        ),
+        conditions=conditions,
+        measures=measures,
+        references=References(coordinates) if training is None else training.references,
+        planning=PlanningMarker(policy.tokenizer, config.planning_phrases),
+        pad_id=policy.pad_id,
+        gram=gram,
+        dtype_noise=None,
+        tokens=tokens,
+        world=world,
+    )
+    return Assembly(setup=setup, training=training, frozen=frozen, world=world)
+
+
+def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Training:
+    """AdamW in the one arm under the one condition, with its references and controllers."""
+    optimizer, control = config.optimizer, config.control
+    decay = None
+    if optimizer.schedule == "cosine":
+        decay = Decay(warmup_steps=optimizer.warmup_steps, steps=num_steps)
+    stepper = Stepper(
+        coordinates,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        decay=decay,
+    )
+    updater = Updater(stepper, get_arm(config.intervention.arms[0]), config.intervention.gate.target)
+    references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
+    return Training(updater, references, Control(config.objectives()[config.primary], control))
