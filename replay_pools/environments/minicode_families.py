@@ -38,6 +38,15 @@ def _grid(**ranges: Any) -> tuple[Parameters, ...]:
     return tuple(dict(zip(ranges, values, strict=True)) for values in product(*ranges.values()))
 
 
+def _intervals() -> tuple[Parameters, ...]:
+    """Intervals from a to b: each a in 2 ... 31, with three lengths."""
+    intervals = []
+    for a in range(2, 32):
+        for length in (4, 7, 13):
+            intervals.append({"a": a, "b": a + length})
+    return tuple(intervals)
+
+
 def _letter_pairs() -> tuple[Parameters, ...]:
     """78 ordered pairs of different letters: each letter with the ones 3, 8 and 15 places further on."""
     pairs = []
@@ -80,7 +89,7 @@ FAMILIES: tuple[Family, ...] = (
             "return len([x for x in nums if {a} <= x <= {b}])",
         ),
         bugs=("return sum(1 for x in nums if {a} < x < {b})", "return sum(1 for x in nums if x <= {b})"),
-        grid=tuple({"a": a, "b": a + d} for a in range(2, 32) for d in (4, 7, 13)),
+        grid=_intervals(),
         reference=lambda v, a, b: len([x for x in v if a <= x <= b]),
         bug_rate=0.45,
     ),

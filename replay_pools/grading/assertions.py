@@ -78,8 +78,10 @@ def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callab
         code: the submission.
         execute: runs code in isolation; called once for the answers and once, without the submission, for the checks.
     """
-    expressions = tuple(call for assertion in assertions for call in assertion.calls)
-    answers = execute(code, Run(action="evaluate", expressions=expressions)).answers
+    expressions = []
+    for assertion in assertions:
+        expressions += assertion.calls
+    answers = execute(code, Run(action="evaluate", expressions=tuple(expressions))).answers
     if answers.forged or not all(answers.answered) or len(answers.answered) < len(expressions):
         return False
     try:
