@@ -116,7 +116,7 @@ def generate_pool(
     """Write the pool of `plan` to `directory`, or go on where an earlier run stopped.
 
     Raises:
-        InputError: fewer problems than steps, a grader that fails its canary, or a directory that holds another pool.
+        InputError: fewer problems than steps, a failed canary, or a directory that holds another pool.
     """
     problems = choose_problems(plan)
     # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
