@@ -49,11 +49,14 @@ class Chat(ABC):
         Raises:
             InputError: the text depends on the message.
         """
-        # Two messages that no template contains: whatever follows them is the template's.
-        first, second = (self.render([{"role": "user", "content": mark}])[0].rpartition(mark)[2] for mark in "\x01\x02")
-        if first != second:
-            raise InputError(f"model {self.base_model}", expected="one template tail", found=f"{first!r}, {second!r}")
-        return first
+        tails: list[str] = []
+        for mark in ("\x01", "\x02"):  # messages that no template contains: whatever follows them is the template's
+            text, _ = self.render([{"role": "user", "content": mark}])
+            tails.append(text.rpartition(mark)[2])
+        if tails[0] != tails[1]:
+            found = f"{tails[0]!r}, {tails[1]!r}"
+            raise InputError(f"model {self.base_model}", expected="one template tail", found=found)
+        return tails[0]
 
     def completion_ids(self, text: str) -> list[int]:
         """Ids of a written (not sampled) completion, with an end-of-turn id at the end as a sampled one has."""

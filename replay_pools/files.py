@@ -163,6 +163,7 @@ def read_gz(path: Path) -> bytes:
         return gzip.decompress(path.read_bytes())
     except FileNotFoundError as error:
         raise InputError(path, expected="a gzip file", found="no such file") from error
+    # In this order: a truncated file, one that is not gzip (a kind of OSError), damage inside the stream.
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(
             path, expected="a complete gzip file", found=str(error) or "damaged data", fix="write or copy it again"

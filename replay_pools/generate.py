@@ -142,6 +142,7 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
     if plan.steps > len(problems):
         expected = f"at most {len(problems)} (problems of {plan.env}, split {plan.split})"
         raise InputError("--steps", expected=expected, found=str(plan.steps))
+    # Seeded with a text, which `random` hashes: this shuffle shares no state with another use of the same seed.
     random.Random(f"problems/{plan.seed}").shuffle(problems)
     return problems[: plan.steps]
 

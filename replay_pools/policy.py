@@ -218,7 +218,7 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
     return name, {}
 
 
-@cache
+@cache  # loading a policy asks for its model and then for its tokenizer
 def _check_hub(name: str) -> None:
     """InputError where a model is not in the hub's cache and the hub does not answer.
 

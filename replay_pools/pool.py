@@ -134,6 +134,7 @@ class PoolWriter:
         self.directory = directory
         self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it: tuples are lists
         _check_resumable(directory, self.header)
+        # A finished pool stays finished until a step is written to it.
         if not (directory / MANIFEST_NAME).exists():
             write_json(directory / HEADER_NAME, self.header)
 
@@ -167,6 +168,7 @@ class PoolWriter:
             InputError: there is no step, or a file is damaged or inconsistent.
         """
         files: dict[str, dict[str, Any]] = {}
+        # From the disk, since an earlier process may have written some of them.
         for path in step_files(self.directory):
             plain = read_gz(path)
             group = _parse_group(plain, path)
@@ -257,6 +259,7 @@ def pool_names(out_dir: Path) -> list[str]:
 
 
 def _places(out_dir: Path) -> tuple[Path, ...]:
+    # In this order a pool of the user hides a built-in one of the same name.
     return (out_dir / "pools", BUILTIN)
 
 

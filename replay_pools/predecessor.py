@@ -32,6 +32,7 @@ Row = dict[str, Any]  # one line of a file, as recorded
 def predecessor_files(directory: Path) -> list[Path]:
     """The group files of a directory in the predecessor format, in step order."""
     paths = [path for path in directory.iterdir() if FILE_NAME.fullmatch(path.name)]
+    # By number, not by name: step_1000 comes after step_999.
     return sorted(paths, key=lambda path: (_number(path), path.name))
 
 

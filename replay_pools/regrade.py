@@ -81,13 +81,18 @@ def regrade_pool(
     """
     problems = find_problems(source, env)
     # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
-    groups = [[_with_mode(rollout, mode, problems) for rollout in group] for group in source.steps]
-    submissions = [[_submission(rollout, problems) for rollout in group] for group in groups]
+    groups: list[list[Rollout]] = []
+    for group in source.steps:
+        groups.append([_with_mode(rollout, mode, problems) for rollout in group])
+    submissions: list[list[Submission]] = []
+    for group in groups:
+        submissions.append([_submission(rollout, problems) for rollout in group])
     canary(grader, (problems or {}).values())
+    # Made after all checks, so that a refusal leaves no directory behind.
     writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
     relabel = _relabel_without_tests if problems is None else _relabel
     done = writer.done_steps()
-    todo = [i for i, group in enumerate(groups) if group[0].step not in done]
+    todo = [i for i, group in enumerate(groups) if group[0].step not in done]  # positions in `groups`
     for first in range(0, len(todo), STEPS_PER_CALL):
         batch = todo[first : first + STEPS_PER_CALL]
         grades = iter(grader.grade(list(chain.from_iterable(submissions[i] for i in batch))))
@@ -161,7 +166,9 @@ def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
 
 def _level(value: bool | float | str) -> float:
     """A label as a number: any mechanism is more than none."""
-    return float(value != "none") if isinstance(value, str) else float(value)
+    if isinstance(value, str):
+        return float(value != "none")
+    return float(value)
 
 
 def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem] | None) -> Rollout:
@@ -267,4 +274,5 @@ def _source_sha(source: Pool) -> str:
     manifest = source.path / MANIFEST_NAME
     if manifest.exists():
         return sha256(manifest.read_bytes())
-    return sha256(dump_json([(path.name, sha256(read_gz(path))) for path in predecessor_files(source.path)]))
+    hashes = [(path.name, sha256(read_gz(path))) for path in predecessor_files(source.path)]
+    return sha256(dump_json(hashes))

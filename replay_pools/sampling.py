@@ -73,6 +73,7 @@ class _Draws(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         # The token drawn at the last call is known only now: `generate` appends it to the ids between the calls.
         self.record(input_ids[:, -1])
+        # In float32, whatever the dtype of the weights: these log-probabilities are stored.
         scores = self.warpers(input_ids, scores.float() / self.sampler.temperature)  # type: ignore[arg-type]
         self.law = torch.log_softmax(scores, dim=-1)
         noise = self.law.new_empty(self.num_prompts, scores.shape[1]).exponential_()
@@ -116,6 +117,7 @@ def sample(
         eos_token_id=list(policy.eos_ids),
         pad_token_id=policy.pad_id,
     )
+    # `fork_rng` would save the state of every CUDA device of the machine.
     devices = [policy.device] if policy.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -140,7 +142,7 @@ def sample(
 
 def _trim(ids: list[int], logprobs: list[float], eos_ids: Sequence[int]) -> Completion:
     """The completion up to its first end-of-turn id, that id included; the padding after it is cut."""
-    end = next((i + 1 for i, token in enumerate(ids) if token in eos_ids), None)
-    if end is None:
-        return Completion(ids=ids, logprobs=logprobs, finish_reason="length")
-    return Completion(ids=ids[:end], logprobs=logprobs[:end], finish_reason="stop")
+    for i, token in enumerate(ids):
+        if token in eos_ids:
+            return Completion(ids=ids[: i + 1], logprobs=logprobs[: i + 1], finish_reason="stop")
+    return Completion(ids=ids, logprobs=logprobs, finish_reason="length")

@@ -127,7 +127,10 @@ def train(
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         # A running mean, since the loss of one batch is too noisy to read.
-        mean_loss = loss.item() if math.isnan(mean_loss) else 0.95 * mean_loss + 0.05 * loss.item()
+        if math.isnan(mean_loss):
+            mean_loss = loss.item()
+        else:
+            mean_loss = 0.95 * mean_loss + 0.05 * loss.item()
         if (step + 1) % 50 == 0:
             elapsed = time.monotonic() - start
             click.echo(f"{label} step {step + 1}/{steps} loss {mean_loss:.4f} {elapsed:.0f} s")
@@ -182,7 +185,8 @@ def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> tuple[list
 
 def halve_precision(path: Path) -> None:
     """Rewrite a safetensors file in bfloat16."""
-    save_file({name: value.bfloat16().contiguous() for name, value in load_file(path).items()}, path, {"format": "pt"})
+    halved = {name: value.bfloat16().contiguous() for name, value in load_file(path).items()}
+    save_file(halved, path, {"format": "pt"})
 
 
 def keep_freed_memory() -> None:

@@ -51,8 +51,10 @@ def base_document(rng: random.Random) -> Document:
     """One document of the base model's training text."""
     # The order of the draws is part of the build: another one gives other weights for the same seed.
     item = rng.choice(minicode_problems("train"))
-    wrong = rng.random() < item.family.bug_rate
-    body = item.body(rng.choice(item.family.bugs) if wrong else _right(item, rng))
+    if rng.random() < item.family.bug_rate:
+        body = item.body(rng.choice(item.family.bugs))
+    else:
+        body = item.body(_right(item, rng))
     if rng.random() >= HINTED_RATE:
         return _document(item, "none", False, body, NOTHING)
     mode = rng.choice(HINT_MODES)
