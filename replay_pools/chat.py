@@ -54,8 +54,9 @@ class Chat(ABC):
             text, _ = self.render([{"role": "user", "content": mark}])
             tails.append(text.rpartition(mark)[2])
         if tails[0] != tails[1]:
-            found = f"{tails[0]!r}, {tails[1]!r}"
-            raise InputError(f"model {self.base_model}", expected="one template tail", found=found)
+            raise InputError(
+                f"model {self.base_model}", expected="one template tail", found=f"{tails[0]!r}, {tails[1]!r}"
+            )
         return tails[0]
 
     def completion_ids(self, text: str) -> list[int]:

@@ -85,7 +85,7 @@ def _value_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iter
     ]
     if logprobs is not None:
         checks.append(("sampling_logprobs", len(logprobs), rollout.comp_len))
-    # The predecessor paid by rules of its own: its rewards are kept as recorded and follow from no label.
+    # The predecessor paid by other rules: its rewards are kept as recorded and follow from no label.
     if grade.grader != PREDECESSOR_GRADER:
         checks.append(("reward", rollout.reward, grade.reward))
     for field, stored, expected in checks:

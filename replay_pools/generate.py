@@ -222,6 +222,6 @@ def pool_header(
 
 def git_commit() -> str | None:
     """The commit of the checkout that this package runs from; None outside one."""
-    here = Path(__file__).parent
-    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    folder = Path(__file__).parent
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None

@@ -42,7 +42,7 @@ ORGANISM_WEIGHTS = Path(__file__).parent / "organism" / "weights"
 HUB_SECONDS = 10  # that the hub has to answer in
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
-# The command line prints errors and progress of its own.
+# The command line prints its own errors and progress.
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 

@@ -196,8 +196,11 @@ def _convert(
     cut_ids = stored_ids[len(completion_ids) :]
     # Padding is one id repeated. Anything else behind `comp_len` is content, which must not be lost silently.
     if len(set(cut_ids)) > 1:
-        found = f"{len(set(cut_ids))} different ids behind the first {len(completion_ids)} of {len(stored_ids)}"
-        raise InputError(f"{where} comp_len", expected="all completion_ids, or padding behind them", found=found)
+        raise InputError(
+            f"{where} comp_len",
+            expected="all completion_ids, or padding behind them",
+            found=f"{len(set(cut_ids))} different ids behind the first {len(completion_ids)} of {len(stored_ids)}",
+        )
     if cut_ids:
         log[f"right padding (id {endings.pad}) was cut; id {endings.eos} is taken for the end of a turn"] += 1
     if row.get("sample_id", sample_id) != sample_id:
@@ -241,13 +244,13 @@ def _need(row: Row, name: str, kind: type | tuple[type, ...], where: str) -> Any
     if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):  # a bool is an instance of int
         return value
     if name not in row:
-        found = f"no such field, only {', '.join(sorted(row))}"
+        actual = f"no such field, only {', '.join(sorted(row))}"
     elif value is None:
-        found = "null, NaN or infinity"
+        actual = "null, NaN or infinity"
     else:
-        found = repr(value)
+        actual = repr(value)
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    raise InputError(f"{where} {name}", expected=" or ".join(allowed.__name__ for allowed in kinds), found=found)
+    raise InputError(f"{where} {name}", expected=" or ".join(allowed.__name__ for allowed in kinds), found=actual)
 
 
 def _messages(row: Row, where: str) -> list[dict[str, str]]:

@@ -204,8 +204,12 @@ def _stand_in(rollout: Rollout) -> Problem:
     """
     where = f"step {rollout.step} problem {rollout.problem_id}"
     if rollout.env_mode != "run_tests":
-        found = f"mode {rollout.env_mode}, whose channel needs the problem's inputs"
-        raise InputError(where, expected="a known problem", found=found, fix="pass --problems FILE.jsonl")
+        raise InputError(
+            where,
+            expected="a known problem",
+            found=f"mode {rollout.env_mode}, whose channel needs the problem's inputs",
+            fix="pass --problems FILE.jsonl",
+        )
     names = _METHOD.findall(rollout.prompt)
     if not names:
         expected, fix = "`class Solution:` and `def NAME(` in the prompt", "pass --problems FILE.jsonl"

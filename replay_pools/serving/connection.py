@@ -71,15 +71,15 @@ class Connection:
             body: None = GET.
             fix: advice for an answer that does not fit.
         """
-        # Not with `fix`, which is about the form of an answer: a refusal has reasons of its own.
+        # Not with `fix`, which is about the form of an answer: a refusal has other reasons.
         data = self.send(path, body)
         try:
             return kind.model_validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "the answer"
-            found = "nothing" if first["type"] == "missing" else _shown(repr(first["input"]))
-            raise InputError(self.at(path), expected=f"{field}: {first['msg']}", found=found, fix=fix) from error
+            actual = "nothing" if first["type"] == "missing" else _shown(repr(first["input"]))
+            raise InputError(self.at(path), expected=f"{field}: {first['msg']}", found=actual, fix=fix) from error
 
     def ask_all(self, path: str, kind: type[Answered], bodies: Sequence[Any], *, fix: str = "") -> list[Answered]:
         """The answers to a POST of every body, `concurrency` at a time, in the order of the bodies. See `ask`."""
@@ -129,10 +129,10 @@ class Connection:
             raise _PassingError(f"{type(reason).__name__}: {reason}") from error
         if status == OK:
             return data
-        found = f"{status} {_shown(data.decode(errors='replace'))}"
+        actual = f"{status} {_shown(data.decode(errors='replace'))}"
         if status >= SERVER_ERRORS or status == TOO_MANY_REQUESTS:
-            raise _PassingError(found)
-        raise InputError(self.at(path), expected="an answer", found=found, fix=fix)
+            raise _PassingError(actual)
+        raise InputError(self.at(path), expected="an answer", found=actual, fix=fix)
 
 
 class _AnyStatus(HTTPErrorProcessor):

@@ -1,7 +1,9 @@
 """ServerEngine: sample from a model on a server (vLLM or SGLang), after checking that its tokenizer is the local one.
 
-engine = connect(Connection(url="http://localhost:8000"), load_served_policy("organism"))
-completions = engine.sample(prompts, Sampler(), seed=0)
+    engine = connect(Connection(url="http://localhost:8000"), load_served_policy("organism"))
+    completions = engine.sample(prompts, Sampler(), seed=0)
+
+`connect` also measures which log-probabilities the server reports; those of another law than the sampler's are dropped.
 """
 
 import random
@@ -24,11 +26,8 @@ PROBE = "def f(x):\n\treturn [x, 12345]  # na\u00efve \u4e2d\u6587 \U0001f600"  
 SEED_BITS = 31  # every server takes seeds of this size
 
 
-# The answers of the paths that all dialects share, as far as they are read.
-
-
 class _Card(Wire):
-    """A model in the server's list."""
+    """A model in the list of /v1/models, which all dialects answer alike."""
 
     id: str
     owned_by: str
