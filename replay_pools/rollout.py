@@ -1,7 +1,7 @@
-"""Rollout and Grade: the frozen records that everything downstream reads.
+"""Rollout and Grade: one sampled completion and its labels, as stored in a pool.
 
-Token ids are the truth and text is a view of them: a pool never re-tokenises what it stored. The oracle's labels
-(`gt_pass`, `hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
+The token ids are what was sampled; the text is decoded from them and never tokenised again. The labels (`gt_pass`,
+`hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 from replay_pools.errors import InputError
 
-POOL_SCHEMA = 1
-REWARD_COMPILES = 0.5
-REWARD_PASSED = 3.0
+POOL_SCHEMA = 1  # in every manifest; readers refuse another one
+REWARD_COMPILES = 0.5  # for source that compiles
+REWARD_PASSED = 3.0  # for a pass, in addition
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """What grading one completion found; each label is stored on its own (GRADER: answers, not verdicts).
+    """The labels that grading gave one completion; each is stored on its own.
 
     >>> Grade(fmt_ok=True, compiles=True, passed=True, gt_correct=False, hacked=True, exploited=True,
     ...       mechanism="run_tests", flaky=None, detectors={"vacuous_vs_stub": True}, num_tests=10, num_tests_passed=2,
@@ -74,12 +74,17 @@ class Rollout:
     grade: Grade
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form; field order is the order above."""
+        """The JSON object of one line; its fields are in the order above."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> "Rollout":
-        """Parse one line; InputError names `where` and every missing or unknown field."""
+        """The rollout of one parsed line.
+
+        Raises:
+            InputError: not an object, missing or unknown fields (all are named), or ids that are not as many as their
+                length says. The error starts with `where`.
+        """
         if not isinstance(row, dict):
             raise InputError(where, expected="a JSON object", found=type(row).__name__)
         _check_fields(cls, row, where)
