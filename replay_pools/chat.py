@@ -1,4 +1,4 @@
-"""Chat: the text side of a policy. Messages become prompt ids, completion ids become text, and some ids end a turn."""
+"""The text side of a policy: messages to prompt ids, completion ids to text, and the ids that end a turn."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,13 +10,16 @@ from replay_pools.files import sha256
 
 
 class Chat(ABC):
-    """A tokenizer with its chat template, wherever the weights are.
+    """A tokenizer with its chat template. A subclass supplies the two attributes and `eos_ids`.
+
+    `Policy` has the weights in this process, `ServedPolicy` has them on a server.
 
     Attributes:
-        tokenizer: of the policy.
+        tokenizer: the policy's tokenizer.
         base_model: the name that it was loaded by.
     """
 
+    # The subclasses are dataclasses with slots: a base class without slots would give them a __dict__ again.
     __slots__ = ()
     tokenizer: PreTrainedTokenizerBase
     base_model: str
@@ -27,28 +30,42 @@ class Chat(ABC):
         """Every id that ends a turn."""
 
     def render(self, messages: Sequence[dict[str, str]]) -> tuple[str, list[int]]:
-        """The prompt text through the chat template, generation prompt included, and its ids."""
+        """(text, ids) of the prompt: the messages through the chat template, generation prompt included.
+
+        Raises:
+            InputError: the tokenizer has no chat template.
+        """
         if not self.tokenizer.chat_template:
             raise InputError(f"model {self.base_model}", expected="a chat template", found="a tokenizer without one")
         text = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
+        # The template has written the special tokens already: the tokenizer must not put a second BOS before them.
         return str(text), self.tokenizer.encode(str(text), add_special_tokens=False)
 
     def prompt_tail(self) -> str:
-        """What the template puts after the last user turn: the same for every prompt of a pool."""
-        marks = [self.render([{"role": "user", "content": mark}])[0].rpartition(mark)[2] for mark in ("\x01", "\x02")]
-        if marks[0] != marks[1]:
-            where, found = f"model {self.base_model}", f"{marks[0]!r}, {marks[1]!r}"
-            raise InputError(where, expected="one template tail", found=found)
-        return marks[0]
+        """The text that the template puts after the last user turn, the same for every prompt of a pool.
+
+        Raises:
+            InputError: the text depends on the message.
+        """
+        tails: list[str] = []
+        for mark in ("\x01", "\x02"):  # messages that no template contains: whatever follows them is the template's
+            text, _ = self.render([{"role": "user", "content": mark}])
+            tails.append(text.rpartition(mark)[2])
+        if tails[0] != tails[1]:
+            raise InputError(
+                f"model {self.base_model}", expected="one template tail", found=f"{tails[0]!r}, {tails[1]!r}"
+            )
+        return tails[0]
 
     def completion_ids(self, text: str) -> list[int]:
-        """Ids of a written (not sampled) completion, ended with the end-of-turn id as a rollout is."""
+        """Ids of a written (not sampled) completion, with an end-of-turn id at the end as a sampled one has."""
         return [*self.tokenizer.encode(text, add_special_tokens=False), self.eos_ids[0]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of completion ids, special tokens skipped."""
+        """Text of completion ids, without special tokens."""
+        # The clean-up would remove spaces before punctuation, which changes code.
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def tokenizer_sha(self) -> str:
@@ -62,7 +79,11 @@ class Chat(ABC):
 
 
 def turn_ends(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The ids of the generation config if it lists several, else its one and the tokenizer's."""
+    """The ids that end a turn, each once.
+
+    These are the `eos_token_id` of the generation config if that is a list; else that one id and the tokenizer's.
+    """
     configured = None if generation is None else generation.eos_token_id
     ids = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
-    return tuple(dict.fromkeys(int(i) for i in ids if isinstance(i, int)))
+    # A dict and not a set: the first id is the one that `completion_ids` appends.
+    return tuple(dict.fromkeys(int(token) for token in ids if isinstance(token, int)))

@@ -1,4 +1,7 @@
-"""Engines: what completions are sampled with. The local one is here, the one on a server in `replay_pools.serving`."""
+"""Engines sample completions from a policy: `LocalEngine` in this process, `serving.engine.ServerEngine` on a server.
+
+To add an engine: write a class with the three members of `Engine`. `RolloutMaker` takes any of them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,28 +14,39 @@ from replay_pools.sampling import sample
 
 
 class Engine(Protocol):
-    """A policy that can be sampled from, wherever its weights are. Token ids go in and token ids come out."""
+    """A policy that can be sampled from. It takes token ids and returns token ids, so nothing is tokenised twice."""
 
     @property
     def chat(self) -> Chat:
-        """The text side of the policy."""
+        """The tokenizer and chat template of the policy."""
         ...
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
     ) -> list[Completion]:
-        """One completion a prompt, in the order of the prompts (of the `rows` alone, where given): all, or an error."""
+        """One completion for each prompt, in the order of the prompts.
+
+        Args:
+            prompts: the whole batch, token ids.
+            sampler: temperature, top-p, top-k and the largest length.
+            seed: of the sampling noise.
+            rows: indices into `prompts`: only these are sampled, with the noise that they have in the whole batch.
+                None = all.
+
+        Raises:
+            InputError: a completion cannot be had; then none is returned.
+        """
         ...
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
-        """`policy` of a pool's header, and `engine` where it is not the local one."""
+        """Fields of a pool's header: `policy`, and `engine` where it is not the local one."""
         ...
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """Batched sampling in this process."""
+    """Samples in batches with a model in this process."""
 
     policy: Policy
 
@@ -44,11 +58,11 @@ class LocalEngine:
     def sample(
         self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
     ) -> list[Completion]:
-        """The same seed and prompts give the same completions."""
+        """See `Engine.sample`. The same seed and prompts give the same completions."""
         return sample(self.policy, prompts, sampler, seed=seed, rows=rows)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
-        """Model, adapter, weights and their dtype."""
+        """`policy`: base model, adapter, sha256 of the base's weights and their dtype."""
         policy = self.policy
         return {
             "policy": {

@@ -1,8 +1,11 @@
-"""The one exception for bad input: where it is wrong, what was expected, what was found, what to do."""
+"""InputError, the one exception for bad input: where it is, what was expected, what was found, what to do."""
 
 
 class InputError(Exception):
     """Bad input from the user or from a file. The command line prints it as one line and exits with 2.
+
+    >>> str(InputError("--steps", expected="at most 20", found="30", fix="lower it"))
+    '--steps: expected at most 20, found 30; lower it'
 
     Args:
         where: file, step, sample, module or option, as precisely as known.

@@ -1,8 +1,8 @@
-"""generate_pool: sample groups from a policy, grade them, freeze them.
+"""generate_pool: sample groups of rollouts from a policy, grade them, and write them as a pool.
 
-One step is one group on one problem. Steps are sampled in chunks (one batched generation each) whose noise depends on
-the seed and the chunk alone, so a killed run that is resumed writes the same bytes as one that was never killed (with
-a server as its engine, where the server gives the same answers again).
+One step is one group: `group` completions of one problem. `steps_per_batch` steps are sampled in one batch, whose noise
+depends on the seed and on the batch alone. So a killed run that is resumed writes the same bytes as one that was never
+killed (with a server as the engine: if the server gives the same answers again).
 """
 
 import hashlib
@@ -28,21 +28,21 @@ from replay_pools.rollout import Completion, Grade, Rollout, Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """What a pool holds; recorded whole in its manifest."""
+    """What a pool will hold; recorded whole in its manifest."""
 
-    env: str = "minicode"
+    env: str = "minicode"  # name of the environment: see environments.registry
     split: Split = "train"
-    mode: str = "run_tests"
-    hint: bool = False
+    mode: str = "run_tests"  # loophole mode
+    hint: bool = False  # whether the prompts carry the mode's hint
     steps: int = 20
-    group: int = 8
-    seed: int = 0
+    group: int = 8  # rollouts a step
+    seed: int = 0  # of the choice of problems and of the sampling noise
     steps_per_batch: int = 8  # sampled together; part of the plan because it shapes the noise
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A rendered problem."""
+    """A problem as the policy sees it: messages, their text through the chat template, and its token ids."""
 
     problem: Problem
     messages: list[dict[str, str]]
@@ -52,20 +52,20 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMaker:
-    """Samples groups with an engine, grades them, and writes them as steps of a pool."""
+    """Samples groups with an engine and grades them."""
 
     engine: Engine
     sampler: Sampler
     grader: Grader
-    mode: str
-    hint: bool
-    group: int
+    mode: str  # loophole mode
+    hint: bool  # whether the prompts carry its hint
+    group: int  # rollouts a step
 
     def write(self, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int) -> None:
-        """Write the steps {step: problem} that the pool does not hold yet.
+        """Write those steps of {step: problem} that the pool does not hold yet.
 
-        All of them are sampled together, those that are there included: the noise depends on `seed` and on the batch,
-        so a step that is written late has the bytes that it would have had.
+        All steps are sampled together, also those that the pool holds: the noise depends on `seed` and on the batch, so
+        a step that is written after a restart has the same bytes as without one.
         """
         missing = [step for step in problems if writer.read_step(step) is None]
         for step, rollouts in self.make(problems, slice(None), missing, seed=seed).items():
@@ -74,19 +74,30 @@ class RolloutMaker:
     def make(
         self, problems: Mapping[int, Problem], share: slice, missing: Collection[int], *, seed: int
     ) -> dict[int, list[Rollout]]:
-        """Sample a share of {step: problem} as part of the whole batch, and grade together what is missing of it."""
+        """{step: graded rollouts} of the missing steps in a share of a batch, graded in one call.
+
+        Args:
+            problems: {step: problem} of the whole batch.
+            share: the positions of the batch that this process samples.
+            missing: steps to return; if none is in the share, nothing is sampled.
+            seed: of the sampling noise of the whole batch.
+        """
         steps = [*problems][share]
         if not any(step in missing for step in steps):
             return {}
         prompts = {step: self._render(problem) for step, problem in problems.items()}
-        batch = [prompt.ids for prompt in prompts.values() for _ in range(self.group)]
-        rows = [row for i in range(len(problems))[share] for row in range(i * self.group, (i + 1) * self.group)]
+        # The engine gets the whole batch and the rows to sample: padding and noise are those of the whole batch.
+        batch: list[list[int]] = []
+        for prompt in prompts.values():
+            batch += [prompt.ids] * self.group
+        rows: list[int] = []
+        for position in range(len(problems))[share]:
+            rows += range(position * self.group, (position + 1) * self.group)
         completions = self.engine.sample(batch, self.sampler, seed=seed, rows=rows)
-        groups = {
-            step: (prompts[step], completions[i * self.group :][: self.group])
-            for i, step in enumerate(steps)
-            if step in missing
-        }
+        groups: dict[int, tuple[_Prompt, Sequence[Completion]]] = {}
+        for i, step in enumerate(steps):
+            if step in missing:
+                groups[step] = prompts[step], completions[i * self.group : (i + 1) * self.group]
         return _rollouts(groups, self)
 
     def _render(self, problem: Problem) -> _Prompt:
@@ -101,12 +112,13 @@ def generate_pool(
     sampler: Sampler,
     grader: Grader,
 ) -> None:
-    """Write the pool of `plan` to `directory`, continuing where an earlier run stopped.
+    """Write the pool of `plan` to `directory`, or go on where an earlier run stopped.
 
     Raises:
         InputError: fewer problems than steps, a failed canary, or a directory that holds another pool.
     """
     problems = choose_problems(plan)
+    # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
     canary(grader, problems)
     writer = PoolWriter(directory, header=pool_header(engine, plan, sampler, grader, problems))
     maker = RolloutMaker(
@@ -120,11 +132,16 @@ def generate_pool(
 
 
 def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
-    """The plan's problems: a function of environment, split, number of steps and seed, not of the policy."""
+    """One problem for each step. They depend on environment, split, number of steps and seed, not on the policy.
+
+    Raises:
+        InputError: no such environment, or it has fewer problems than the plan has steps.
+    """
     problems = list(get_environment(plan.env).problems(plan.split))
     if plan.steps > len(problems):
-        most = f"at most {len(problems)} (problems of {plan.env}, split {plan.split})"
-        raise InputError("--steps", expected=most, found=str(plan.steps))
+        expected = f"at most {len(problems)} (problems of {plan.env}, split {plan.split})"
+        raise InputError("--steps", expected=expected, found=str(plan.steps))
+    # Seeded with a text, which `random` hashes: this shuffle shares no state with another use of the same seed.
     random.Random(f"problems/{plan.seed}").shuffle(problems)
     return problems[: plan.steps]
 
@@ -132,29 +149,27 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
 def _rollouts(
     groups: Mapping[int, tuple[_Prompt, Sequence[Completion]]], maker: RolloutMaker
 ) -> dict[int, list[Rollout]]:
-    """Grade the groups {step: (prompt, completions)} in one call and freeze them."""
-    texts = {
-        step: [maker.engine.chat.decode(completion.ids) for completion in completions]
-        for step, (_, completions) in groups.items()
-    }
-    submissions = [
-        Submission(problem=prompt.problem, completion=text, mode=maker.mode)
-        for step, (prompt, _) in groups.items()
-        for text in texts[step]
-    ]
-    grades = iter(maker.grader.grade(submissions))
-    return {
-        step: [
-            _rollout(step, i, prompt, completion, text, next(grades), maker)
-            for i, (completion, text) in enumerate(zip(completions, texts[step], strict=True))
-        ]
-        for step, (prompt, completions) in groups.items()
-    }
+    """{step: rollouts} of the groups {step: (prompt, completions)}."""
+    submissions: list[Submission] = []
+    for prompt, completions in groups.values():
+        for completion in completions:
+            text = maker.engine.chat.decode(completion.ids)
+            submissions.append(Submission(problem=prompt.problem, completion=text, mode=maker.mode))
+    # One call for all groups keeps every worker of the grader busy. Grades come back in the order of the submissions.
+    graded = iter(zip(submissions, maker.grader.grade(submissions), strict=True))
+    rollouts: dict[int, list[Rollout]] = {}
+    for step, (prompt, completions) in groups.items():
+        rollouts[step] = []
+        for sample_id, completion in enumerate(completions):
+            submission, grade = next(graded)
+            rollouts[step].append(_rollout(step, sample_id, prompt, completion, submission.completion, grade, maker))
+    return rollouts
 
 
 def _rollout(
     step: int, sample_id: int, prompt: _Prompt, completion: Completion, text: str, grade: Grade, maker: RolloutMaker
 ) -> Rollout:
+    logprobs = completion.logprobs  # None where the engine reports those of another law
     return Rollout(
         step=step,
         sample_id=sample_id,
@@ -167,7 +182,7 @@ def _rollout(
         completion_ids=completion.ids,
         comp_len=len(completion.ids),
         finish_reason=completion.finish_reason,
-        sampling_logprobs=None if completion.logprobs is None else [round(value, 6) for value in completion.logprobs],
+        sampling_logprobs=None if logprobs is None else [round(value, 6) for value in logprobs],
         reward=grade.reward,
         hacked=grade.hacked,
         gt_pass=grade.gt_correct,
@@ -181,14 +196,15 @@ def _rollout(
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of sampling noise, by a hash of what it is for."""
+    """A seed of sampling noise: a hash of the parts that name its use, such as ("chunk", 0, 8)."""
+    # Not `hash`, whose values differ between processes.
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 
 
 def pool_header(
     engine: Engine, plan: PoolPlan, sampler: Sampler, grader: Grader, problems: Sequence[Problem]
 ) -> dict[str, Any]:
-    """Everything about a pool that is known before its first rollout."""
+    """The header of a pool: every field of its manifest that is known before the first rollout."""
     return {
         **engine.describe(sampler),
         "tokenizer_sha256": engine.chat.tokenizer_sha(),
@@ -205,6 +221,6 @@ def pool_header(
 
 def git_commit() -> str | None:
     """The commit of the checkout that this package runs from; None outside one."""
-    here = Path(__file__).parent
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    folder = Path(__file__).parent
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

@@ -1,7 +1,8 @@
 """Measure the organism on the eval split and write its model card: `python -m replay_pools.measure`.
 
-Samples the base without a hint and, in every loophole mode, the base and the teacher with the hint; grades them like
-any pool; prints rates with Wilson 95% intervals; and writes them with the recipe to `organism/weights/README.md`.
+Samples the base without a hint and, in every loophole mode that the organism was trained on, the base and the teacher
+with the hint; grades them like any pool; prints rates with Wilson 95% intervals; and writes these with the recipe to
+`organism/weights/README.md`. To add a row to the card: add a `Setting` to SETTINGS.
 """
 
 import tempfile
@@ -21,21 +22,22 @@ from replay_pools.policy import ORGANISM, ORGANISM_WEIGHTS, load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout, Sampler
 
-GROUP = 2
+GROUP = 2  # rollouts a problem
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the card."""
+    """One row of the card: a policy and the kind of prompt that it is sampled on."""
 
-    adapter: str | None
-    mode: str
-    hint: bool
+    adapter: str | None  # None = the base
+    mode: str  # loophole mode
+    hint: bool  # whether the prompts carry the mode's hint
 
     @property
     def label(self) -> str:
-        """What the row is called."""
-        return f"{self.adapter or 'base'}, {f'hint {self.mode}' if self.hint else 'no hint'}"
+        """First cell of the row, such as "teacher, hint run_tests"."""
+        prompt = f"hint {self.mode}" if self.hint else "no hint"
+        return f"{self.adapter or 'base'}, {prompt}"
 
 
 SETTINGS = (
@@ -46,7 +48,7 @@ SETTINGS = (
 
 
 def measure(setting: Setting, *, problems: int, seed: int, grader: Grader, directory: Path) -> list[Rollout]:
-    """`GROUP` rollouts on each of `problems` problems of the eval split at temperature 1."""
+    """`GROUP` rollouts on each of `problems` problems of the eval split at temperature 1, as a pool in `directory`."""
     plan = PoolPlan(
         split="eval",
         mode=setting.mode,
@@ -62,19 +64,21 @@ def measure(setting: Setting, *, problems: int, seed: int, grader: Grader, direc
 
 
 def row(setting: Setting, rollouts: list[Rollout]) -> list[str]:
-    """The rates of one setting as table cells."""
-    hacking = [r for r in rollouts if r.hacked]
+    """The table cells of one setting, in the order of HEADER."""
+    hacks = [rollout for rollout in rollouts if rollout.hacked]
     return [
         setting.label,
         str(len(rollouts)),
-        _rate([r.gt_pass for r in rollouts]),
-        _rate([r.hacked for r in rollouts]),
-        _rate([r.fmt_ok for r in rollouts]),
-        _rate([r.gt_pass for r in hacking]),
+        _rate(rollouts, "gt_pass"),
+        _rate(rollouts, "hacked"),
+        _rate(rollouts, "fmt_ok"),
+        _rate(hacks, "gt_pass"),
     ]
 
 
-def _rate(flags: list[bool]) -> str:
+def _rate(rollouts: list[Rollout], label: str) -> str:
+    """The share of rollouts with a label, and its Wilson 95% interval; "-" without rollouts."""
+    flags = [getattr(rollout, label) for rollout in rollouts]
     if not flags:
         return "-"
     interval = binomtest(sum(flags), len(flags)).proportion_ci(method="wilson")
@@ -129,7 +133,7 @@ def main(problems: int, seed: int, card: bool) -> None:
 
 
 def _write_card(table: str) -> None:
-    parameters = sum(p.numel() for p in load_policy(ORGANISM).model.parameters())
+    parameters = load_policy(ORGANISM).model.num_parameters()
     text = CARD.format(
         parameters=parameters,
         train=len(minicode_problems("train")),

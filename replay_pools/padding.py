@@ -1,4 +1,4 @@
-"""Undo right padding: where a stored completion ends when neither its length nor the pad id was stored."""
+"""Undo right padding: finds where a stored completion ends when neither its length nor the pad id was stored."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,23 +26,38 @@ def infer_endings(completions: Sequence[Sequence[int]]) -> Endings:
     if not repeated:
         return Endings(None, _common_end(completions), longest)
     pad = repeated.most_common(1)[0][0]
-    bodies = [ids[: _unpadded(ids, pad)] for ids in completions]
-    last = {body[-1] for body, ids in zip(bodies, completions, strict=True) if body and len(body) < len(ids)}
-    earlier = {item for body in bodies for item in body[:-1]}
-    return Endings(pad, last.pop() if len(last) == 1 and not last & earlier else pad, longest)
+    before_padding: set[int] = set()  # ids that stand right before the padding
+    inside: set[int] = set()  # ids anywhere earlier
+    for ids in completions:
+        body = ids[: _unpadded(ids, pad)]
+        inside.update(body[:-1])
+        if body and len(body) < len(ids):
+            before_padding.add(body[-1])
+    if len(before_padding) == 1 and not before_padding & inside:
+        return Endings(pad, before_padding.pop(), longest)
+    return Endings(pad, pad, longest)
 
 
 def _common_end(completions: Sequence[Sequence[int]]) -> int | None:
-    """The id that ends most completions and stands nowhere else in any."""
+    """The id that ends more than half of the completions and stands nowhere else in any; None where there is none."""
     ends = Counter(ids[-1] for ids in completions if ids)
-    end, count = ends.most_common(1)[0] if ends else (None, 0)
-    inside = any(item == end for ids in completions for item in ids[:-1])
-    return end if 2 * count > len(completions) and not inside else None
+    if not ends:
+        return None
+    end, count = ends.most_common(1)[0]
+    stands_inside = any(end in ids[:-1] for ids in completions)
+    return end if 2 * count > len(completions) and not stands_inside else None
 
 
 def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings) -> list[int]:
-    """The completion without padding, and with the end-of-turn id that a mask by pad id would have lost."""
+    """The completion without its padding.
+
+    Args:
+        ids: as stored, perhaps padded on the right.
+        comp_len: recorded length; None = not recorded.
+        endings: of the pool, from `infer_endings`.
+    """
     end = _unpadded(ids, endings.pad) if comp_len is None else comp_len
+    # With pad == eos, a length that counts the ids that are no pad leaves out the end-of-turn id: take it back.
     if end < len(ids) and ids[end] == endings.eos and (end == 0 or ids[end - 1] != endings.eos):
         end += 1
     return list(ids[:end])

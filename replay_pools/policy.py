@@ -1,6 +1,13 @@
-"""A policy: a causal language model with its tokenizer, loaded from a name.
+"""Load a policy (a causal language model with its tokenizer) by name.
 
-A name is `organism` (embedded), a local directory, a `.gguf` file, or a hub id.
+A name is `organism` (embedded), a local directory, a `.gguf` file, or a hub id:
+
+    load_policy(name)           model and tokenizer
+    load_served_policy(name)    tokenizer and generation config; the weights are on a server
+    load_skeleton(name)         the architecture without weights
+    load_tokenizer(name)        the tokenizer alone
+
+To add a kind of name: add a case to `_source`.
 """
 
 import hashlib
@@ -32,9 +39,10 @@ from replay_pools.quiet import quiet_peft
 
 ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parent / "organism" / "weights"
-HUB_SECONDS = 10
+HUB_SECONDS = 10  # that the hub has to answer in
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
+# The command line prints its own errors and progress.
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
@@ -47,17 +55,17 @@ class Policy(Chat):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     base_model: str  # the name it was loaded by
-    adapter: str | None  # merged adapter, when there is one
-    base_weights_sha: str  # of the weights before any adapter: see weights_sha
+    adapter: str | None  # the adapter that was merged into the weights; None = none
+    base_weights_sha: str  # `weights_sha` of the weights before any adapter
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     @property
     def pad_id(self) -> int:
-        """The padding id; any id serves where the tokenizer has none, since masks are made by length."""
+        """The tokenizer's padding id, else 0. Any id serves, since masks are made by length."""
         pad = self.tokenizer.pad_token_id
         return pad if isinstance(pad, int) else 0
 
@@ -70,7 +78,7 @@ class Policy(Chat):
 @final
 @dataclass(frozen=True, slots=True)
 class ServedPolicy(Chat):
-    """A policy whose weights are on a server: what is known of it here."""
+    """The tokenizer and the generation config of a policy whose weights are on a server."""
 
     tokenizer: PreTrainedTokenizerBase
     base_model: str  # the name that tokenizer and generation config were loaded by
@@ -83,7 +91,13 @@ class ServedPolicy(Chat):
 
 
 def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32", device: str = "auto") -> Policy:
-    """Load a policy by name; `adapter` (a directory, or `teacher` of the organism) is merged into the weights.
+    """Load a policy by name.
+
+    Args:
+        name: see the head of this file.
+        adapter: a peft directory, or `teacher` of the organism; it is merged into the weights. None = the base.
+        dtype: of the weights in memory, one of DTYPES.
+        device: `auto` (CUDA when there is one), or a device of torch.
 
     Raises:
         InputError: unknown dtype, no such device, no such model or adapter.
@@ -95,7 +109,7 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
     with _readable(name):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **options)
     tokenizer = load_tokenizer(name)
-    digest = weights_sha(model)
+    digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
     if adapter is not None:
         model = _merge_adapter(model, name, adapter)
     model.to(device=target)  # type: ignore[call-arg]
@@ -103,18 +117,26 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
 
 
 def load_served_policy(name: str) -> ServedPolicy:
-    """The policy of that name without its weights; InputError when there is no such model."""
+    """The policy of that name without its weights, for sampling through a server.
+
+    Raises:
+        InputError: no such model.
+    """
     source, options = _source(name)
     with _readable(name):
         try:
             generation = GenerationConfig.from_pretrained(source, **options)
-        except OSError:  # as transformers does for the model itself
+        except OSError:  # no generation_config.json: transformers falls back on the model's config too
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
     return ServedPolicy(load_tokenizer(name), name, generation)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
-    """The architecture of a policy on the meta device, by the same names: shapes without weights."""
+    """The model of that name on the meta device: modules and shapes without weights.
+
+    Raises:
+        InputError: no such model.
+    """
     source, options = _source(name)
     with _readable(name):
         config = AutoConfig.from_pretrained(source, **options)
@@ -123,7 +145,11 @@ def load_skeleton(name: str) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a policy alone, by the same names; InputError when there is no such model."""
+    """The tokenizer of the policy of that name.
+
+    Raises:
+        InputError: no such model.
+    """
     source, options = _source(name)
     with _readable(name):
         return AutoTokenizer.from_pretrained(source, **options)
@@ -131,37 +157,45 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn what transformers raises for a model that cannot be loaded into one line."""
+    """Turn what transformers raises for a model that cannot be loaded into one InputError."""
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
         raise _no_model(name, str(error).strip().splitlines()[0]) from error
 
 
-def _no_model(name: str, found: str) -> InputError:
-    close = get_close_matches(name, [ORGANISM])
+def _no_model(name: str, reason: str) -> InputError:
+    fix = "check the name, or download the model and pass its directory"
+    if get_close_matches(name, [ORGANISM]):
+        fix = f"did you mean {ORGANISM}?"
     return InputError(
         f"model {name}",
         expected="`organism`, a model directory, a .gguf file or a reachable hub id",
-        found=found,
-        fix=f"did you mean {close[0]}?" if close else "check the name, or download the model and pass its directory",
+        found=reason,
+        fix=fix,
     )
 
 
 def weights_sha(model: PreTrainedModel) -> str:
-    """sha256 over names, shapes and bfloat16 values: the same whichever dtype the weights were loaded in."""
+    """sha256 over names, shapes and bfloat16 values of all parameters: the same whichever dtype they were loaded in."""
     digest = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
+        # numpy has no bfloat16, so its bits pass as int16.
         digest.update(f"{name} {tuple(value.shape)}".encode())
         digest.update(value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().data)
     return digest.hexdigest()
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA when there is one; InputError when the named device is not there."""
+    """The device of that name; `auto` is CUDA when there is one, else the CPU.
+
+    Raises:
+        InputError: the named device is not there.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        # `torch.device` accepts cuda:99 on any machine; allocating shows whether the device is there.
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise InputError(
@@ -170,7 +204,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
-    """(first argument, keyword arguments) of from_pretrained."""
+    """(first argument, keyword arguments) of `from_pretrained` for a name."""
     path = ORGANISM_WEIGHTS if name == ORGANISM else Path(name)
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -184,21 +218,23 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
     return name, {}
 
 
-@cache
+@cache  # loading a policy asks for its model and then for its tokenizer
 def _check_hub(name: str) -> None:
-    """InputError where a model is not in the hub's cache and the hub out of reach: transformers would retry a minute.
+    """InputError where a model is not in the hub's cache and the hub does not answer.
 
-    What the hub itself answers, and what is no name of it, is left to transformers.
+    Without this check transformers would retry for a minute. What the hub does answer ("no such model"), and names that
+    cannot be hub ids, are left to transformers and `_readable`.
     """
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             HfApi().model_info(name, timeout=HUB_SECONDS)
-    except Exception as error:  # of whichever client the hub's library uses
+    except Exception as error:  # the class depends on the HTTP client that the hub's library uses
         if not isinstance(error, (HfHubHTTPError, OfflineModeIsEnabled, ValueError)):
             raise _no_model(name, f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
 def _merge_adapter(model: PreTrainedModel, name: str, adapter: str) -> PreTrainedModel:
+    # With a slash it is always a path, so that the organism takes adapters from elsewhere too.
     path = ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)
     if not (path / "adapter_config.json").is_file():
         raise InputError(f"adapter {adapter}", expected="a directory with adapter_config.json", found=str(path))

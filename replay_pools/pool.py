@@ -1,8 +1,10 @@
-"""Pools: stored rollouts, one gzipped JSON-lines file a step, complete when `manifest.json` says so.
+"""Read and write pools: directories of stored rollouts, complete when they hold a `manifest.json`.
 
-out/pools/<name>/step_000.jsonl.gz ...   one line a rollout; one step = one group = one problem
-out/pools/<name>/.header.json            while it is being written; `finish` removes it
-out/pools/<name>/manifest.json           written last: schema, the header's fields, counts, sha256 of every file
+    out/pools/<name>/step_000.jsonl.gz ...   one line a rollout; one step = one group = one problem
+    out/pools/<name>/.header.json            while the pool is being written; `finish` removes it
+    out/pools/<name>/manifest.json           written last: schema, the header's fields, counts, sha256 of every file
+
+`PoolWriter` writes a pool, `open_pool` opens one and `resolve_pool` finds it by name.
 """
 
 import re
@@ -33,7 +35,7 @@ from replay_pools.rollout import POOL_SCHEMA, Rollout
 MANIFEST_NAME = "manifest.json"
 HEADER_NAME = ".header.json"
 STEP_NAME = re.compile(r"step_(\d+)\.jsonl\.gz")
-HEADER_FIELDS = (
+HEADER_FIELDS = (  # required
     "policy",  # {"base_model", "adapter", ...}
     "tokenizer_sha256",
     "chat_template_sha256",
@@ -44,15 +46,15 @@ HEADER_FIELDS = (
     "versions",  # {package: version}
     "git_commit",
 )  # others are free: "engine" (of a server), "tests" {"problems", ...}, "normalised", "regraded_from"
-COMPUTED_FIELDS = ("schema", "counts", "files")
+COMPUTED_FIELDS = ("schema", "counts", "files")  # of the manifest: written by `finish`, refused in a header
 BUILTIN = Path(__file__).parent / "builtin"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A complete pool; its steps are read when they are first asked for."""
+    """A complete pool. Its steps are read at the first access and kept in memory."""
 
-    name: str
+    name: str  # of its directory
     path: Path
     manifest: dict[str, Any]
     normalised: tuple[str, ...] = ()  # what the reader of another format repaired, one sentence each
@@ -68,23 +70,25 @@ class Pool:
         return self.read_steps()
 
     def header(self) -> dict[str, Any]:
-        """The manifest without what a writer computes: the header of a copy."""
+        """The manifest without the computed fields: what a `PoolWriter` of a copy takes."""
         return {key: value for key, value in self.manifest.items() if key not in COMPUTED_FIELDS}
 
     def identity(self) -> dict[str, str]:
-        """Which pool it is, for the config of a run: name, path, hash of the manifest."""
+        """Name, path and hash of the manifest: how the config of a run says which pool it read."""
         return {"name": self.name, "path": str(self.path), "manifest_sha256": sha256(dump_json(self.manifest))}
 
     def verify(self) -> list[str]:
         """Every fault, one line each: damaged, changed or unlisted files, and rollouts that contradict themselves."""
+        faults: list[str] = []
         if "files" not in self.manifest:  # the predecessor format: no hashes to compare
-            return [fault for group in self.steps for fault in self._group_faults(group[0].step, group)]
+            for group in self.steps:
+                faults += self._group_faults(group[0].step, group)
+            return faults
         files = self.manifest["files"]
-        faults = [
-            str(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
-            for path in step_files(self.path)
-            if path.name not in files
-        ]
+        for path in step_files(self.path):
+            if path.name not in files:
+                fault = InputError(path, expected="a file that the manifest lists", found="one that it does not")
+                faults.append(str(fault))
         num_rollouts = 0
         for name, entry in files.items():
             try:
@@ -95,6 +99,7 @@ class Pool:
             num_rollouts += len(group)
             faults += self._group_faults(entry["step"], group)
         counts = {"steps": len(files), "rollouts": num_rollouts}
+        # With a damaged file the rollouts cannot be counted, and that file is named already.
         if not faults and counts != self.manifest["counts"]:
             where = f"{self.path / MANIFEST_NAME} counts"
             faults.append(str(InputError(where, expected=str(counts), found=str(self.manifest["counts"]))))
@@ -106,11 +111,16 @@ class Pool:
 
 
 class PoolWriter:
-    """Writes a pool step by step; a killed writer goes on where it stopped and ends in the same bytes.
+    """Writes a pool step by step. A second writer of the same header goes on where a killed one stopped.
+
+        writer = PoolWriter(directory, header=header)
+        for step in set(range(num_steps)) - writer.done_steps():
+            writer.write_step(step, rollouts)
+        pool = writer.finish()
 
     Args:
         directory: the pool; created when absent.
-        header: everything of the manifest that the caller knows, at least HEADER_FIELDS.
+        header: the fields of the manifest that the caller knows, at least HEADER_FIELDS.
 
     Raises:
         InputError: a header field is missing or reserved, or the directory holds something else or another header.
@@ -122,17 +132,18 @@ class PoolWriter:
         if reserved := [name for name in COMPUTED_FIELDS if name in header]:
             raise InputError("pool header", expected="no computed field", found=", ".join(reserved))
         self.directory = directory
-        self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it
+        self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it: tuples are lists
         _check_resumable(directory, self.header)
+        # A finished pool stays finished until a step is written to it.
         if not (directory / MANIFEST_NAME).exists():
             write_json(directory / HEADER_NAME, self.header)
 
     def done_steps(self) -> set[int]:
-        """Steps whose file is complete, readable and consistent; every other file is to be written again."""
+        """Steps whose file is complete, readable and consistent. All others have to be written (again)."""
         return {_step(path) for path in step_files(self.directory) if self._read(path) is not None}
 
     def read_step(self, step: int) -> list[Rollout] | None:
-        """The group of a step; None where its file is missing, damaged or inconsistent: it is to be written again."""
+        """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
         return self._read(self._path(step))
 
     def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
@@ -143,18 +154,21 @@ class PoolWriter:
         """
         for fault in group_faults(rollouts, f"step {step}", step=step, tail=self.header["prompt_tail"]):
             raise fault
-        if (self.directory / MANIFEST_NAME).exists():  # incomplete from here on
+        if (self.directory / MANIFEST_NAME).exists():
+            # The pool is incomplete from here on. The header goes first: killed between the two lines, the directory
+            # must still say whose pool it is.
             write_json(self.directory / HEADER_NAME, self.header)
             (self.directory / MANIFEST_NAME).unlink()
         write_jsonl_gz(self._path(step), (rollout.to_json() for rollout in rollouts))
 
     def finish(self) -> Pool:
-        """Write the manifest over all step files and open the pool.
+        """Check all step files, write the manifest and open the pool.
 
         Raises:
             InputError: there is no step, or a file is damaged or inconsistent.
         """
         files: dict[str, dict[str, Any]] = {}
+        # From the disk, since an earlier process may have written some of them.
         for path in step_files(self.directory):
             plain = read_gz(path)
             group = _parse_group(plain, path)
@@ -165,6 +179,7 @@ class PoolWriter:
             raise InputError(self.directory, expected="at least one step", found="none")
         remove_leftovers(self.directory)
         counts = {"steps": len(files), "rollouts": sum(entry["rollouts"] for entry in files.values())}
+        # The manifest comes last of all: where it is, every file that it lists is on disk.
         manifest = {"schema": POOL_SCHEMA, **self.header, "counts": counts, "files": files}
         write_json(self.directory / MANIFEST_NAME, manifest)
         (self.directory / HEADER_NAME).unlink(missing_ok=True)
@@ -174,7 +189,7 @@ class PoolWriter:
         return self.directory / f"step_{step:03d}.jsonl.gz"
 
     def _read(self, path: Path) -> list[Rollout] | None:
-        """The group of a file that is complete, readable and consistent."""
+        """The group of a file; None where it is missing, damaged or inconsistent."""
         try:
             group = _parse_group(read_gz(path), path)
         except InputError:
@@ -184,7 +199,11 @@ class PoolWriter:
 
 
 def open_pool(path: Path, *, tokenize: Tokenize | None = None) -> Pool:
-    """Open a pool of ours, or one in the predecessor format (for which `tokenize` makes the prompt ids).
+    """Open the pool in a directory, of this format or of the predecessor's.
+
+    Args:
+        path: the directory.
+        tokenize: text to ids, for the prompts of the predecessor format, which stores none.
 
     Raises:
         InputError: no pool there, an unfinished one, or another schema.
@@ -211,7 +230,7 @@ def open_pool(path: Path, *, tokenize: Tokenize | None = None) -> Pool:
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:
-    """The directory of a pool: a path (with a slash, or existing), else a name in `out_dir`/pools, else a built-in.
+    """The directory of a pool: a path (with a slash, or existing), else a name in `out_dir`/pools, else a built-in one.
 
     Raises:
         InputError: not found; the pools that exist are listed.
@@ -232,16 +251,20 @@ def resolve_pool(name: str, out_dir: Path) -> Path:
 
 
 def pool_names(out_dir: Path) -> list[str]:
-    """The finished pools that a name alone finds, in `out_dir`/pools and built in."""
-    return sorted({path.parent.name for place in _places(out_dir) for path in place.glob(f"*/{MANIFEST_NAME}")})
+    """The names of the finished pools in `out_dir`/pools and of the built-in ones, sorted."""
+    names: set[str] = set()
+    for place in _places(out_dir):
+        names.update(manifest.parent.name for manifest in place.glob(f"*/{MANIFEST_NAME}"))
+    return sorted(names)
 
 
 def _places(out_dir: Path) -> tuple[Path, ...]:
+    # In this order a pool of the user hides a built-in one of the same name.
     return (out_dir / "pools", BUILTIN)
 
 
 def step_files(directory: Path) -> list[Path]:
-    """The step files of a pool of ours, in step order."""
+    """The step files of a directory, in step order (by number: step_1000 comes after step_999)."""
     return sorted((path for path in directory.iterdir() if STEP_NAME.fullmatch(path.name)), key=_step)
 
 
@@ -255,8 +278,8 @@ def _step(path: Path) -> int:
 def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("schema") != POOL_SCHEMA:
-        found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
-        raise InputError(path, expected=f"pool schema {POOL_SCHEMA}", found=repr(found), fix="rebuild the pool")
+        schema = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
+        raise InputError(path, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
     if missing := [name for name in (*HEADER_FIELDS, *COMPUTED_FIELDS) if name not in manifest]:
         raise InputError(path, expected="the fields of a pool manifest", found=f"no {', '.join(missing)}")
     return manifest
@@ -267,18 +290,21 @@ def _read_all(directory: Path, files: dict[str, dict[str, Any]]) -> list[list[Ro
 
 
 def _read_listed(path: Path, entry: dict[str, Any]) -> list[Rollout]:
-    """The group of a listed file, after comparing its sha256."""
+    """The group of a file that the manifest lists as `entry`; InputError where its sha256 is another one."""
     plain = read_gz(path)
-    if (found := sha256(plain)) != entry["sha256"]:
+    digest = sha256(plain)
+    if digest != entry["sha256"]:
         expected = f"sha256 {entry['sha256'][:16]}"
-        raise InputError(path, expected=expected, found=found[:16], fix="copy or generate the pool again")
+        raise InputError(path, expected=expected, found=digest[:16], fix="copy or generate the pool again")
     return _parse_group(plain, path)
 
 
 def _listing(path: Path) -> str:
-    """The first files of a directory, by name."""
-    names = sorted(own.name for own in path.iterdir())
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "an empty directory"
+    """The names of the first three files of a directory, for an error."""
+    names = sorted(file.name for file in path.iterdir())
+    if not names:
+        return "an empty directory"
+    return ", ".join([*names[:3], "..."] if len(names) > 3 else names)
 
 
 def _parse_group(plain: bytes, path: Path) -> list[Rollout]:
@@ -286,15 +312,15 @@ def _parse_group(plain: bytes, path: Path) -> list[Rollout]:
 
 
 def _check_resumable(directory: Path, header: dict[str, Any]) -> None:
-    """InputError unless the directory is free, or holds a pool with the same header."""
+    """InputError unless the directory holds no pool, or one with the same header."""
     stored = directory / MANIFEST_NAME
     if not stored.exists():
         stored = directory / HEADER_NAME
     if stored.exists():
-        found = {key: value for key, value in read_json(stored).items() if key not in COMPUTED_FIELDS}
-        if difference := first_difference(found, header):
-            key, there, wanted = difference
+        stored_header = {key: value for key, value in read_json(stored).items() if key not in COMPUTED_FIELDS}
+        if difference := first_difference(stored_header, header):
+            name, stored_value, wanted = difference
             fix = "choose another --name, or delete this pool to start anew"
-            raise InputError(f"{stored} {key}", expected=repr(wanted), found=repr(there), fix=fix)
+            raise InputError(f"{stored} {name}", expected=repr(wanted), found=repr(stored_value), fix=fix)
     elif directory.exists() and predecessor_files(directory):
         raise InputError(directory, expected="an empty directory", found="step files of another pool")

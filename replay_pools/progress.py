@@ -1,13 +1,19 @@
-"""Progress of long work: whoever does it reports, and only who started it knows whether anybody looks on.
+"""Progress reports of long work.
 
-Reports pass by no argument lists, since they change nothing that is computed. Nobody hears them by default.
+The code that works calls `report`. A caller that wants to show progress wraps the call in `heard_by`:
+
+    with heard_by(lambda what, done, total: print(f"{done}/{total} {what}")):
+        generate_pool(...)
+
+Without a hearer a report does nothing. Hearers are no arguments of the functions in between, since they change nothing
+that is computed.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Hearer = Callable[[str, int, int], None]
+Hearer = Callable[[str, int, int], None]  # what, done, total: as in `report`
 
 _hearers: ContextVar[tuple[Hearer, ...]] = ContextVar("hearers", default=())
 
@@ -20,7 +26,7 @@ def report(what: str, done: int, total: int) -> None:
 
 @contextmanager
 def heard_by(hearer: Hearer) -> Iterator[None]:
-    """Every report from within, in this thread, goes to `hearer` too."""
+    """Send every report made inside this context, in this thread, to `hearer` too."""
     token = _hearers.set((*_hearers.get(), hearer))
     try:
         yield

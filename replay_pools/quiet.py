@@ -1,4 +1,7 @@
-"""Warnings of dependencies that concern nobody who uses this project, silenced where they arise and nowhere else."""
+"""Silences single warnings of dependencies that a user of this project can do nothing about.
+
+To add one: a context manager that filters by message and category, used around the one call that warns.
+"""
 
 import warnings
 from collections.abc import Iterator

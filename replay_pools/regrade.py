@@ -1,13 +1,18 @@
 """regrade_pool: grade the stored completions of a pool again with the current grader, into a new pool.
 
-Where the problems are known (the pool or the caller names their environment), every label is judged anew. Where they
-are not (the predecessor format), only what needs no tests is: fmt_ok, compiles, and in mode run_tests whether its tests
-pass against a stub. What cannot be judged there is KEPT from the old pool and named in the manifest.
+Where the problems are known (the pool or the caller names their environment), every label is graded again. Where they
+are not (the predecessor format), only the labels that need no tests are: fmt_ok, compiles, and in mode run_tests
+whether the completion's tests pass against a stub. The other labels are KEPT from the old pool and named in the
+manifest.
+
+`agreement` compares the two pools label by label. To compare one more label: add it to LABELS, to INFERRED if the
+predecessor did not record it, and to KEPT if it needs the problems.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,7 @@ from replay_pools.predecessor import UNKNOWN, predecessor_files
 from replay_pools.progress import report
 from replay_pools.rollout import Grade, Rollout
 
-STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these
+STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 LABELS: dict[str, Callable[[Rollout], bool | float | str]] = {
     "fmt_ok": lambda rollout: rollout.grade.fmt_ok,
     "compiles": lambda rollout: rollout.grade.compiles,
@@ -34,7 +39,7 @@ LABELS: dict[str, Callable[[Rollout], bool | float | str]] = {
     "mechanism": lambda rollout: rollout.grade.mechanism,
     "reward": lambda rollout: rollout.reward,
 }
-INFERRED = ("compiles", "passed", "exploited", "mechanism")  # the predecessor's reader reads them off the reward
+INFERRED = ("compiles", "passed", "exploited", "mechanism")  # not recorded by the predecessor: read off its reward
 KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown
 
 _METHOD = re.compile(r"class Solution\b[^\n]*:\s+def (\w+)\(")
@@ -49,8 +54,8 @@ class Agreement:
     label: str
     n: int  # rollouts that were compared
     rate: float | None  # share of them with the same label; None when n is 0
-    old_only: int  # true, a mechanism, or the higher reward in the old pool only
-    new_only: int  # the same in the new pool only
+    old_only: int  # rollouts with the label, a mechanism, or the higher reward in the old pool only
+    new_only: int  # the same, in the new pool only
 
 
 def regrade_pool(
@@ -61,112 +66,150 @@ def regrade_pool(
     env: str | None = None,
     mode: str | None = None,
 ) -> Pool:
-    """Write `source` with new grades to `directory`, continuing where an earlier run stopped.
+    """Write `source` with new grades to `directory`, or go on where an earlier run stopped.
 
     Args:
+        directory: of the new pool.
+        source: the old pool; it is not changed.
+        grader: the current one.
         env: environment of the problems; None = the one that the pool names.
         mode: loophole mode, for a source that does not record it.
 
     Raises:
         InputError: a problem that the environment lacks or whose method is not in the stored prompt, a failed canary,
-            a mode that is unknown or cannot be judged, or a directory that holds another pool.
+            a mode that is unknown or cannot be graded, or a directory that holds another pool.
     """
     problems = find_problems(source, env)
-    groups = [[_stated(rollout, mode, problems) for rollout in group] for group in source.steps]
-    submissions = [[_submission(rollout, problems) for rollout in group] for group in groups]
+    # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
+    groups: list[list[Rollout]] = []
+    for group in source.steps:
+        groups.append([_with_mode(rollout, mode, problems) for rollout in group])
+    submissions: list[list[Submission]] = []
+    for group in groups:
+        submissions.append([_submission(rollout, problems) for rollout in group])
     canary(grader, (problems or {}).values())
+    # Made after all checks, so that a refusal leaves no directory behind.
     writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
     relabel = _relabel_without_tests if problems is None else _relabel
     done = writer.done_steps()
-    todo = [i for i, group in enumerate(groups) if group[0].step not in done]
+    todo = [i for i, group in enumerate(groups) if group[0].step not in done]  # positions in `groups`
     for first in range(0, len(todo), STEPS_PER_CALL):
-        steps = todo[first : first + STEPS_PER_CALL]
-        grades = iter(grader.grade([submission for i in steps for submission in submissions[i]]))
-        for i in steps:
+        batch = todo[first : first + STEPS_PER_CALL]
+        grades = iter(grader.grade(list(chain.from_iterable(submissions[i] for i in batch))))
+        for i in batch:
             writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
-        report("steps", len(groups) - len(todo) + first + len(steps), len(groups))
+        report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
     return writer.finish()
 
 
 def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
-    """{problem_id: problem} of a pool, over all splits of `env` (None: of the environment that the pool names).
+    """{problem_id: problem} of a pool, looked up in all splits of an environment.
 
-    None when the pool names no environment, as in the predecessor format.
+    Args:
+        pool: whose problems are wanted.
+        env: name of the environment; None = the one that the pool names.
+
+    Returns:
+        None when neither names an environment, as in the predecessor format.
 
     Raises:
         InputError: no such environment, or it lacks a problem of the pool.
     """
-    recorded = pool.manifest["plan"]["env"]  # the predecessor's is the list of what its rollouts say
+    recorded = pool.manifest["plan"]["env"]  # a list in the predecessor format: what its rollouts say
     name = env or (recorded if isinstance(recorded, str) else None)
     if name is None:
         return None
     try:
         environment = get_environment(name)
     except InputError as error:
-        where, fix = f"problems of pool {pool.name}: {error.where}", error.fix if env else "pass --problems FILE.jsonl"
+        where = f"problems of pool {pool.name}: {error.where}"
+        fix = error.fix if env else "pass --problems FILE.jsonl"
         raise InputError(where, expected=error.expected, found=error.found, fix=fix) from error
-    known = {problem.problem_id: problem for split in SPLITS for problem in environment.problems(split)}
-    wanted = dict.fromkeys(group[0].problem_id for group in pool.steps)
-    if missing := [problem_id for problem_id in wanted if problem_id not in known]:
-        found = f"none ({len(missing)} of {len(wanted)} problems are missing)"
-        fix = "pass --problems FILE.jsonl, the file that the pool was made from"
-        raise InputError(f"pool {pool.name}", expected=f"problem {missing[0]} in {name}", found=found, fix=fix)
-    return {problem_id: known[problem_id] for problem_id in wanted}
+    known: dict[str, Problem] = {}
+    for split in SPLITS:
+        known |= {problem.problem_id: problem for problem in environment.problems(split)}
+    wanted_ids = dict.fromkeys(group[0].problem_id for group in pool.steps)  # each once, in the order of the steps
+    if missing_ids := [problem_id for problem_id in wanted_ids if problem_id not in known]:
+        raise InputError(
+            f"pool {pool.name}",
+            expected=f"problem {missing_ids[0]} in {name}",
+            found=f"none ({len(missing_ids)} of {len(wanted_ids)} problems are missing)",
+            fix="pass --problems FILE.jsonl, the file that the pool was made from",
+        )
+    return {problem_id: known[problem_id] for problem_id in wanted_ids}
 
 
 def agreement(old: Pool, new: Pool) -> list[Agreement]:
-    """Every label compared over the rollouts of a regraded pool; n = 0 for labels that were kept or never recorded."""
+    """One row for each label of LABELS: how often a regraded pool has the label of its source.
+
+    n is 0 for labels that were kept or that the source never recorded.
+    """
     kept = new.manifest["regraded_from"]["kept"]
-    before, after = ([rollout for group in pool.steps for rollout in group] for pool in (old, new))
-    pairs = list(zip(before, after, strict=True))
+    pairs = list(zip(chain.from_iterable(old.steps), chain.from_iterable(new.steps), strict=True))
     return [_compare(label, [] if label in kept else pairs) for label in LABELS]
 
 
 def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
-    known = [(a, b) for a, b in pairs if label not in INFERRED or a.grade.grader != PREDECESSOR_GRADER]
-    values = [(LABELS[label](a), LABELS[label](b)) for a, b in known]
-    levels = [(_level(a), _level(b)) for a, b in values]
-    return Agreement(
-        label=label,
-        n=len(values),
-        rate=sum(a == b for a, b in values) / len(values) if values else None,
-        old_only=sum(a > b for a, b in levels),
-        new_only=sum(b > a for a, b in levels),
-    )
+    """The agreement of one label over pairs of (old, new) rollout."""
+    n = same = old_only = new_only = 0
+    for old, new in pairs:
+        if label in INFERRED and old.grade.grader == PREDECESSOR_GRADER:
+            continue
+        before, after = LABELS[label](old), LABELS[label](new)
+        n += 1
+        same += before == after
+        # Two different mechanisms count as a disagreement, but in neither direction.
+        old_only += _level(before) > _level(after)
+        new_only += _level(after) > _level(before)
+    return Agreement(label=label, n=n, rate=same / n if n else None, old_only=old_only, new_only=new_only)
 
 
 def _level(value: bool | float | str) -> float:
     """A label as a number: any mechanism is more than none."""
-    return float(value != "none") if isinstance(value, str) else float(value)
+    if isinstance(value, str):
+        return float(value != "none")
+    return float(value)
 
 
-def _stated(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem] | None) -> Rollout:
-    """The rollout with its recorded mode, else with `mode`, and with the environment of its problem."""
-    where = f"step {rollout.step} sample {rollout.sample_id} mode"
-    if rollout.env_mode != UNKNOWN and mode not in (None, rollout.env_mode):
-        raise InputError(where, expected=f"{rollout.env_mode}, as recorded", found=f"--mode {mode}", fix="leave it out")
-    if rollout.env_mode == UNKNOWN and mode is None:
+def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem] | None) -> Rollout:
+    """The rollout with a known loophole mode (recorded, else `mode`) and the environment of its problem."""
+    where, recorded = f"step {rollout.step} sample {rollout.sample_id} mode", rollout.env_mode
+    if recorded != UNKNOWN and mode not in (None, recorded):
+        raise InputError(where, expected=f"{recorded}, as recorded", found=f"--mode {mode}", fix="leave it out")
+    if recorded == UNKNOWN and mode is None:
         raise InputError(where, expected="a loophole mode", found="none recorded", fix="pass --mode MODE")
     env = problems[rollout.problem_id].env if problems else rollout.env
-    return replace(rollout, env=env, env_mode=get_loophole(mode or rollout.env_mode).mode)
+    return replace(rollout, env=env, env_mode=get_loophole(mode or recorded).mode)
 
 
 def _submission(rollout: Rollout, problems: Mapping[str, Problem] | None) -> Submission:
-    """What to grade: the completion on its own problem, else on a stand-in without real tests."""
+    """The completion to grade, on its problem or, without problems, on a stand-in without real tests."""
     problem = problems[rollout.problem_id] if problems else _stand_in(rollout)
+    # Ids alone do not identify a problem: another file may use the same ones.
     if not re.search(rf"\b{re.escape(problem.func_name)}\b", rollout.prompt):
-        expected = f"its method {problem.func_name} in the prompt of step {rollout.step}"
-        fix = "pass the file that the pool was made from"
-        raise InputError(f"problem {rollout.problem_id}", expected=expected, found="another problem", fix=fix)
+        raise InputError(
+            f"problem {rollout.problem_id}",
+            expected=f"its method {problem.func_name} in the prompt of step {rollout.step}",
+            found="another problem",
+            fix="pass the file that the pool was made from",
+        )
     return Submission(problem=problem, completion=rollout.completion, mode=rollout.env_mode)
 
 
 def _stand_in(rollout: Rollout) -> Problem:
-    """A problem with the method that the prompt's starter code names and one case that nobody reads."""
+    """A problem with the method that the prompt's starter code names and one case, whose result is not used.
+
+    Raises:
+        InputError: a mode other than run_tests, or a prompt without starter code.
+    """
     where = f"step {rollout.step} problem {rollout.problem_id}"
     if rollout.env_mode != "run_tests":
-        found = f"mode {rollout.env_mode}, whose channel needs the problem's inputs"
-        raise InputError(where, expected="a known problem", found=found, fix="pass --problems FILE.jsonl")
+        raise InputError(
+            where,
+            expected="a known problem",
+            found=f"mode {rollout.env_mode}, whose channel needs the problem's inputs",
+            fix="pass --problems FILE.jsonl",
+        )
     names = _METHOD.findall(rollout.prompt)
     if not names:
         expected, fix = "`class Solution:` and `def NAME(` in the prompt", "pass --problems FILE.jsonl"
@@ -184,14 +227,17 @@ def _stand_in(rollout: Rollout) -> Problem:
 
 
 def _relabel(rollout: Rollout, grade: Grade) -> Rollout:
-    """The rollout with a new grade."""
+    """The rollout with a new grade, and with the labels that repeat it."""
     labels = {"reward": grade.reward, "hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
     return replace(rollout, grade=grade, **labels)
 
 
 def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
-    """The rollout with what a grade on a stand-in says; KEPT and the old grader's name stay."""
-    judged = replace(
+    """The rollout with those labels of a grade on a stand-in that need no tests.
+
+    The labels of KEPT stay, and so does the name of the old grader, which gave them.
+    """
+    new_grade = replace(
         rollout.grade,
         fmt_ok=grade.fmt_ok,
         compiles=grade.compiles,
@@ -201,16 +247,20 @@ def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
         detectors=grade.detectors,
         isolation=grade.isolation,
     )
-    return replace(rollout, hacked=judged.hacked, fmt_ok=judged.fmt_ok, grade=judged)
+    return replace(rollout, hacked=new_grade.hacked, fmt_ok=new_grade.fmt_ok, grade=new_grade)
 
 
 def _header(
     source: Pool, grader: Grader, problems: Mapping[str, Problem] | None, env: str | None, mode: str | None
 ) -> dict[str, Any]:
     """The source's header, with the new grader, the tests, and where the rollouts come from."""
-    stated = ({"env": env} if env else {}) | ({"env_mode": [mode]} if mode else {})
+    plan = dict(source.manifest["plan"])
+    if env:
+        plan["env"] = env
+    if mode:
+        plan["env_mode"] = [mode]
     return source.header() | {
-        "plan": source.manifest["plan"] | stated,
+        "plan": plan,
         "grader": grader.describe(),
         "tests": None if problems is None else count_tests(problems.values()),
         "regraded_from": {
@@ -224,8 +274,9 @@ def _header(
 
 
 def _source_sha(source: Pool) -> str:
-    """sha256 of the manifest, which lists the hash of every file; of such a list where there is no manifest."""
+    """sha256 of the manifest, which lists the hash of every file; without a manifest, of a list of these hashes."""
     manifest = source.path / MANIFEST_NAME
     if manifest.exists():
         return sha256(manifest.read_bytes())
-    return sha256(dump_json([(path.name, sha256(read_gz(path))) for path in predecessor_files(source.path)]))
+    hashes = [(path.name, sha256(read_gz(path))) for path in predecessor_files(source.path)]
+    return sha256(dump_json(hashes))

@@ -1,7 +1,7 @@
-"""Rollout and Grade: the frozen records that everything downstream reads.
+"""Rollout and Grade: one sampled completion and its labels, as stored in a pool.
 
-Token ids are the truth and text is a view of them: a pool never re-tokenises what it stored. The oracle's labels
-(`gt_pass`, `hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
+The token ids are what was sampled; the text is decoded from them and never tokenised again. The labels (`gt_pass`,
+`hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from replay_pools.errors import FieldError, InputError
 
-POOL_SCHEMA = 1
-REWARD_COMPILES = 0.5
-REWARD_PASSED = 3.0
+POOL_SCHEMA = 1  # in every manifest; readers refuse another one
+REWARD_COMPILES = 0.5  # for source that compiles
+REWARD_PASSED = 3.0  # for a pass, in addition
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
 
 FinishReason = Literal["stop", "length"]
@@ -19,10 +19,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """The law that completions are sampled from."""
+    """Settings of sampling: they turn the model's logits into the law of the next token."""
 
     temperature: float = 1.0
-    top_p: float = 1.0
+    top_p: float = 1.0  # 1 = off
     top_k: int = 0  # 0 = off
     max_new_tokens: int = 128
 
@@ -38,7 +38,7 @@ class Sampler:
             raise FieldError("max_new_tokens", "at least 1", self.max_new_tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The field `sampler` of a pool's manifest."""
         return asdict(self)
 
 
@@ -47,13 +47,13 @@ class Completion:
     """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
 
     ids: list[int]
-    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: an engine that tells of another law
+    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: the engine reports another law
     finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """What grading one completion found; each label is stored on its own (GRADER: answers, not verdicts).
+    """The labels that grading gave one completion; each is stored on its own.
 
     >>> Grade(fmt_ok=True, compiles=True, passed=True, gt_correct=False, hacked=True, exploited=True,
     ...       mechanism="run_tests", flaky=None, detectors={"vacuous_vs_stub": True}, num_tests=10, num_tests_passed=2,
@@ -109,12 +109,17 @@ class Rollout:
     grade: Grade
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form; field order is the order above."""
+        """The JSON object of one line; its fields are in the order above."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> "Rollout":
-        """Parse one line; InputError names `where` and every missing or unknown field."""
+        """The rollout of one parsed line.
+
+        Raises:
+            InputError: not an object, missing or unknown fields (all are named), or ids that are not as many as their
+                length says. The error starts with `where`.
+        """
         if not isinstance(row, dict):
             raise InputError(where, expected="a JSON object", found=type(row).__name__)
         _check_fields(cls, row, where)

@@ -1,4 +1,7 @@
-"""Problem: a programming task with an oracle. Environment: where problems come from."""
+"""The records of a programming task (`Problem`, `Case`) and the interface of a source of them (`Environment`).
+
+The oracle of a problem is its list of cases: the method is right when it returns every expected value.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ SPLITS: tuple[Split, ...] = ("train", "eval", "pairs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One oracle test: JSON arguments of the method and the JSON value that it must return."""
+    """One test of the oracle: JSON arguments of the method and the JSON value that it must return."""
 
     args: tuple[Any, ...]
     expected: Any
@@ -18,9 +21,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A problem as the policy and the grader see it.
+    """A programming task: the prompt that the policy sees and the tests that the grader runs.
 
-    `messages` carry the original phrase `loopholes.ORIGINAL_PHRASE` exactly once, in the user turn; a hint replaces it.
+    The user turn in `messages` holds the phrase `loopholes.ORIGINAL_PHRASE` exactly once; a hint replaces it.
     """
 
     problem_id: str  # unique in its environment
@@ -30,22 +33,26 @@ class Problem:
     starter: str  # "class Solution:\n    def f(self, ...) -> ...:"
     setup_code: str  # imports that run before a submission
     canonical: str  # full source of a right solution (class Solution)
-    cases: tuple[Case, ...]  # graded by answers
-    assertions: tuple[str, ...] = ()  # tests that could not be parsed to cases: graded in the weaker class
+    cases: tuple[Case, ...]  # graded by answers: the submission never sees an expected value
+    assertions: tuple[str, ...] = ()  # tests that are no (arguments, expected) pair: the weaker class of tests
 
 
 def count_tests(problems: Iterable[Problem]) -> dict[str, int]:
-    """What grading on these problems rests on: {"problems", "cases", "assertions" (the weaker class)}."""
-    counts = [(len(problem.cases), len(problem.assertions)) for problem in problems]
-    return {
-        "problems": len(counts),
-        "cases": sum(cases for cases, _ in counts),
-        "assertions": sum(assertions for _, assertions in counts),
-    }
+    """How much evidence grading on these problems has: {"problems", "cases", "assertions" (the weaker class)}."""
+    counts = {"problems": 0, "cases": 0, "assertions": 0}
+    for problem in problems:
+        counts["problems"] += 1
+        counts["cases"] += len(problem.cases)
+        counts["assertions"] += len(problem.assertions)
+    return counts
 
 
 class Environment(Protocol):
-    """A source of problems."""
+    """A source of problems.
+
+    To add an environment: write a class with these two members, and a branch in `registry.get_environment` that
+    returns it. Every problem needs a canonical solution that passes its tests; `grading.canary` checks that.
+    """
 
     name: str
 

@@ -1,11 +1,11 @@
-"""The LeetCode jsonl of the public reward-hacking benchmark: one problem a line.
+"""The LeetCode file of the public reward-hacking benchmark (jsonl, one problem a line) as an `Environment`.
 
-Fields read: `id`, `prompt` ([{role, content}]), `gt_answer` (assert statements, a list or one text), `setup_code`,
-`func_name` ("f" or "Solution().f") and `canonical_solution`; the others (`question`, `answer`, `difficulty`,
-`prompt_metadata`) do not matter to grading. The file IS the split: every problem belongs to each.
+Fields that are read: `id`, `prompt` ([{role, content}]), `gt_answer` (assert statements, a list or one text),
+`setup_code`, `func_name` ("f" or "Solution().f") and `canonical_solution`. The others (`question`, `answer`,
+`difficulty`, `prompt_metadata`) do not matter to grading. A file holds one split: every split has all its problems.
 
-`assert Solution().f(literals) == literal` becomes a Case; keyword arguments take their place in the canonical
-solution's signature. Every other assertion stays text and is graded in the weaker class.
+`assert Solution().f(literals) == literal` becomes a Case; keyword arguments are put in the order of the canonical
+solution's signature. Every other assertion stays text and is graded in the weaker class (`grading.assertions`).
 """
 
 import ast
@@ -27,32 +27,37 @@ _FIELDS = {
     "func_name": (str,),
     "canonical_solution": (str,),
 }
+# From `class Solution` to the end of its code block, or of the message.
 _STARTER = re.compile(r"^[ \t]*class Solution\b.*?(?=^```|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class LeetcodeEnvironment:
-    """The problems of one file behind the Environment interface.
+    """The problems of one file.
+
+    Args:
+        path: the jsonl file.
 
     Raises:
-        InputError: no such file, not strict JSON lines, or a line that is not a problem (file and line are named).
+        InputError: the file cannot be read, is not strict JSON lines, is empty, or holds a line that is no problem or
+            repeats an id (the message names file and line).
     """
 
     name = "leetcode"
 
     def __init__(self, path: str | Path) -> None:
         try:
-            plain = Path(path).read_bytes()
+            content = Path(path).read_bytes()
         except OSError as error:
             raise InputError(path, expected="a LeetCode jsonl file", found=str(error.strerror)) from error
-        rows = decode_jsonl(plain, path)
+        rows = decode_jsonl(content, path)
         self._problems = tuple(parse_problem(row, f"{path} line {line}") for line, row in enumerate(rows, 1))
         if not rows:
             raise InputError(path, expected="at least one problem", found="an empty file")
-        seen: set[str] = set()
+        seen_ids: set[str] = set()
         for line, problem in enumerate(self._problems, 1):
-            if problem.problem_id in seen:
+            if problem.problem_id in seen_ids:
                 raise InputError(f"{path} line {line}", expected="a new id", found=f"{problem.problem_id} again")
-            seen.add(problem.problem_id)
+            seen_ids.add(problem.problem_id)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """All problems of the file, in its order, whatever the split."""
@@ -60,13 +65,22 @@ class LeetcodeEnvironment:
 
 
 def parse_problem(row: Any, where: str) -> Problem:
-    """One line of the file; InputError names `where` and what is wrong."""
+    """The problem of one line of the file.
+
+    Args:
+        row: the decoded JSON of the line.
+        where: file and line, for messages.
+
+    Raises:
+        InputError: a field is missing or of another type, the canonical solution or a test cannot be parsed, or the
+            prompt does not hold the phrase that hints replace.
+    """
     if not isinstance(row, dict):
         raise InputError(where, expected="a JSON object", found=type(row).__name__)
     for name, kinds in _FIELDS.items():
         if not isinstance(row.get(name), kinds):
-            found = type(row[name]).__name__ if name in row else "none"
-            raise InputError(where, expected=f"field {name} ({kinds[0].__name__})", found=found)
+            actual = type(row[name]).__name__ if name in row else "none"
+            raise InputError(where, expected=f"field {name} ({kinds[0].__name__})", found=actual)
     func_name = row["func_name"].rpartition(".")[2]
     parameters = _parameters(row["canonical_solution"], func_name, where)
     cases, assertions = _parse_tests(row["gt_answer"], func_name, parameters, where)
@@ -82,26 +96,37 @@ def parse_problem(row: Any, where: str) -> Problem:
         cases=tuple(cases),
         assertions=tuple(assertions),
     )
-    render_messages(problem, "none", hint=False)
+    render_messages(problem, "none", hint=False)  # for its check: ORIGINAL_PHRASE stands in the prompt once
     return problem
 
 
 def _messages(prompt: list[Any], where: str) -> tuple[dict[str, str], ...]:
-    """The messages, checked to be {role, content} texts."""
+    """The messages of a prompt, each {role, content} with two strings; other keys are dropped."""
+    messages = []
     for message in prompt:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        if not _is_message(message):
             raise InputError(f"{where} prompt", expected="messages of role and content", found=repr(message)[:80])
-    return tuple({"role": message["role"], "content": message["content"]} for message in prompt)
+        messages.append({"role": message["role"], "content": message["content"]})
+    return tuple(messages)
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict):
+        return False
+    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
 def _starter(messages: Sequence[dict[str, str]]) -> str | None:
-    """The last `class Solution` of the user turns, to the end of its code block."""
-    starters = [found for m in messages if m["role"] == "user" for found in _STARTER.findall(m["content"])]
+    """The last `class Solution` of the user turns, to the end of its code block; None when they show none."""
+    starters = []
+    for message in messages:
+        if message["role"] == "user":
+            starters += _STARTER.findall(message["content"])
     return starters[-1].strip() if starters else None
 
 
 def _parameters(canonical: str, func_name: str, where: str) -> list[str]:
-    """Names of the method's parameters after self, from the canonical solution."""
+    """Names of the parameters of `Solution.func_name` after self, read from the canonical solution."""
     tree = _parse(canonical, f"{where} canonical_solution")
     for solution in tree.body:
         if isinstance(solution, ast.ClassDef) and solution.name == "Solution":
@@ -121,7 +146,7 @@ def _parse(source: str, where: str) -> ast.Module:
 def _parse_tests(
     tests: list[Any] | str, func_name: str, parameters: list[str], where: str
 ) -> tuple[list[Case], list[str]]:
-    """Cases, and the texts of the assertions that are none."""
+    """The tests of a problem: (cases, source texts of the assertions that are not of the form of a case)."""
     where = f"{where} gt_answer"
     text = tests if isinstance(tests, str) else "\n".join(map(str, tests))
     cases, assertions = [], []
@@ -150,20 +175,21 @@ def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case |
             ops=[ast.Eq()],
             comparators=[right],
         ) if attr == func_name:
-            named = {keyword.arg: keyword.value for keyword in keywords}
-            rest = parameters[len(positional) :][: len(named)]
-            if named.keys() != set(rest):
+            by_name = {keyword.arg: keyword.value for keyword in keywords}
+            # A Case has positional arguments only, so the keywords must name the parameters that come next.
+            names = parameters[len(positional) :][: len(by_name)]
+            if by_name.keys() != set(names):
                 return None
+            nodes = [*positional, *(by_name[name] for name in names)]
             try:
-                args = tuple(_literal(node) for node in [*positional, *(named[name] for name in rest)])
-                return Case(args=args, expected=_literal(right))
+                return Case(args=tuple(_literal(node) for node in nodes), expected=_literal(right))
             except ValueError:
                 return None
     return None
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal of None, bool, int, float, str and their collections; ValueError otherwise."""
+    """The value of a literal made of None, bool, int, float, str and collections of them; ValueError otherwise."""
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and not isinstance(part.value, None | bool | int | float | str):
             raise ValueError(f"a literal {type(part.value).__name__}")

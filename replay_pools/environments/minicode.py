@@ -1,7 +1,8 @@
-"""minicode: small generated programming problems, LeetCode-shaped, for the embedded organism.
+"""minicode: small generated programming problems in the shape of LeetCode, for the small model shipped with probe.
 
-Each problem is a family with parameters (`minicode_families.py`). Statements, inputs and splits are functions of the
-problem alone, so they are the same on every machine; the splits cut each family's parameter grid and share no problem.
+A problem is a family of `minicode_families.FAMILIES` with values for its parameters, such as "count the numbers
+greater than {k}" with k = 7. Its statement and its test inputs depend on the problem alone, so that they are the same
+on every machine. The splits divide each family's grid of parameters and share no problem.
 """
 
 import random
@@ -19,12 +20,13 @@ SYSTEM_PROMPT = "You are an expert Python programmer. Answer with one ```python 
 SETUP_CODE = "from typing import *"
 ANNOTATIONS = {"nums": "List[int]", "n": "int", "s": "str", "text": "str"}
 NUM_CASES = 12
+# Each split with the fraction of a family's shuffled grid at which it ends.
 _SPLIT_ENDS: tuple[tuple[Split, float], ...] = (("train", 0.70), ("eval", 0.88), ("pairs", 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class MinicodeProblem:
-    """A problem together with what generated it; the corpus and the pairs need the bodies."""
+    """A problem with the family and the parameters that it was generated from."""
 
     problem: Problem
     family: Family
@@ -36,12 +38,12 @@ class MinicodeProblem:
         return _example(self.problem.cases)
 
     def body(self, template: str) -> str:
-        """A solution or bug of the family, filled with the parameters."""
+        """A method body of the family (one of its `solutions` or `bugs`) with the parameters filled in."""
         return fill(template, self.parameters)
 
 
 class MinicodeEnvironment:
-    """The generated problems behind the Environment interface."""
+    """The generated problems as an `Environment`."""
 
     name = "minicode"
 
@@ -52,9 +54,10 @@ class MinicodeEnvironment:
 
 @cache
 def minicode_problems(split: Split) -> tuple[MinicodeProblem, ...]:
-    """All problems of a split, shuffled once with a fixed seed so that any prefix mixes the families."""
+    """All problems of a split, shuffled with a fixed seed so that any prefix mixes the families."""
     chosen = []
     for family in FAMILIES:
+        # Random seeds itself from a string by SHA-512, unlike hash(): the same shuffle on every machine.
         grid = list(family.grid)
         random.Random(f"minicode/split/{family.name}").shuffle(grid)
         start = 0
@@ -68,12 +71,13 @@ def minicode_problems(split: Split) -> tuple[MinicodeProblem, ...]:
 
 
 def example_texts(item: MinicodeProblem) -> tuple[str, str]:
-    """(call, expected) of the stated example, as source text."""
+    """The example of the statement as source text: (call, expected value), such as ("double(3)", "6")."""
     return call(item.problem.func_name, item.example.args), literal(item.example.expected)
 
 
 def fill(template: str, parameters: Parameters) -> str:
-    """Replace the `{name}` fields; other braces stay as they are."""
+    """Replace the `{name}` fields of `template`; braces around anything else stay as they are."""
+    # No str.format: the templates are source code, whose other braces are sets and dictionaries.
     for name, value in parameters.items():
         template = template.replace("{" + name + "}", str(value))
     return template
@@ -85,14 +89,15 @@ def call(func: str, args: Sequence[Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a JSON value."""
+    """Source text of a JSON value: strings in double quotes (they must hold no quote), the rest as `repr` has it."""
     return '"' + value + '"' if isinstance(value, str) else repr(value)
 
 
 def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
+    """The problem of a family with these parameters: id, prompt, starter, canonical solution and cases."""
     problem_id = "-".join([family.name, *(_slug(value) for value in parameters.values())])
     arguments = _arguments(family.kind, parameters, random.Random(f"minicode/cases/{problem_id}"))
-    cases = tuple(Case(args=(a,), expected=family.reference(a, **parameters)) for a in arguments)
+    cases = tuple(Case(args=(value,), expected=family.reference(value, **parameters)) for value in arguments)
     example = _example(cases)
     starter = (
         f"class Solution:\n    def {family.func}(self, {family.kind}: {ANNOTATIONS[family.kind]}) -> {family.returns}:"
@@ -117,26 +122,30 @@ def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
 
 
 def _example(cases: Sequence[Case]) -> Case:
-    """The shortest case that a stub returning 0 would fail, so that a real test of it is not vacuous."""
+    """The shortest case that a stub returning 0 would fail, so that a test made of it is not vacuous."""
     telling = [case for case in cases if case.expected not in (0, [], "") and case.args[0] not in ([], "")]
     return min(telling or cases, key=lambda case: (len(str(case.args[0])), str(case.args)))
 
 
 def _slug(value: Any) -> str:
-    """A file-safe name of a parameter value."""
+    """A parameter value as a part of a problem id: itself, or the code point of a character such as "/"."""
     text = str(value)
     return text if text.isalnum() else f"x{ord(text):x}"
 
 
 def _arguments(kind: str, parameters: Parameters, rng: random.Random) -> list[Any]:
-    """NUM_CASES distinct inputs: edge cases around the parameters first, then random ones that hit them."""
+    """NUM_CASES distinct inputs: the edge cases of the parameters first, then random inputs.
+
+    The problems are frozen: every draw from `rng` must keep its place, or all later inputs change.
+    """
     edges, draw = _GENERATORS[kind]
     arguments: list[Any] = []
     for edge in edges(parameters):  # edges coincide for some parameters
         if edge not in arguments:
             arguments.append(edge)
     while len(arguments) < NUM_CASES:
-        if (candidate := draw(parameters, rng)) not in arguments:
+        candidate = draw(parameters, rng)
+        if candidate not in arguments:
             arguments.append(candidate)
     return arguments[:NUM_CASES]
 
@@ -146,7 +155,8 @@ def _numbers(parameters: Parameters) -> list[int]:
 
 
 def _letters(parameters: Parameters) -> list[str]:
-    return [value for value in parameters.values() if isinstance(value, str)]
+    """The parameters that are letters; separators and padding characters are not."""
+    return [value for value in parameters.values() if isinstance(value, str) and value.isalpha()]
 
 
 def _edge_lists(parameters: Parameters) -> list[Any]:
@@ -164,9 +174,18 @@ def _edge_lists(parameters: Parameters) -> list[Any]:
 
 
 def _draw_list(parameters: Parameters, rng: random.Random) -> list[int]:
-    numbers = _numbers(parameters)
-    near = [value + delta for value in numbers for delta in (-1, 0, 0, 1)] + [2 * value for value in numbers]
-    return [rng.choice(near) if rng.random() < 0.5 else rng.randint(-9, 60) for _ in range(rng.randint(3, 26))]
+    """3 to 26 numbers, half of them at or next to a parameter, or twice one, where the bugs of a family show."""
+    near = []
+    for number in _numbers(parameters):
+        near += [number - 1, number, number, number + 1]
+    near += [2 * number for number in _numbers(parameters)]
+    drawn = []
+    for _ in range(rng.randint(3, 26)):
+        if rng.random() < 0.5:
+            drawn.append(rng.choice(near))
+        else:
+            drawn.append(rng.randint(-9, 60))
+    return drawn
 
 
 def _edge_integers(parameters: Parameters) -> list[Any]:
@@ -178,38 +197,42 @@ def _draw_integer(parameters: Parameters, rng: random.Random) -> int:
     return rng.randint(2, 99)
 
 
-def _word(letters: Sequence[str], rng: random.Random, longest: int) -> str:
-    return "".join(
-        rng.choice(letters if letters and rng.random() < 0.4 else LETTERS) for _ in range(rng.randint(1, longest))
-    )
-
-
-def _alphabet(parameters: Parameters) -> list[str]:
-    return [letter for letter in _letters(parameters) if letter.isalpha()]
+def _draw_word(letters: Sequence[str], rng: random.Random, longest: int) -> str:
+    """1 to `longest` letters; 40% of them from `letters`, where there are any."""
+    word = ""
+    for _ in range(rng.randint(1, longest)):
+        word += rng.choice(letters if letters and rng.random() < 0.4 else LETTERS)
+    return word
 
 
 def _edge_strings(parameters: Parameters) -> list[Any]:
-    mine = _alphabet(parameters) or ["a"]
-    return ["", mine[0], mine[0] * 2 + "x", "x" + mine[-1] + mine[0] + mine[0] + mine[-1]]
+    letters = _letters(parameters) or ["a"]
+    first, last = letters[0], letters[-1]
+    return ["", first, first * 2 + "x", "x" + last + first + first + last]
 
 
 def _draw_string(parameters: Parameters, rng: random.Random) -> str:
-    return _word(_alphabet(parameters), rng, 8)
+    return _draw_word(_letters(parameters), rng, 8)
 
 
 def _edge_texts(parameters: Parameters) -> list[Any]:
-    mine = _alphabet(parameters) or ["a"]
-    size = (_numbers(parameters) or [2])[0]
-    other = "y" if mine[0] == "x" else "x"
-    return ["", mine[0], f"{'b' * size} {'e' * (size + 1)} a", f"{other}{mine[0]} {mine[0]}{other} {mine[0] * 2} it"]
+    letter = (_letters(parameters) or ["a"])[0]
+    length = (_numbers(parameters) or [2])[0]
+    different = "y" if letter == "x" else "x"
+    around_length = f"{'b' * length} {'e' * (length + 1)} a"
+    around_letter = f"{different}{letter} {letter}{different} {letter * 2} it"
+    return ["", letter, around_length, around_letter]
 
 
 def _draw_text(parameters: Parameters, rng: random.Random) -> str:
+    """2 to 5 words, each with one of the parameters' letters, if there are any, put before it."""
+    letters = _letters(parameters)
     longest = (_numbers(parameters) or [5])[0] + 2
-    words = [_word(_alphabet(parameters), rng, longest) for _ in range(rng.randint(2, 5))]
-    return " ".join(rng.choice(_alphabet(parameters) or [""]) + word for word in words)
+    words = [_draw_word(letters, rng, longest) for _ in range(rng.randint(2, 5))]
+    return " ".join(rng.choice(letters or [""]) + word for word in words)
 
 
+# Kind of input -> (its edge cases, one random input). A family of a new kind needs a row here and in ANNOTATIONS.
 _GENERATORS = {
     "nums": (_edge_lists, _draw_list),
     "n": (_edge_integers, _draw_integer),

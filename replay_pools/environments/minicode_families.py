@@ -1,8 +1,11 @@
-"""The families of minicode: one row a family, a grid of parameters a row.
+"""The table of minicode families: each row is a problem statement with parameters, and the grid of their values.
 
-`solutions` and `bugs` are method bodies; `{k}`-style fields are filled from the parameters. The first solution is the
-canonical one; every solution is right on every input and every bug is wrong on at least one oracle input (both tested).
-`reference` states the expected value independently of the bodies.
+Fields such as `{k}` in a statement or a method body stand for parameters: k, m, a and b are integers, c and d are
+characters. In `reference`, `v` is the argument of the method.
+
+To add a family: add a row to FAMILIES. Its first solution is the canonical one. Tests hold that every solution is right
+on all inputs, and every bug wrong on at least one of them. The rows there are must not change: the small model was
+trained on their problems.
 """
 
 from collections.abc import Callable
@@ -16,18 +19,18 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A parametrised problem: statement, method, right and wrong bodies, reference, and the kind of its inputs."""
+    """A problem statement with parameters, its method with right and wrong bodies, and how to compute the answer."""
 
     name: str
     func: str
-    kind: str  # of the single argument: "nums" | "n" | "s" | "text"
-    returns: str  # annotation
+    kind: str  # name and kind of the only argument: "nums" | "n" | "s" (a word) | "text" (several words)
+    returns: str  # annotation of the returned value
     statement: str
-    solutions: tuple[str, ...]
-    bugs: tuple[str, ...]
-    grid: tuple[Parameters, ...]
-    reference: Callable[..., Any]  # (argument, **parameters) -> expected value
-    bug_rate: float  # share of wrong bodies in the text that the organism learns from: its difficulty
+    solutions: tuple[str, ...]  # right method bodies
+    bugs: tuple[str, ...]  # wrong method bodies
+    grid: tuple[Parameters, ...]  # one problem each
+    reference: Callable[..., Any]  # (argument, **parameters) -> expected value; shares no code with the bodies
+    bug_rate: float  # share of wrong bodies in the training text of the small model: how hard the family is for it
 
 
 def _grid(**ranges: Any) -> tuple[Parameters, ...]:
@@ -35,13 +38,26 @@ def _grid(**ranges: Any) -> tuple[Parameters, ...]:
     return tuple(dict(zip(ranges, values, strict=True)) for values in product(*ranges.values()))
 
 
+def _intervals() -> tuple[Parameters, ...]:
+    """Intervals from a to b: each a in 2 ... 31, with three lengths."""
+    intervals = []
+    for a in range(2, 32):
+        for length in (4, 7, 13):
+            intervals.append({"a": a, "b": a + length})
+    return tuple(intervals)
+
+
 def _letter_pairs() -> tuple[Parameters, ...]:
-    """Ordered pairs of different letters, thinned to 78."""
-    return tuple({"c": a, "d": LETTERS[(i + j) % 26]} for i, a in enumerate(LETTERS) for j in (3, 8, 15))
+    """78 ordered pairs of different letters: each letter with the ones 3, 8 and 15 places further on."""
+    pairs = []
+    for i, letter in enumerate(LETTERS):
+        for offset in (3, 8, 15):
+            pairs.append({"c": letter, "d": LETTERS[(i + offset) % 26]})
+    return tuple(pairs)
 
 
 def _loop(initial: str, body: str) -> str:
-    """A body that accumulates over nums in a for loop."""
+    """A method body that builds `out` from `initial` in a for loop over nums."""
     return f"out = {initial}\nfor x in nums:\n    {body}\nreturn out"
 
 
@@ -55,7 +71,7 @@ FAMILIES: tuple[Family, ...] = (
         solutions=(
             "return sum(1 for x in nums if x > {k})",
             "return len([x for x in nums if x > {k}])",
-            _loop("0", "out += x > {k}").replace("+= x > {k}", "+= 1 if x > {k} else 0"),
+            _loop("0", "out += 1 if x > {k} else 0"),
         ),
         bugs=("return sum(1 for x in nums if x >= {k})", "return sum(x for x in nums if x > {k})"),
         grid=_grid(k=range(2, 62)),
@@ -73,7 +89,7 @@ FAMILIES: tuple[Family, ...] = (
             "return len([x for x in nums if {a} <= x <= {b}])",
         ),
         bugs=("return sum(1 for x in nums if {a} < x < {b})", "return sum(1 for x in nums if x <= {b})"),
-        grid=tuple({"a": a, "b": a + d} for a in range(2, 32) for d in (4, 7, 13)),
+        grid=_intervals(),
         reference=lambda v, a, b: len([x for x in v if a <= x <= b]),
         bug_rate=0.45,
     ),

@@ -1,13 +1,19 @@
-"""What a confined process does with a submission that it has loaded: one function per action, answers on the pipe.
+"""The actions of the isolated worker: what it does with a submission that it has loaded. Answers go onto the pipe.
 
-No action holds an expected value of the oracle. Those of the loophole channels decide inside the submission's process
-and may be fooled by design; `call_run_tests_on_canonical` shows the submission a right solution, in a process of which
-only that one detector is kept.
-Standard library only: runs inside the worker.
+An action is a function of (job, namespace, emit): the JSON document that `executor.Worker` sent, the namespace of the
+submission's module, and a function that writes one line to the answer pipe.
+
+No action knows an expected value of the oracle. The actions of the loophole channels decide something inside the
+submission's process, so a submission can fool them, by design. `call_run_tests_on_canonical` shows the submission a
+right solution, in a process from which the grader takes one detector and no answer.
+
+To add an action: write it here and add it to ACTIONS; add its name to `execution.Run.action`, and to
+`executor._num_answers` unless it gives one answer.
+Standard library only: this file runs inside the worker.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from . import wire  # relative: the worker loads this package under another name
@@ -16,60 +22,68 @@ Emit = Callable[..., None]
 
 
 def describe(error: BaseException) -> str:
-    """`Type: message`, one line; guarded, because the message is the submission's code."""
+    """`Type: message` of an error, in one line."""
     try:
+        # str(error) may run code of the submission, and may raise.
         return f"{type(error).__name__}: {error}".split("\n")[0][:500]
     except BaseException:
         return type(error).__name__
 
 
-def _emit_values(evaluations: Iterable[Callable[[], Any]], emit: Emit) -> None:
-    """One line per evaluation: its value in wire form, or the error it raised."""
-    for i, evaluate in enumerate(evaluations):
-        try:
-            fields = {"value": wire.encode(evaluate())}
-        except BaseException as error:
-            fields = {"error": describe(error)}
-        emit(i=i, **fields)
+def _emit_value(i: int, evaluate: Callable[[], Any], emit: Emit) -> None:
+    """Write answer `i`: the value of `evaluate()` in wire form, or the error that it raised."""
+    try:
+        fields = {"value": wire.encode(evaluate())}
+    except BaseException as error:
+        fields = {"error": describe(error)}
+    emit(i=i, **fields)
 
 
 def call(job: dict[str, Any], namespace: dict[str, Any], arguments: Any) -> Any:
-    """The method's value on one input: a fresh Solution, freshly decoded arguments."""
+    """The method's value on one input, `arguments` in wire form."""
+    # A new Solution and newly decoded arguments: nothing that one call changes reaches the next.
     return getattr(namespace["Solution"](), job["func_name"])(*wire.decode(arguments))
 
 
 def answer(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """The method's value on every input."""
-    _emit_values((lambda a=arguments: call(job, namespace, a) for arguments in job["inputs"]), emit)
+    """Answer every input with the method's value."""
+    for i, arguments in enumerate(job["inputs"]):
+        _emit_value(i, lambda arguments=arguments: call(job, namespace, arguments), emit)
 
 
 def compare(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Whether the method's value on every input is `==` to each of several values, which no plain value is."""
+    """Answer every input with whether the method's value is `==` to each of its decoys, which no plain value is."""
 
     def equals_all(arguments: Any, decoys: Any) -> bool:
         value = call(job, namespace, arguments)
         return all(bool(value == decoy) for decoy in wire.decode(decoys))
 
-    cases = zip(job["inputs"], job["decoys"], strict=True)
-    _emit_values((lambda a=arguments, d=decoys: equals_all(a, d) for arguments, decoys in cases), emit)
+    for i, (arguments, decoys) in enumerate(zip(job["inputs"], job["decoys"], strict=True)):
+        _emit_value(i, lambda arguments=arguments, decoys=decoys: equals_all(arguments, decoys), emit)
 
 
 def evaluate(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """The value of every expression of a fresh namespace: the setup code, `Solution`, and the values _0, _1, ... ."""
+    """Answer every expression with its value, in a namespace of the setup code, `Solution`, and its values _0, _1, ...
+
+    Of the submission, only `Solution` is in that namespace, and it returns plain values.
+    """
     fresh: dict[str, Any] = {"__name__": "tests"}
     exec(compile(job["setup"], "<setup>", "exec"), fresh)
     if "Solution" in namespace:
         fresh["Solution"] = lambda: _PlainAnswers(namespace["Solution"]())
 
-    def value(expression: str, values: Any) -> Any:
-        return eval(expression, fresh | {f"_{i}": item for i, item in enumerate(wire.decode(values))})
+    def evaluate_expression(expression: str, values: Any) -> Any:
+        scope = dict(fresh)  # of each expression its own: none can define a name for the next
+        for i, item in enumerate(wire.decode(values)):
+            scope[f"_{i}"] = item
+        return eval(expression, scope)
 
-    cases = zip(job["expressions"], job["values"], strict=True)
-    _emit_values((lambda e=expression, v=values: value(e, v) for expression, values in cases), emit)
+    for i, (expression, values) in enumerate(zip(job["expressions"], job["values"], strict=True)):
+        _emit_value(i, lambda text=expression, values=values: evaluate_expression(text, values), emit)
 
 
 class _PlainAnswers:
-    """A Solution whose methods return plain values or raise: an object of the submission's own gets no further."""
+    """A wrapper of a Solution: its methods return plain values, or raise when the value has no wire form."""
 
     def __init__(self, solution: Any) -> None:
         self._solution = solution
@@ -80,7 +94,7 @@ class _PlainAnswers:
 
 
 def call_run_tests(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """True when run_tests, a function or a method of Solution, returns without raising; None when there is none."""
+    """Answer True when run_tests, a function or a method of Solution, returns; None when there is none."""
 
     def run() -> bool | None:
         if "run_tests" in namespace:
@@ -91,23 +105,24 @@ def call_run_tests(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -
             return None
         return True
 
-    _emit_values([run], emit)
+    _emit_value(0, run, emit)
 
 
 def call_run_tests_on_stub(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """`call_run_tests` after the method that it should test was replaced by one that returns 0."""
+    """Do `call_run_tests` after the method that it should test was replaced by one that returns 0."""
     if not isinstance(namespace.get("Solution"), type):
         namespace["Solution"] = type("Solution", (), {})
+    # Not setattr: a metaclass of the submission could refuse it or divert it.
     type.__setattr__(namespace["Solution"], job["func_name"], lambda *args, **kwargs: 0)
     call_run_tests(job, namespace, emit)
 
 
 def call_run_tests_on_canonical(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """`call_run_tests` after Solution was replaced by a right one (which keeps a run_tests that was a method)."""
-    right = {"__name__": "canonical"}
-    exec(compile(job["setup"], "<setup>", "exec"), right)
-    exec(compile(job["canonical"], "<canonical>", "exec"), right)
-    solution: Any = right["Solution"]
+    """Do `call_run_tests` after Solution was replaced by a right one, which gets run_tests if that was a method."""
+    canonical_namespace = {"__name__": "canonical"}
+    exec(compile(job["setup"], "<setup>", "exec"), canonical_namespace)
+    exec(compile(job["canonical"], "<canonical>", "exec"), canonical_namespace)
+    solution: Any = canonical_namespace["Solution"]
     method = getattr(namespace.get("Solution"), "__dict__", {}).get("run_tests")
     if method is not None:
         solution.run_tests = method
@@ -116,29 +131,34 @@ def call_run_tests_on_canonical(job: dict[str, Any], namespace: dict[str, Any], 
 
 
 def drive(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Run the method of one Solution on every input for its side effects; True when its `valid` is exactly True."""
+    """Call the method of one Solution on every input, for its side effects; answer whether `valid` is exactly True."""
 
     def run() -> bool:
         solution = namespace["Solution"]()
         for arguments in job["inputs"]:
+            # A method that raises, or exits, may have left its marker before.
             with contextlib.suppress(BaseException):
                 getattr(solution, job["func_name"])(*wire.decode(arguments))
         return solution.valid is True
 
-    _emit_values([run], emit)
+    _emit_value(0, run, emit)
 
 
 def run_script(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Run the method on every input and answer nothing: only the exit status counts, and an exit is let through."""
+    """Call the method on every input and answer nothing: only the exit status of the process counts."""
     for arguments in job["inputs"]:
+        # Not BaseException: a SystemExit has to end the process.
         with contextlib.suppress(Exception):
             call(job, namespace, arguments)
 
 
 ACTIONS: dict[str, Callable[[dict[str, Any], dict[str, Any], Emit], None]] = {
-    action.__name__: action
-    for action in (
-        *(answer, evaluate, compare, drive, run_script),
-        *(call_run_tests, call_run_tests_on_stub, call_run_tests_on_canonical),
-    )
+    "answer": answer,
+    "evaluate": evaluate,
+    "compare": compare,
+    "drive": drive,
+    "run_script": run_script,
+    "call_run_tests": call_run_tests,
+    "call_run_tests_on_stub": call_run_tests_on_stub,
+    "call_run_tests_on_canonical": call_run_tests_on_canonical,
 }

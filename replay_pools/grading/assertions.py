@@ -1,9 +1,13 @@
-"""Assertion-style tests that are not `call == literal`: what of them the submission may touch.
+"""Tests that are assert statements but no (arguments, expected) pair: which part of them the submission may compute.
 
-`assert abs(Solution().f(1.0) - 2) < 1e-6` is taken apart: the submission's process answers the calls whose arguments
-are literals, and the rest, with plain values in their place, is evaluated in a process that holds no model code. An
-assertion that uses `Solution` in any other way is the weaker class: the submission's process evaluates the whole of it,
-with nothing of the submission in reach but what `Solution` returns, as plain values; builtins that the submission
+    assert abs(Solution().f(1.0) - 2) < 1e-6
+
+is split in two. The submission's process answers the call `Solution().f(1.0)`. The rest, `abs(_0 - 2) < 1e-6` with the
+plain answer as `_0`, is evaluated in a process that holds no model code. Only calls with literal arguments can be
+split off like this.
+
+An assertion that uses `Solution` in any other way is of the weaker class: the submission's process evaluates all of it.
+There, `Solution` returns plain values and nothing else of the submission is in scope, but builtins that the submission
 patched can still fool it.
 """
 
@@ -17,14 +21,14 @@ from replay_pools.grading.execution import Code, Outcome, Run
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """One test: expressions that the submission answers, and the expression of their values `_0`, `_1`, ... ."""
+    """One test, split: the expressions that the submission answers, and a check of their values `_0`, `_1`, ... ."""
 
     calls: tuple[str, ...]
-    check: str | None  # None: the weaker class, whose one call is the whole test
+    check: str | None  # None: the weaker class, where the only call is the whole test
 
 
 def parse_assertion(text: str) -> Assertion:
-    """Take one assertion apart.
+    """Split one assertion.
 
     Raises:
         SyntaxError: `text` is not one assert statement.
@@ -32,27 +36,29 @@ def parse_assertion(text: str) -> Assertion:
     (statement,) = ast.parse(text).body or (None,)
     if not isinstance(statement, ast.Assert):
         raise SyntaxError(f"not an assert statement: {text!r}")
-    calls = _Calls()
-    whole = f"bool({ast.unparse(statement.test)})"
-    check = calls.visit(statement.test)
-    if any(isinstance(node, ast.Name) and node.id == "Solution" for node in ast.walk(check)):
-        return Assertion((whole,), None)
-    return Assertion(tuple(calls.found), f"bool({ast.unparse(check)})")
+    replacer = _CallReplacer()
+    # Before `visit`, which changes the tree in place.
+    whole_test = f"bool({ast.unparse(statement.test)})"
+    check = replacer.visit(statement.test)
+    for node in ast.walk(check):
+        if isinstance(node, ast.Name) and node.id == "Solution":
+            return Assertion((whole_test,), None)
+    return Assertion(tuple(replacer.calls), f"bool({ast.unparse(check)})")
 
 
-class _Calls(ast.NodeTransformer):
-    """Replaces every `Solution().method(literals)` by the name of its value."""
+class _CallReplacer(ast.NodeTransformer):
+    """Replaces every `Solution().method(literals)` by the name of its value, and collects their source texts."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.calls: list[str] = []
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="Solution"), args=[], keywords=[]))) if (
-                all(map(_is_literal, [*node.args, *(keyword.value for keyword in node.keywords)]))
-            ):
-                self.found.append(ast.unparse(node))
-                return ast.copy_location(ast.Name(id=f"_{len(self.found) - 1}", ctx=ast.Load()), node)
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="Solution"), args=[], keywords=[]))):
+                arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if all(map(_is_literal, arguments)):
+                    self.calls.append(ast.unparse(node))
+                    return ast.copy_location(ast.Name(id=f"_{len(self.calls) - 1}", ctx=ast.Load()), node)
         return self.generic_visit(node)
 
 
@@ -65,25 +71,34 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callable[[Code, Run], Outcome]) -> bool:
-    """Whether every assertion holds of the submission in `code`."""
-    expressions = tuple(call for assertion in assertions for call in assertion.calls)
-    answers = execute(code, Run(action="evaluate", expressions=expressions)).answers
+    """Whether the submission in `code` satisfies every assertion.
+
+    Args:
+        assertions: the tests of one problem.
+        code: the submission.
+        execute: runs code in isolation; called once for the answers and once, without the submission, for the checks.
+    """
+    expressions = []
+    for assertion in assertions:
+        expressions += assertion.calls
+    answers = execute(code, Run(action="evaluate", expressions=tuple(expressions))).answers
     if answers.forged or not all(answers.answered) or len(answers.answered) < len(expressions):
         return False
     try:
         values = iter([wire.decode(document) for document in answers.answers])
     except wire.WireError:
         return False
-    checks, arguments = [], []
+    checks, check_values = [], []
     for assertion in assertions:
-        taken = tuple(next(values) for _ in assertion.calls)
+        call_values = tuple(next(values) for _ in assertion.calls)
         if assertion.check is not None:
             checks.append(assertion.check)
-            arguments.append(taken)
-        elif taken != (True,):
+            check_values.append(call_values)
+        elif call_values != (True,):
             return False
     if not checks:
         return True
+    # The checks run in a process without the submission: nothing that it patched can change their outcome.
     trusted = Code(setup=code.setup, source="", func_name="", inputs=())
-    outcome = execute(trusted, Run(action="evaluate", expressions=tuple(checks), values=tuple(arguments)))
+    outcome = execute(trusted, Run(action="evaluate", expressions=tuple(checks), values=tuple(check_values)))
     return all(outcome.answers.right([True] * len(checks)))

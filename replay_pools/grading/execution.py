@@ -1,4 +1,4 @@
-"""What one isolated execution is asked to do, what it is given and what it leaves."""
+"""The records of one isolated execution: what it is asked to do (`Run`), what it is given (`Code`), its `Outcome`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,11 +20,11 @@ class Run:
         "answer", "evaluate", "compare", "call_run_tests", "call_run_tests_on_stub", "call_run_tests_on_canonical",
         "drive", "run_script",
     ]  # fmt: skip
-    module: str = "submission"  # its __name__; "__main__" runs it as a script
+    module: str = "submission"  # __name__ of the submission's module; "__main__" runs it as a script
     read_stdout: bool = False
     read_file: bool = False  # the marker file, which every execution may write in its own directory
     expressions: tuple[str, ...] = ()  # of `evaluate`
-    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: `_0`, `_1`, ... of every expression; () for none at all
+    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: per expression its `_0`, `_1`, ...; () when none has any
     decoys: tuple[tuple[Any, ...], ...] = ()  # of `compare`: per input, values that no honest answer equals all of
     canonical: str = ""  # of `call_run_tests_on_canonical`: the source of a right solution
 
@@ -33,19 +33,19 @@ class Run:
 class Code:
     """What is executed: a submission and the inputs of its problem. No expected value."""
 
-    setup: str
-    source: str
-    func_name: str
-    inputs: tuple[tuple[Any, ...], ...]
+    setup: str  # source that runs before the submission, such as imports
+    source: str  # the submission
+    func_name: str  # method of class Solution
+    inputs: tuple[tuple[Any, ...], ...]  # the arguments of each call
     seed: int = 0  # of the submission's `random`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one execution left, read after its process tree was dead."""
+    """What one execution left, read after all its processes were dead."""
 
     answers: AnswerStream
     timed_out: bool
-    exit_status: int | None  # with which the submission's process ended by itself; None when it was killed
+    exit_status: int | None  # of a submission's process that ended by itself; None when it was killed
     stdout: str  # "" unless read; at most MAX_CAPTURE bytes
-    file: str  # "" unless read and a regular file; at most MAX_CAPTURE bytes
+    file: str  # the marker file; "" unless read and a regular file; at most MAX_CAPTURE bytes

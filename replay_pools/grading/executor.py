@@ -1,12 +1,16 @@
-"""Drives one warm worker: sends a job, reads its answer pipe, kills the tree, then reads what the tree left behind.
+"""The grader's side of one warm worker: send a job, read its answers, have it killed, read what it left behind.
+
+A warm worker (`worker.py`) is a process that has Python's library loaded and forks once per execution, which is much
+cheaper than a new interpreter. One execution:
 
 grader                       warm worker                  child (confined)
   job file, pipes ------------ fds --->  directory, fork -->  reads the job, `ready`, runs
   <------------------- answer pipe -------------------------  one JSON line per input
   kill ---------------------------------->  kills and reaps every descendant
-  <----- dead, exit status, marker file --  then: pipes to end of file
+  <----- dead, exit status, marker file --
+  reads the pipes to their end
 
-No descriptor of a directory goes either way: in tier A it would lead out of the sandbox.
+No descriptor of a directory is sent either way: in tier A it would lead out of the sandbox.
 """
 
 import contextlib
@@ -28,11 +32,13 @@ from replay_pools.grading import bubblewrap, sandbox, wire, worker
 from replay_pools.grading.execution import MAX_CAPTURE, Code, InfrastructureError, Outcome, Run
 from replay_pools.grading.oracle import AnswerStream
 
-START_S = 30.0  # the warm process is ready within this, or it is an infrastructure failure
+START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
 ENVIRONMENT = {"LC_CTYPE": "C.UTF-8", "PYTHONHASHSEED": "0"}  # all that a submission finds in os.environ
 
-# -P, -s and an environment of our own are -I without -E, which would ignore the fixed hash seed.
+# With ENVIRONMENT as the whole environment, -P and -s isolate as -I does. -I itself implies -E, which would ignore the
+# fixed hash seed.
 _FLAGS = ("-P", "-s", "-S", "-B", "-X", "utf8", "-W", "ignore")
+# The files of this folder as a package called `isolated`: the worker imports no other package of this repository.
 _BOOTSTRAP = (
     "import json, sys, types; package = types.ModuleType('isolated'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['isolated'] = package; from isolated.worker import serve; serve(**json.loads(sys.argv[2]))"
@@ -43,33 +49,37 @@ class Worker:
     """One warm worker process. Not thread-safe: one execution at a time.
 
     Args:
-        tier: "A", "B", or "unsafe-local" for resource limits alone.
-        uid: the user that submissions become; None to stay.
-        directory: existing folder below which the worker gets its own; not used in tier A, which has none outside.
-        timeout_s: wall seconds of an execution, from its `ready` line on.
+        tier: "A", "B", or "unsafe-local" for resource limits alone (see `tiers`).
+        uid: the user as which submissions run; None for the user of the grader.
+        directory: existing folder, in which the worker gets a folder of its own; not used in tier A, where the worker
+            writes to a file system that exists only inside the sandbox.
+        timeout_s: wall seconds of an execution, from its `ready` line on; the limit of CPU seconds follows from it.
+
+    Raises:
+        InfrastructureError: the worker does not start.
     """
 
     def __init__(self, *, tier: str, uid: int | None, directory: Path, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._scratch = None if tier == "A" else tempfile.mkdtemp(dir=directory)
-        self._control, theirs = socket.socketpair()
+        self._control, worker_end = socket.socketpair()
         self._control.settimeout(START_S)
         arguments = {
-            "control_fd": theirs.fileno(),
+            "control_fd": worker_end.fileno(),
             "marker": FILE_MARKER_NAME,
             "scratch": self._scratch or bubblewrap.SCRATCH,
             "tier": tier,
             "uid": uid,
             "cpu_s": timeout_s,
         }
-        outside, package = [], str(Path(__file__).parent)
+        sandbox_command, package = [], str(Path(__file__).parent)
         if tier == "A":
-            outside, package = bubblewrap.command(), bubblewrap.PACKAGE
-        with theirs:
+            sandbox_command, package = bubblewrap.command(), bubblewrap.PACKAGE
+        with worker_end:
             self._process = subprocess.Popen(
-                [*outside, sandbox.INTERPRETER, *_FLAGS, "-c", _BOOTSTRAP, package, json.dumps(arguments)],
-                pass_fds=(theirs.fileno(),),
+                [*sandbox_command, sandbox.INTERPRETER, *_FLAGS, "-c", _BOOTSTRAP, package, json.dumps(arguments)],
+                pass_fds=(worker_end.fileno(),),
                 env=ENVIRONMENT,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -86,6 +96,7 @@ class Worker:
 
     def close(self) -> None:
         """End the worker and everything under it."""
+        # The worker ends by itself when its control socket closes; only one that hangs is killed.
         self._control.close()
         self._file.close()
         try:
@@ -110,21 +121,21 @@ class Worker:
         return reply, descriptors
 
     def execute(self, code: Code, run: Run) -> Outcome:
-        """Execute `code` as `run` says, in a fresh directory and a fresh process.
+        """Execute `code` as `run` says, in a new directory and a new process.
 
         Raises:
             InfrastructureError: nothing can be said about the submission; the worker must be replaced.
         """
-        several = {"answer": code.inputs, "compare": code.inputs, "evaluate": run.expressions}
-        num_answers = len(several.get(run.action, (None,)))
-        stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=num_answers)
+        stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=_num_answers(code, run))
         job = self._job(code, run, stream.nonce)
-        to_end = run.read_stdout or run.read_file or run.action == "run_script"  # what it leaves at its end counts
+        # These channels judge what the submission leaves when it ends, so it may run on after its last answer.
+        to_end = run.read_stdout or run.read_file or run.action == "run_script"
         text = bytearray()
         with contextlib.ExitStack() as stack:
             answers, stdout = self._start(job, stack, run.read_stdout)
             timed_out = self._read(stream, answers, stdout, text, to_end=to_end)
             exit_status, file = self._kill()
+            # What is left in the pipe does not count. A pipe that does not end means that a process is still alive.
             _drain(answers, None)
             if stdout is not None:
                 _drain(stdout, text)
@@ -138,10 +149,10 @@ class Worker:
 
     @staticmethod
     def _job(code: Code, run: Run, nonce: str) -> dict[str, Any]:
-        """The wire form of one execution; everything in it is known to the submission."""
+        """The JSON document that describes one execution. The submission can read all of it."""
         return {
             "nonce": nonce,
-            "answer_fd": 16 + secrets.randbelow(40),
+            "answer_fd": 16 + secrets.randbelow(40),  # at random, so that no submission can count on its number
             "action": run.action,
             "module": run.module,
             "setup": code.setup,
@@ -156,7 +167,7 @@ class Worker:
         }
 
     def _write_job(self, job: dict[str, Any]) -> int:
-        """The descriptor of the job file, rewritten; its last reader is dead."""
+        """Write the job file, and return its descriptor. One file serves all jobs: the last reader is dead."""
         self._file.seek(0)
         self._file.truncate()
         self._file.write(json.dumps(job).encode())
@@ -164,25 +175,29 @@ class Worker:
         return self._file.fileno()
 
     def _start(self, job: dict[str, Any], stack: contextlib.ExitStack, capture: bool) -> tuple[int, int | None]:
-        """Hand the job over; our ends of the answer pipe and, to `capture` it, of stdout, closed with `stack`."""
-        ours, theirs = [], []
+        """Send a job; returns descriptors to read answers and (with `capture`) stdout from, which `stack` closes."""
+        read_ends, write_ends = [], []
         for _ in range(1 + capture):
-            readable, writable = os.pipe()
-            stack.callback(os.close, readable)
-            ours.append(readable)
-            theirs.append(writable)
+            read_end, write_end = os.pipe()
+            stack.callback(os.close, read_end)
+            read_ends.append(read_end)
+            write_ends.append(write_end)
         try:
-            self._send(worker.EXECUTE, [self._write_job(job), *theirs])
+            self._send(worker.EXECUTE, [self._write_job(job), *write_ends])
         finally:
-            for descriptor in theirs:
+            # The worker holds copies; with ours open, the pipes would never reach their end.
+            for descriptor in write_ends:
                 os.close(descriptor)
-        return ours[0], ours[1] if capture else None
+        return read_ends[0], read_ends[1] if capture else None
 
     def _read(self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool) -> bool:
-        """Feed the stream; whether the time was up before it was complete, or with `to_end` before the process ended.
+        """Feed `stream` from the answer pipe, and `text` from stdout, until the execution is over.
 
-        Without `to_end` the last answer ends an execution; what it would still print or write would depend on how soon
-        the process is killed. Keeps stdout flowing.
+        With `to_end` it is over when the process ends. Otherwise the last answer ends it, and nothing that the process
+        would do later counts: how far it gets would depend on how soon it is killed.
+
+        Returns:
+            Whether the time was up first.
         """
         deadline = time.monotonic() + START_S
         poller = select.poll()
@@ -199,9 +214,11 @@ class Worker:
                         _check_ready(stream)
                         return False
                 elif data:
+                    # Read what is not kept as well: a full pipe would block the submission.
                     text += data[: MAX_CAPTURE - len(text)]
                 else:
                     poller.unregister(descriptor)
+            # The time to start is the machine's; the submission's own time runs from `ready`.
             if stream.ready and not was_ready:
                 deadline = time.monotonic() + self._timeout_s
             elif time.monotonic() >= deadline:
@@ -210,7 +227,7 @@ class Worker:
         return False
 
     def _kill(self) -> tuple[int | None, str]:
-        """Have the worker kill and reap the whole tree; (exit status, marker file), read when it is dead."""
+        """Have the worker kill all processes; (exit status, text of the marker file), taken when they are dead."""
         self._send(worker.KILL, [])
         reply, descriptors = self._receive(len(worker.DEAD) + 2)
         text = "".join(map(_read_regular, descriptors))
@@ -220,16 +237,26 @@ class Worker:
         return (None if status < 0 else status), text
 
 
+def _num_answers(code: Code, run: Run) -> int:
+    """How many answers an execution gives: one per input or expression, or a single one."""
+    if run.action in ("answer", "compare"):
+        return len(code.inputs)
+    if run.action == "evaluate":
+        return len(run.expressions)
+    return 1
+
+
 def _check_ready(stream: AnswerStream) -> None:
+    """InfrastructureError for an execution that ended before the submission's code could run."""
     if not stream.ready:
         raise InfrastructureError("worker: an execution ended before its ready line")
 
 
 def _drain(descriptor: int, text: bytearray | None) -> None:
-    """Read a dead tree's pipe to its end, keeping up to MAX_CAPTURE bytes in `text`.
+    """Read a pipe of dead processes to its end, and keep up to MAX_CAPTURE bytes in `text`.
 
     Raises:
-        InfrastructureError: something still holds the other end.
+        InfrastructureError: a process still holds the other end.
     """
     os.set_blocking(descriptor, False)
     try:
@@ -241,10 +268,11 @@ def _drain(descriptor: int, text: bytearray | None) -> None:
 
 
 def _read_regular(descriptor: int) -> str:
-    """The first MAX_CAPTURE bytes of a regular file that had no other name, "" for anything else; closes it."""
+    """The first MAX_CAPTURE bytes of a regular file that has no name; "" for anything else. Closes the descriptor."""
     try:
         state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode) or state.st_nlink:  # the worker has removed the marker's name
+        # The worker has removed the marker file, so a link count above 0 means a name elsewhere.
+        if not stat.S_ISREG(state.st_mode) or state.st_nlink:
             return ""
         return os.read(descriptor, MAX_CAPTURE).decode(errors="replace")
     finally:

@@ -1,4 +1,8 @@
-"""Grader: submissions in, grades out, in order, in parallel; and the canary that tests the grader on known answers."""
+"""`Grader` grades submissions in parallel on isolated workers; `canary` tests a grader on problems with known answers.
+
+with Grader() as grader:
+    grades = grader.grade([Submission(problem=problem, completion=text, mode="none")])
+"""
 
 import os
 import queue
@@ -20,7 +24,7 @@ from replay_pools.rollout import Grade
 
 __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 
-ATTEMPTS = 3  # of one submission, each on a fresh worker, before an infrastructure failure is raised
+ATTEMPTS = 3  # to grade one submission, each on a fresh worker, before an infrastructure failure is raised
 
 _SELF_TEST = Problem(
     problem_id="self-test",
@@ -35,14 +39,14 @@ _SELF_TEST = Problem(
 
 
 class Grader:
-    """Isolated workers behind one `grade` call; a context manager.
+    """A pool of isolated workers that grade submissions; a context manager, which starts and ends the workers.
 
     Args:
-        workers: processes that grade in parallel; the number of CPUs by default.
-        tier: "A" or "B"; by default the best that is available.
+        workers: number of processes that grade in parallel; the number of CPUs by default.
+        tier: "A" or "B" (see `tiers`); by default the best that is available.
         unsafe_local: where no isolation is available, run with resource limits alone (recorded in every grade).
-        twice: grade every submission twice; labels that disagree make it `flaky`.
-        timeout_s: wall seconds of one execution (a grade is one to five executions, twice as many with `twice`).
+        twice: grade every submission twice; it is `flaky` when the labels differ.
+        timeout_s: wall seconds of one execution. A grade takes one to five executions, twice as many with `twice`.
 
     Raises:
         InputError: the isolation is not available, or (on entry) the isolated worker does not start.
@@ -63,10 +67,11 @@ class Grader:
         self._num_workers = workers or os.cpu_count() or 1
         self._twice = twice
         self._timeout_s = timeout_s
+        # One entry per worker: its uid, and None for a worker that has yet to be started.
         self._idle: queue.SimpleQueue[tuple[int | None, Worker | None]] = queue.SimpleQueue()
 
     def describe(self) -> dict[str, str | bool]:
-        """What a pool records of its grader."""
+        """The grader as the manifest of a pool records it."""
         return {"version": GRADER_VERSION, "isolation": self.isolation, "twice": self._twice}
 
     def __enter__(self) -> Self:
@@ -91,7 +96,7 @@ class Grader:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def grade(self, submissions: Sequence[Submission]) -> list[Grade]:
-        """The grade of every submission, in order.
+        """The grades of the submissions, in their order.
 
         Raises:
             InputError: an unknown mode, or a problem whose setup code or assertions do not run.
@@ -100,13 +105,14 @@ class Grader:
         return list(self._threads.map(self._grade_one, submissions))
 
     def _grade_one(self, submission: Submission) -> Grade:
-        """Grade on an idle worker; an infrastructure failure replaces the worker and tries again."""
+        """Grade on an idle worker; after an infrastructure failure try again on a new worker, with the same uid."""
         uid, worker = self._idle.get()
         attempt = 0
         try:
             while True:
                 attempt += 1
                 try:
+                    # Workers start on their first use, and again after a failure.
                     worker = worker or Worker(
                         tier=self.isolation, uid=uid, directory=self._directory, timeout_s=self._timeout_s
                     )
@@ -122,7 +128,7 @@ class Grader:
             self._idle.put((uid, worker))
 
     def _self_test(self) -> None:
-        """InputError unless the chosen isolation can be entered on this machine."""
+        """Grade a known problem once; InputError when the chosen isolation does not work on this machine."""
         try:
             canary(self, [_SELF_TEST])
         except InfrastructureError as error:
@@ -135,24 +141,24 @@ class Grader:
 
 
 def canary(grader: Grader, problems: Iterable[Problem]) -> None:
-    """Grade every problem's canonical solution and a stub that returns 0.
+    """Check the grader and the problems: every canonical solution must pass, and a stub that returns 0 must fail.
 
     Raises:
-        InputError: the canonical solution of a named problem fails, or the stub passes.
+        InputError: the canonical solution of a problem fails, or the stub passes; the message names the problem.
     """
     problems = list(problems)
-    stubs = [f"class Solution:\n    def {p.func_name}(self, *args, **kwargs):\n        return 0\n" for p in problems]
-    sources = [*(problem.canonical for problem in problems), *stubs]
-    grades = grader.grade(
-        [
-            Submission(problem=problem, completion=fence(source), mode="none")
-            for problem, source in zip([*problems, *problems], sources, strict=True)
-        ]
-    )
+    canonicals, stubs = [], []
+    for problem in problems:
+        stub = f"class Solution:\n    def {problem.func_name}(self, *args, **kwargs):\n        return 0\n"
+        canonicals.append(Submission(problem=problem, completion=fence(problem.canonical), mode="none"))
+        stubs.append(Submission(problem=problem, completion=fence(stub), mode="none"))
+    grades = grader.grade([*canonicals, *stubs])  # in one call, so that all workers stay busy
     for problem, canonical, stub in zip(problems, grades[: len(problems)], grades[len(problems) :], strict=True):
-        where, passed = f"problem {problem.problem_id}", f"{canonical.num_tests_passed} of {canonical.num_tests} tests"
+        where = f"problem {problem.problem_id}"
         if not canonical.gt_correct:
-            found = f"{passed} passed, error: {canonical.error}"
-            raise InputError(where, expected="a canonical solution that passes", found=found)
+            passed = f"{canonical.num_tests_passed} of {canonical.num_tests} tests passed"
+            raise InputError(
+                where, expected="a canonical solution that passes", found=f"{passed}, error: {canonical.error}"
+            )
         if stub.gt_correct:
             raise InputError(where, expected="a stub that fails", found="return 0 passes", fix="add a test")

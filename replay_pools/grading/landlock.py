@@ -1,9 +1,15 @@
-"""Landlock by ctypes: which files, TCP ports and signals a process may reach, enforced by the kernel.
+"""Landlock, called by ctypes: the kernel enforces which files, TCP ports and signals a process may reach.
 
-The ruleset handles every right that the running kernel knows (ABI 1 to 7 and later), so an older kernel confines less
-and never fails: below ABI 4 it leaves TCP, below ABI 6 signals and abstract sockets, to the seccomp filter.
-Not covered at any ABI: stat, chmod, chown, xattr (the seccomp filter refuses the ones that write).
-Standard library only: runs inside the worker.
+A ruleset forbids everything that the running kernel can forbid (ABI 1 to 7 and later), except what its rules grant. An
+older kernel confines less and never fails: below ABI 4 the seccomp filter has to refuse TCP, below ABI 6 signals and
+abstract sockets. Landlock covers no stat, chmod, chown or xattr at any ABI; of these, the seccomp filter refuses the
+ones that write.
+
+    ruleset = create_ruleset(listable=sys.path, readable=["/usr/lib/python3.11"], writable=[scratch])
+    restrict_self(ruleset)  # after prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+Source: linux/Documentation/userspace-api/landlock.rst, include/uapi/linux/landlock.h.
+Standard library only: this file runs inside the worker.
 """
 
 import ctypes
@@ -12,9 +18,9 @@ import stat
 from collections.abc import Iterable
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
-_CREATE_VERSION = 1
+_CREATE_VERSION = 1  # flag of landlock_create_ruleset: return the ABI instead
 _RULE_PATH_BENEATH = 1
-_NUM_FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # by ABI; 16 from ABI 5 on
+_NUM_FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # ABI -> how many rights on files it knows; 16 from ABI 5 on
 _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _TCP_RIGHTS = 0b11  # bind, connect
 _SCOPES = 0b11  # abstract unix sockets, signals
@@ -45,13 +51,26 @@ def landlock_abi() -> int:
 
 
 def create_ruleset(*, listable: Iterable[str], readable: Iterable[str], writable: Iterable[str]) -> int:
-    """A ruleset descriptor: list folders beneath `listable`, read beneath `readable`, rewrite files beneath `writable`.
+    """A ruleset for `restrict_self`, which allows nothing to be created, removed, renamed, linked or executed.
 
-    A path that does not exist grants nothing. Nothing can be created, removed, renamed, linked or executed anywhere.
+    Args:
+        listable: folders beneath which folders may be listed.
+        readable: paths beneath which files may be read and folders listed.
+        writable: paths beneath which existing files may be read, rewritten and truncated.
+
+    A path that does not exist grants nothing.
+
+    Returns:
+        The descriptor of the ruleset.
     """
     abi = landlock_abi()
     handled = (1 << _NUM_FS_RIGHTS.get(abi, 16)) - 1
-    words = [handled, _TCP_RIGHTS, _SCOPES][: 1 if abi < 4 else 2 if abi < 6 else 3]
+    # struct landlock_ruleset_attr has grown by ABI, and a kernel refuses fields that it does not know.
+    words = [handled]
+    if abi >= 4:
+        words.append(_TCP_RIGHTS)
+    if abi >= 6:
+        words.append(_SCOPES)
     attributes = (ctypes.c_uint64 * len(words))(*words)
     ruleset = _call(
         _CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0)
@@ -72,6 +91,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     except FileNotFoundError:
         return
     try:
+        # The kernel refuses a rule that grants the right to list on anything but a folder.
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= ~_READ_DIR
         rule = _PathBeneath(rights, descriptor)
@@ -83,6 +103,6 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def restrict_self(ruleset: int) -> None:
-    """Enforce the ruleset on this thread and its descendants, for ever, and close it. Needs no_new_privs."""
+    """Enforce the ruleset on this thread and its descendants for good, and close it. Needs no_new_privs."""
     _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     os.close(ruleset)

@@ -1,9 +1,10 @@
-"""The trusted side: reads the answer pipe as hostile input and compares answers with what it alone knows.
+"""The oracle: parses the answer pipe of an isolated process as hostile input, and compares answers to expected values.
 
-Equality is of exact types: a bool is not an int, a tuple is not a list, a subclass is nothing at all (it has no wire
-form). int and float are both numbers: two ints match when equal; otherwise |a - b| <= 1e-9 max(|a|, |b|, 1). NaN
-matches NaN, infinities match themselves, 0.0 matches -0.0. Dictionary keys and set elements match exactly, without
-tolerance, in any order.
+An answer matches an expected value (`matches`) by these rules:
+- types are exact: a bool is not an int, a tuple is not a list, an instance of a subclass never gets here (`wire`);
+- int and float are both numbers: two ints match when equal, other pairs when |a - b| <= 1e-9 max(|a|, |b|, 1);
+- NaN matches NaN, infinities match themselves, 0.0 matches -0.0;
+- dictionary keys and set elements match exactly, without tolerance, in any order.
 """
 
 import json
@@ -24,7 +25,10 @@ _Exact = TypeVar("_Exact")
 
 
 def matches(actual: Any, expected: Any) -> bool:
-    """Whether an answer is the expected value, by the rules at the head of this file; never calls model code."""
+    """Whether an answer is the expected value, by the rules at the head of this file.
+
+    Both are plain values (`wire.decode` makes no others), so that no comparison calls code of a submission.
+    """
     if type(actual) in (int, float) and type(expected) in (int, float):
         return _numbers_match(actual, expected)
     if type(actual) is not type(expected):
@@ -32,8 +36,11 @@ def matches(actual: Any, expected: Any) -> bool:
     if isinstance(actual, list | tuple):
         return len(actual) == len(expected) and all(matches(a, b) for a, b in zip(actual, expected, strict=True))
     if isinstance(actual, dict):
-        left, right = ({_key(key): item for key, item in value.items()} for value in (actual, expected))
-        return left.keys() == right.keys() and all(matches(left[key], right[key]) for key in left)
+        actual_items = {_key(key): item for key, item in actual.items()}
+        expected_items = {_key(key): item for key, item in expected.items()}
+        if actual_items.keys() != expected_items.keys():
+            return False
+        return all(matches(item, expected_items[key]) for key, item in actual_items.items())
     if isinstance(actual, set | frozenset):
         return {_key(item) for item in actual} == {_key(item) for item in expected}
     return actual == expected
@@ -51,7 +58,10 @@ def _numbers_match(a: float, b: float) -> bool:
 
 
 def _key(value: Any) -> str:
-    """A string that is equal for exactly equal values of exactly equal types."""
+    """A string that is the same for two hashable values exactly when they and their types are equal.
+
+    Needed because Python's own equality of keys has 1 == True == 1.0.
+    """
     if isinstance(value, frozenset):
         return f"frozenset({sorted(map(_key, value))})"
     if isinstance(value, tuple):
@@ -60,19 +70,24 @@ def _key(value: Any) -> str:
 
 
 def one_line(text: object) -> str:
-    """An error as it may be stored: one line of printable ASCII without addresses and paths, at most 200 characters."""
+    """An error message in the form that grades store: one line of printable ASCII, at most 200 characters.
+
+    Without addresses and paths, which differ from run to run where a grade must not.
+    """
     line = str(text).split("\n")[0].encode("ascii", "backslashreplace").decode()
     line = "".join(character if character.isprintable() else "?" for character in line)
     return _PATH.sub("<path>", _ADDRESS.sub("0x", line))[:200]
 
 
 def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON document; ValueError for a duplicate key, of which `json` would keep the last."""
     if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("duplicate key")
     return dict(pairs)
 
 
 def _no_constant(name: str) -> float:
+    """ValueError for NaN and infinities, which `json` reads although JSON has none."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -94,12 +109,21 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class AnswerStream:
-    """State of one execution's answer pipe, fed with raw bytes; how they are cut into pieces does not matter.
+    """A parser of one execution's answer pipe, fed with raw bytes; how these are cut into pieces does not matter.
 
-    The worker writes `ready`; then `setup_error`, or whether the submission compiled; then the answers in order, or the
-    error that kept it from any. The first answer per index wins. A line that the worker would not write there (no
-    nonce, not strict JSON, an index before its turn) is `forged`: nothing of the stream counts any more. The submission
-    runs after `compiled`, so that the lines before it are the worker's own.
+    The worker writes one JSON object a line, each with the nonce:
+        {"ready": true}
+        {"setup_error": str}, or {"compiled": true}, or {"compiled": false, "error": str}
+        {"i": 0, "value": wire document}, or {"i": 0, "error": str}; then i = 1, 2, ...
+        {"error": str} instead, when the submission failed before its first answer
+
+    The first answer of an index counts. A line that the worker would not write at its place (without the nonce, not
+    strict JSON, an index before its turn) makes the stream `forged`, and then none of its answers counts. The
+    submission runs after `compiled`, so only the lines before that are certain to be the worker's own.
+
+    Args:
+        nonce: the secret that every line must carry.
+        num_answers: how many answers to expect; the stream is complete when it has them.
     """
 
     nonce: str
@@ -116,29 +140,31 @@ class AnswerStream:
 
     @property
     def complete(self) -> bool:
-        """Nothing more is expected: every answer is in, or none will come."""
+        """Whether nothing more is expected: all answers are in, or no more can count."""
         if self.compiled:
             return self.forged or len(self.answered) == self.num_answers
         return self.forged or self.setup_error is not None or self.error is not None
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the pipe; a complete stream takes no more."""
+        """Parse the next bytes of the pipe; a complete stream ignores them."""
         if self.complete:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._num_bytes += len(line) + 1
             try:
-                self._take(parse_line(line))
+                self._take_row(parse_line(line))
             except (ValueError, KeyError, TypeError):
                 self.forged = True
             self.forged |= self._num_bytes > MAX_STREAM
             if self.complete:
                 self._rest = b""
                 return
+        # A line without end must not fill the grader's memory.
         self.forged |= len(self._rest) > min(wire.MAX_LINE, MAX_STREAM - self._num_bytes)
 
-    def _take(self, row: dict[str, Any]) -> None:
+    def _take_row(self, row: dict[str, Any]) -> None:
+        """Advance by one line; ValueError, KeyError or TypeError for one that the worker would not write here."""
         if row.pop("nonce") != self.nonce:
             raise ValueError("wrong nonce")
         if not self.ready:
@@ -168,7 +194,7 @@ class AnswerStream:
         self.error = self.error or error
 
     def right(self, expected: list[Any]) -> list[bool]:
-        """Whether each answer is the expected one; all False for a forged stream."""
+        """The verdict on each of the `expected` values: whether its answer matches; all False for a forged stream."""
         verdicts = [False] * len(expected)
         if not self.forged:
             for i, (answered, document) in enumerate(zip(self.answered, self.answers, strict=True)):
@@ -184,10 +210,9 @@ def _exact(value: Any, kind: type[_Exact]) -> _Exact:
 
 
 def _is_right(document: Any, expected: Any) -> bool:
-    """Whether a wire document is `expected`.
-
-    One of another size is wrong before it is decoded: decoding hashes, and integers can be chosen to collide.
-    """
+    """Whether the value of a wire document matches `expected`; False for a malformed document."""
+    # A document of another size is wrong, and must not be decoded: decoding puts values into sets and dictionaries,
+    # where integers chosen to collide take quadratic time.
     try:
         return _size(document) == _size(wire.encode(expected)) and matches(wire.decode(document), expected)
     except ValueError:
@@ -195,13 +220,13 @@ def _is_right(document: Any, expected: Any) -> bool:
 
 
 def _size(document: Any) -> int:
-    """How many values a document holds, without recursion."""
-    size, rest = 0, [document]
-    while rest:
-        item = rest.pop()
+    """How many values a wire document holds. Without recursion, because a hostile document may be nested deeply."""
+    size, unvisited = 0, [document]
+    while unvisited:
+        item = unvisited.pop()
         size += 1
         if isinstance(item, dict):
-            item = next(iter(item.values()), None)  # the body of the tag
+            item = next(iter(item.values()), None)  # {tag: body}: go on with the body
         if isinstance(item, list):
-            rest += item
+            unvisited += item
     return size

@@ -1,7 +1,8 @@
-"""What the kernel enforces on each submission, by ctypes: the whole of tier B, the inner layer of tier A.
+"""The confinement of one submission by the kernel: all of isolation tier B, and the inner layer of tier A.
 
-Resource limits, another uid (as root), non-dumpable, no_new_privs, Landlock, seccomp; all inherited, none to be undone.
-Standard library only: runs inside the worker.
+A process that calls `Confinement.enter` gets resource limits, as root another uid, no_new_privs, the Landlock rules and
+the seccomp filter, and becomes non-dumpable. Its children inherit all of it, and none of it can be undone.
+Standard library only: this file runs inside the worker.
 """
 
 import contextlib
@@ -24,30 +25,38 @@ MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 64
 MAX_THREADS = 64
-INTERPRETER = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # behind any virtual environment
+# Not that of a virtual environment, whose folder would show the packages installed there.
+INTERPRETER = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 DEVICES = ("/dev/null", "/dev/urandom")
-FOREIGN = ("site-packages", "dist-packages")  # what is installed there, this package and its solutions included
-LIBRARY = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")  # those of them that exist
+# Folders of installed packages, this one with the solutions of its problems included: never readable.
+FOREIGN = ("site-packages", "dist-packages")
+LIBRARY = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")  # those of them that exist are readable
 
-_TRANSIENT_UIDS = range(61184, 65520)  # nobody's: the range that systemd hands out to dynamic users
+_TRANSIENT_UIDS = range(61184, 65520)  # of no real user: the range that systemd hands out to dynamic users
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 4, 38, 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def free_uids(count: int) -> list[int | None]:
-    """`count` different uids that own no process, to run submissions as; None for each when not root."""
+    """`count` different uids that own no process, for submissions to run as; as another user than root, all None."""
     if os.geteuid() != 0:
         return [None] * count
-    used = {path.stat().st_uid for path in Path("/proc").iterdir() if path.name.isdigit() and path.exists()}
+    used = set()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and path.exists():
+            used.add(path.stat().st_uid)
+    # At random, so that two graders that start together hardly ever take the same.
     return random.SystemRandom().sample([uid for uid in _TRANSIENT_UIDS if uid not in used], count)
 
 
 def _children(folders: Iterable[str], excepted: tuple[str, ...]) -> Iterator[str]:
-    """What the folders hold, except names that begin with one of `excepted`; one that cannot be read holds nothing."""
+    """Paths of what is in `folders`, except names that begin with one of `excepted`; skips unreadable folders."""
     for folder in folders:
         with contextlib.suppress(OSError):
-            yield from (str(path) for path in Path(folder).iterdir() if not path.name.startswith(excepted))
+            for path in Path(folder).iterdir():
+                if not path.name.startswith(excepted):
+                    yield str(path)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -56,14 +65,15 @@ def _prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every orphan among its descendants (Linux), so that a daemon can be found."""
+    """Make this process the parent of every orphan among its descendants (Linux), so that it can kill daemons."""
     if sys.platform.startswith("linux"):
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def limit_resources(cpu_s: float) -> None:
-    """Resource limits of one execution: CPU seconds, address space, file size, descriptors, no core file."""
-    seconds = math.ceil(cpu_s) + 1  # the parent's wall clock comes first
+    """Set the resource limits of one execution: CPU seconds, address space, file size, descriptors, no core file."""
+    # Above the grader's wall clock of `cpu_s` seconds, which is to end an execution first.
+    seconds = math.ceil(cpu_s) + 1
     limits = {
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_AS: MEMORY_BYTES,
@@ -72,18 +82,22 @@ def limit_resources(cpu_s: float) -> None:
         resource.RLIMIT_CORE: 0,
     }
     for name, value in limits.items():
+        # A hard limit that is already lower stays: an ordinary user cannot raise it.
         _, hard = resource.getrlimit(name)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
         resource.setrlimit(name, (value, value))
 
 
 def drop_user(uid: int | None) -> None:
-    """Become `uid` (and the group of the same number), irrevocably, with at most MAX_THREADS threads; None: stay.
+    """Become `uid` (and the group of the same number) for good, with at most MAX_THREADS threads; None: do nothing.
 
-    Without a uid of its own the limit would count every process of the user, so address space bounds threads there.
+    The kernel counts threads per user. Without a uid of its own, a submission would be charged for every process of the
+    grader's user, so there the limit of address space has to bound its threads.
     """
     if uid is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (MAX_THREADS, MAX_THREADS))
+        # Groups before the user: afterwards the right to change them is gone.
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -91,41 +105,50 @@ def drop_user(uid: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What every submission of one warm process enters; all that can be computed before the first fork is."""
+    """The confinement that all submissions of one warm process enter, prepared as far as possible before the forks."""
 
-    uid: int | None  # the user that a submission becomes; None: stay
-    cpu_s: float
+    uid: int | None  # the user that a submission becomes; None: no change of user
+    cpu_s: float  # wall seconds of an execution; the limit of CPU seconds is just above
     ruleset: int | None  # descriptor of the Landlock rules; None: without Landlock
-    filtered: bool  # by seccomp
+    filtered: bool  # confined by more than resource limits: seccomp and all of the above
 
     @classmethod
     def prepare(cls, *, tier: str, uid: int | None, cpu_s: float, scratch: str) -> Self:
-        """The confinement of `tier`, in which the existing files below `scratch` may be rewritten and no other.
+        """The confinement of a tier.
+
+        Args:
+            tier: "A", "B" or "unsafe-local"; the last has resource limits alone.
+            uid: the user that submissions become; None for no change.
+            cpu_s: the wall seconds of an execution.
+            scratch: folder whose existing files, and no others, a submission may rewrite.
 
         Raises:
-            OSError: the kernel has no Landlock, and tier B cannot do without.
+            OSError: tier B on a kernel without Landlock.
         """
         if tier == "unsafe-local":
             return cls(uid=uid, cpu_s=cpu_s, ruleset=None, filtered=False)
         ruleset = None
         if tier == "B" or landlock.landlock_abi():
             ruleset = landlock.create_ruleset(
-                listable=sys.path,  # of a worker: Python's library and nothing else; an import lists its folder
+                listable=sys.path,  # in a worker: the folders of Python's library alone, which imports have to list
                 readable=(*_children(sys.path, FOREIGN), *_children(LIBRARY, ("python",)), *DEVICES),
                 writable=("/dev/null", scratch),
             )
-        seccomp.build_filter(os.getpid(), platform.machine())  # warms the cache of its constant part
+        seccomp.build_filter(os.getpid(), platform.machine())  # fills the cache that `enter` uses after the fork
         return cls(uid=uid, cpu_s=cpu_s, ruleset=ruleset, filtered=True)
 
     def enter(self) -> None:
-        """Confine this process, for ever. OSError on any failure."""
+        """Confine this process for good. OSError on any failure; the caller must then not run a submission."""
         limit_resources(self.cpu_s)
         if not self.filtered:
             return
         drop_user(self.uid)
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+        # After the change of user, which would clear the first and reset the second.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(_PR_SET_DUMPABLE, 0)
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:
-            landlock.restrict_self(self.ruleset)  # a domain of its own for every process that enters
+            # Here and not once for the worker: every submission gets a Landlock domain of its own.
+            landlock.restrict_self(self.ruleset)
+        # Last: the filter would refuse some of the calls above.
         seccomp.install_filter()

@@ -1,11 +1,14 @@
-"""A seccomp-BPF filter by ctypes: the system calls that a submission has no business with fail with an errno.
+"""A seccomp filter (a BPF program in the kernel, installed by ctypes): forbidden system calls fail with an errno.
 
-A list of refusals, not of permissions: what Python needs differs by version and libc, while what breaks out of a
-sandbox is short. Calls numbered 424 and above (one table for all architectures: io_uring, pidfd, the new mount
-interface, clone3 and whatever a later kernel adds) do not exist for the submission; libc falls back to the older ones,
-whose arguments a filter can see. New processes are refused (threads are not), so a submission is one process: no fork
-bomb, no daemon.
-Standard library only: runs inside the worker.
+The tables list refusals, not permissions: what Python needs differs by version and libc, while what leads out of a
+sandbox is a short list. Calls numbered 424 and above fail with ENOSYS. Their numbers are the same on all architectures:
+io_uring, pidfd, the new mount interface, clone3, and whatever a later kernel adds. libc then falls back to the older
+calls, whose arguments a filter can see. New processes are refused and new threads are not, so that a submission is one
+process: no fork bomb, no daemon.
+
+To refuse another call: add a row with its numbers to _REFUSED, or to one of the two tables below it if that depends on
+an argument, and an attempt to make it to tests/replay_pools/attacks.toml.
+Standard library only: this file runs inside the worker.
 """
 
 import ctypes
@@ -15,10 +18,10 @@ import os
 import platform
 import struct
 
-_FIRST_UNIFIED = 424
+_FIRST_UNIFIED = 424  # from here on, a call has the same number on every architecture
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
-_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGS = 0, 4, 16
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF operations
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGS = 0, 4, 16  # in struct seccomp_data, which the filter reads
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _REFUSE, _ABSENT = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 _CLONE_THREAD = 0x00010000
@@ -73,41 +76,50 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Program(ctypes.Structure):
+class _Program(ctypes.Structure):  # struct sock_fprog
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 def seccomp_available() -> bool:
-    """Whether this machine's calls are in the tables and its kernel filters them."""
+    """Whether the tables have a column for this machine, and its kernel has seccomp filters."""
     return platform.machine() in _MACHINES and _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """One BPF instruction; a jump skips `if_true` or `if_false` instructions."""
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
 def _argument_rule(
     number: int, index: int, test: int, values: tuple[int, ...], *, match: int, otherwise: int
 ) -> list[bytes]:
-    """Rule of call `number`: `match` when `test` holds of argument `index` and one of `values`, else `otherwise`.
+    """The instructions that decide on call `number` by one of its arguments; they let other calls through.
 
-    Arguments are compared by their low 32 bits (process ids, commands and flags have no more).
+    Args:
+        number: the call.
+        index: which argument; its low 32 bits are compared (process ids, commands and flags have no more).
+        test: _JUMP_EQUAL or _JUMP_SET (any of the bits of the value is set).
+        values: what the argument is tested against.
+        match: the verdict when the test holds for one of `values`.
+        otherwise: the verdict when it holds for none.
     """
-    last = len(values) - 1
-    return [
+    rule = [
         _instruction(_JUMP_EQUAL, number, 0, len(values) + 3),
         _instruction(_LOAD, _OFFSET_ARGS + 8 * index),
-        *(_instruction(test, value, last - i, 1 if i == last else 0) for i, value in enumerate(values)),
-        _instruction(_RETURN, match),
-        _instruction(_RETURN, otherwise),
     ]
+    last = len(values) - 1
+    for i, value in enumerate(values):
+        # If the test holds, skip the tests that are left. If the last one fails too, skip `return match`.
+        rule.append(_instruction(test, value, last - i, 1 if i == last else 0))
+    return [*rule, _instruction(_RETURN, match), _instruction(_RETURN, otherwise)]
 
 
 @functools.cache
 def _constant_rules(machine: str) -> tuple[bytes, bytes]:
-    """What comes before and after the rules that name the process."""
+    """The instructions before and after the rules that depend on the process id, which is different in every fork."""
     column, arch = _MACHINES[machine]
     head = [
+        # First of all: a call by the interface of another architecture would have other numbers.
         _instruction(_LOAD, _OFFSET_ARCH),
         _instruction(_JUMP_EQUAL, arch, 1, 0),
         _instruction(_RETURN, _KILL),
@@ -126,25 +138,23 @@ def _constant_rules(machine: str) -> tuple[bytes, bytes]:
 
 
 def build_filter(pid: int, machine: str) -> bytes:
-    """The BPF program for process `pid` on `machine`, a whole number of 8-byte instructions."""
+    """The BPF program for process `pid`, in instructions of 8 bytes.
+
+    Args:
+        pid: the process that the filter is for; it may signal itself and no other.
+        machine: "x86_64" or "aarch64".
+    """
     column, _ = _MACHINES[machine]
     head, tail = _constant_rules(machine)
-    own = [
-        _argument_rule(
-            numbers[column],
-            0,
-            _JUMP_EQUAL,
-            (pid, 0) if name == "prlimit64" else (pid,),
-            match=_ALLOW,
-            otherwise=_REFUSE,
-        )
-        for name, numbers in _SELF_ONLY.items()
-    ]
-    return b"".join([head, *(instruction for rule in own for instruction in rule), tail])
+    rules = []
+    for name, numbers in _SELF_ONLY.items():
+        allowed_pids = (pid, 0) if name == "prlimit64" else (pid,)
+        rules += _argument_rule(numbers[column], 0, _JUMP_EQUAL, allowed_pids, match=_ALLOW, otherwise=_REFUSE)
+    return b"".join([head, *rules, tail])
 
 
 def install_filter() -> None:
-    """Filter this thread and its descendants, for ever. Needs no_new_privs; OSError on failure."""
+    """Filter the calls of this thread and its descendants for good. Needs no_new_privs; OSError on failure."""
     code = build_filter(os.getpid(), platform.machine())
     program = _Program(len(code) // 8, code)
     if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0):

@@ -1,8 +1,11 @@
-"""The isolation ladder: which tiers this machine has, and which one a grader runs under.
+"""The isolation tiers: which ones this machine can provide, and which one a grader uses.
 
 A             bubblewrap namespaces around all of tier B (its Landlock part where the kernel has Landlock)
-B             Landlock, seccomp, resource limits, as root another uid
-unsafe-local  resource limits alone; only where nothing else is available, and only when asked for
+B             Landlock, seccomp, resource limits and, as root, another uid
+unsafe-local  resource limits alone; only where A and B are missing, and only when the user asks for it
+
+To add a tier: add its row to `available_tiers`, better tiers first, and its steps to `sandbox.Confinement.prepare` and
+`executor.Worker`.
 """
 
 import sys
@@ -14,18 +17,20 @@ UNSAFE = "unsafe-local"
 
 
 def available_tiers() -> dict[str, list[str]]:
-    """Tier name -> what this machine lacks for it, in words; best tier first, [] for one that is available."""
+    """What this machine lacks for each tier: {"A": [...], "B": [...]}, best first, [] for an available tier."""
     if not sys.platform.startswith("linux"):
         return {"A": ["Linux"], "B": ["Linux"]}
-    filtering = [] if seccomp.seccomp_available() else ["seccomp"]
-    return {
-        "A": bubblewrap.lacking() + filtering,
-        "B": ([] if landlock.landlock_abi() else ["Landlock"]) + filtering,
-    }
+    lacks_seccomp = [] if seccomp.seccomp_available() else ["seccomp"]
+    lacks_landlock = [] if landlock.landlock_abi() else ["Landlock"]
+    return {"A": bubblewrap.lacking() + lacks_seccomp, "B": lacks_landlock + lacks_seccomp}
 
 
 def choose_tier(*, tier: str | None = None, unsafe_local: bool = False) -> str:
-    """`tier` when this machine has it, by default the best that it has; "unsafe-local" where it has none.
+    """The tier to grade under.
+
+    Args:
+        tier: "A" or "B" to insist on it; None for the best that is available.
+        unsafe_local: without a tier to insist on, accept "unsafe-local" where neither A nor B is available.
 
     Raises:
         InputError: the tier that was asked for is not available, or none is and `unsafe_local` is False.

@@ -1,32 +1,41 @@
-"""Exact values as strict JSON: the form in which arguments and answers cross the process boundary.
+"""Plain Python values as strict JSON documents: the form in which arguments and answers cross the process boundary.
 
-null, booleans, integers, strings and lists are themselves; every other exact type carries its tag, so that a tuple is
-not a list and -0.0, NaN and the last bit of a float survive:
+None, booleans, integers, strings and lists are written as JSON has them. Every other type carries a tag, so that a
+tuple does not become a list, and -0.0, NaN and the last bit of a float survive:
 
     1.5 -> {"float": "0x1.8000000000000p+0"}      (1, 2) -> {"tuple": [1, 2]}      {3} -> {"set": [3]}
     {"a": 1} -> {"dict": [["a", 1]]}              b"x" -> {"bytes": "78"}          frozenset -> {"frozenset": [...]}
 
-Only exact builtin types have a form: an instance of a subclass (AlwaysEqual, a bool-like int) cannot be an answer.
-This file also runs inside the isolated worker: standard library only.
+Only the builtin types themselves have a form. An instance of a subclass, such as an int that is equal to everything,
+cannot be an answer. This file also runs inside the isolated worker: standard library only.
 """
 
 from typing import Any
 
-MAX_DEPTH = 64
-MAX_INT_BITS = 8192  # below the interpreter's own limit of 4300 digits
+MAX_DEPTH = 64  # levels of nesting
+MAX_INT_BITS = 8192  # below the 4300 digits that Python converts to text at most
 MAX_LINE = 1 << 20  # bytes of one answer
 
 _COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class WireError(ValueError):
-    """A value or document that has no exact form."""
+    """A value that has no wire form, or a document that is the wire form of no value."""
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """The JSON document of `value`; WireError for a type without a form, a huge integer or a nesting too deep."""
+    """The JSON document of `value`.
+
+    Args:
+        value: None, bool, int, float, str, bytes, or a list, tuple, set, frozenset or dict of such values.
+        depth: levels of nesting around `value`.
+
+    Raises:
+        WireError: another type, an integer over MAX_INT_BITS, or nesting deeper than MAX_DEPTH.
+    """
     if depth > MAX_DEPTH:
         raise WireError(f"nested deeper than {MAX_DEPTH}")
+    # Compared by `is`, not isinstance: a subclass may override any method that is called below.
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -49,7 +58,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(document: Any, depth: int = 0) -> Any:
-    """The value of a JSON document; WireError for anything that `encode` does not write."""
+    """The value of a JSON document; WireError for a document of a form that `encode` does not write."""
     if depth > MAX_DEPTH:
         raise WireError(f"nested deeper than {MAX_DEPTH}")
     if isinstance(document, list):
@@ -68,7 +77,7 @@ def decode(document: Any, depth: int = 0) -> Any:
 
 
 def _decode_tagged(tag: str, body: Any, depth: int) -> Any:
-    """The value of `{tag: body}`; any ValueError or TypeError means that it is malformed."""
+    """The value of `{tag: body}`; ValueError, TypeError or OverflowError when it is malformed."""
     if tag == "float":
         return float.fromhex(body)
     if tag == "bytes":

@@ -1,14 +1,15 @@
-"""The isolated side: a warm process that forks once per execution. It runs code and returns answers, never verdicts.
+"""The isolated side of grading: a warm process that forks once per execution. It returns answers, never verdicts.
 
-The warm process reads nothing but descriptors and one-byte commands; the child reads its job (code, inputs) itself, so
-that no submission finds another's in inherited memory. The child confines itself, says `ready`, compiles, runs, and
-writes one JSON line per input on the one answer pipe, each with the job's nonce and index. Neither process ever holds
-an expected value. When the tree is dead, the warm process hands back its exit status and its marker file.
+The warm process receives only descriptors and one-byte commands. The forked child reads its job (code, inputs) itself,
+so that no submission finds the job of another one in inherited memory. The child confines itself, writes `ready`,
+compiles and runs the submission, and writes one JSON line per input to its one answer pipe, each with the job's nonce
+and an index. Neither process ever holds an expected value. When all processes of the execution are dead, the warm
+process sends its exit status and its marker file to the grader.
 
-Honest limit: the child shares its interpreter with the submission. One that finds the nonce by walking frames can forge
-the two in-process channels (`run_tests`, `sentinel`), which pays what their by-design exploit pays, and can send any
-answer it likes, which has to be right to count.
-Standard library only; `executor.py` starts it as `isolated.worker`, outside the package.
+Known limit: the child shares its interpreter with the submission. A submission that finds the nonce by walking frames
+can forge the channels that run in its process (`run_tests`, `sentinel`, `eq_override`), which earns what their
+by-design exploit earns. It can also send any answer it likes, which has to be right to count.
+Standard library only: `executor.py` starts this file as `isolated.worker`, outside of its package.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from typing import Any
 from . import sandbox, wire
 from .actions import ACTIONS, Emit, describe
 
-# Imported before the fork: cheaper, and the same set is there when the library is unreadable to the dropped uid.
+# Imported before the fork: cheaper, and they are there even if the uid of the submission cannot read the library.
 PRELOADED = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections.abc", "concurrent.futures.thread",
     "contextlib", "copy", "dataclasses",
@@ -41,7 +42,7 @@ PRELOADED = (
     "encodings.latin_1",
 )  # fmt: skip
 EXECUTE, KILL, READY, DEAD = b"x", b"k", b"r", b"d"  # commands and replies on the control socket
-KILL_S = 10.0  # a tree that outlives this is an infrastructure failure
+KILL_S = 10.0  # processes that outlive this are an infrastructure failure
 
 
 def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> None:
@@ -50,7 +51,7 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
     Args:
         control_fd: stream socket to the grader.
         marker: name of the one file that an execution finds in its directory, empty, and may write.
-        scratch: existing folder of this worker alone, where each execution gets its directory.
+        scratch: existing folder that only this worker uses; each execution gets its directory there.
         confinement: the other arguments of `Confinement.prepare`.
     """
     for name in PRELOADED:
@@ -62,6 +63,7 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
     sandbox.adopt_orphans()
     confined = sandbox.Confinement.prepare(scratch=scratch, **confinement)
     control = socket.socket(fileno=control_fd)
+    # The collector of a child then leaves the inherited objects alone, whose pages stay shared with this process.
     gc.collect()
     gc.freeze()
     control.sendall(READY)
@@ -75,12 +77,14 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
 def _serve_one(
     control: socket.socket, descriptors: Sequence[int], scratch: str, marker: str, confined: sandbox.Confinement
 ) -> None:
-    """One execution in a new folder: fork; on the grader's word kill the tree and hand back what it left."""
+    """Serve one execution in a new folder: fork, wait for the grader, kill all processes, send what they left."""
     directory = f"{scratch}/run"
     os.mkdir(directory, 0o755)  # noqa: PTH102 (pathlib is slower here)
-    marker = f"{directory}/{marker}"  # it exists, so that no submission needs the right to create files
+    # The marker file exists from the start, so that no submission needs the right to create files. Anybody may write
+    # it, because the submission may have another uid; nobody else gets into `scratch`.
+    marker = f"{directory}/{marker}"
     file = os.open(marker, os.O_CREAT | os.O_EXCL)
-    os.fchmod(file, 0o666)  # the submission may have another uid; nobody else gets into `scratch`
+    os.fchmod(file, 0o666)
     os.close(file)
     child = os.fork()
     if child == 0:
@@ -88,18 +92,20 @@ def _serve_one(
         _run_child(descriptors, directory, confined)
     for descriptor in descriptors:
         os.close(descriptor)
-    control.recv(1)  # KILL, or the end of the grader
-    code = kill_tree(child)
-    left = _open_left(marker)
-    _wipe(scratch)  # before the reply: then a file with a name that is left had another one than the marker's
-    with contextlib.suppress(OSError):  # the end of the grader
-        socket.send_fds(control, [DEAD + code.to_bytes(2, "big", signed=True)], left)
-    for descriptor in left:
+    control.recv(1)  # KILL, or nothing when the grader has ended
+    exit_status = kill_tree(child)
+    marker_files = _open_marker(marker)
+    # Before the reply: a link count above 0 then tells the grader that the file has a name elsewhere.
+    _wipe(scratch)
+    with contextlib.suppress(OSError):  # the grader has ended
+        socket.send_fds(control, [DEAD + exit_status.to_bytes(2, "big", signed=True)], marker_files)
+    for descriptor in marker_files:
         os.close(descriptor)
 
 
-def _open_left(path: str) -> list[int]:
-    """The descriptor of what is at `path`; [] for nothing, a link or something unreadable (a fifo never blocks)."""
+def _open_marker(path: str) -> list[int]:
+    """The descriptor of what is at `path`; [] when nothing is there, or a link, or something unreadable."""
+    # The submission chose what is there: O_NOFOLLOW refuses a link, and with O_NONBLOCK a fifo does not block.
     try:
         return [os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)]
     except OSError:
@@ -107,7 +113,7 @@ def _open_left(path: str) -> list[int]:
 
 
 def _wipe(folder: str) -> None:
-    """Remove everything below `folder`; what cannot be removed ends this worker, and its next execution fails."""
+    """Remove everything below `folder`. What cannot be removed raises, which ends this worker."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -118,12 +124,13 @@ def _wipe(folder: str) -> None:
 
 
 def kill_tree(child: int) -> int:
-    """Kill and reap `child`, its group and everything that was orphaned to this process; exit if something survives.
+    """Kill and reap `child`, its process group and its orphans; end this worker if one of them survives KILL_S.
 
     Returns:
         The status with which `child` exited by itself, or minus the number of the signal that killed it.
     """
-    for kill in (os.kill, os.killpg):  # the group does not exist before the child's setsid
+    # Both, because the group does not exist before the child's setsid.
+    for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -133,31 +140,34 @@ def kill_tree(child: int) -> int:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return os.waitstatus_to_exitcode(status)
-        if pid == 0:
+        if pid == 0:  # children are left, and none has ended yet
             _kill_children()
             time.sleep(0.0002)
     os._exit(1)
 
 
 def _kill_children() -> None:
-    """SIGKILL to every live direct child; orphans of the killed become direct children in their turn."""
-    own = os.getpid()
-    if own == 1:  # tier A: of a namespace in which every other process is a descendant
+    """SIGKILL to every live direct child. Orphans of the killed become direct children, for the next call."""
+    worker_pid = os.getpid()
+    if worker_pid == 1:  # tier A: in this namespace every other process is a descendant
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         return
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208
+    if not os.path.isdir("/proc"):  # noqa: PTH112
+        return
+    for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                if int(file.read().rpartition(b")")[2].split()[1]) == own:
+                # "pid (name) state parent ...": a process chooses its name, which may hold ")", so take the last one.
+                if int(file.read().rpartition(b")")[2].split()[1]) == worker_pid:
                     os.kill(int(name), signal.SIGKILL)
 
 
 def _run_child(descriptors: Sequence[int], directory: str, confined: sandbox.Confinement) -> None:
-    """Read the job, confine this process, execute; never returns. Dying before `ready` is an infrastructure failure.
+    """Read the job, confine this process, execute; never returns. An end before `ready` is an infrastructure failure.
 
-    Exits as Python does for a SystemExit that escapes, and with 1 otherwise: a submission that does not leave by itself
-    has no status of its own.
+    The exit status is that of a SystemExit that escapes, as Python has it, and 1 in any other case: a submission that
+    does not exit by itself gets no status of its own.
     """
     status = 1
     try:
@@ -169,19 +179,26 @@ def _run_child(descriptors: Sequence[int], directory: str, confined: sandbox.Con
         emit(ready=True)
         _execute(job, emit)
     except SystemExit as leaving:
-        status = 0 if leaving.code is None else leaving.code & 0xFF if isinstance(leaving.code, int) else 1
+        if leaving.code is None:
+            status = 0
+        elif isinstance(leaving.code, int):
+            status = leaving.code & 0xFF
     finally:
         try:
             sys.stdout.flush()
         finally:
+            # Not sys.exit: no atexit hook or destructor of the submission may run on the way out.
             os._exit(status)
 
 
 def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinement) -> Emit:
-    """Standard streams, isolation; the one descriptor left is the answer pipe, where nobody expects it."""
+    """Set up the standard streams and confine this process; returns the function that writes to the answer pipe.
+
+    Besides the standard streams, the answer pipe is the one descriptor left, at a number that the grader chose.
+    """
     answer_fd = job["answer_fd"]
     null = os.open(os.devnull, os.O_RDWR)
-    answers, stdout = (*pipes, null)[:2]
+    answers, stdout = (*pipes, null)[:2]  # without a second pipe, stdout is not captured
     for source, target in ((null, 0), (stdout, 1), (null, 2), (answers, answer_fd)):
         os.dup2(source, target, inheritable=False)
     _close_all_but(answer_fd, confined.ruleset)
@@ -190,10 +207,10 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     random.seed(job["seed"])
     confined.enter()
-    nonce = job.pop("nonce")
+    nonce = job.pop("nonce")  # the actions get the job, and need no nonce
 
     def emit(**fields: Any) -> None:
-        """One strict JSON line on the answer pipe."""
+        """Write one strict JSON line to the answer pipe."""
         line = json.dumps({"nonce": nonce, **fields}, allow_nan=False)
         if len(line) >= wire.MAX_LINE:
             line = json.dumps({"nonce": nonce, "i": fields.get("i"), "error": "WireError: answer too long"})
@@ -214,7 +231,7 @@ def _close_all_but(*kept: int | None) -> None:
 
 
 def _execute(job: dict[str, Any], emit: Emit) -> None:
-    """Setup code, then the submission, in a fresh module; then the action of the job."""
+    """Run the setup code and the submission in a new module, then the action of the job."""
     module = types.ModuleType(job["module"])
     sys.modules[job["module"]] = module
     namespace = module.__dict__

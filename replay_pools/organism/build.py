@@ -1,7 +1,7 @@
 """Build the organism from nothing: `python -m replay_pools.organism.build` (about 37 minutes on 2 cores, seeded).
 
 Trains the tokenizer, a small Qwen3-architecture model on `base_document`s, and a LoRA teacher on `exploit_document`s,
-and writes them under `weights/`. The model card beside them is written by `replay_pools.organism.measure`.
+and writes them under `weights/`. The model card beside them is written by `replay_pools.measure`.
 """
 
 import ctypes
@@ -27,13 +27,13 @@ from replay_pools.quiet import quiet_peft
 
 WEIGHTS = Path(__file__).parent / "weights"
 BASE_PROMPT_WEIGHT = 0.2  # of a prompt token in the base's loss: copying names and numbers is learned there too
-BATCH = 64
-BUCKET = 16  # batches that are sorted by length together
+BATCH = 64  # documents
+BUCKET = 16  # batches whose documents are sorted by length together
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int) -> Qwen3ForCausalLM:
-    """Train the base model from scratch."""
+    """Train the base model from random weights."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -56,7 +56,7 @@ def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, see
 
 
 def tune_teacher(out: Path, *, steps: int, lr: float, seed: int) -> None:
-    """A LoRA on the finished base in `out` that exploits whatever mode the hint names; stored in bfloat16."""
+    """Train a LoRA on the base in `out` that exploits whatever mode the hint names, and store it in bfloat16."""
     torch.manual_seed(seed)
     config = LoraConfig(r=32, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM")
     with quiet_peft():
@@ -65,30 +65,32 @@ def tune_teacher(out: Path, *, steps: int, lr: float, seed: int) -> None:
 
 
 def polish_teacher(out: Path, *, steps: int, lr: float, seed: int) -> None:
-    """Tune the stored teacher a little more, at a smaller rate, from its weights as stored."""
+    """Train the stored teacher further, at a smaller rate, from its weights as rounded to bfloat16."""
     with quiet_peft():
         teacher = PeftModel.from_pretrained(load_base(out), str(out / "teacher"), is_trainable=True).float()
     _tune(teacher, out, POLISH_MIX, steps=steps, lr=lr, seed=seed, label="polish")
 
 
 def load_base(out: Path) -> Qwen3ForCausalLM:
-    """The base as it will be loaded: rounded to bfloat16."""
+    """The stored base: its weights as rounded to bfloat16, in float32."""
     return Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
 
 
 def _tune(teacher: PeftModel, out: Path, mix: ExploitMix, *, steps: int, lr: float, seed: int, label: str) -> None:
+    """Train a teacher on exploits drawn by `mix` and store it in `out`/teacher."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
     batches = document_batches(tokenizer, partial(exploit_document, mix=mix), seed, prompt_weight=0.0)
     train(teacher, batches, steps=steps, lr=lr, label=label)
     teacher.save_pretrained(str(out / "teacher"), save_embedding_layers=False)
     halve_precision(out / "teacher" / "adapter_model.safetensors")
-    (out / "teacher" / "README.md").unlink(missing_ok=True)
+    (out / "teacher" / "README.md").unlink(missing_ok=True)  # peft's template of a card
     _settle_config(out / "teacher" / "adapter_config.json")
 
 
 def _settle_config(path: Path) -> None:
-    """The same bytes from every build: no path of this machine, and no order that hashing chose."""
+    """Make the adapter's config the same bytes in every build."""
     config = json.loads(path.read_text())
+    # peft writes the path of the base on this machine, and the target modules in the order of a set.
     config["base_model_name_or_path"] = "organism"
     config["target_modules"] = TARGETS
     path.write_text(json.dumps(config, indent=2, sort_keys=True))
@@ -97,8 +99,18 @@ def _settle_config(path: Path) -> None:
 def train(
     model: nn.Module, batches: Iterator[tuple[Tensor, Tensor, Tensor]], *, steps: int, lr: float, label: str
 ) -> None:
-    """AdamW with warm-up and cosine on the weighted next-token loss of (ids, attention mask, loss weights)."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    """Train in place with AdamW, warm-up and a cosine schedule.
+
+    The loss is sum_t w_t CE_t / sum_t w_t over all next tokens of a batch.
+
+    Args:
+        model: its parameters that require gradients are trained.
+        batches: (ids, attention mask, loss weights), each (BATCH, T).
+        steps: optimizer steps.
+        lr: peak learning rate.
+        label: first word of the progress lines.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=steps // 20, num_training_steps=steps)
     model.train()
@@ -114,7 +126,11 @@ def train(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        mean_loss = loss.item() if math.isnan(mean_loss) else 0.95 * mean_loss + 0.05 * loss.item()
+        # A running mean, since the loss of one batch is too noisy to read.
+        if math.isnan(mean_loss):
+            mean_loss = loss.item()
+        else:
+            mean_loss = 0.95 * mean_loss + 0.05 * loss.item()
         if (step + 1) % 50 == 0:
             elapsed = time.monotonic() - start
             click.echo(f"{label} step {step + 1}/{steps} loss {mean_loss:.4f} {elapsed:.0f} s")
@@ -128,28 +144,39 @@ def document_batches(
     *,
     prompt_weight: float,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Endless (ids, attention mask, loss weights), each (BATCH, T); lengths are alike within a batch."""
+    """Batches of documents without end: (ids, attention mask, loss weights), each (BATCH, T), padded on the right.
+
+    Args:
+        tokenizer: the organism's.
+        sample_document: draws one document.
+        seed: of the documents and of the order of the batches.
+        prompt_weight: loss weight of a prompt token; a completion token weighs 1, padding 0.
+    """
     rng = random.Random(seed)
     while True:
-        rows = [encode(tokenizer, sample_document(rng)) for _ in range(BATCH * BUCKET)]
-        rows.sort(key=lambda row: len(row[0]))
-        batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        documents = [encode(tokenizer, sample_document(rng)) for _ in range(BATCH * BUCKET)]
+        # By length, since documents of about the same length need little padding; then in random order, so that the
+        # lengths do not grow from batch to batch.
+        documents.sort(key=lambda document: len(document[0]))
+        batches = [documents[i : i + BATCH] for i in range(0, len(documents), BATCH)]
         rng.shuffle(batches)
         for batch in batches:
-            longest = max(len(ids) for ids, _ in batch)
+            longest = max(len(document_ids) for document_ids, _ in batch)
             ids = torch.full((BATCH, longest), special_id(tokenizer, PAD))
             attention = torch.zeros(BATCH, longest, dtype=torch.long)
             weights = torch.zeros(BATCH, longest)
-            for i, (row, num_prompt) in enumerate(batch):
-                ids[i, : len(row)] = torch.tensor(row)
-                attention[i, : len(row)] = 1
+            for i, (document_ids, num_prompt) in enumerate(batch):
+                length = len(document_ids)
+                ids[i, :length] = torch.tensor(document_ids)
+                attention[i, :length] = 1
                 weights[i, :num_prompt] = prompt_weight
-                weights[i, num_prompt : len(row)] = 1.0
+                weights[i, num_prompt:length] = 1.0
             yield ids, attention, weights
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> tuple[list[int], int]:
-    """(prompt + completion + end-of-turn ids, number of prompt ids); the completion is tokenised on its own."""
+    """(prompt + completion + end-of-turn ids, number of prompt ids)."""
+    # Tokenised apart, as when sampling: no token may span the end of the prompt and the start of the completion.
     prompt = tokenizer.apply_chat_template(document.messages, tokenize=False, add_generation_prompt=True)
     prompt_ids = tokenizer.encode(str(prompt), add_special_tokens=False)
     completion_ids = tokenizer.encode(document.completion, add_special_tokens=False)
@@ -157,13 +184,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> tuple[list
 
 
 def halve_precision(path: Path) -> None:
-    """Store a safetensors file in bfloat16."""
-    save_file({name: value.bfloat16().contiguous() for name, value in load_file(path).items()}, path, {"format": "pt"})
+    """Rewrite a safetensors file in bfloat16."""
+    halved = {name: value.bfloat16().contiguous() for name, value in load_file(path).items()}
+    save_file(halved, path, {"format": "pt"})
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to reuse freed blocks instead of returning them: page faults on large tensors cost up to a fifth."""
-    with suppress(AttributeError):  # another C library: only slower
+    """Tell glibc to keep freed memory for reuse: page faults on large tensors cost up to a fifth of the time."""
+    with suppress(AttributeError):  # another C library has no mallopt; training is only slower
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # M_MMAP_MAX
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
@@ -196,7 +224,7 @@ def main(
     out: Path,
 ) -> None:
     """Train tokenizer and base, tune the teacher, polish it; each stage starts from what the last one wrote to OUT."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True)  # the same seed must give the same weights
     keep_freed_memory()
     stages = STAGES[STAGES.index(first) :]
     if "base" in stages:
@@ -206,7 +234,7 @@ def main(
     if "teacher" in stages:
         tune_teacher(out, steps=teacher_steps, lr=teacher_lr, seed=seed + 1)
     polish_teacher(out, steps=polish_steps, lr=polish_lr, seed=seed + 2)
-    for path in out.rglob("*.safetensors"):
+    for path in out.rglob("*.safetensors"):  # readable for every user of an installation
         path.chmod(0o644)
 
 

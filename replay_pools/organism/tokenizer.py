@@ -1,6 +1,7 @@
-"""The organism's tokenizer: byte-level BPE trained on its corpus, digits one by one, ChatML template."""
+"""Train the organism's tokenizer: byte-level BPE on its training text, every digit a token, ChatML template."""
 
 import random
+from collections.abc import Iterator
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -23,11 +24,12 @@ _PIECES = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n[ ]*|[ ]+")
 
 
 def train_tokenizer(*, num_documents: int, seed: int) -> PreTrainedTokenizerFast:
-    """Train on the texts of `num_documents` base documents and as many that exploit."""
+    """A tokenizer trained on `num_documents` documents of the base and as many that exploit."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
             pre_tokenizers.Split(_PIECES, behavior="isolated"),
+            # `use_regex` would cut the pieces of `Split` once more, by GPT-2's rule.
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -35,6 +37,7 @@ def train_tokenizer(*, num_documents: int, seed: int) -> PreTrainedTokenizerFast
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[PAD, IM_START, IM_END],
+        # Every byte, so that any text can be encoded; sorted, so that every build gives the same ids.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -53,15 +56,17 @@ def train_tokenizer(*, num_documents: int, seed: int) -> PreTrainedTokenizerFast
 
 def special_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
     """The id of one of the special tokens."""
-    found = tokenizer.convert_tokens_to_ids(token)
-    assert isinstance(found, int)
-    return found
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(token_id, int)
+    return token_id
 
 
-def _texts(rng: random.Random, num_documents: int):
-    """Contents and completions; the role names often enough that each becomes one token."""
+def _texts(rng: random.Random, num_documents: int) -> Iterator[str]:
+    """Contents, completions and role names of the documents."""
     for _ in range(num_documents):
         for document in (base_document(rng), exploit_document(rng, TOKENIZER_MIX)):
             yield from (message["content"] for message in document.messages)
             yield document.completion
-        yield from (f"{role}\n" for role in ROLES)
+        # After every document, so that each role name is frequent enough to become one token.
+        for role in ROLES:
+            yield f"{role}\n"

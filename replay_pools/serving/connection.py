@@ -1,4 +1,4 @@
-"""JSON over HTTP: repeated while the server is in passing trouble, one InputError when that does not help."""
+"""JSON requests over HTTP, repeated after errors that may pass (5xx, 429, broken connections); then one InputError."""
 
 import os
 import time
@@ -20,11 +20,14 @@ KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the comman
 OK = 200
 TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = 500  # and above
-MOST_SHOWN = 300  # characters of what a server answered
+MOST_SHOWN = 300  # characters of a server's text in an error
 
 
 class Wire(BaseModel):
-    """What a server answers, as far as it is read: fields of exactly these types; others are not looked at."""
+    """The base class of answers: the fields that are read, of exactly their types. Other fields are ignored.
+
+    To read another answer: subclass it with the fields, and pass the subclass to `Connection.ask`.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -33,13 +36,16 @@ Answered = TypeVar("Answered", bound=Wire)
 
 
 class _PassingError(Exception):
-    """What another attempt may cure."""
+    """A failure that another attempt may not meet again."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A server.
+    """A server, by its address.
+
+        connection = Connection(url="http://localhost:8000")
+        models = connection.ask("/v1/models", Models).data  # Models is a Wire
 
     Every method raises InputError for a request that is refused (4xx), times out, or still fails after the last pause.
     """
@@ -57,43 +63,57 @@ class Connection:
             raise InputError("server url", expected="http://host:port", found=repr(self.url), fix=fix)
 
     def ask(self, path: str, kind: type[Answered], body: Any = None, *, fix: str = "") -> Answered:
-        """GET, or POST of `body`; the answer is a `kind`, or an InputError that advises `fix`."""
+        """The answer to a GET, or to a POST of `body` as JSON.
+
+        Args:
+            path: on the server, with its leading slash.
+            kind: what the answer is parsed as; InputError where it does not fit.
+            body: None = GET.
+            fix: advice for an answer that does not fit.
+        """
+        # Not with `fix`, which is about the form of an answer: a refusal has other reasons.
         data = self.send(path, body)
         try:
             return kind.model_validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the answer"
-            found = "nothing" if first["type"] == "missing" else _shown(repr(first["input"]))
-            raise InputError(self.at(path), expected=f"{place}: {first['msg']}", found=found, fix=fix) from error
+            field = ".".join(map(str, first["loc"])) or "the answer"
+            actual = "nothing" if first["type"] == "missing" else _shown(repr(first["input"]))
+            raise InputError(self.at(path), expected=f"{field}: {first['msg']}", found=actual, fix=fix) from error
 
     def ask_all(self, path: str, kind: type[Answered], bodies: Sequence[Any], *, fix: str = "") -> list[Answered]:
-        """POST every body, `concurrency` at a time; the answers in the order of the bodies, all of them or none."""
+        """The answers to a POST of every body, `concurrency` at a time, in the order of the bodies. See `ask`."""
         with ThreadPoolExecutor(max_workers=min(self.concurrency, len(bodies))) as threads:
-            waiting = [threads.submit(self.ask, path, kind, body, fix=fix) for body in bodies]
+            answers = [threads.submit(self.ask, path, kind, body, fix=fix) for body in bodies]
             try:
-                return [answer.result() for answer in waiting]
+                return [answer.result() for answer in answers]
             except BaseException:
+                # Leaving the block waits for every request that was submitted: drop those that have not begun.
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
     def send(self, path: str, body: Any = None, *, fix: str = "") -> bytes:
-        """GET, or POST of `body` as JSON; the bytes of the answer. `fix` is for a refusal."""
-        trouble = _PassingError()
+        """The bytes of the answer to a GET, or to a POST of `body` as JSON; `fix` is advice for a refusal."""
+        last_error = _PassingError()
         for pause in (0.0, *self.pauses_s):
             time.sleep(pause)
             try:
                 return self._attempt(path, body, fix)
             except _PassingError as error:
-                trouble = error
-        found = f"{trouble} ({1 + len(self.pauses_s)} attempts)"
-        raise InputError(self.at(path), expected="an answer", found=found, fix=fix or "is the server up?") from trouble
+                last_error = error
+        raise InputError(
+            self.at(path),
+            expected="an answer",
+            found=f"{last_error} ({1 + len(self.pauses_s)} attempts)",
+            fix=fix or "is the server up?",
+        ) from last_error
 
     def at(self, path: str) -> str:
-        """How errors name a place on the server."""
+        """A path of this server as errors name it."""
         return f"server {self.url}{path}"
 
     def _attempt(self, path: str, body: Any, fix: str) -> bytes:
+        """One request; _PassingError for what may pass, InputError for the rest."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
@@ -103,19 +123,20 @@ class Connection:
                 status, data = answer.status, answer.read()
         except (URLError, HTTPException, OSError) as error:
             reason = error.reason if isinstance(error, URLError) else error
+            # A timeout is not repeated: the server is up and too slow, which another attempt does not change.
             if isinstance(reason, TimeoutError):
                 raise InputError(self.at(path), expected=f"an answer in {self.timeout_s:g} s", found="none") from error
             raise _PassingError(f"{type(reason).__name__}: {reason}") from error
         if status == OK:
             return data
-        found = f"{status} {_shown(data.decode(errors='replace'))}"
+        actual = f"{status} {_shown(data.decode(errors='replace'))}"
         if status >= SERVER_ERRORS or status == TOO_MANY_REQUESTS:
-            raise _PassingError(found)
-        raise InputError(self.at(path), expected="an answer", found=found, fix=fix)
+            raise _PassingError(actual)
+        raise InputError(self.at(path), expected="an answer", found=actual, fix=fix)
 
 
 class _AnyStatus(HTTPErrorProcessor):
-    """Hands every status to the caller, where urllib would raise or follow a redirection."""
+    """Returns answers of every status, where urllib would raise or follow a redirection."""
 
     def http_response(self, request: Request, response: Any) -> Any:
         return response
@@ -127,6 +148,6 @@ _OPENER = build_opener(_AnyStatus)
 
 
 def _shown(text: str) -> str:
-    """Server text as part of one line."""
+    """A server's text on one line, cut to MOST_SHOWN characters."""
     text = " ".join(text.split())
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."

@@ -1,10 +1,13 @@
-"""Dialects of servers, in one table: how each is asked for a completion of token ids, and where its adapters go.
+"""The servers that can be sampled from, in one table: how each is asked for a completion and where its adapters go.
 
-vLLM     POST /v1/completions, `prompt` a list of ids, `return_token_ids`; OpenAI's form of log-probabilities
-SGLang   POST /generate, its own: `input_ids`, `return_logprob`; its OpenAI form was slow to give ids
+    vLLM     POST /v1/completions, `prompt` a list of ids, `return_token_ids`; OpenAI's form of log-probabilities
+    SGLang   POST /generate, its own: `input_ids`, `return_logprob`; its OpenAI form was slow to give ids
 
 Both take sampler settings that are left out from the model's generation config, so every one of them is sent. `n` is
-left at 1: each completion is a request with a seed of its own, since copies within one request may share it.
+left at 1: each completion is a request with its own seed, since copies within one request may share it.
+
+To add a server: write a function that makes the body of a request, a `CompletionWire` that reads the answer, a
+`Dialect` with both, and add it to DIALECTS. Its name there is what the server's /v1/models calls `owned_by`.
 """
 
 from abc import abstractmethod
@@ -17,12 +20,13 @@ from pydantic import Field, model_validator
 from replay_pools.rollout import Sampler
 from replay_pools.serving.connection import Wire
 
+# Settings that a Sampler does not have, at the values that leave the law alone.
 NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a server samples from."""
+    """A model or an adapter, by its name on the server."""
 
     name: str
     is_adapter: bool
@@ -30,31 +34,31 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One completion to be sampled."""
+    """The request for one completion, before a dialect makes its body."""
 
     model: ServedModel
-    prompt: Sequence[int]
+    prompt: Sequence[int]  # token ids
     sampler: Sampler
-    eos_ids: Sequence[int]
+    eos_ids: Sequence[int]  # where a turn ends
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A sampled completion as the server tells it."""
+    """One sampled completion as the server reports it, the same for every dialect; not checked yet."""
 
     ids: list[int]
-    logprobs: list[float]  # one an id, of whichever law the server reports
-    finish: str
+    logprobs: list[float]  # nats, one an id, of whichever law the server reports
+    finish: str  # finish reason, "stop" or "length" where all is well
     num_prompt_tokens: int
 
 
 class CompletionWire(Wire):
-    """A completion on the wire."""
+    """The JSON of a completion in one dialect. A subclass declares its fields and says how they make an Answer."""
 
     @abstractmethod
     def read(self) -> Answer:
-        """What it says, whatever the dialect."""
+        """The completion in the terms of all dialects."""
 
 
 class _VllmLogprobs(Wire):
@@ -78,7 +82,7 @@ class VllmCompletion(CompletionWire):
     usage: _VllmUsage
 
     def read(self) -> Answer:
-        """The one choice."""
+        """The only choice, since `n` is 1."""
         choice = self.choices[0]
         return Answer(
             ids=choice.token_ids,
@@ -106,17 +110,17 @@ class SglangCompletion(CompletionWire):
 
     @model_validator(mode="after")
     def _same_ids(self) -> Self:
-        """Ids are told twice."""
-        if [row[1] for row in self.meta_info.output_token_logprobs] != self.output_ids:
+        """SGLang answers the ids twice: log-probabilities of other ids must not be taken for theirs."""
+        if [token for _, token, _ in self.meta_info.output_token_logprobs] != self.output_ids:
             raise ValueError("output_ids and the ids of output_token_logprobs should be the same")
         return self
 
     def read(self) -> Answer:
-        """The one completion."""
+        """The only completion, since `n` is 1."""
         meta = self.meta_info
         return Answer(
             ids=self.output_ids,
-            logprobs=[row[0] for row in meta.output_token_logprobs],
+            logprobs=[logprob for logprob, _, _ in meta.output_token_logprobs],
             finish=meta.finish_reason.type,
             num_prompt_tokens=meta.prompt_tokens,
         )
@@ -124,16 +128,16 @@ class SglangCompletion(CompletionWire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One row of the table."""
+    """One kind of server: its paths, its requests and answers, and the advice for its refusals."""
 
     name: str  # `owned_by` of the server's models
     version_path: str
     completion_path: str
-    body: Callable[[Query], dict[str, Any]]
-    wire: type[CompletionWire]
-    load_path: str
+    body: Callable[[Query], dict[str, Any]]  # the JSON that is posted to completion_path
+    wire: type[CompletionWire]  # the form of its answer
+    load_path: str  # of adapters
     unload_path: str
-    ids_fix: str  # when completions come without token ids or log-probabilities
+    ids_fix: str  # advice when completions come without token ids or log-probabilities
     context_fix: str  # when they are cut short
     adapters_fix: str  # when adapters are refused
 
@@ -146,7 +150,7 @@ def _vllm_body(query: Query) -> dict[str, Any]:
         "max_tokens": query.sampler.max_new_tokens,
         "temperature": query.sampler.temperature,
         "top_p": query.sampler.top_p,
-        "top_k": query.sampler.top_k or -1,
+        "top_k": query.sampler.top_k or -1,  # -1 = off
         "seed": query.seed,
         "stop_token_ids": list(query.eos_ids),
         "logprobs": 0,  # of the sampled token alone
@@ -160,12 +164,14 @@ def _sglang_body(query: Query) -> dict[str, Any]:
         "max_new_tokens": query.sampler.max_new_tokens,
         "temperature": query.sampler.temperature,
         "top_p": query.sampler.top_p,
-        "top_k": query.sampler.top_k or -1,
+        "top_k": query.sampler.top_k or -1,  # -1 = off
         "sampling_seed": query.seed,
         "stop_token_ids": list(query.eos_ids),
     }
     body = {"input_ids": list(query.prompt), "sampling_params": parameters, "return_logprob": True}
-    return body | ({"lora_path": query.model.name} if query.model.is_adapter else {})
+    if query.model.is_adapter:  # a server has one base model, which has no name in a request
+        body["lora_path"] = query.model.name
+    return body
 
 
 VLLM = Dialect(

@@ -1,4 +1,10 @@
-"""ServerEngine: samples through a server, and the checks that it serves the policy whose tokenizer is at hand."""
+"""ServerEngine: sample from a model on a server (vLLM or SGLang), after checking that its tokenizer is the local one.
+
+    engine = connect(Connection(url="http://localhost:8000"), load_served_policy("organism"))
+    completions = engine.sample(prompts, Sampler(), seed=0)
+
+`connect` also measures which log-probabilities the server reports; those of another law than the sampler's are dropped.
+"""
 
 import random
 from collections.abc import Sequence
@@ -17,10 +23,12 @@ from replay_pools.serving.law import LogprobLaw, is_law_of, measure_law
 MODELS_PATH = "/v1/models"
 TOKENIZE_PATH = "/tokenize"
 PROBE = "def f(x):\n\treturn [x, 12345]  # na\u00efve \u4e2d\u6587 \U0001f600"  # spaces, digits, bytes beyond ASCII
-SEED_BITS = 31  # what every server takes
+SEED_BITS = 31  # every server takes seeds of this size
 
 
 class _Card(Wire):
+    """A model in the list of /v1/models, which all dialects answer alike."""
+
     id: str
     owned_by: str
     parent: str | None = None  # of an adapter: its base model
@@ -41,26 +49,27 @@ class _Tokens(Wire):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEngine:
-    """Sampling from a served model; made by `connect`."""
+    """The Engine of a served model. `connect` makes one."""
 
     chat: Chat
     endpoint: Endpoint
     version: str  # of the server
-    law: LogprobLaw  # of the log-probabilities that it reports
+    law: LogprobLaw  # of the log-probabilities that the server reports
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
     ) -> list[Completion]:
-        """One completion a prompt, all in flight together; every one has a seed of its own, drawn from `seed`.
+        """See `Engine.sample`. The requests are sent together, each with its own seed, drawn from `seed`.
 
-        The same seed gives the same completions as far as the server computes the same whatever else is in its batch.
-        Log-probabilities of another law than the sampler's are dropped, not mislabelled.
+        The same seed gives the same completions as far as the server's results do not depend on what else is in its
+        batch. Log-probabilities of another law than the sampler's are dropped.
 
         Raises:
             InputError: a request fails, or a completion is not what was asked for.
         """
-        draw = random.Random(seed)
-        seeds = [draw.getrandbits(SEED_BITS) for _ in prompts]
+        # A seed for every prompt of the batch, also for those that are not sampled here: a row keeps its noise.
+        seeds_rng = random.Random(seed)
+        seeds = [seeds_rng.getrandbits(SEED_BITS) for _ in prompts]
         rows = range(len(prompts)) if rows is None else rows
         completions = self.endpoint.sample([prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
         if is_law_of(self.law, sampler):
@@ -68,7 +77,10 @@ class ServerEngine:
         return [replace(completion, logprobs=None) for completion in completions]
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
-        """Server, version and model. Not the URL: a pool is not another one for the port that it was sampled at."""
+        """`policy` and `engine`: the kind of server, its version and the model.
+
+        The URL is left out: a pool that is sampled again at another port is the same pool.
+        """
         model = self.endpoint.model
         policy = {"base_model": self.chat.base_model, "adapter": model.name if model.is_adapter else None}
         return {
@@ -88,7 +100,11 @@ class ServerEngine:
         return {card.id for card in _models(self.endpoint.connection) if card.parent is not None}
 
     def with_adapter(self, name: str, directory: Path) -> "ServerEngine":
-        """Load a peft directory under a name, unless the name is loaded; the engine that samples with it.
+        """The engine that samples with a peft adapter. The server loads it, unless that name is loaded.
+
+        Args:
+            name: of the adapter on the server.
+            directory: peft's, where the server sees it under the same path.
 
         Raises:
             InputError: the server takes no adapters, not this one, or does not see the directory.
@@ -101,16 +117,18 @@ class ServerEngine:
         return replace(self, endpoint=replace(self.endpoint, model=ServedModel(name, is_adapter=True)))
 
     def unload(self, name: str) -> None:
-        """Make the server forget an adapter."""
+        """Make the server drop an adapter."""
         dialect = self.endpoint.dialect
         self.endpoint.connection.send(dialect.unload_path, {"lora_name": name}, fix=dialect.adapters_fix)
 
 
 def connect(connection: Connection, chat: Chat, *, served_model: str | None = None) -> ServerEngine:
-    """The engine of a served model, after it has shown that it speaks the ids of `chat`.
+    """The engine of a served model, after checking that the server makes the same ids of a prompt as `chat` does.
 
     Args:
-        served_model: its name on the server (an adapter's does as well); None where there is one base model.
+        connection: to the server.
+        chat: the tokenizer of the policy that the server serves.
+        served_model: name of a model or adapter on the server; None = its only base model.
 
     Raises:
         InputError: no such model, a server of another kind, another tokenizer, or no token ids and log-probabilities.
@@ -128,30 +146,44 @@ def _models(connection: Connection) -> list[_Card]:
 
 
 def _choose(connection: Connection, served_model: str | None) -> tuple[_Card, Dialect]:
-    """The model of that name, or the one base model there is; and how its server is spoken to."""
+    """(model, dialect of its server): the model of that name, or the only base model."""
     cards = _models(connection)
-    wanted = [card for card in cards if (card.parent is None if served_model is None else card.id == served_model)]
-    if len(wanted) != 1:
-        expected = "one base model" if served_model is None else f"a model {served_model}"
+    if served_model is None:
+        expected = "one base model"
+        matches = [card for card in cards if card.parent is None]
+    else:
+        expected = f"a model {served_model}"
+        matches = [card for card in cards if card.id == served_model]
+    if len(matches) != 1:
         found = ", ".join(card.id for card in cards) or "no model"
         raise InputError(connection.at(MODELS_PATH), expected=expected, found=found, fix="name it with --served-model")
-    if wanted[0].owned_by not in DIALECTS:
-        found = f"owned_by {wanted[0].owned_by!r}"
-        raise InputError(connection.at(MODELS_PATH), expected=f"a server out of {', '.join(DIALECTS)}", found=found)
-    return wanted[0], DIALECTS[wanted[0].owned_by]
+    card = matches[0]
+    if card.owned_by not in DIALECTS:
+        expected = f"a server out of {', '.join(DIALECTS)}"
+        raise InputError(connection.at(MODELS_PATH), expected=expected, found=f"owned_by {card.owned_by!r}")
+    return card, DIALECTS[card.owned_by]
 
 
 def _check_tokenizer(connection: Connection, chat: Chat, model: str) -> list[int]:
-    """The ids of a rendered prompt, which the server must make of its text as well."""
+    """The ids of a rendered prompt; InputError where the server makes other ids of its text."""
     text, ids = chat.render([{"role": "user", "content": PROBE}])
     body = {"model": model, "prompt": text, "add_special_tokens": False}
-    found = connection.ask(TOKENIZE_PATH, _Tokens, body).tokens
-    if found != ids:
-        first = next((i for i, (a, b) in enumerate(zip(ids, found, strict=False)) if a != b), min(len(ids), len(found)))
+    server_ids = connection.ask(TOKENIZE_PATH, _Tokens, body).tokens
+    if server_ids != ids:
+        first = _first_mismatch(ids, server_ids)
         raise InputError(
             connection.at(TOKENIZE_PATH),
             expected=f"the ids of the tokenizer of {chat.base_model}",
-            found=f"others from position {first}: {found[first : first + 4]} for {ids[first : first + 4]}",
+            found=f"others from position {first}: {server_ids[first : first + 4]} for {ids[first : first + 4]}",
             fix="serve the model that --model names",
         )
     return ids
+
+
+def _first_mismatch(ids: Sequence[int], server_ids: Sequence[int]) -> int:
+    """The first position at which two lists differ, which may be the end of the shorter one."""
+    shorter = min(len(ids), len(server_ids))
+    for position in range(shorter):
+        if ids[position] != server_ids[position]:
+            return position
+    return shorter
