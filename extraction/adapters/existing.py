@@ -36,9 +36,10 @@ def existing_coordinates(model: PeftModel, like: Mapping[str, Any]) -> Coordinat
         found = ", ".join(model.peft_config) if isinstance(model, PeftModel) else type(model).__name__
         raise InputError("model", expected=f"an unwrapped peft model with an adapter `{ADAPTER}`", found=found)
     identity = {"model_id": like.get("model_id")}
+    modules: dict[str, nn.Module] = dict(model.get_base_model().named_modules())
     delta_s: dict[str, nn.Module] = {}
     lora: dict[str, nn.Module] = {}
-    for name, layer in model.get_base_model().named_modules():
+    for name, layer in modules.items():
         if isinstance(layer, DeltaSLayer):
             delta_s[name] = layer
         elif isinstance(layer, LoraLayer):

@@ -108,7 +108,10 @@ class Coordinates(ABC):
 
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters, module by module: what an optimizer is given."""
-        return [parameter for module in self.layers for parameter in self.trainable(module)]
+        parameters = []
+        for module in self.layers:
+            parameters += self.trainable(module)
+        return parameters
 
     def values(self) -> dict[str, Tensor]:
         """A copy of the coordinates, {module: (r,)}."""

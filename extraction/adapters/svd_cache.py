@@ -71,8 +71,9 @@ def factorise_all(
         entries = dict(zip(weights, pool.map(read, weights), strict=True))
         missing = {name: weights[name] for name, entry in entries.items() if entry is None}
         groups = batches(missing, 1 if on_cpu else BATCH)
+        made = pool.map(make, groups) if on_cpu else map(make, groups)
         num_done = len(weights) - len(missing)
-        for names, group_entries in zip(groups, (pool.map if on_cpu else map)(make, groups), strict=True):
+        for names, group_entries in zip(groups, made, strict=True):
             entries.update(zip(names, group_entries, strict=True))
             num_done += len(names)
             report("SVDs", num_done, len(weights))
