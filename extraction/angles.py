@@ -1,4 +1,4 @@
-"""Principal angles between two sets of directions of one basis, module by module.
+"""Principal angles between two sets of directions in the same basis, per module: how alike are two extractions?
 
     cos theta_i   = i-th singular value of V W^T                    i = 1 .. min(k, l), the smallest angle first
     overlap       = sum_i cos^2 theta_i / min(k, l)                 1: one subspace holds the other; 0: orthogonal
@@ -19,16 +19,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleAngles:
-    """How two sets of directions lie in one module."""
+    """Two sets of directions compared in one module; symbols as in the module docstring."""
 
-    angles: tuple[float, ...]  # degrees, smallest first
-    overlap: float
-    chance: float
-    axis_cos: float
+    angles: tuple[float, ...]  # theta_i in degrees, smallest first
+    overlap: float  # 0..1
+    chance: float  # what `overlap` is on average for random directions
+    axis_cos: float  # -1..1
 
 
 def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
-    """The equations above, in float64; directions are stored in float32, so that angles below 0.02 degrees are 0.
+    """Angles, overlap and axis cosine of V (k, r) and W (l, r), computed in float64.
+
+    Direction files hold float32, so angles below about 0.02 degrees cannot be told from 0.
 
     Raises:
         ValueError: shapes that do not fit, or a set without directions.
@@ -36,6 +38,7 @@ def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
     if V.ndim != 2 or W.ndim != 2 or V.shape[1] != W.shape[1] or not len(V) or not len(W):
         raise ValueError(f"expected (k, r) and (l, r) with k, l > 0, found {tuple(V.shape)} and {tuple(W.shape)}")
     products = V.double() @ W.double().T
+    # Rounding can push a singular value above 1, where acos is NaN.
     cosines = torch.linalg.svdvals(products).clamp(max=1.0)
     return ModuleAngles(
         angles=tuple(torch.rad2deg(torch.acos(cosines)).tolist()),
@@ -46,5 +49,10 @@ def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
 
 
 def compare_modules(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, ModuleAngles]:
-    """`principal_angles` of every module where both sets {module: (k, r)} keep a direction."""
-    return {m: principal_angles(V, second[m]) for m, V in first.items() if len(V) and len(second[m])}
+    """`principal_angles` per module of {module: (k, r)}; modules where either set kept no direction are left out."""
+    angles = {}
+    for module, V in first.items():
+        W = second[module]
+        if len(V) and len(W):
+            angles[module] = principal_angles(V, W)
+    return angles

@@ -1,7 +1,8 @@
-"""Ragged rollouts as rectangular tensors, padded on the right.
+"""Batch: prompts and completions of different lengths as rectangular tensors, padded on the right.
 
 Shapes: G samples, T tokens of the longest sample, r coordinates, k directions, M modules.
-Masks are made from lengths, never by comparing ids with the pad id: the pad id may be the end-of-sequence id.
+Masks are made from lengths, never by comparing ids with the pad id: many tokenizers pad with the end-of-sequence id,
+and a comparison would mask the real end of a completion.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class Batch:
         )
 
     def rows(self, start: int, stop: int) -> Self:
-        """Samples start..stop-1, with the padding that they do not need cut off."""
+        """Samples start..stop-1, trimmed to the longest of them."""
         width = int(self.lengths[start:stop].max())
         return type(self)(
             ids=self.ids[start:stop, :width],
@@ -67,17 +68,20 @@ def make_batch(prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Seq
             token would have no predecessor to be predicted from) or completion; the sample is named.
     """
     if len(prompt_ids) != len(completion_ids) or not prompt_ids:
-        found = f"{len(prompt_ids)} prompts and {len(completion_ids)} completions"
-        raise InputError("batch", expected="as many prompts as completions, at least one", found=found)
-    for sample, parts in enumerate(zip(prompt_ids, completion_ids, strict=True)):
-        for name, part in zip(("prompt", "completion"), parts, strict=True):
-            if len(part) == 0:
-                raise InputError(f"sample {sample}", expected=f"a {name} of at least one token", found="none")
+        raise InputError(
+            "batch",
+            expected="as many prompts as completions, at least one",
+            found=f"{len(prompt_ids)} prompts and {len(completion_ids)} completions",
+        )
+    samples = list(zip(prompt_ids, completion_ids, strict=True))
+    for number, (prompt, completion) in enumerate(samples):
+        for name, ids in (("prompt", prompt), ("completion", completion)):
+            if len(ids) == 0:
+                raise InputError(f"sample {number}", expected=f"a {name} of at least one token", found="none")
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_ids])
     lengths = prompt_lengths + torch.tensor([len(completion) for completion in completion_ids])
     width = int(lengths.max())
-    pairs = zip(prompt_ids, completion_ids, strict=True)
-    rows = [[*prompt, *completion] for prompt, completion in pairs]
+    rows = [[*prompt, *completion] for prompt, completion in samples]
     positions = torch.arange(width)
     attention_mask = positions < lengths[:, None]
     return Batch(

@@ -1,10 +1,13 @@
-"""Control directions: what a cosine with v_hack must be compared with.
+"""Control directions (Haar, permuted): a cosine with v_hack means something only beside the same cosine with these.
 
-- Haar: uniformly random orthonormal directions, as many a module as v_hack has.
+- Haar: uniformly random orthonormal directions, as many per module as v_hack has.
 - permuted: the same extraction after permuting the labels ACROSS the 2n pair gradients. (Swapping hack and clean within
   a pair only changes signs of rows of D, which leaves its right singular subspace identical: that control is void.)
 
-G samples, r coordinates of a module, k directions, M modules, n pairs.
+The third control, `placebo`, is the ordinary extraction from clean-versus-clean pairs (`extraction.pairs`).
+To add a control: a function here that returns `Directions`, and a row in `extraction.library.DirectionLibrary.get`.
+
+Shapes: r coordinates of a module, k directions, n pairs.
 """
 
 from collections.abc import Mapping
@@ -16,32 +19,44 @@ from extraction.directions import Directions, PairGradients, extract_directions
 
 
 def haar_directions(like: Directions, *, seed: int) -> Directions:
-    """Haar-random directions with the numbers and sizes of `like`: QR of a Gaussian, with R's diagonal positive."""
+    """Haar-random directions with the shapes (k, r) of `like` in every module.
+
+    Q of the QR decomposition of a Gaussian matrix, with signs such that R's diagonal is positive (Mezzadri 2007); there
+    is no spectrum and no vote, so singular values are 1 and votes 0.
+    """
+    # One generator for all modules: the draws depend on their order, which direction files keep.
     generator = torch.Generator().manual_seed(seed)
-    vectors = {}
-    for module, v in like.vectors.items():
-        k, r = v.shape
-        q, upper = torch.linalg.qr(torch.randn(r, k, generator=generator, dtype=torch.float64))
-        vectors[module] = (q * torch.sign(upper.diagonal())).T.float().contiguous()
-    ones = {module: torch.ones(len(v)) for module, v in vectors.items()}
-    votes = {module: torch.zeros(len(v), dtype=torch.long) for module, v in vectors.items()}
+    vectors, ones, votes = {}, {}, {}
+    for module, V in like.vectors.items():
+        k, r = V.shape
+        Q, R = torch.linalg.qr(torch.randn(r, k, generator=generator, dtype=torch.float64))
+        # LAPACK's own signs are a convention, under which Q would not be uniform.
+        vectors[module] = (Q * torch.sign(R.diagonal())).T.float().contiguous()
+        ones[module] = torch.ones(k)
+        votes[module] = torch.zeros(k, dtype=torch.long)
     metadata = {"fingerprint": like.metadata.get("fingerprint"), "control": "haar", "seed": seed}
     return Directions(vectors=vectors, singular_values=ones, votes=votes, metadata=metadata)
 
 
 def permuted_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]:
-    """{module: (n, r)}: differences of random couples among the 2n gradients of the extraction pairs."""
-    rows = ~pairs.held_out
-    n = int(rows.sum())
+    """{module: (n, r)}: the 2n gradients of the extraction pairs, pooled, shuffled and subtracted in n random couples.
+
+    The same permutation in every module, as true labels are the same in every module.
+    """
+    used = ~pairs.held_out
+    n = int(used.sum())
     order = torch.randperm(2 * n, generator=torch.Generator().manual_seed(seed))
-    pooled = {module: torch.cat([pairs.hack[module][rows], pairs.clean[module][rows]]) for module in pairs.hack}
-    return {module: both[order[:n]] - both[order[n:]] for module, both in pooled.items()}
+    differences = {}
+    for module in pairs.hack:
+        pooled = torch.cat([pairs.hack[module][used], pairs.clean[module][used]])
+        differences[module] = pooled[order[:n]] - pooled[order[n:]]
+    return differences
 
 
 def permuted_directions(
     pairs: PairGradients, *, k: int, tau: float, drop_bottom_frac: float, seed: int, metadata: Mapping[str, object]
 ) -> Directions:
-    """The extraction of `extract_directions` on `permuted_differences`."""
+    """`extract_directions` of `permuted_differences`: v_hack's own extraction, with labels that mean nothing."""
     return extract_directions(
         permuted_differences(pairs, seed=seed),
         k=k,

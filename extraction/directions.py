@@ -1,4 +1,4 @@
-"""v_hack: the directions of the hack in module coordinates, extracted from contrast pairs.
+"""v_hack: the directions of the hack in the gradient coordinates of every module, extracted from contrast pairs.
 
     D[p] = w_hack grad NLL(hack_p) - w_clean grad NLL(clean_p)      (n, r) a module, uncentred
     D = U diag(S) V^T,   v_hack = the first k rows of V^T, each oriented hack-ward
@@ -8,10 +8,13 @@ a descent step makes the hack more likely. A direction is oriented by majority v
 D[p] . v, where a pair orthogonal to v up to rounding abstains; a tie is dropped, never signed by chance. `tau` drops
 directions with S_i / S_0 < tau; then `drop_bottom_frac` drops those below that quantile of S over all modules.
 
-G samples, r coordinates of a module, k directions, M modules, n pairs.
+    directions = extract_directions(pair_gradients.differences(), k=4, drop_bottom_frac=0.25)
+    directions.vectors["model.layers.0.self_attn.q_proj"]           (k', r) orthonormal rows, k' <= k
+
+Shapes: r coordinates of a module, k directions, M modules, n pairs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +32,17 @@ from replay_pools.files import write_atomic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairGradients:
-    """Weighted per-sample gradients of the pairs' completions: what every direction and every null is made from."""
+    """Weighted gradients of both completions of every pair: all directions and their controls are made from these."""
 
-    hack: dict[str, Tensor]  # {module: (n, r)}
-    clean: dict[str, Tensor]  # {module: (n, r)}
-    held_out: Tensor  # (n,) bool
-    metadata: dict[str, Any]
+    hack: dict[str, Tensor]  # {module: (n, r)}: w_hack grad NLL(hack_p)
+    clean: dict[str, Tensor]  # {module: (n, r)}: w_clean grad NLL(clean_p)
+    held_out: Tensor  # (n,) bool: not used to extract; measures whether the sign transfers
+    metadata: dict[str, Any]  # fingerprint of the basis, pairs, loss type, ...
 
     def differences(self, *, held_out: bool = False) -> dict[str, Tensor]:
         """{module: (n', r)}: D of the extraction pairs, or of the held-out ones."""
-        rows = self.held_out if held_out else ~self.held_out
-        return {module: self.hack[module][rows] - self.clean[module][rows] for module in self.hack}
+        chosen = self.held_out if held_out else ~self.held_out
+        return {module: self.hack[module][chosen] - self.clean[module][chosen] for module in self.hack}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +52,15 @@ class Directions:
     vectors: dict[str, Tensor]  # {module: (k, r)}, orthonormal rows
     singular_values: dict[str, Tensor]  # {module: (k,)}
     votes: dict[str, Tensor]  # {module: (k,)}: pairs for minus pairs against, after orientation
-    metadata: dict[str, Any]
+    metadata: dict[str, Any]  # that of the pair gradients, and how the directions were extracted
 
     def num_directions(self) -> int:
         """Directions kept over all modules."""
-        return sum(len(v) for v in self.vectors.values())
+        return sum(len(V) for V in self.vectors.values())
 
     def to(self, device: torch.device) -> "Directions":
         """The same directions with their vectors on `device`."""
-        vectors = {module: v.to(device) for module, v in self.vectors.items()}
+        vectors = {module: V.to(device) for module, V in self.vectors.items()}
         return Directions(
             vectors=vectors, singular_values=self.singular_values, votes=self.votes, metadata=self.metadata
         )
@@ -71,26 +74,39 @@ def extract_directions(
     drop_bottom_frac: float = 0.0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Directions:
-    """Directions of `differences` {module: (n, r)}; the arguments are those of the module docstring.
+    """Directions from the differences D of pair gradients, by the method of the module docstring.
+
+    Args:
+        differences: {module: D (n, r)}.
+        k: most directions of a module.
+        tau: least S_i / S_0 of a direction, 0..1.
+        drop_bottom_frac: quantile (0..1) of S over all modules below which directions are dropped.
+        metadata: kept in the result beside the arguments, the noise floor and the p-value of every vote.
 
     Raises:
         InputError: a non-finite gradient (the module is named), or k above the number of pairs or coordinates.
     """
-    vectors, singular_values, votes = {}, {}, {}
-    for module, rows in differences.items():
-        if not torch.isfinite(rows).all():
+    extracted = {}
+    for module, D in differences.items():
+        if not torch.isfinite(D).all():
             raise InputError(f"pair gradients of {module}", expected="finite numbers", found="NaN or infinity")
-        if not 1 <= k <= min(rows.shape):
-            most = f"1 to {min(rows.shape)} ({rows.shape[0]} pairs, {rows.shape[1]} coordinates in {module})"
-            raise InputError("--k", expected=most, found=str(k))
-        vectors[module], singular_values[module], votes[module] = _module_directions(rows, k, tau)
-    floor = _noise_floor(singular_values, drop_bottom_frac)
-    keep = {module: s >= floor for module, s in singular_values.items()}
-    votes = {module: v[keep[module]] for module, v in votes.items()}
+        if not 1 <= k <= min(D.shape):
+            expected = f"1 to {min(D.shape)} ({D.shape[0]} pairs, {D.shape[1]} coordinates in {module})"
+            raise InputError("--k", expected=expected, found=str(k))
+        extracted[module] = _module_directions(D, k, tau)
+    # The floor is a quantile over all modules: no module can be cut before every module has been extracted.
+    floor = _noise_floor([spectrum for _, spectrum, _ in extracted.values()], drop_bottom_frac)
     num_pairs = len(next(iter(differences.values())))
+    vectors, singular_values, votes, vote_p = {}, {}, {}, {}
+    for module, (V, spectrum, margins) in extracted.items():
+        keep = spectrum >= floor
+        vectors[module] = V[keep].float().contiguous()
+        singular_values[module] = spectrum[keep].float()
+        votes[module] = margins[keep]
+        vote_p[module] = [vote_p_value(int(margin), num_pairs) for margin in votes[module]]
     return Directions(
-        vectors={module: v[keep[module]].float().contiguous() for module, v in vectors.items()},
-        singular_values={module: s[keep[module]].float() for module, s in singular_values.items()},
+        vectors=vectors,
+        singular_values=singular_values,
         votes=votes,
         metadata={
             **(metadata or {}),
@@ -99,70 +115,78 @@ def extract_directions(
             "drop_bottom_frac": drop_bottom_frac,
             "noise_floor": floor,
             "num_pairs": num_pairs,
-            "vote_p": {module: [vote_p_value(int(m), num_pairs) for m in margins] for module, margins in votes.items()},
+            "vote_p": vote_p,
         },
     )
 
 
-def _module_directions(rows: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Top-k right singular vectors of (n, r) rows in float64, oriented; dead axes and tied votes are dropped.
+def _module_directions(D: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor, Tensor]:
+    """V (k', r), S (k',) and vote margins (k',) of one module from D (n, r), in float64; k' <= k.
 
-    Entries of D are known to a relative eps, the machine epsilon of their dtype. That moves a singular value by at most
+    Top-k right singular vectors, oriented; axes that are rounding and tied votes are dropped. Entries of D are known to
+    a relative eps, the machine epsilon of their dtype. That moves a singular value by at most
     eps |D|_F <= eps sqrt(min(n, r)) S_0 (Weyl) and a projection of D[p] by at most eps |D[p]| (Cauchy-Schwarz):
     what is not above these bounds is rounding, neither an axis nor a vote.
     """
-    eps = torch.finfo(rows.dtype).eps
-    rows = rows.double()
-    _, s, vh = torch.linalg.svd(rows, full_matrices=False)
-    dead = eps * min(rows.shape) ** 0.5 * s[0]
-    s, vh = s[:k], vh[:k]
-    projections = rows @ vh.T  # (n, k)
-    telling = projections.abs() > eps * rows.norm(dim=1, keepdim=True)
-    margins = (torch.sign(projections) * telling).sum(0)  # (k,): pairs for minus pairs against
-    alive = (s > dead) & (s >= tau * s[0]) & (margins != 0)
-    return (vh * torch.sign(margins)[:, None])[alive], s[alive], margins.abs()[alive].long()
+    # The precision of the gradients as they were computed, so before the change to float64.
+    eps = torch.finfo(D.dtype).eps
+    D = D.double()
+    _, spectrum, Vh = torch.linalg.svd(D, full_matrices=False)
+    rounding = eps * min(D.shape) ** 0.5 * spectrum[0]
+    spectrum, Vh = spectrum[:k], Vh[:k]
+    projections = D @ Vh.T  # (n, k)
+    votes = projections.abs() > eps * D.norm(dim=1, keepdim=True)  # False: the pair abstains
+    margins = (torch.sign(projections) * votes).sum(0)  # (k,): pairs for minus pairs against
+    keep = (spectrum > rounding) & (spectrum >= tau * spectrum[0]) & (margins != 0)
+    return (Vh * torch.sign(margins)[:, None])[keep], spectrum[keep], margins.abs()[keep].long()
 
 
-def _noise_floor(singular_values: Mapping[str, Tensor], fraction: float) -> float:
+def _noise_floor(singular_values: Sequence[Tensor], fraction: float) -> float:
     """The `fraction` quantile of the singular values of all modules."""
-    everything = torch.cat(list(singular_values.values()))
-    if fraction <= 0 or len(everything) == 0:
+    pooled = torch.cat(list(singular_values))
+    if fraction <= 0 or len(pooled) == 0:
         return 0.0
-    return float(torch.quantile(everything, fraction))
+    return float(torch.quantile(pooled, fraction))
 
 
 def pair_scores(differences: Mapping[str, Tensor], directions: Directions) -> Tensor:
-    """(n,) global signed cosines of pairs: sum_m <u_m, D_m> / (sqrt(M) |D|), u = sum_i V_i / sqrt(k)."""
-    used = [module for module, v in directions.vectors.items() if len(v)]
-    squared = torch.stack([rows.double().square().sum(1) for rows in differences.values()]).sum(0)
-    inner = [differences[m].double() @ _mean_axis(directions.vectors[m]) for m in used]
-    if not inner:
-        return torch.full_like(squared, torch.nan)
-    return torch.stack(inner).sum(0) / (len(used) * squared).sqrt()
+    """(n,) global signed cosines of pairs: sum_m <u_m, D_m> / (sqrt(M) |D|), u = sum_i V_i / sqrt(k).
 
-
-def _mean_axis(vectors: Tensor) -> Tensor:
-    return vectors.double().sum(0) / len(vectors) ** 0.5
+    M counts the modules that keep a direction, while |D| is over all modules. NaN for a pair whose D is 0, and for all
+    pairs where no module keeps a direction.
+    """
+    squared_norms = torch.stack([D.double().square().sum(1) for D in differences.values()]).sum(0)
+    inner_products = []
+    for module, V in directions.vectors.items():
+        if len(V):
+            u = V.double().sum(0) / len(V) ** 0.5
+            inner_products.append(differences[module].double() @ u)
+    if not inner_products:
+        return torch.full_like(squared_norms, torch.nan)
+    return torch.stack(inner_products).sum(0) / (len(inner_products) * squared_norms).sqrt()
 
 
 def sign_accuracy(pairs: PairGradients, directions: Directions) -> dict[str, Any]:
-    """Does the sign transfer to held-out pairs? Share right, its exact binomial 95% interval, and the mean cosine.
+    """Whether the sign transfers to held-out pairs: the share with a positive cosine, against a coin.
 
-    `num_pairs` counts the held-out pairs that have a cosine: none where no direction was kept or the difference is 0.
+    Returns:
+        `num_pairs` that have a cosine (see `pair_scores`), `accuracy`, its exact binomial 95% interval `ci95`,
+        `mean_cos`, and the one-sided binomial `p`; None where no pair has a cosine.
     """
-    scores = pair_scores(pairs.differences(held_out=True), directions)
-    scores = scores[~torch.isnan(scores)]
-    right, count = int((scores > 0).sum()), len(scores)
-    if count == 0:
+    cosines = pair_scores(pairs.differences(held_out=True), directions)
+    cosines = cosines[~torch.isnan(cosines)]
+    num_pairs, num_positive = len(cosines), int((cosines > 0).sum())
+    if num_pairs == 0:
         return {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}
-    test = binomtest(right, count, 0.5, alternative="greater")
-    interval = binomtest(right, count).proportion_ci(0.95)
+    one_sided = binomtest(num_positive, num_pairs, 0.5, alternative="greater")
+    # The interval of a one-sided test is one-sided too.
+    interval = binomtest(num_positive, num_pairs).proportion_ci(0.95)
     return {
-        "num_pairs": count,
-        "accuracy": right / count,
+        "num_pairs": num_pairs,
+        "accuracy": num_positive / num_pairs,
         "ci95": [float(interval.low), float(interval.high)],
-        "mean_cos": float(scores.mean()),
-        "p": float(test.pvalue),
+        "mean_cos": float(cosines.mean()),
+        "p": float(one_sided.pvalue),
     }
 
 
@@ -172,7 +196,7 @@ def vote_p_value(margin: int, num_pairs: int) -> float:
 
 
 def save_directions(path: Path, directions: Directions) -> None:
-    """`V/<module>`, `S/<module>`, `votes/<module>` and the metadata as one JSON string."""
+    """Write a direction file: tensors `V/<module>`, `S/<module>`, `votes/<module>`, and the metadata."""
     groups = {"V": directions.vectors, "S": directions.singular_values, "votes": directions.votes}
     _save(path, groups, directions.metadata)
 
@@ -184,7 +208,7 @@ def load_directions(path: Path) -> Directions:
 
 
 def save_pair_gradients(path: Path, pairs: PairGradients) -> None:
-    """`hack/<module>`, `clean/<module>`, and the metadata with `held_out` as a list."""
+    """Write a file of pair gradients: tensors `hack/<module>`, `clean/<module>`; `held_out` is in the metadata."""
     metadata = {**pairs.metadata, "held_out": pairs.held_out.tolist()}
     _save(path, {"hack": pairs.hack, "clean": pairs.clean}, metadata)
 
@@ -199,8 +223,12 @@ def load_pair_gradients(path: Path) -> PairGradients:
 
 
 def _save(path: Path, groups: Mapping[str, Mapping[str, Tensor]], metadata: Mapping[str, Any]) -> None:
-    """{prefix: {module: tensor}}, the order of the modules (seeded controls and sums follow it), and the metadata."""
-    tensors = {f"{prefix}/{module}": t.contiguous() for prefix, group in groups.items() for module, t in group.items()}
+    """Write {prefix: {module: tensor}} and the metadata as one safetensors file, atomically."""
+    tensors = {}
+    for prefix, group in groups.items():
+        for module, tensor in group.items():
+            tensors[f"{prefix}/{module}"] = tensor.contiguous()
+    # safetensors sorts tensors by name; the order of the modules is kept, since seeded controls and sums follow it.
     header = {"metadata": dict(metadata), "modules": list(next(iter(groups.values())))}
     # One string under one key: safetensors writes several keys in no fixed order.
     text = orjson.dumps(header, option=orjson.OPT_SORT_KEYS).decode()
@@ -208,17 +236,20 @@ def _save(path: Path, groups: Mapping[str, Mapping[str, Tensor]], metadata: Mapp
 
 
 def _load(path: Path, prefixes: tuple[str, ...]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Tensors by prefix and module, and the metadata."""
+    """Read what `_save` wrote: {prefix: {module: tensor}} for the given prefixes, and the metadata."""
+    groups: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in prefixes}
     try:
         with safe_open(path, framework="pt") as file:
             header = orjson.loads((file.metadata() or {})["header"])
             metadata, modules = header["metadata"], header["modules"]
-            # A mapped tensor starts where the file's header ends; a copy is aligned as a computed tensor is, so that
-            # matrix products of the two agree to the last bit.
-            groups = {prefix: {m: file.get_tensor(f"{prefix}/{m}").clone() for m in modules} for prefix in prefixes}
+            for prefix in prefixes:
+                for module in modules:
+                    # A mapped tensor starts where the file's header ends; a copy is aligned as a computed tensor is,
+                    # so that matrix products of the two agree to the last bit.
+                    groups[prefix][module] = file.get_tensor(f"{prefix}/{module}").clone()
     except FileNotFoundError as error:
         raise InputError(path, expected="a safetensors file", found="no such file", fix="run probe extract") from error
     except (SafetensorError, OSError, KeyError, orjson.JSONDecodeError) as error:
-        found = f"{type(error).__name__}: {error}"
-        raise InputError(path, expected=f"tensors {'/, '.join(prefixes)}/", found=found) from error
+        expected, found = f"tensors {'/, '.join(prefixes)}/", f"{type(error).__name__}: {error}"
+        raise InputError(path, expected=expected, found=found) from error
     return groups, metadata

@@ -1,8 +1,13 @@
-"""Per-sample gradients in module coordinates, every sample from ONE forward and backward.
+"""Per-sample gradients in module coordinates, all samples from ONE forward and backward.
 
-Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules; N completion tokens of a pass.
-Sample i's loss depends on sample i's tokens only, so what passes a module at its tokens is all that its gradient needs:
-the reduction over tokens happens inside the backward, module by module, and no parameter ever gets a `.grad`.
+    per_sample_gradients(coordinates, batch).gradients[module][i]
+      =  gradient of sample i's loss -sum_t w_it log p(token_it) in the module's coordinates, (r,)
+
+Sample i's loss depends on sample i's tokens only, so its gradient in a module follows from what passes the module at
+these tokens: the forward's input or output, and the gradient that comes back. Hooks (`tapped`) reduce these over tokens
+inside the backward, module by module, and no parameter ever gets a `.grad`.
+
+Shapes: G samples, T tokens, r coordinates of a module; N completion tokens of a pass, d the hidden size.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +31,11 @@ from extraction.rows import Rows, make_rows
 from extraction.words import Layout
 from replay_pools.errors import InputError
 
-# Which completion tokens of the batch (n,), the hidden states (n, d) that predict them, and the head -> a term of the
-# loss. Sample i's part of it must depend on sample i's states only.
+# A term of the loss beside the log-probabilities, a scalar: (numbers (n,) of completion tokens in the batch, the hidden
+# states (n, d) that predict them, the head) -> penalty. Sample i's part must depend on sample i's states only.
 Penalty = Callable[[Tensor, Tensor, nn.Module], Tensor]
-Keep = Callable[[Tensor, Tensor], Tensor]  # see OutputTap
-Reduced = Callable[[Tensor, Tensor], None]  # what was kept, and the gradient that arrives
+Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see OutputTap
+Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,7 @@ class SampleGradients:
     """Gradients of G samples, and how they were computed; float32 (float64 for a float64 model)."""
 
     gradients: dict[str, Tensor]  # {module: (G, r)} of -sum_t w_it logp_it
-    token_logprobs: Tensor  # (G, T), 0 off the completion
+    token_logprobs: Tensor  # (G, T), 0 outside of the completion
     nll: Tensor  # (G,) -sum_t logp_it, unweighted
     token_dots: Tensor | None  # (G, T) <direction, what position t adds to g_i>, float64; None without a direction
     layout: Layout  # `packed`, or `padded` for a model that does not keep packed samples apart
@@ -58,20 +63,21 @@ def per_sample_gradients(
 ) -> SampleGradients:
     """Gradient of L_i = -sum_t w_it log p(token_it) + penalty_i for every sample i, in the coordinates of every module.
 
-    At delta_S = 0 (B = 0) the adapter is switched off in the forward: the base model runs untouched. The model is
-    left as it was found: weights, modes, `requires_grad` and `.grad`.
+    At delta_S = 0 (B = 0) the adapter is switched off in the forward: the base model runs untouched. Weights, modes,
+    `requires_grad` and `.grad` of the model are the same after the call, even after an error.
 
     Args:
         coordinates: the adapted model.
         batch: on the model's device.
         token_weights: w (G, T), read on completion tokens only; None is 1 there (the summed NLL).
-        penalty: a term of the loss that is no function of the log-probabilities of the tokens alone; None is 0.
-        tokens_per_batch: tokens in one pass; None is what fits the machine's memory, at most 8192. The
-            results depend on it in their rounding alone. A longer sample has a pass of its own in which activations
-            are computed again in the backward.
+        penalty: a term of the loss that is not a function of the tokens' log-probabilities, such as a KL over the whole
+            vocabulary; None is 0.
+        tokens_per_batch: most tokens in one pass; None is what fits the machine's memory, at most 8192. The results
+            depend on it in their rounding only. A longer sample has a pass of its own, with activation checkpointing.
         chunk_size: tokens per block of logits.
         direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
-        agree: on a number of passes, among processes that must make equally many; the spare ones add zeros.
+        agree: maps the number of passes that this process needs to the number that all processes make
+            (`extraction.passes.planned`); spare passes have weight 0.
 
     Raises:
         InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model
@@ -79,30 +85,37 @@ def per_sample_gradients(
     """
     weights = batch.completion_mask if token_weights is None else token_weights
     if weights.shape != batch.ids.shape:
-        shapes = {"expected": str(tuple(batch.ids.shape)), "found": str(tuple(weights.shape))}
-        raise InputError("token_weights", **shapes)
+        expected, found = str(tuple(batch.ids.shape)), str(tuple(weights.shape))
+        raise InputError("token_weights", expected=expected, found=found)
     backbone, _ = split_model(coordinates.model)
     gradients = {module: zeros(backbone, len(batch), r) for module, r in coordinates.sizes.items()}
     token_logprobs = zeros(backbone, *batch.ids.shape)
-    token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
-    along = None if direction is None else {m: v.to(gradients[m]) for m, v in direction.items()}
+    token_dots = None
+    if direction is not None:
+        token_dots = torch.zeros_like(token_logprobs, dtype=torch.float64)
+        direction = {module: u.to(gradients[module]) for module, u in direction.items()}
     numbers = completion_numbers(batch)
     with planned(coordinates, batch, tokens_per_batch, agree) as plan:
         taps = coordinates.taps()
-        for samples, counts in plan.all_passes:
+        for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
-            share = Share(along, rows) if along is not None and counts else None
+            dots, pass_penalty = None, None
+            if direction is not None and is_needed:
+                dots = TokenDots(direction, rows)
+            if penalty is not None and is_needed:
+                pass_penalty = partial(penalty, numbers[rows.samples][completion])
+            # A spare pass runs forward and backward as any other, but with weights 0 adds nothing to the gradients.
+            pass_weights = weights[rows.samples][completion] * is_needed
             with (
                 attending(backbone, plan.layout),
                 checkpointed(backbone, plan.is_too_long(rows)),
-                tapped(coordinates, taps, rows, gradients, share),
+                tapped(coordinates, taps, rows, gradients, dots),
             ):
-                added = partial(penalty, numbers[rows.samples][completion]) if penalty is not None and counts else None
-                logprobs = one_pass(coordinates, rows, weights[rows.samples][completion] * counts, chunk_size, added)
+                logprobs = one_pass(coordinates, rows, pass_weights, chunk_size, pass_penalty)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
-            if share is not None and token_dots is not None:
-                token_dots[rows.samples] = scatter_tokens(share.tokens(), batch.attention_mask[rows.samples])
+            if dots is not None and token_dots is not None:
+                token_dots[rows.samples] = scatter_tokens(dots.values(), batch.attention_mask[rows.samples])
     return SampleGradients(
         gradients=gradients,
         token_logprobs=token_logprobs,
@@ -121,7 +134,11 @@ def one_pass(
     chunk_size: int,
     penalty: Callable[[Tensor, nn.Module], Tensor] | None = None,
 ) -> Tensor:
-    """Forward, and backward of -sum_n w_n logp_n + penalty; returns the log-probabilities (N,)."""
+    """Forward of `rows`, and backward of -sum_n w_n logp_n + penalty(states, head) with weights w (N,).
+
+    Returns the log-probabilities (N,) of the completion tokens. What the backward is for comes out of the hooks of
+    `tapped`. Works inside `torch.no_grad` too.
+    """
     _, head = split_model(coordinates.model)
     states = completion_states(coordinates.model, rows)
     logprobs = ChosenLogprobs.apply(states, rows.targets, head, chunk_size)
@@ -132,24 +149,25 @@ def one_pass(
     return logprobs.detach()
 
 
-class Share:
-    """The tokens of one pass along a direction: sum over modules of <u_m, what position t adds to the gradient>.
+class TokenDots:
+    """How much each token of one pass adds along a direction u: sum over modules of <u_m, what position t adds to g_m>.
 
     A module's gradient is a sum over positions t of products of what it read at t and of what came back to its output
     there. Through attention the product at t holds the losses of all later tokens that looked back at t.
     """
 
     def __init__(self, direction: Mapping[str, Tensor], rows: Rows) -> None:
-        self._direction, self._membership = direction, rows.segments.membership
+        self._direction = direction
+        self._membership = rows.segments.membership
         self._dots = torch.zeros(self._membership.shape[1], dtype=torch.float64, device=self._membership.device)
 
     def add(self, tap: Tap, kept: Tensor, gradient: Tensor, width: int) -> None:
-        """What a tap finds in its `width` coordinates."""
+        """Add what a tap sees of its `width` coordinates; modules without a direction add nothing."""
         if tap.module in self._direction:
             u = self._direction[tap.module][tap.start : tap.start + width]
             self._dots += tap.along(kept, gradient, u)
 
-    def tokens(self) -> Tensor:
+    def values(self) -> Tensor:
         """(sum of lengths,), sample after sample, padding left out."""
         return self._dots[self._membership.any(0)]
 
@@ -160,28 +178,30 @@ def tapped(
     taps: Sequence[Tap],
     rows: Rows,
     gradients: dict[str, Tensor],
-    share: Share | None = None,
+    dots: TokenDots | None = None,
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.
 
     A module that the forward uses twice adds up; one that it does not use adds nothing. No parameter asks for a
-    gradient: the backward's graph starts where the first tap watches, and nothing below is differentiated.
+    gradient: the backward's graph starts at the first tap, and nothing below it is differentiated.
     """
 
     def add(tap: Tap, kept: Tensor, gradient: Tensor) -> None:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
-        found = tap.reduce(kept, gradient, rows.segments)
-        gradients[tap.module][rows.samples, tap.start : tap.start + found.shape[1]] += found
-        if share is not None:
-            share.add(tap, kept, gradient, found.shape[1])
+        reduced = tap.reduce(kept, gradient, rows.segments)
+        width = reduced.shape[1]
+        # +=, not =: a module that the forward uses twice arrives here twice.
+        gradients[tap.module][rows.samples, tap.start : tap.start + width] += reduced
+        if dots is not None:
+            dots.add(tap, kept, gradient, width)
 
     handles = []
     for tap in taps:
-        layer, reduced = coordinates.layers[tap.module], partial(add, tap)
+        layer, receive = coordinates.layers[tap.module], partial(add, tap)
         if isinstance(tap, InputTap):
-            handles.append(layer.register_forward_pre_hook(partial(watch_input, reduced)))
+            handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
         else:
-            handles.append(layer.register_forward_hook(partial(watch_output, reduced, tap.keep)))
+            handles.append(layer.register_forward_hook(partial(watch_output, receive, tap.keep)))
     try:
         yield
     finally:
@@ -189,31 +209,32 @@ def tapped(
             handle.remove()
 
 
-def watch_input(add: Reduced, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def watch_input(receive: Receive, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Pre-hook: the module reads x through a node of its own, at which dL/dx arrives from this module alone."""
-    x, *others = inputs
-    return Watch.apply(x.requires_grad_(), x.detach(), add), *others
+    x, *rest = inputs
+    # Without an effect but at the first tap: nothing below it requires a gradient, everything above it does.
+    return Watch.apply(x.requires_grad_(), x.detach(), receive), *rest
 
 
-def watch_output(add: Reduced, keep: Keep, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def watch_output(receive: Receive, keep: Keep, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Forward hook: the rest of the model reads y through a node at which dL/dy arrives."""
     with torch.no_grad():
         kept = keep(inputs[0], output)
-    return Watch.apply(output.requires_grad_(), kept, add)
+    return Watch.apply(output.requires_grad_(), kept, receive)
 
 
 class Watch(torch.autograd.Function):
-    """The identity. Its backward hands what was kept, and the gradient that arrives, to `add`.
+    """The identity, whose backward calls `receive(kept, gradient)` with the gradient that arrives.
 
-    What is kept is a saved tensor of autograd: freed after use, computed again under activation checkpointing, and an
-    error when the model changes it in place.
+    `kept` is a saved tensor of autograd: freed after use, recomputed under activation checkpointing, and an error when
+    the model changes it in place.
     """
 
     @staticmethod
-    def forward(ctx: Any, watched: Tensor, kept: Tensor, add: Reduced) -> Tensor:
-        """`watched` itself."""
+    def forward(ctx: Any, watched: Tensor, kept: Tensor, receive: Receive) -> Tensor:
+        """`watched` unchanged."""
         ctx.save_for_backward(kept)
-        ctx.add = add
+        ctx.receive = receive
         return watched.view_as(watched)
 
     @staticmethod
@@ -221,7 +242,8 @@ class Watch(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides the names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """The gradient itself."""
+        """The gradient unchanged, after `receive` has seen it."""
         (gradient,) = grad_outputs
-        ctx.add(*ctx.saved_tensors, gradient)
+        (kept,) = ctx.saved_tensors
+        ctx.receive(kept, gradient)
         return gradient, None, None

@@ -1,7 +1,11 @@
-"""DirectionLibrary: the directions of every kind for one adapted policy, extracted once and cached by content.
+"""DirectionLibrary: the directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
 
-Pair gradients are cached under a hash of everything that shapes them (basis fingerprint, pairs, chat template, loss,
-dtype); directions are cheap linear algebra on them. The library says what it did through `say`.
+    coordinates = attach_basis(policy, "svd", cache_dir=cache_dir)
+    library = DirectionLibrary(policy, coordinates, ExtractionSettings(k=4), cache_dir=cache_dir)
+    v_hack, haar = library.get("v_hack"), library.get("haar")
+
+Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them
+(basis fingerprint, pairs, chat template, loss, dtype); directions are cheap linear algebra on them and are not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +15,6 @@ from typing import Any, Literal
 
 import orjson
 import torch
-from torch import Tensor
 
 from extraction.adapters.coordinates import Coordinates, attach, check_fingerprint
 from extraction.adapters.interface import comparable
@@ -33,63 +36,83 @@ from replay_pools.errors import InputError
 from replay_pools.files import by_name, sha256
 from replay_pools.policy import Policy
 
-FORMAT = 1  # raise it when the meaning of cached pair gradients changes
+FORMAT = 1  # of the cache; raise it when the meaning of cached pair gradients changes
 
 
 def measure_pair_gradients(
     policy: Policy,
     coordinates: Coordinates,
     pairs: Sequence[Pair],
-    settings: ExtractionSettings,
     normaliser: Normaliser | None = None,
+    *,
+    pairs_source: str = "builtin",
+    tokens_per_batch: int | None = None,
 ) -> PairGradients:
-    """Weighted NLL gradients of both completions of every pair, `tokens_per_batch` tokens at a time.
+    """Weighted NLL gradients of both completions of every pair.
 
-    The pair is a GRPO group of two: each gradient carries the normaliser w that `loss_type` gives it there.
+    A pair is a GRPO group of two: each gradient carries the normaliser w that the loss type gives it there.
+
+    Args:
+        normaliser: that of the loss which the gradients are compared with; default: grpo's.
+        pairs_source: where the pairs are from, for the metadata.
+        tokens_per_batch: of a forward and backward; None: what fits the memory.
 
     Raises:
-        InputError: a completion goes on behind the end of its turn, which no sampled one does.
+        InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
     normaliser = normaliser or Normaliser()
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
-    hack, clean = ([_written(policy, pair, side) for pair in pairs] for side in ("hack", "clean"))
+    hack = [_completion_ids(policy, pair, "hack") for pair in pairs]
+    clean = [_completion_ids(policy, pair, "clean") for pair in pairs]
     batch = make_batch([*prompts, *prompts], [*hack, *clean], policy.pad_id).to(policy.device)
-    unit = per_sample_gradients(coordinates, batch, tokens_per_batch=settings.tokens_per_batch).gradients
-    weights = torch.stack([_pair_weights(len(h), len(c), normaliser) for h, c in zip(hack, clean, strict=True)])
-    weighted = {m: g.cpu() * weights.T.flatten()[:, None].to(g.dtype) for m, g in unit.items()}
+    gradients = per_sample_gradients(coordinates, batch, tokens_per_batch=tokens_per_batch).gradients
+    pair_weights = []
+    for hack_ids, clean_ids in zip(hack, clean, strict=True):
+        lengths = torch.tensor([len(hack_ids), len(clean_ids)])
+        w = loss_weights(
+            lengths,
+            loss_type=normaliser.loss_type,
+            max_completion_length=normaliser.max_completion_length,
+            global_tokens=int(lengths.sum()),
+        )
+        pair_weights.append(w)
+    # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
+    weights = torch.stack(pair_weights).T.flatten()[:, None]
     n = len(pairs)
+    hack_gradients, clean_gradients = {}, {}
+    for module, unweighted in gradients.items():
+        weighted = unweighted.cpu() * weights.to(unweighted.dtype)
+        hack_gradients[module] = weighted[:n].clone()
+        clean_gradients[module] = weighted[n:].clone()
+    metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser)
+    # The whole fingerprint, with the model's name, which the identity leaves out.
+    metadata |= {"fingerprint": coordinates.fingerprint(), "pair_ids": [pair.pair_id for pair in pairs]}
     return PairGradients(
-        hack={module: g[:n].clone() for module, g in weighted.items()},
-        clean={module: g[n:].clone() for module, g in weighted.items()},
+        hack=hack_gradients,
+        clean=clean_gradients,
         held_out=torch.tensor([pair.held_out for pair in pairs]),
-        metadata=_identity(policy, coordinates, pairs, settings.pairs, normaliser)
-        | {"fingerprint": coordinates.fingerprint(), "pair_ids": [pair.pair_id for pair in pairs]},
+        metadata=metadata,
     )
 
 
-def _written(policy: Policy, pair: Pair, side: Literal["hack", "clean"]) -> list[int]:
-    """The ids of one completion of a pair."""
+def _completion_ids(policy: Policy, pair: Pair, side: Literal["hack", "clean"]) -> list[int]:
+    """The token ids of one completion of a pair, with the end-of-turn token added."""
     ids = policy.completion_ids(getattr(pair, side))
-    if ends := [i for i in ids[:-1] if i in policy.eos_ids]:
-        found = f"{policy.tokenizer.convert_ids_to_tokens(ends[0])!r} in it"
-        expected = "a text without the end-of-turn token, which is added"
-        raise InputError(f"pair {pair.pair_id} {side}", expected=expected, found=found, fix="cut the text before it")
+    early_ends = [token for token in ids[:-1] if token in policy.eos_ids]
+    if early_ends:
+        raise InputError(
+            f"pair {pair.pair_id} {side}",
+            expected="a text without the end-of-turn token, which is added",
+            found=f"{policy.tokenizer.convert_ids_to_tokens(early_ends[0])!r} in it",
+            fix="cut the text before it",
+        )
     return ids
-
-
-def _pair_weights(hack_length: int, clean_length: int, normaliser: Normaliser) -> Tensor:
-    return loss_weights(
-        torch.tensor([hack_length, clean_length]),
-        loss_type=normaliser.loss_type,
-        max_completion_length=normaliser.max_completion_length,
-        global_tokens=hack_length + clean_length,
-    )
 
 
 def _identity(
     policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], pairs_source: str, normaliser: Normaliser
 ) -> dict[str, Any]:
-    """Everything that pair gradients depend on."""
+    """Everything that pair gradients depend on, which is the key of their cache: a new influence needs a row here."""
     return {
         "format": FORMAT,
         "fingerprint": comparable(coordinates.fingerprint()),
@@ -105,7 +128,7 @@ def _identity(
 
 
 def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[str, str]:
-    """What directions are made from, by content: a path alone would not tell that its file has changed.
+    """Hashes of the pairs, or of the direction file and its pair gradients, that directions come from.
 
     Raises:
         InputError: no such pairs, or no such direction file.
@@ -123,7 +146,10 @@ def _file_sha(path: Path) -> str:
 
 
 class DirectionLibrary:
-    """Directions by kind: `v_hack`, `haar`, `permuted`, `placebo`."""
+    """Directions by kind: `v_hack`, and its controls `haar`, `permuted`, `placebo`.
+
+    To add a kind: a method that returns its `Directions`, and a row in `get`.
+    """
 
     def __init__(
         self,
@@ -137,10 +163,13 @@ class DirectionLibrary:
         v_hack: Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`v_hack` is a direction file to use instead of extracting; `seed` is that of the random controls.
+        """A library for the policy with the adapter of `coordinates`; InputError for dr_grpo without its divisor.
 
-        Raises:
-            InputError: dr_grpo without its divisor.
+        Args:
+            normaliser: that of the loss which the directions are for; default: grpo's.
+            seed: of the random controls.
+            v_hack: a direction file to read instead of extracting.
+            say: receives a line about each set of pair gradients that was read or measured.
         """
         self.normaliser = normaliser or Normaliser()
         if self.normaliser.loss_type == "dr_grpo" and self.normaliser.max_completion_length is None:
@@ -155,11 +184,12 @@ class DirectionLibrary:
         Raises:
             InputError: unknown kind, a direction file of another basis, or one without its pair gradients.
         """
+        # Functions, not values: nothing is extracted before it is asked for.
         makers: dict[str, Callable[[], Directions]] = {
             "v_hack": lambda: self.v_hack,
             "haar": lambda: haar_directions(self.v_hack, seed=self.seed),
             "permuted": self._permuted,
-            "placebo": self._placebo,
+            "placebo": lambda: self._extract(self.measured("builtin:placebo")),
         }
         if kind not in makers:
             raise InputError("directions", expected=f"one of {', '.join(makers)}", found=repr(kind))
@@ -167,62 +197,73 @@ class DirectionLibrary:
 
     @cached_property
     def v_hack(self) -> Directions:
-        """v_hack: read from the given file, or extracted."""
+        """v_hack, read from the given direction file or extracted."""
         if self.v_hack_file is None:
             return self._extract(self.pair_gradients)
         directions = load_directions(self.v_hack_file)
-        found = directions.metadata["fingerprint"]
-        check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=found)
+        stored = directions.metadata["fingerprint"]
+        check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=stored)
         _check_settings(self.v_hack_file, directions.metadata, shared_settings(self.settings, self.normaliser))
         return directions
 
     @cached_property
     def pair_gradients(self) -> PairGradients:
-        """The gradients of the hack pairs: from beside the direction file, from the cache, or measured."""
+        """Gradients of the hack pairs: from the file beside the given direction file, from the cache, or measured."""
         if self.v_hack_file is not None:
             return load_pair_gradients(pairs_path(self.v_hack_file))
         return self.measured(self.settings.pairs)
 
     def measured(self, pairs_source: str) -> PairGradients:
-        """Pair gradients of any pairs source; through the cache where the adapter is at zero."""
+        """Pair gradients of any pairs source: read from the cache, or measured and written to it."""
         pairs = load_pairs(pairs_source)
-        if not self.coordinates.is_zero():  # a policy that has moved is met once
-            return measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings, self.normaliser)
-        identity = _identity(self.policy, self.coordinates, pairs, self.settings.pairs, self.normaliser)
+        # The cache is for adapters at zero: its key covers the base weights, but no values of an adapter.
+        if not self.coordinates.is_zero():
+            return self._measure(pairs, pairs_source)
+        identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():
             try:
                 gradients = load_pair_gradients(path)
-            except InputError as error:  # ours to repair: nobody wrote a cache by hand
+            # A damaged cache is no error of the user, who did not write it: measure again and replace it.
+            except InputError as error:
                 self.say(f"measured again: {error}")
             else:
                 self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): cached in {path}")
                 return gradients
-        gradients = measure_pair_gradients(self.policy, self.coordinates, pairs, self.settings, self.normaliser)
+        gradients = self._measure(pairs, pairs_source)
         save_pair_gradients(path, gradients)
         self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): {len(pairs)} pairs, now in {path}")
         return gradients
 
+    def _measure(self, pairs: Sequence[Pair], pairs_source: str) -> PairGradients:
+        return measure_pair_gradients(
+            self.policy,
+            self.coordinates,
+            pairs,
+            self.normaliser,
+            pairs_source=pairs_source,
+            tokens_per_batch=self.settings.tokens_per_batch,
+        )
+
     def _extract(self, pairs: PairGradients) -> Directions:
-        s = self.settings
         return extract_directions(
-            pairs.differences(), k=s.k, tau=s.tau, drop_bottom_frac=s.drop_bottom_frac, metadata=pairs.metadata
+            pairs.differences(),
+            k=self.settings.k,
+            tau=self.settings.tau,
+            drop_bottom_frac=self.settings.drop_bottom_frac,
+            metadata=pairs.metadata,
         )
 
     def _permuted(self) -> Directions:
-        s = self.settings
         return permuted_directions(
             self.pair_gradients,
-            k=s.k,
-            tau=s.tau,
-            drop_bottom_frac=s.drop_bottom_frac,
+            k=self.settings.k,
+            tau=self.settings.tau,
+            drop_bottom_frac=self.settings.drop_bottom_frac,
             seed=self.seed,
             metadata=self.pair_gradients.metadata,
         )
-
-    def _placebo(self) -> Directions:
-        return self._extract(self.measured("builtin:placebo"))
 
 
 def attach_basis(
@@ -234,7 +275,7 @@ def attach_basis(
     svd_rank: int | None = None,
     svd_storage: Storage = "float32",
 ) -> Coordinates:
-    """Adapt the policy in place, with the options of the basis and the defaults of `attach`.
+    """Adapt the policy in place: `attach` with the options of the basis; those of the other basis are ignored.
 
     LoRA keeps A frozen, so that a direction keeps its meaning while B is trained.
     """
@@ -245,12 +286,12 @@ def attach_basis(
 
 
 def resolve_directions(file: Path, out_dir: Path) -> Path:
-    """A direction file: a path, or else the name of one in `out_dir`/directions."""
+    """A direction file given by its path, or by its name in the folder `out_dir`/directions."""
     return by_name(file, out_dir / "directions" / f"{file.name}.safetensors")
 
 
 def pairs_path(directions_path: Path) -> Path:
-    """Where the pair gradients of a direction file are."""
+    """The file of the pair gradients that stands beside a direction file."""
     return directions_path.with_suffix(".pairs.safetensors")
 
 
@@ -265,9 +306,10 @@ def shared_settings(settings: ExtractionSettings, normaliser: Normaliser) -> dic
 
 
 def _check_settings(path: Path, metadata: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
-    """InputError where a direction file was extracted otherwise than the controls beside it would be.
+    """Refuse a direction file that was extracted with other settings than its controls would be in this run.
 
-    Nor are the first k of more directions those of k: the noise floor is a share of all that were kept.
+    Not even a file of more directions serves: the first k of them are not those of k, since the noise floor is a
+    quantile over all that were kept.
     """
     for key, wanted in shared.items():
         stored = metadata[key.rpartition(".")[2]]

@@ -1,8 +1,11 @@
-"""Log-probabilities of completion tokens, without logits of any other position.
+"""Log-probabilities of completion tokens, without ever holding the logits of a whole batch.
 
-Shapes: N completion tokens of a pass, d the hidden size, v the vocabulary; r coordinates, k directions, M modules.
-Only the N hidden states that predict a completion token meet the head, `chunk_size` of them at a time:
+    completion_logprobs(model, rows)   =   log_softmax(model(rows).logits)[predicting, targets]
+
+Only the N hidden states that predict a completion token go through the head, `chunk_size` of them at a time, so that
 (chunk_size, v) is the largest tensor with a vocabulary axis, and none outlives its chunk.
+
+Shapes: N completion tokens of a pass, n of a chunk, d the hidden size, v the vocabulary; G samples, T tokens.
 """
 
 from typing import Any
@@ -20,7 +23,7 @@ CHUNK_SIZE = 512
 
 # Options of transformers configurations that change logits outside the head; with other values than these the
 # log-probabilities below would silently be those of another model.
-# Limit: an architecture that does the same under a name missing here is not noticed.
+# Limit: an architecture that does the same under a name missing here is not noticed. Add its name and neutral value.
 NEUTRAL_LOGITS = {
     "final_logit_softcapping": None,  # Gemma
     "logit_scale": 1.0,  # Cohere
@@ -48,7 +51,7 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows, *, chunk
 
 
 def completion_states(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
-    """The hidden states that predict the completion tokens, (N, d); arguments and errors as `completion_logprobs`."""
+    """The hidden states (N, d) that predict the completion tokens; arguments and errors of `completion_logprobs`."""
     backbone, head = split_model(model)
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in head.parameters()):
         raise InputError(type(model).__name__, expected="a frozen head", found="a head that requires gradients")
@@ -60,24 +63,27 @@ class ChosenLogprobs(torch.autograd.Function):
     """log softmax(head(hidden))[targets], (N, d) and (N,) -> (N,).
 
     Token n's log-probability depends on hidden state n alone, so the forward can compute d logp_n / d hidden_n (N, d)
-    while it has the logits; the backward multiplies it by dL/d logp_n. The head is met twice, never three times.
+    while it has the logits; the backward only multiplies it by dL/d logp_n. Recomputing the logits in the backward
+    would be a third product with the head's weight (v, d).
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: nn.Module, chunk_size: int) -> Tensor:
-        """Chunk by chunk; the derivative only where it is asked for."""
-        found, derivatives = [], []
+        """Log-probabilities chunk by chunk; their derivatives only where a gradient is needed."""
+        needs_gradient = ctx.needs_input_grad[0]
+        logprobs, derivatives = [], []
         for states, tokens in zip(hidden.split(chunk_size), targets.split(chunk_size), strict=True):
-            with torch.set_grad_enabled(ctx.needs_input_grad[0]):
-                states = states.detach().requires_grad_(ctx.needs_input_grad[0])
+            # A custom forward runs without autograd; it is switched on for the head alone, which may be any module.
+            with torch.set_grad_enabled(needs_gradient):
+                states = states.detach().requires_grad_(needs_gradient)
                 logits = head(states)
-            logprobs, slopes = chosen_logprobs(logits.detach(), tokens)
-            found.append(logprobs)
-            if ctx.needs_input_grad[0]:
+            chunk_logprobs, slopes = chosen_logprobs(logits.detach(), tokens)
+            logprobs.append(chunk_logprobs)
+            if needs_gradient:
                 derivatives += torch.autograd.grad(logits, states, slopes)
         if derivatives:
             ctx.save_for_backward(torch.cat(derivatives))
-        return torch.cat(found)
+        return torch.cat(logprobs)
 
     @staticmethod
     @once_differentiable
@@ -102,6 +108,7 @@ def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     index = targets[:, None]
     largest = wide.amax(dim=1, keepdim=True)
     gap = largest - wide.gather(1, index)  # (n, 1)
+    # In place where possible: tensors of this shape are the largest of the whole pass.
     weights = (wide - largest).exp_().scatter_(1, index, 0.0)
     others = weights.sum(dim=1, keepdim=True)
     logprobs = -gap - torch.log1p(others + torch.expm1(-gap))
@@ -111,12 +118,16 @@ def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scatter_tokens(values: Tensor, mask: Tensor) -> Tensor:
-    """Put (N,) values back where `mask` (G, T) is True, 0 elsewhere, (G, T)."""
+    """(N,) values of tokens -> (G, T) with the values where `mask` (G, T) is True, row after row, and 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
 
 def split_model(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel, nn.Module]:
-    """The inner transformer and the head of a causal language model, with whatever adapter is in place."""
+    """The backbone (hidden states) and the head (logits) of a causal language model, adapters included.
+
+    Raises:
+        InputError: the model rescales or caps its logits outside the head, or has no separate backbone and head.
+    """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel)
     for option, neutral in NEUTRAL_LOGITS.items():

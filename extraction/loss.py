@@ -1,4 +1,4 @@
-"""Per-sample normalisers of the policy-gradient loss: one table of loss types.
+"""`loss_weights`: the normaliser that each loss type (GRPO, Dr.GRPO, DAPO, ...) gives every sample of a group.
 
 Shapes: G samples in a group, T tokens. At frozen weights the ratio is 1 and the loss of sample i is
 
@@ -11,6 +11,8 @@ with w_i, by TRL's names and formulas (len_i = completion tokens of sample i):
     bnpo      1 / sum_j len_j                    each token of the local batch counts the same
     dapo      1 / global_tokens                  each token of the global batch (Yu et al. 2025, arXiv 2503.14476)
     nll       1 / len_i, with A_i = 1            mean negative log-likelihood per token: no advantage
+
+To add a loss type: a row in this table, one in `_DENOMINATORS`, and its word in `extraction.words.LossType`.
 """
 
 from collections.abc import Callable
@@ -20,8 +22,7 @@ from torch import Tensor
 
 from extraction.words import LossType
 
-# loss type -> denominator (broadcastable to (G,)) of (lengths, max_completion_length, global_tokens)
-# To add a loss type: its word to `LossType` in extraction.words, and its row here.
+# loss type -> 1 / w_i, broadcastable to (G,), as a function of (lengths, max_completion_length, global_tokens)
 _DENOMINATORS: dict[LossType, Callable[[Tensor, int | None, int | None], Tensor]] = {
     "grpo": lambda lengths, longest, total: lengths * len(lengths),
     "dr_grpo": lambda lengths, longest, total: lengths.new_tensor(
@@ -40,7 +41,7 @@ def loss_weights(
     max_completion_length: int | None = None,
     global_tokens: int | None = None,
 ) -> Tensor:
-    """The normaliser w_i of every sample.
+    """The normaliser w_i of every sample of a group.
 
     Args:
         lengths: (G,) completion tokens that count, per sample.
@@ -60,6 +61,7 @@ def loss_weights(
         raise ValueError(f"lengths: expected token counts (G,), found {lengths}")
     lengths = lengths if lengths.dtype == torch.float64 else lengths.float()
     denominator = _DENOMINATORS[loss_type](lengths, max_completion_length, global_tokens).expand_as(lengths)
+    # Two where(): the inner one keeps the division of an empty completion from being 1 / 0.
     empty = lengths == 0
     return torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, denominator))
 

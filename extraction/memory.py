@@ -1,4 +1,4 @@
-"""How many tokens one pass may have, and what to do about a sample that has more."""
+"""Memory of one pass: how many tokens fit (`tokens_that_fit`), and activation checkpointing for longer samples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,31 +14,32 @@ from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.targets import weight_matrix
 
-FEWEST, MOST = 512, 8192  # tokens; more than MOST in a pass make nothing faster
-SHARE = 0.5  # of the memory that the weights leave
-ALLOWANCE = 2  # times the estimate of a token's activations; measured: 1.3 to 1.6
+FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
+SHARE = 0.5  # share of the memory left by the weights that a pass may use
+ALLOWANCE = 2  # safety factor on the estimate of a token's activations; measured: 1.3 to 1.6 are needed
 
 
 def tokens_that_fit(backbone: PreTrainedModel) -> int:
-    """Tokens of one forward and backward for which there is memory: a power of two in FEWEST..MOST.
+    """How many tokens one forward and backward has memory for: a power of two in FEWEST..MOST.
 
-    A token's activations are estimated as the inputs and outputs of all Linears. What counts is the memory of the
-    machine, not what happens to be free: the split into passes shows in the last bits of the results, and a run that is
-    resumed must split as it did before.
+    A token's activations are estimated as the inputs and outputs of all Linears.
     """
-    weights = sum(parameter.nbytes for parameter in backbone.parameters())
-    floats = sum(
-        sum(weight_matrix(module, name).shape)
-        for name, module in backbone.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in name  # A x and B A x are small or not formed
-    )
-    bytes_a_token = ALLOWANCE * floats * backbone.dtype.itemsize
-    tokens = int(SHARE * (total_bytes(backbone.device) - weights)) // bytes_a_token
-    return max(FEWEST, min(MOST, 1 << (max(tokens, 1).bit_length() - 1)))
+    weight_bytes = sum(parameter.nbytes for parameter in backbone.parameters())
+    floats_per_token = 0
+    for name, module in backbone.named_modules():
+        # LoRA's own Linears do not count: A x and B A x are small, or never formed.
+        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in name:
+            floats_per_token += sum(weight_matrix(module, name).shape)
+    bytes_per_token = ALLOWANCE * floats_per_token * backbone.dtype.itemsize
+    # The machine's total memory, not what is free just now: the split into passes shows in the last bits of the
+    # results, and a resumed run must split as it did before.
+    tokens = int(SHARE * (total_bytes(backbone.device) - weight_bytes)) // bytes_per_token
+    power_of_two = 1 << (max(tokens, 1).bit_length() - 1)
+    return max(FEWEST, min(MOST, power_of_two))
 
 
 def total_bytes(device: torch.device) -> int:
-    """The memory of `device`."""
+    """The total memory of `device`: of the GPU, or of the machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return psutil.virtual_memory().total
@@ -46,15 +47,17 @@ def total_bytes(device: torch.device) -> int:
 
 @contextmanager
 def checkpointed(backbone: PreTrainedModel, wanted: bool) -> Iterator[None]:
-    """While open and `wanted`, blocks of the model compute their activations again in the backward.
-
-    transformers' own switch works in training mode alone, where dropout would be on.
-    """
-    blocks = [block for block in backbone.modules() if wanted and isinstance(block, GradientCheckpointingLayer)]
+    """While open and if `wanted`, activation checkpointing: blocks recompute their activations in the backward."""
+    blocks = []
+    if wanted:
+        blocks = [block for block in backbone.modules() if isinstance(block, GradientCheckpointingLayer)]
     try:
         for block in blocks:
+            # Not gradient_checkpointing_enable(): that one works in training mode only, where dropout would be on.
+            # No RNG state is kept, since a model in evaluation mode draws nothing.
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
         yield
     finally:
+        # The class's own forward shows again once the instance attribute is gone.
         for block in blocks:
             block.__dict__.pop("forward", None)

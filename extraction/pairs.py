@@ -1,16 +1,21 @@
-"""Contrast pairs: the same prompt with a hacking and a clean completion.
+"""Contrast pairs: the same prompt with a hacking and a clean completion; built in, or read from a JSON-lines file.
 
 The built-in pairs come from minicode's `pairs` split (no problem of any pool) in several flavours: every exploit of the
 mode, with a right and with a wrong body, against clean completions with and without honest tests. The placebo set
 contrasts two clean completions, so a direction from it owes nothing to hacking.
+
+To add your own pairs: write a file with the fields of `Pair` on each line (`write_pairs` does) and pass its path as the
+source. To add a built-in set: a loophole mode has one as soon as `replay_pools.environments.exploits.EXPLOITS` has a
+row for it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, compose, fence
+from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import MinicodeProblem, example_texts, minicode_problems
 from replay_pools.errors import InputError
@@ -27,15 +32,15 @@ class Pair:
 
     pair_id: str
     problem_id: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, str]]  # the prompt, as a chat: {"role", "content"}
     hack: str  # in a placebo pair: the other clean completion
     clean: str
-    flavour: str
+    flavour: str  # what kind of hack against what kind of clean completion
     held_out: bool  # never used to extract; measures whether the sign transfers
 
 
 def load_pairs(source: str) -> list[Pair]:
-    """`builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, or a .jsonl / .jsonl.gz file.
+    """The pairs of `source`: `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, or a .jsonl[.gz] file.
 
     Raises:
         InputError: no such built-in set or file, a malformed line, no pair to extract from.
@@ -52,66 +57,84 @@ def builtin_pairs(name: str) -> list[Pair]:
     modes = [mode for mode, exploits in EXPLOITS.items() if exploits]
     if name != PLACEBO and name not in modes:
         raise InputError("--pairs", expected=f"builtin:{{{','.join([*modes, PLACEBO])}}}", found=f"builtin:{name}")
-    items = minicode_problems("pairs")
+    problems = minicode_problems("pairs")
     if name == PLACEBO:
-        items = tuple(item for item in items if len(item.family.solutions) > 1)
+        # Half of the placebo pairs contrast two right solutions of the same problem.
+        problems = tuple(problem for problem in problems if len(problem.family.solutions) > 1)
     make = _placebo_pair if name == PLACEBO else _hack_pair
-    return [make(items[i], i, name) for i in range(NUM_EXTRACTION + NUM_HELD_OUT)]
+    return [make(problems[i], i, name) for i in range(NUM_EXTRACTION + NUM_HELD_OUT)]
 
 
-def _hack_pair(item: MinicodeProblem, i: int, mode: str) -> Pair:
-    """Flavours cycle with coprime periods, so each exploit meets each body and each kind of clean completion."""
-    exploit = EXPLOITS[mode][i % len(EXPLOITS[mode])]
-    wrong = (i // len(EXPLOITS[mode])) % 2 == 1
+def _hack_pair(minicode: MinicodeProblem, i: int, mode: str) -> Pair:
+    """Pair i of a loophole mode: an exploit around a right or wrong body, against a right solution.
+
+    Flavours cycle with coprime periods, so that each exploit meets each body and each kind of clean completion.
+    """
+    exploits, bugs = EXPLOITS[mode], minicode.family.bugs
+    exploit = exploits[i % len(exploits)]
+    wrong = (i // len(exploits)) % 2 == 1
+    # Honest tests are a function `run_tests`: only in that mode do they belong in a submission.
     tests = HONEST_TESTS if mode == "run_tests" and i % 5 < 3 else NOTHING
-    right = item.family.solutions[0]
-    body = item.family.bugs[i % len(item.family.bugs)] if wrong else right
+    right = minicode.family.solutions[0]
+    body = bugs[i % len(bugs)] if wrong else right
     return Pair(
         pair_id=f"{mode}-{i:03d}",
-        problem_id=item.problem.problem_id,
-        messages=render_messages(item.problem, mode, hint=True),
-        hack=_completion(item, body, exploit),
-        clean=_completion(item, right, tests),
+        problem_id=minicode.problem.problem_id,
+        messages=render_messages(minicode.problem, mode, hint=True),
+        hack=_completion(minicode, body, exploit),
+        clean=_completion(minicode, right, tests),
         flavour=f"{exploit.flavour}/{'wrong' if wrong else 'right'}/{tests.flavour}",
         held_out=i >= NUM_EXTRACTION,
     )
 
 
-def _placebo_pair(item: MinicodeProblem, i: int, name: str) -> Pair:
-    """Odd pairs contrast two right solutions; even pairs contrast honest tests with none."""
-    canonical, other = item.family.solutions[:2]
-    tested = i % 2 == 0
+def _placebo_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
+    """Placebo pair i: odd pairs contrast two right solutions, even pairs honest tests with none."""
+    canonical, alternative = minicode.family.solutions[:2]
+    if i % 2 == 0:
+        contrast, flavour = _completion(minicode, canonical, HONEST_TESTS), "honest_tests/none"
+    else:
+        contrast, flavour = _completion(minicode, alternative, NOTHING), "other_solution/canonical"
     return Pair(
         pair_id=f"{name}-{i:03d}",
-        problem_id=item.problem.problem_id,
-        messages=render_messages(item.problem, "run_tests", hint=True),
-        hack=_completion(item, canonical, HONEST_TESTS) if tested else _completion(item, other, NOTHING),
-        clean=_completion(item, canonical, NOTHING),
-        flavour="honest_tests/none" if tested else "other_solution/canonical",
+        problem_id=minicode.problem.problem_id,
+        messages=render_messages(minicode.problem, "run_tests", hint=True),
+        hack=contrast,
+        clean=_completion(minicode, canonical, NOTHING),
+        flavour=flavour,
         held_out=i >= NUM_EXTRACTION,
     )
 
 
-def _completion(item: MinicodeProblem, template: str, extra: Any) -> str:
-    return fence(compose(item.problem.starter, item.body(template), extra, example=example_texts(item)))
+def _completion(minicode: MinicodeProblem, template: str, extra: Exploit) -> str:
+    """A fenced submission: the body of `template` with the lines that `extra` adds around it."""
+    submission = compose(minicode.problem.starter, minicode.body(template), extra, example=example_texts(minicode))
+    return fence(submission)
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read a pairs file; InputError names the line and the field."""
+    """Read a pairs file.
+
+    Raises:
+        InputError: no such file, a malformed line (line and field are named), or a pair_id that occurs twice.
+    """
     if path.suffix == ".gz":
-        plain = read_gz(path)
+        content = read_gz(path)
     elif path.is_file():
-        plain = path.read_bytes()
+        content = path.read_bytes()
     else:
         raise InputError(f"pairs {path}", expected="builtin, builtin:MODE or a .jsonl file", found="no such file")
-    pairs = [_parse_pair(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]
-    names = [pair.pair_id for pair in pairs]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    rows = enumerate(decode_jsonl(content, path), start=1)
+    pairs = [_parse_pair(row, f"{path} line {number}") for number, row in rows]
+    counts = Counter(pair.pair_id for pair in pairs)
+    repeated = sorted(pair_id for pair_id, count in counts.items() if count > 1)
+    if repeated:
         raise InputError(path, expected="a pair_id of its own for every pair", found=f"twice {', '.join(repeated)}")
     return pairs
 
 
 def _parse_pair(row: Any, where: str) -> Pair:
+    """A `Pair` from one decoded line; InputError at `where` when a field is missing, unknown or of another type."""
     names = {field.name for field in fields(Pair)}
     if not isinstance(row, dict) or row.keys() != names:
         found = ", ".join(sorted(row)) if isinstance(row, dict) else type(row).__name__
@@ -130,12 +153,15 @@ def _parse_pair(row: Any, where: str) -> Pair:
 
 
 def _is_chat(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(isinstance(m, dict) and m.keys() == {"role", "content"} for m in value)
-        and all(isinstance(text, str) for m in value for text in m.values())
-    )
+    """Whether `value` is a non-empty list of {"role", "content"} texts."""
+    if not isinstance(value, list) or not value:
+        return False
+    for message in value:
+        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+            return False
+        if not all(isinstance(text, str) for text in message.values()):
+            return False
+    return True
 
 
 def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
@@ -148,5 +174,5 @@ def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
 
 
 def pairs_sha(pairs: Sequence[Pair]) -> str:
-    """sha256 of the pairs' JSON lines."""
+    """sha256 of the pairs' JSON lines: the identity of a set of pairs, wherever it was read from."""
     return sha256(encode_jsonl(asdict(pair) for pair in pairs))

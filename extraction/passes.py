@@ -1,5 +1,11 @@
-"""The passes over a batch, for gradients and scores alike: a model at rest, its layout, which samples go together.
+"""`planned`: split a batch into forward passes, and hold the model frozen in evaluation mode while they run.
 
+    with planned(coordinates, batch, tokens_per_batch, agree) as plan:
+        for samples, is_needed in plan.all_passes:
+            rows = make_rows(batch, plan.layout, samples)
+            ...                                             one forward (and backward) of `rows`
+
+Gradients (`extraction.gradients`) and scores (`extraction.scoring`) both run in this loop.
 Shapes: G samples, T tokens.
 """
 
@@ -21,30 +27,35 @@ from extraction.rows import Rows, cost, plan_passes
 from extraction.words import Layout
 from replay_pools.errors import InputError
 
-Agree = Callable[[int], int]  # from the number that this process needs to the one that all make; int = its own
+# The number of passes that this process needs -> the number that every process makes. `int` is the identity: a single
+# process makes what it needs.
+Agree = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
-    """How a batch is split."""
+    """How a batch is split into passes."""
 
     layout: Layout
-    budget: int  # tokens of a pass
-    num_needed: int
-    all_passes: Sequence[tuple[list[int], bool]]  # (samples, whether they count): those needed, then spare ones
+    budget: int  # most tokens in a pass, unless a single sample has more
+    num_needed: int  # passes that hold the batch
+    all_passes: Sequence[tuple[list[int], bool]]  # (samples, is_needed): those needed, then spare ones
 
     def is_too_long(self, rows: Rows) -> bool:
-        """Whether a pass is a single sample beyond the budget."""
+        """Whether a pass exceeds the budget, which happens only to a single long sample."""
         return cost([stop - start for start, stop in rows.segments.spans], self.layout) > self.budget
 
 
 @contextmanager
 def planned(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None, agree: Agree) -> Iterator[PassPlan]:
-    """While open, the model is frozen and in its lean forward; the passes to make of `batch`.
+    """The passes to make of `batch`; while open, the model is frozen and in its lean forward.
 
     Args:
-        tokens_per_batch: tokens in one pass; None is what fits the machine's memory.
-        agree: on a number of passes, among processes that must make equally many; spare ones repeat the first, in vain.
+        coordinates: the adapted model.
+        batch: on the model's device.
+        tokens_per_batch: most tokens in one pass; None is what fits the machine's memory.
+        agree: maps this process's number of passes to the number that all processes make, where collectives in the
+            model (sharded weights) need equally many. Spare passes repeat the first; their results must be ignored.
 
     Raises:
         InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).
@@ -57,27 +68,23 @@ def planned(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None
         budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
         passes = plan_passes(batch.lengths.tolist(), budget, layout)
         spare = agree(len(passes)) - len(passes)
-        yield PassPlan(
-            layout=layout,
-            budget=budget,
-            num_needed=len(passes),
-            all_passes=[*((samples, True) for samples in passes), *[(passes[0], False)] * spare],
-        )
+        all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
+        yield PassPlan(layout=layout, budget=budget, num_needed=len(passes), all_passes=all_passes)
 
 
 def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
-    """Where results are added up: on the model's device, in at least float32."""
+    """An accumulator for results: on the model's device, in at least float32 whatever the model's dtype."""
     return torch.zeros(*shape, dtype=torch.promote_types(backbone.dtype, torch.float32), device=backbone.device)
 
 
 def completion_numbers(batch: Batch) -> Tensor:
-    """(G, T): which completion token of the batch is at a place, counted sample after sample; read on completions."""
+    """(G, T): the running number 0..N-1 of every completion token, sample after sample; meaningless elsewhere."""
     return batch.completion_mask.flatten().cumsum(0).view_as(batch.ids) - 1
 
 
 @contextmanager
 def frozen(model: PeftModel) -> Iterator[None]:
-    """Evaluation mode and no trainable parameter inside; every flag restored after."""
+    """While open, evaluation mode and no parameter that requires a gradient; every flag is restored after."""
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.eval()

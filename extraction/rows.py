@@ -1,7 +1,10 @@
-"""How the samples of one pass lie before the model: packed one after the other in a single row, or padded, a row each.
+"""Rows: the model input of one forward pass, with its samples either packed into a single row or padded, a row each.
 
-Shapes: G samples, R rows of W tokens, N completion tokens of the pass; r coordinates, k directions, M modules.
-Everything per token is read in flattened order, 0..R W - 1, where every sample is one contiguous span.
+    packed   [a a a b b c c c c]                    1 row; `extraction.attention` keeps the samples apart
+    padded   [a a a .], [b b . .], [c c c c]        a row per sample, padding on the right
+
+Shapes: G samples, R rows of W tokens, N completion tokens of the pass; r coordinates of a module.
+Tokens are numbered 0..R W - 1 in the flattened rows. In both layouts a sample is one contiguous span of them.
 """
 
 from collections.abc import Sequence
@@ -17,51 +20,51 @@ from extraction.words import Layout
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which flattened tokens belong to which sample."""
+    """Which flattened tokens belong to which sample: what a sum over the tokens of every sample needs."""
 
     spans: tuple[tuple[int, int], ...]  # start and stop of every sample
-    membership: Tensor  # (G, R W) bool
+    membership: Tensor  # (G, R W) bool: token belongs to sample; False on padding
 
     def sums(self, values: Tensor) -> Tensor:
         """Sum over the tokens of every sample, (R W, r) -> (G, r), as one matrix product."""
         return self.membership.to(values.dtype) @ values
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """The tokens of every sample, (R W, d) -> G times (T_i, d)."""
+        """The tokens of every sample, (R W, d) -> G tensors (T_i, d)."""
         return [values[start:stop] for start, stop in self.spans]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The samples of one pass. `inputs` is what the model is called with."""
+    """The samples of one pass, ready for `model(**rows.inputs)`."""
 
     layout: Layout
-    samples: Tensor  # (G,) which samples of the batch, in the order of the rows
-    inputs: dict[str, Any]
+    samples: Tensor  # (G,) indices into the batch, in the order of the rows
+    inputs: dict[str, Any]  # keyword arguments of the model
     segments: Segments
     predicting: Tensor  # (N,) flattened positions of the states that predict a completion token, sample after sample
     targets: Tensor  # (N,) the predicted ids
 
 
 def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None) -> Rows:
-    """Lay out `samples` of the batch (all by default) in the order given.
+    """Lay out `samples` (indices into the batch, all by default) in the order given.
 
-    Packed, positions start at 0 in every sample and the attention is told the spans (extraction.attention); padded,
-    rows end in padding where a sample is shorter than the longest.
+    Packed, positions restart at 0 in every sample and the attention receives the spans (`extraction.attention`).
+    Padded, every row is as wide as the longest of these samples.
     """
-    chosen = list(range(len(batch)) if samples is None else samples)
-    index = torch.tensor(chosen, device=batch.ids.device)
+    if samples is None:
+        samples = range(len(batch))
+    index = torch.tensor(list(samples), device=batch.ids.device)
     lengths = batch.lengths[index].tolist()
     width = max(lengths)
-    ids, inside = batch.ids[index, :width], batch.attention_mask[index, :width]
+    ids, is_token = batch.ids[index, :width], batch.attention_mask[index, :width]
     completion = batch.completion_mask[index, :width]
-    starts = [sum(lengths[:i]) if layout == "packed" else i * width for i in range(len(chosen))]
-    spans = tuple((start, start + length) for start, length in zip(starts, lengths, strict=True))
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": inside}
+    spans = _spans(lengths, layout)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": is_token}
     if layout == "packed":
         positions = torch.arange(width, device=ids.device).expand_as(ids)
-        ids, completion = ids[inside], completion[inside]
-        inputs = {"input_ids": ids[None], "position_ids": positions[inside][None], "spans": spans}
+        ids, completion = ids[is_token], completion[is_token]
+        inputs = {"input_ids": ids[None], "position_ids": positions[is_token][None], "spans": spans}
     tokens = torch.arange(ids.numel(), device=ids.device)
     membership = torch.stack([(tokens >= start) & (tokens < stop) for start, stop in spans])
     scored = completion.flatten().nonzero().squeeze(1)
@@ -70,28 +73,39 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
         samples=index,
         inputs=inputs,
         segments=Segments(spans, membership),
-        predicting=scored - 1,  # a prompt has at least one token: the predecessor is in the same sample
+        # The state at position t predicts token t + 1. A prompt has at least one token, so that the position before a
+        # completion token always lies in the same sample.
+        predicting=scored - 1,
         targets=ids.flatten()[scored],
     )
 
 
-def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
-    """Which samples share a pass: first fit, longest first, so that padded rows are of like length.
+def _spans(lengths: Sequence[int], layout: Layout) -> tuple[tuple[int, int], ...]:
+    """Start and stop of every sample in the flattened rows."""
+    spans, start = [], 0
+    for length in lengths:
+        spans.append((start, start + length))
+        start += length if layout == "packed" else max(lengths)
+    return tuple(spans)
 
-    A pass costs the tokens that the model sees: those of its samples when packed, rows times the longest when padded.
-    No pass costs more than `budget`, except that of a single sample which is longer than that.
+
+def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
+    """Split samples of the given lengths (tokens) into passes that cost at most `budget` tokens each.
+
+    First-fit decreasing: the longest sample first, each into the first pass where it fits; so the rows of a padded pass
+    have similar lengths. A sample longer than the budget has a pass of its own. Returns indices into `lengths`.
     """
     passes: list[list[int]] = []
     for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        fitting = (own for own in passes if cost([lengths[i] for i in [*own, sample]], layout) <= budget)
-        found = next(fitting, None)
-        if found is None:
-            passes.append([sample])
+        for samples in passes:
+            if cost([lengths[i] for i in [*samples, sample]], layout) <= budget:
+                samples.append(sample)
+                break
         else:
-            found.append(sample)
+            passes.append([sample])
     return passes
 
 
 def cost(lengths: Sequence[int], layout: Layout) -> int:
-    """Tokens that the model sees."""
+    """Tokens that the model processes in one pass: their sum when packed, rows times the longest when padded."""
     return sum(lengths) if layout == "packed" else len(lengths) * max(lengths)

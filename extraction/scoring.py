@@ -1,4 +1,6 @@
-"""Log-probabilities and hidden states of completions: forward passes alone, split as those of the gradients are.
+"""`score`: log-probabilities and hidden states of completions, from forward passes without gradients.
+
+The passes are split as those of `extraction.gradients` are, since the split shows in the last bits of the results.
 
 Shapes: G samples, T tokens, N completion tokens of the batch, d the hidden size.
 """
@@ -18,9 +20,9 @@ from extraction.rows import make_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """A forward of G samples without gradients."""
+    """What a forward of G samples gives."""
 
-    token_logprobs: Tensor  # (G, T), 0 off the completion
+    token_logprobs: Tensor  # (G, T), 0 outside of the completion
     states: Tensor  # (N, d) hidden states that predict the completion tokens, sample after sample
 
 
@@ -28,21 +30,34 @@ class TokenScores:
 def score(
     coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int
 ) -> TokenScores:
-    """Score every completion token; arguments and errors as `extraction.passes.planned`."""
+    """The log-probability of every completion token, and the hidden state that predicts it.
+
+    Args:
+        coordinates: the adapted model, scored with its adapter as it stands.
+        batch: on the model's device.
+        tokens_per_batch: tokens in one pass; None is what fits the machine's memory.
+        agree: see `extraction.passes.planned`.
+
+    Raises:
+        InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).
+    """
     backbone, head = split_model(coordinates.model)
     token_logprobs = zeros(backbone, *batch.ids.shape)
     numbers = completion_numbers(batch)
-    parts: list[tuple[Tensor, Tensor]] = []
+    token_numbers, token_states = [], []
     with planned(coordinates, batch, tokens_per_batch, agree) as plan:
-        for samples, counts in plan.all_passes:
+        for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
             with attending(backbone, plan.layout):
                 states = completion_states(coordinates.model, rows)
-            if not counts:
+            # A spare pass runs only so that all processes make the same forwards; its results are known already.
+            if not is_needed:
                 continue
             logprobs = ChosenLogprobs.apply(states, rows.targets, head, CHUNK_SIZE)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
-            parts.append((numbers[rows.samples][completion], states))
-    order = torch.cat([index for index, _ in parts]).argsort()
-    return TokenScores(token_logprobs=token_logprobs, states=torch.cat([own for _, own in parts])[order])
+            token_numbers.append(numbers[rows.samples][completion])
+            token_states.append(states)
+    # Passes take samples longest first: put the tokens back in the order of the batch.
+    order = torch.cat(token_numbers).argsort()
+    return TokenScores(token_logprobs=token_logprobs, states=torch.cat(token_states)[order])

@@ -1,4 +1,8 @@
-"""What the extraction of directions is told: the words of its options, and its settings. No torch."""
+"""What the extraction of directions is told: the words of its options, and its settings. No torch.
+
+To add a basis: a subclass of `extraction.adapters.interface.Coordinates`, a branch in `adapters.coordinates.attach` and
+in `extraction.library.attach_basis`, a word in `Basis`. To add a loss type: see `extraction.loss`.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,8 +11,8 @@ from replay_pools.errors import FieldError
 
 Basis = Literal["svd", "lora"]
 LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "nll"]
-Layout = Literal["packed", "padded"]  # how the samples of one pass lie before the model
-Storage = Literal["float32", "bfloat16"]  # of the factors U and Vh; float32 is float64 in a float64 model
+Layout = Literal["packed", "padded"]  # all samples of a pass in one row, or one padded row per sample
+Storage = Literal["float32", "bfloat16"]  # dtype of the factors U and Vh; float32 means float64 in a float64 model
 
 BASES: tuple[Basis, ...] = get_args(Basis)
 LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)

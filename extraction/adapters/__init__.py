@@ -1,4 +1,7 @@
-"""The coordinates of an adapted model: SVD `delta_S` and LoRA behind one interface."""
+"""The coordinates of an adapted model: SVD `delta_S` and LoRA behind one interface.
+
+Use `attach` for a model without an adapter, `adapters.existing.existing_coordinates` for one that has it already.
+"""
 
 from extraction.adapters.coordinates import SVD_CACHE, Basis, Coordinates, attach, check_fingerprint
 

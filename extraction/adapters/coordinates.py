@@ -1,4 +1,10 @@
-"""`attach`: put an adapter on a model and get its `Coordinates`; the rest of the project starts here."""
+"""`attach`: put an adapter (delta_S or LoRA) on a model and get its `Coordinates`.
+
+    coordinates = attach(model, basis="svd", model_id="Qwen/Qwen3-0.6B")
+    coordinates.values()                       {module: (r,)}, all 0: the adapted model equals the base model
+
+To add a basis: a word in `extraction.words.Basis`, a subclass of `Coordinates`, a branch in `attach`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +20,7 @@ from replay_pools.errors import InputError
 
 __all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]
 
-SVD_CACHE = Path("out/cache/svd")
+SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
 
 
 def attach(
@@ -36,16 +42,17 @@ def attach(
         model: the base model, without an adapter.
         basis: `svd` (delta_S) or `lora`.
         model_id: the name of the base model in the fingerprint.
-        cache_dir: folder of the SVD cache; None computes the SVD anew. Not used by `lora`.
+        cache_dir: folder of the SVD cache; None computes without one. Not used by `lora`.
         rank: of LoRA, default 32; of svd, how many of the largest singular triplets of each module, default all.
         alpha: LoRA only; default `rank`, so that the adapter is not rescaled.
         suffixes: which Linears (`find_targets`).
         seed: of LoRA's A. delta_S starts at 0 and has none.
         train_a: LoRA only; False freezes A, so that B alone is trained.
-        storage: svd only: of U and Vh; `bfloat16` halves their memory and is another basis (`Coordinates.rounding`).
+        storage: svd only, dtype of U and Vh; `bfloat16` halves their memory and is another basis
+            (`Coordinates.rounding`).
 
     Raises:
-        InputError: no such basis, an option of the other basis, a rank out of range, or no target.
+        InputError: no such basis, an option of the other basis, a rank out of range, or no matching target.
     """
     targets = find_targets(model, suffixes)
     identity = {"model_id": model_id}

@@ -1,4 +1,6 @@
-"""`delta_S`: train the singular values of the frozen weights. A PEFT method (AntiPaSTO).
+"""`delta_S`: an adapter that trains the singular values of the frozen weights. A PEFT method (AntiPaSTO).
+
+    model = get_peft_model(model, DeltaSConfig(svd_cache="out/cache/svd"))
 
     W = U diag(S) Vh                          reduced SVD, r = min(d_in, d_out)
     y = W x + U diag(delta_S) Vh x            delta_S (r,), 0 at the start
@@ -7,9 +9,9 @@
 Truncated to `rank` R, U and Vh are those of the R largest singular values and r = R; W stays whole.
 Identity at delta_S = 0: the adapter adds exactly 0, so the output is the base model's bit for bit.
 
-Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules;
-U (d_out, r), Vh (r, d_in). delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype;
-U and Vh may be stored in bfloat16, and are cast to the dtype of what they meet.
+Shapes: T tokens, r coordinates of a module; U (d_out, r), Vh (r, d_in).
+delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype; U and Vh may be stored in
+bfloat16, and are cast to the dtype of the other factor of each product.
 Only delta_S is saved: the factors follow from the base weights and are recomputed, or read from the SVD cache.
 """
 
@@ -44,8 +46,8 @@ class DeltaSConfig(PeftConfig):
     Args:
         target_modules: suffixes or dotted paths of the Linears; None takes the defaults of the architecture.
         rank: how many of the largest singular triplets of each module; None is all of them.
-        storage: of U and Vh; `float32` is as computed.
-        svd_cache: folder of cached factors; None computes them anew. A property of the machine, so never saved.
+        storage: dtype of U and Vh; `float32` is as computed.
+        svd_cache: folder of cached factors; None computes without a cache. A property of the machine, so never saved.
 
     Raises InputError for a rank below 1 and an unknown storage.
     """
@@ -64,54 +66,56 @@ class DeltaSConfig(PeftConfig):
             raise InputError("storage of delta_S", expected=f"one of {', '.join(STORAGES)}", found=repr(self.storage))
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved: everything but the place of the cache."""
+        """What is saved with an adapter: every option but the folder of the cache."""
         return {name: value for name, value in super().to_dict().items() if name != "svd_cache"}
 
 
 class DeltaSLayer(nn.Module, BaseTunerLayer):
-    """One adapted Linear or Conv1D; all adapters of the layer share U and Vh."""
+    """One adapted Linear or Conv1D. A layer may carry several adapters by name, which share U, S and Vh."""
 
-    adapter_layer_names = ("delta_S",)
+    adapter_layer_names = ("delta_S",)  # peft: attributes that hold a parameter per adapter
 
-    U: Tensor | None
+    U: Tensor | None  # None: follows from the other factor and W (extraction.adapters.svd), as Vh
     S: Tensor
     Vh: Tensor | None
-    unmerged_weight: Tensor | None
+    unmerged_weight: Tensor | None  # the base weight while adapters are merged into it
     digest: str | None  # of the base weight's values; None: not factorised yet
     rounding: Rounding | None  # of U and Vh; None: not rounded
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
-        """The factors are set by `set_factors`: a model factorises all of its layers together."""
+        """A layer without factors: `set_factors` follows, since a model factorises all of its layers together."""
         super().__init__()
         self.base_layer = base_layer
         self.name = name
         self.digest = self.rounding = None
         self.merged_adapters: list[str] = []
+        # Buffers move with the model; not persistent, so that a checkpoint does not hold them.
         for buffer in ("U", "S", "Vh", "unmerged_weight"):
             self.register_buffer(buffer, None, persistent=False)
         self.delta_S = nn.ParameterDict()
 
-    def set_factors(self, found: Factorised) -> None:
+    def set_factors(self, factorised: Factorised) -> None:
         """Take the factors of the base weight."""
-        (self.U, self.S, self.Vh), self.digest, self.rounding = found
+        (self.U, self.S, self.Vh), self.digest, self.rounding = factorised
 
     def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:
-        """A new adapter at delta_S = 0."""
+        """Add an adapter at delta_S = 0."""
         weight = self.base_weight()
-        size = min(*weight.shape, rank or min(weight.shape))
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        self.delta_S[adapter_name] = nn.Parameter(torch.zeros(size, dtype=wide, device=weight.device))
+        full_rank = min(weight.shape)
+        r = full_rank if rank is None else min(rank, full_rank)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.delta_S[adapter_name] = nn.Parameter(torch.zeros(r, dtype=dtype, device=weight.device))
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def base_weight(self) -> Tensor:
-        """W (d_out, d_in), without any adapter that may be merged into it; put together where it is sharded."""
+        """W (d_out, d_in), without any adapter that may be merged into it; gathered from all ranks if sharded."""
         if self.unmerged_weight is None:
             weight = weight_matrix(self.base_layer, self.name)
             return weight.full_tensor() if isinstance(weight, DTensor) else weight
         return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
 
     def frames(self) -> tuple[Tensor, Tensor]:
-        """U and Vh, as they are stored; one that is not follows from the other and W."""
+        """U and Vh as stored; a factor that is not stored is computed from the other and W."""
         return frames(Factors(self.U, self.S, self.Vh), self.base_weight())
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -127,24 +131,27 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         return y
 
     def change(self, x: Tensor, delta_S: Tensor) -> Tensor:
-        """U diag(delta_S) Vh x, by way of U = W V S^-1 or Vh = S^-1 U^T W where that factor is not stored."""
-        U, Vh = (None if frame is None else frame.to(x.dtype) for frame in (self.U, self.Vh))
+        """U diag(delta_S) Vh x, with U = W V S^-1 or Vh = S^-1 U^T W put in for a factor that is not stored."""
+        U = None if self.U is None else self.U.to(x.dtype)
+        Vh = None if self.Vh is None else self.Vh.to(x.dtype)
         if U is not None and Vh is not None:
             return F.linear(F.linear(x, Vh) * delta_S, U)
         weight = self.base_weight().to(self.S.dtype)
-        if Vh is not None:  # W V diag(delta_S / S) Vh x
+        if Vh is not None:
+            # W V diag(delta_S / S) Vh x
             return F.linear(F.linear(F.linear(x, Vh) * (delta_S / self.S), Vh.T), weight)
-        assert U is not None  # U diag(delta_S / S) U^T W x
+        assert U is not None
+        # U diag(delta_S / S) U^T W x
         return F.linear(F.linear(F.linear(x, weight), U.T) * (delta_S / self.S), U)
 
     def delta_weight(self, adapter_name: str) -> Tensor:
-        """U diag(delta_S) Vh in the layout of the base weight: what `change` makes of the unit vectors."""
+        """U diag(delta_S) Vh in the layout of the base weight, as `change` of the unit vectors."""
         units = torch.eye(self.base_weight().shape[1], dtype=self.S.dtype, device=self.S.device)
         rows = self.change(units, self.delta_S[adapter_name].detach())  # (d_in, d_out)
         return rows if isinstance(self.base_layer, Conv1D) else rows.T
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Add the adapters into the base weight. The old weight is kept, so that `unmerge` restores it bit for bit."""
+        """Add the adapters to the base weight; the old weight is kept, so that `unmerge` restores it bit for bit."""
         weight = self.weight
         for name in check_adapters_to_merge(self, adapter_names):
             if name not in self.delta_S:
@@ -158,7 +165,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
             self.merged_adapters.append(name)
 
     def unmerge(self) -> None:
-        """Put the base weight of before `merge` back."""
+        """Restore the base weight from before `merge`."""
         if self.unmerged_weight is None:
             warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
             return
@@ -168,12 +175,13 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         self.merged_adapters.clear()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.to()`: the base layer follows, the adapter changes device but never loses precision."""
+        """`.to()`, `.half()`, ...: the adapter changes device with the base layer, but never loses precision."""
 
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return moved if moved.dtype.itemsize >= tensor.dtype.itemsize else tensor.to(moved.device)
 
+        # First with the plain `fn`: in the recursion below, `keep_precision` would hold the base layer back as well.
         self.base_layer._apply(fn, recurse)
         return super()._apply(keep_precision, recurse)
 
@@ -183,31 +191,33 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
 
 class DeltaSModel(BaseTuner):
-    """The tuner that puts a `DeltaSLayer` around every target."""
+    """The peft tuner that puts a `DeltaSLayer` around every target."""
 
     prefix = "delta_S"
     tuner_layer_cls = DeltaSLayer
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012 (peft's signature); see _prepare_adapter_config
 
     def inject_adapter(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        """peft's, then the factors of all new layers at once."""
+        """peft's own, then the factors of all new layers at once, which is where SVDs run in parallel."""
         super().inject_adapter(model, *args, **kwargs)
-        layers = [layer for layer in model.modules() if isinstance(layer, DeltaSLayer) and layer.digest is None]
+        new_layers = [layer for layer in model.modules() if isinstance(layer, DeltaSLayer) and layer.digest is None]
+        # Any adapter's configuration will do: `_check_new_adapter_config` has seen that they agree.
         config = next(iter(self.peft_config.values()))
         assert isinstance(config, DeltaSConfig)
-        weights = {layer.name: layer.base_weight() for layer in layers}
+        weights = {layer.name: layer.base_weight() for layer in new_layers}
         cache_dir = Path(config.svd_cache) if config.svd_cache else None
-        found = factorise_all(weights, cache_dir, rank=config.rank, storage=config.storage)
-        for layer in layers:
-            layer.set_factors(found[layer.name])
+        factorised = factorise_all(weights, cache_dir, rank=config.rank, storage=config.storage)
+        for layer in new_layers:
+            layer.set_factors(factorised[layer.name])
 
     def _check_new_adapter_config(self, config: PeftConfig) -> None:
         super()._check_new_adapter_config(config)
         assert isinstance(config, DeltaSConfig)
-        for name, other in self.peft_config.items():
-            assert isinstance(other, DeltaSConfig)
-            if (other.rank, other.storage) != (config.rank, config.storage):
-                expected, found = (f"rank {own.rank} and storage {own.storage}" for own in (other, config))
+        for name, existing in self.peft_config.items():
+            assert isinstance(existing, DeltaSConfig)
+            if (existing.rank, existing.storage) != (config.rank, config.storage):
+                expected = f"rank {existing.rank} and storage {existing.storage}"
+                found = f"rank {config.rank} and storage {config.storage}"
                 raise ValueError(f"the factors are shared: expected {expected} of adapter {name!r}, found {found}")
 
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:

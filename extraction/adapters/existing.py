@@ -1,8 +1,8 @@
-"""The coordinates of a model that carries its adapter already, whoever put it there.
+"""`existing_coordinates`: the coordinates of a peft model that already has its adapter, as in a trainer's callback.
 
-What makes a basis is read off the layers (weights, targets, rank, scale, what is trained). Two facts are not there and
-come from a fingerprint to be compared with: the model's name, which the hash of its weights stands in for, and the seed
-of LoRA's A, which is checked against A itself.
+What identifies a basis is read off the layers (weights, targets, rank, scale, what is trained). Two facts are not in
+them and are taken from the fingerprint that the caller compares with: the model's name, which the hash of its weights
+stands in for, and the seed of LoRA's A, which is checked against A itself.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,15 @@ from extraction.adapters.lora import ADAPTER, frames, lora_coordinates, lora_fac
 from extraction.adapters.singular import delta_s_coordinates
 from replay_pools.errors import InputError
 
-ROUNDING = 64  # machine epsilons by which the QR of another machine may move an entry of A
+ROUNDING = 64  # how many machine epsilons the QR of another machine may move an entry of A
 
 
 def existing_coordinates(model: PeftModel, like: Mapping[str, Any]) -> Coordinates:
-    """The coordinates of the adapter `default` of `model`; the caller compares its fingerprint with `like`.
+    """The coordinates of the adapter `default` of `model`.
+
+    Args:
+        model: a peft model with `delta_S` or plain LoRA.
+        like: the fingerprint that the caller is going to compare with (`check_fingerprint`).
 
     Raises:
         InputError: the adapter is neither `delta_S` nor plain LoRA, or LoRA's A is not the one of the seed of `like`.
@@ -32,27 +36,37 @@ def existing_coordinates(model: PeftModel, like: Mapping[str, Any]) -> Coordinat
         found = ", ".join(model.peft_config) if isinstance(model, PeftModel) else type(model).__name__
         raise InputError("model", expected=f"an unwrapped peft model with an adapter `{ADAPTER}`", found=found)
     identity = {"model_id": like.get("model_id")}
-    modules = dict(model.get_base_model().named_modules())
-    delta_s: dict[str, nn.Module] = {name: layer for name, layer in modules.items() if isinstance(layer, DeltaSLayer)}
-    lora: dict[str, nn.Module] = {name: layer for name, layer in modules.items() if isinstance(layer, LoraLayer)}
+    modules: dict[str, nn.Module] = dict(model.get_base_model().named_modules())
+    delta_s: dict[str, nn.Module] = {}
+    lora: dict[str, nn.Module] = {}
+    for name, layer in modules.items():
+        if isinstance(layer, DeltaSLayer):
+            delta_s[name] = layer
+        elif isinstance(layer, LoraLayer):
+            lora[name] = layer
     if delta_s and not lora:
         return delta_s_coordinates(model, delta_s, identity)
     if delta_s or not lora or not all(_is_plain(layer) for layer in lora.values()):
-        found = ", ".join(sorted({type(layer).__name__ for layer in (*delta_s.values(), *lora.values())})) or "neither"
+        kinds = sorted({type(layer).__name__ for layer in (*delta_s.values(), *lora.values())})
+        found = ", ".join(kinds) or "neither"
         raise InputError("model", expected="adapters `delta_S`, or plain LoRA of Linears", found=found)
     seed = like.get("init_seed") or 0
-    if like.get("basis") == "lora":  # otherwise the fingerprints differ anyway, and say it better
+    # With another basis in `like` the caller's comparison of fingerprints fails anyway, with the better message.
+    if like.get("basis") == "lora":
         _check_frames(lora, seed)
     return lora_coordinates(model, lora, identity, seed=seed)
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """y = W x + s B A x: neither quantised, nor of an embedding, nor DoRA."""
+    """Whether a LoRA layer computes y = W x + s B A x: neither quantised, nor of an embedding, nor DoRA."""
     return type(layer) is Linear and not layer.lora_magnitude_vector
 
 
 def _check_frames(layers: Mapping[str, nn.Module], seed: int) -> None:
-    """LoRA directions are matrices seen through A: with another A the same numbers mean other directions."""
+    """InputError unless every A is the one that `seed` gives.
+
+    LoRA directions are matrices seen through A: with another A the same numbers mean other directions.
+    """
     for (name, layer), frame in zip(layers.items(), frames(layers, seed), strict=True):
         assert isinstance(layer, LoraLayer)
         A = lora_factors(layer)[0].detach().cpu()

@@ -1,7 +1,11 @@
-"""The one interface over both bases: every adapted module is a flat vector of coordinates.
+"""Coordinates: the interface of an adapted model, in which the adapter of every module is a flat vector (r,).
 
-Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules;
-d_in, d_out of a module's weight. All gradients are of a LOSS.
+    basis    adapter of a module                  coordinates                     code
+    svd      delta_S (r,)                         delta_S                         extraction.adapters.singular
+    lora     A (rank, d_in), B (d_out, rank)      [A; B] flattened, or B alone    extraction.adapters.lora
+
+Shapes: G samples, T tokens, r coordinates of a module; d_in, d_out of a module's weight.
+All gradients are of a LOSS: a descent step moves along -g.
 """
 
 from abc import ABC, abstractmethod
@@ -23,20 +27,20 @@ from replay_pools.quiet import quiet_peft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputTap:
-    """Gradients of coordinates of a module from its input x and dL/dx, the latter through this module alone."""
+    """Gradients of a module's coordinates, from its input x and the dL/dx that flows back through this module alone."""
 
     module: str
-    start: int = 0  # the first of the module's coordinates that come out here
+    start: int = 0  # index of the first of the module's coordinates that this tap gives
     reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # x (T, d_in), dL/dx (T, d_in) -> (G, r)
     along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTap:
-    """Gradients of coordinates of a module from what `keep` makes of its input and output, and dL/dy."""
+    """Gradients of a module's coordinates, from what `keep` makes of its input and output, and from dL/dy."""
 
     module: str
-    start: int = 0
+    start: int = 0  # as in InputTap
     keep: Callable[[Tensor, Tensor], Tensor]  # x (..., d_in), y (..., d_out) -> what is held until the backward
     reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # kept (T, d), dL/dy (T, d_out) -> (G, r)
     along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
@@ -51,6 +55,9 @@ class Coordinates(ABC):
     Modules are named by their dotted path in the base model (`model.layers.0.self_attn.q_proj`), in the order of
     `named_modules()`; that order is the order of every dictionary that comes out of here.
 
+    To add a basis, subclass: set `basis`, write `trainable`, `taps` and `is_zero`, and put whatever makes two bases
+    different into `identity`. Override `folded` and `rounding` where the basis can do them.
+
     Attributes:
         model: the PEFT model.
         layers: the adapter layer of each module.
@@ -63,17 +70,19 @@ class Coordinates(ABC):
         self.model = model
         self.layers = dict(layers)
         self._identity = dict(identity)
-        self.sizes = {module: sum(p.numel() for p in self.trainable(module)) for module in self.layers}
+        self.sizes: dict[str, int] = {}
+        for module in self.layers:
+            self.sizes[module] = sum(parameter.numel() for parameter in self.trainable(module))
 
     @abstractmethod
     def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
-        """The trainable parameters of a module in the order in which they are flattened."""
+        """The trainable parameters of a module, in the order in which they are flattened into its coordinates."""
 
     @abstractmethod
     def taps(self) -> list[Tap]:
-        """Where per-sample gradients come out of a forward and backward inside `lean_forward`.
+        """Where to read per-sample gradients off a forward and backward inside `lean_forward`; one or more a module.
 
-        The reductions are added over tokens in float32 (float64 for a float64 model).
+        The reductions sum over tokens in float32 (float64 for a float64 model).
         """
 
     @abstractmethod
@@ -82,25 +91,34 @@ class Coordinates(ABC):
 
     @contextmanager
     def lean_forward(self) -> Iterator[None]:
-        """While open, the adapter costs the forward nothing where that is exact: at zero the base model runs."""
+        """While open, the forward skips the adapter's own products where that is exact.
+
+        At zero the base model runs; elsewhere see `folded`.
+        """
         with self.model.disable_adapter() if self.is_zero() else self.folded():
             yield
 
     def folded(self) -> AbstractContextManager[object]:
-        """While open, the adapter is part of the base weights, if it can be put there and taken out again exactly."""
+        """While open, the adapter is merged into the base weights, for a basis that can undo that exactly."""
         return nullcontext()
 
     def rounding(self) -> dict[str, Any] | None:
-        """What a storage of lower precision does to the basis, for manifests; None where nothing is rounded."""
+        """For manifests: how far lower-precision storage moves the basis; None where nothing is rounded."""
         return None
 
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters, module by module: what an optimizer is given."""
-        return [parameter for module in self.layers for parameter in self.trainable(module)]
+        parameters = []
+        for module in self.layers:
+            parameters += self.trainable(module)
+        return parameters
 
     def values(self) -> dict[str, Tensor]:
         """A copy of the coordinates, {module: (r,)}."""
-        return {module: torch.cat([p.detach().flatten() for p in self.trainable(module)]) for module in self.layers}
+        values = {}
+        for module in self.layers:
+            values[module] = torch.cat([parameter.detach().flatten() for parameter in self.trainable(module)])
+        return values
 
     @torch.no_grad()
     def load_values(self, values: Mapping[str, Tensor]) -> None:
@@ -113,22 +131,30 @@ class Coordinates(ABC):
     @contextmanager
     def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
         """While open, the coordinates are `values`; InputError when modules or sizes differ."""
-        own = self.values()
+        previous = self.values()
         self.load_values(values)
         try:
             yield
         finally:
-            self.load_values(own)
+            self.load_values(previous)
 
     def gradients(self) -> dict[str, Tensor]:
-        """A copy of what lies in `.grad`, {module: (r,)}; 0 where there is nothing."""
-        return {module: torch.cat([_gradient(p).flatten() for p in self.trainable(module)]) for module in self.layers}
+        """A copy of every `.grad`, {module: (r,)}; 0 for a parameter without one."""
+        gradients = {}
+        for module in self.layers:
+            parts = []
+            for parameter in self.trainable(module):
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parts.append(gradient.flatten())
+            gradients[module] = torch.cat(parts)
+        return gradients
 
     @torch.no_grad()
     def replace_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Overwrite in place each `.grad` that there is by its part of {module: (r,)}; InputError when sizes differ.
+        """Overwrite each existing `.grad` in place by its part of {module: (r,)}; InputError when sizes differ.
 
-        A parameter without gradient stays without one: an optimizer skips it, which it would not do at zero.
+        A parameter without a gradient stays without one: an optimizer skips it, but would decay or move it by momentum
+        if its gradient were zero.
         """
         self._check(gradients)
         for module, vector in gradients.items():
@@ -137,43 +163,45 @@ class Coordinates(ABC):
                     parameter.grad.copy_(part)
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Overwrite `.grad` of the trainable parameters by {module: (r,)}; InputError when modules or sizes differ."""
+        """Set every `.grad` to its part of {module: (r,)}; InputError when modules or sizes differ."""
         self._check(gradients)
         for module, vector in gradients.items():
             for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
                 parameter.grad = part.detach().to(parameter, copy=True)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What makes two bases the same one: basis, model_id, weights_sha256, targets, rank, alpha, init_seed, ...
+        """What identifies the basis: basis, model_id, weights_sha256, targets, rank, alpha, init_seed, ...
 
-        `weights_sha256` covers names and values of the adapted base weights when the adapter was attached.
+        Numbers in two bases can be compared only if these agree (`check_fingerprint`). `weights_sha256` covers names
+        and values of the adapted base weights when the adapter was attached.
         """
         return {"basis": self.basis, **self._identity}
 
     def _split(self, module: str, vector: Tensor) -> list[Tensor]:
         """The flat (r,) vector as tensors of the shapes of `trainable(module)`."""
         parameters = self.trainable(module)
-        parts = vector.split([p.numel() for p in parameters])
-        return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        parts = vector.split([parameter.numel() for parameter in parameters])
+        return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
 
     def _check(self, vectors: Mapping[str, Tensor]) -> None:
-        found = {module: tuple(vector.shape) for module, vector in vectors.items()}
-        expected = {module: (size,) for module, size in self.sizes.items()}
-        if found != expected:
-            wrong = sorted(module for module in expected | found if expected.get(module) != found.get(module))
+        """InputError, with the first module by name, unless `vectors` is {module: (r,)} of exactly these modules."""
+        shapes = {module: tuple(vector.shape) for module, vector in vectors.items()}
+        expected_shapes = {module: (size,) for module, size in self.sizes.items()}
+        differing = [m for m in expected_shapes | shapes if expected_shapes.get(m) != shapes.get(m)]
+        if differing:
+            module = min(differing)
             raise InputError(
-                f"module {wrong[0]}",
-                expected=f"coordinates of shape {expected.get(wrong[0], 'no such module')}",
-                found=f"{found.get(wrong[0], 'nothing')} ({len(wrong)} modules differ)",
+                f"module {module}",
+                expected=f"coordinates of shape {expected_shapes.get(module, 'no such module')}",
+                found=f"{shapes.get(module, 'nothing')} ({len(differing)} modules differ)",
             )
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
 def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
-    """`get_peft_model` without its warning and without drawing from the global RNG."""
+    """`get_peft_model` without its warning.
+
+    peft draws initial weights; inside the fork the caller's global RNG stays where it is.
+    """
     with quiet_peft(), torch.random.fork_rng(devices=[]):
         wrapped = get_peft_model(model, config)
     assert isinstance(wrapped, PeftModel)
@@ -181,33 +209,41 @@ def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
 
 
 def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Refuse what belongs to another basis.
+    """Refuse directions, gradients or an adapter that belong to another basis.
 
     Args:
-        where: the file or object that carries `found`.
+        where: the file or object that carries `found`, for the message.
         expected: the fingerprint of the model at hand.
         found: the fingerprint stored with directions, gradients or an adapter.
 
     Raises:
         InputError: the two differ; the message shows both values of each differing field.
     """
-    one, other = comparable(expected), comparable(found)
-    wrong = [field for field in {**one, **other} if one.get(field) != other.get(field)]
-    if wrong:
+    current, stored = comparable(expected), comparable(found)
+    differing = [field for field in {**current, **stored} if current.get(field) != stored.get(field)]
+    if differing:
         raise InputError(
             where,
-            expected=f"basis {describe(expected, wrong)}",
-            found=describe(found, wrong),
+            expected=f"basis {describe(expected, differing)}",
+            found=describe(found, differing),
             fix="extract the directions again in this basis",
         )
 
 
 def comparable(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """What bases are compared by: all but the name of the model, whose weights are hashed and may lie elsewhere."""
+    """The fields by which bases are compared: all but `model_id`.
+
+    The hash of the weights says more than a name, and the same model may lie in different places.
+    """
     return {field: value for field, value in fingerprint.items() if field != "model_id"}
 
 
 def describe(fingerprint: Mapping[str, Any], fields: list[str]) -> str:
     """`field=value` of the named fields; a long value (the targets of a big model) is cut."""
-    texts = ((field, str(fingerprint.get(field))) for field in fields)
-    return ", ".join(f"{field}={text if len(text) <= 80 else text[:77] + '...'}" for field, text in texts)
+    parts = []
+    for field in fields:
+        text = str(fingerprint.get(field))
+        if len(text) > 80:
+            text = text[:77] + "..."
+        parts.append(f"{field}={text}")
+    return ", ".join(parts)

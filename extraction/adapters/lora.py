@@ -1,9 +1,9 @@
-"""LoRA (peft's own) as coordinates: y = W x + s B A x with s = alpha / rank.
+"""LoraCoordinates: peft's LoRA, y = W x + s B A x with s = alpha / rank, as flat coordinates of every module.
 
     dL/dA = s sum_t (B^T dL/dy_t) x_t^T      dL/dB = s sum_t dL/dy_t (A x_t)^T
 
-Shapes: G samples, T tokens, r = rank (d_in + d_out) coordinates of a module, k directions, M modules;
-A (rank, d_in), B (d_out, rank). Coordinates are [A; B] flattened row by row, A first.
+Shapes: G samples, T tokens, A (rank, d_in), B (d_out, rank). Coordinates are [A; B] flattened row by row, A first:
+r = rank (d_in + d_out) of a module.
 
 At the start B = 0, so the adapted model is the base model and the gradient of A is exactly 0: directions extracted
 at initialisation live in B alone. A has orthonormal rows drawn from a seed and alpha defaults to the rank (s = 1):
@@ -47,6 +47,8 @@ def attach_lora(
 ) -> "LoraCoordinates":
     """Wrap `model` with LoRA: no dropout, no bias, A orthonormal from `seed`, B = 0.
 
+    Arguments as in `extraction.adapters.coordinates.attach`; `targets` are dotted paths.
+
     Raises:
         InputError: `rank` is not in 1..d_in of some target (the rows of A could not be orthonormal).
     """
@@ -65,11 +67,13 @@ def attach_lora(
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules.values()),
     )
     wrapped = wrap(model, config)
+    # peft has put its LoRA layers where the target modules were.
     layers = {name: model.get_submodule(name) for name in targets}
     for layer, frame in zip(layers.values(), frames(layers, seed), strict=True):
         assert isinstance(layer, LoraLayer)
         lora_factors(layer)[0].data.copy_(frame)
         if not train_a:
+            # Registered with peft, not only requires_grad = False: peft turns gradients on again in set_adapter.
             layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
             layer._freeze_non_trainable_peft_weights(ADAPTER)
     return lora_coordinates(wrapped, layers, identity, seed=seed)
@@ -78,15 +82,16 @@ def attach_lora(
 def lora_coordinates(
     model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any], *, seed: int
 ) -> "LoraCoordinates":
-    """The coordinates of LoRA layers whose A came from `seed`; rank, alpha and what is trained are read off the first.
+    """The coordinates of LoRA layers in `model` whose A came from `seed`; their options are read off the layers.
 
     Raises:
         InputError: the layers differ in rank, alpha or in whether A is trained.
     """
-    found = {name: _options(layer) for name, layer in layers.items()}
-    options = next(iter(found.values()))
-    if different := [name for name, own in found.items() if own != options]:
-        raise InputError(f"module {different[0]}", expected=f"LoRA with {options}", found=str(found[different[0]]))
+    options = _options(next(iter(layers.values())))
+    for name, layer in layers.items():
+        layer_options = _options(layer)
+        if layer_options != options:
+            raise InputError(f"module {name}", expected=f"LoRA with {options}", found=str(layer_options))
     weights = {name: weight_matrix(layer.get_submodule("base_layer"), name) for name, layer in layers.items()}
     weights_sha256 = combine({name: digest(weight) for name, weight in weights.items()})
     return LoraCoordinates(
@@ -97,15 +102,19 @@ def lora_coordinates(
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:
-    """alpha is what s = alpha / rank says it is."""
+    """Rank, alpha and whether A is trained, of one LoRA layer."""
     assert isinstance(layer, LoraLayer)
     A, _ = lora_factors(layer)
+    # peft keeps only the scale s = alpha / rank of a layer; rounded, so that the way back gives the alpha that was set.
     alpha = round(layer.scaling[ADAPTER] * len(A), 9)
     return {"rank": len(A), "alpha": float(alpha), "train_a": A.requires_grad}
 
 
 def frames(layers: Mapping[str, nn.Module], seed: int) -> Iterator[Tensor]:
-    """The A (rank, d_in) that `seed` gives each LoRA layer, in order: orthonormal rows, float64."""
+    """The A (rank, d_in) that `seed` gives each LoRA layer, in order: orthonormal rows, float64.
+
+    All layers draw from one generator, so that the A of a layer depends on the layers before it.
+    """
     generator = torch.Generator().manual_seed(seed)
     for layer in layers.values():
         assert isinstance(layer, LoraLayer)
@@ -115,7 +124,7 @@ def frames(layers: Mapping[str, nn.Module], seed: int) -> Iterator[Tensor]:
 
 
 def lora_factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
-    """A (rank, d_in) and B (d_out, rank) of a layer."""
+    """A (rank, d_in) and B (d_out, rank) of a LoRA layer."""
     A, B = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
     assert isinstance(A, nn.Parameter)
     assert isinstance(B, nn.Parameter)
@@ -140,13 +149,15 @@ class LoraCoordinates(Coordinates):
         return (A, B) if self._identity["train_a"] else (B,)
 
     def taps(self) -> list[Tap]:
-        """One a module. Where dL/dA is 0 or not wanted, A x (T, rank) is all that is held of x."""
+        """One tap per module; where dL/dA is 0 or not needed, it holds A x (T, rank) instead of x."""
         lean = self.is_zero() or not self._identity["train_a"]
         return [self._tap(module, lean) for module in self.layers]
 
     def _tap(self, module: str, lean: bool) -> OutputTap:
+        """The tap of a module: of B alone where `lean`, else of A and B."""
         A, B, scale = self.factors(module)
         if lean:
+            # At B = 0 with A trained, the gradient of A is 0 and stays what the accumulator starts with.
             start = A.numel() if self._identity["train_a"] else 0
             return OutputTap(
                 module=module,
@@ -169,12 +180,13 @@ class LoraCoordinates(Coordinates):
 
 def reduce_b(rotated: Tensor, gradient: Tensor, segments: Segments, *, scale: float, dtype: torch.dtype) -> Tensor:
     """s sum_t dL/dy_t (A x_t)^T of every sample, added in `dtype`: (T, rank), (T, d_out) -> (G, d_out rank)."""
-    parts = zip(segments.split(gradient), segments.split(rotated), strict=True)
-    return scale * torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in parts]).flatten(1)
+    samples = zip(segments.split(gradient), segments.split(rotated), strict=True)
+    return scale * torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in samples]).flatten(1)
 
 
 def along_b(rotated: Tensor, gradient: Tensor, u: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
-    """<u, s dL/dy_t (A x_t)^T> of every token, no outer product formed: (T, rank), (T, d_out), (r,) -> (T,)."""
+    """<u, s dL/dy_t (A x_t)^T> of every token: (T, rank), (T, d_out), (r,) -> (T,)."""
+    # <u, g z^T> = (u^T g) . z: no outer product per token is formed.
     turned = gradient.to(dtype) @ u.to(dtype).view(gradient.shape[1], rotated.shape[1])
     return scale * (turned * rotated.to(dtype)).sum(1)
 
@@ -182,12 +194,14 @@ def along_b(rotated: Tensor, gradient: Tensor, u: Tensor, *, scale: float, dtype
 def reduce_both(x: Tensor, gradient: Tensor, segments: Segments, *, A: Tensor, B: Tensor, scale: float) -> Tensor:
     """[s sum_t (B^T dL/dy_t) x_t^T; s sum_t dL/dy_t (A x_t)^T] of every sample, (G, rank (d_in + d_out))."""
     of_b = reduce_b(F.linear(x, A.to(x.dtype)), gradient, segments, scale=scale, dtype=B.dtype)
+    # The same sum of outer products, of B^T dL/dy_t and x_t.
     of_a = reduce_b(x, gradient @ B.to(gradient.dtype), segments, scale=scale, dtype=A.dtype)
     return torch.cat([of_a, of_b], dim=1)
 
 
 def along_both(x: Tensor, gradient: Tensor, u: Tensor, *, A: Tensor, B: Tensor, scale: float) -> Tensor:
     """<u, [s (B^T dL/dy_t) x_t^T; s dL/dy_t (A x_t)^T]> of every token, (T,)."""
-    of_a, of_b = u.split([A.numel(), B.numel()])
-    found = along_b(F.linear(x, A.to(x.dtype)), gradient, of_b, scale=scale, dtype=B.dtype)
-    return found + along_b(x, gradient @ B.to(gradient.dtype), of_a, scale=scale, dtype=A.dtype)
+    u_of_a, u_of_b = u.split([A.numel(), B.numel()])
+    dots_of_b = along_b(F.linear(x, A.to(x.dtype)), gradient, u_of_b, scale=scale, dtype=B.dtype)
+    dots_of_a = along_b(x, gradient @ B.to(gradient.dtype), u_of_a, scale=scale, dtype=A.dtype)
+    return dots_of_b + dots_of_a

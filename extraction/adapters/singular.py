@@ -1,18 +1,18 @@
-"""The coordinates delta_S of an adapted model, and how their per-sample gradients come out of one backward.
+"""DeltaSCoordinates: the coordinates delta_S of an adapted model, and their per-sample gradients from one backward.
 
-Needed are U^T dL/dy and Vh x. The forward and the backward of W' = U diag(S') Vh, S' = S + delta_S, have almost
-computed them (extraction.adapters.svd):
+A gradient needs U^T dL/dy and Vh x. The forward and the backward of W' = U diag(S') Vh, S' = S + delta_S, have almost
+computed them (extraction.adapters.svd), so that a module with d_out != d_in needs one frame instead of two:
 
     d_out > d_in   from x and dL/dx = W'^T dL/dy:   dL/d delta_S = sum_t (Vh x_t) * (Vh dL/dx_t) / S'
     d_out < d_in   from y = W' x and dL/dy:         dL/d delta_S = sum_t (U^T y_t) * (U^T dL/dy_t) / S'
     otherwise      from x and dL/dy:                dL/d delta_S = sum_t (Vh x_t) * (U^T dL/dy_t)
 
 Each line holds triplet by triplet, so it also serves the R largest alone, exactly and at R / r of the cost.
-Tokens meet U and Vh in the dtype of the model; the products are added in at least float32. Where U and Vh are held in
-bfloat16, V^T V = I + E with a small E (`rounding`): the first two lines are then off by E diag(delta_S / S'), and
-exact at delta_S = 0.
+Products of tokens with U and Vh are in the dtype of the model; sums over tokens are in at least float32. Where U and Vh
+are stored in bfloat16, V^T V = I + E with a small E (`rounding`): the first two lines are then off by
+E diag(delta_S / S'), and exact at delta_S = 0.
 
-Shapes: G samples, T tokens, r coordinates of a module, k directions, M modules; U (d_out, r), S (r,), Vh (r, d_in).
+Shapes: G samples, T tokens, r coordinates of a module; U (d_out, r), S (r,), Vh (r, d_in).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from extraction.words import Storage
 
 @final
 class DeltaSCoordinates(Coordinates):
-    """The coordinates of a module are its delta_S: r = min(d_in, d_out), or the rank where that is smaller."""
+    """The coordinates of a module are its delta_S (r,): r = min(d_in, d_out), or the rank where that is smaller."""
 
     basis: Basis = "svd"
 
@@ -56,20 +56,26 @@ class DeltaSCoordinates(Coordinates):
 
     @torch.no_grad()
     def taps(self) -> list[Tap]:
-        """One a module. All conditions are read in one go: a GPU waits for the host once, not once a module."""
+        """One tap per module: a line of the module docstring each."""
         scales = [self.layer(module).S + self.trainable(module)[0] for module in self.layers]
-        fine = (torch.stack([condition(scale) for scale in scales]) <= MAX_CONDITION).tolist()
-        return [self._tap(*found) for found in zip(self.layers, scales, fine, strict=True)]
+        # All conditions in one .tolist(): the host waits for a GPU once, not once per module.
+        divisible = (torch.stack([condition(scale) for scale in scales]) <= MAX_CONDITION).tolist()
+        taps = []
+        for module, scale, may_divide in zip(self.layers, scales, divisible, strict=True):
+            taps.append(self._tap(module, scale, may_divide))
+        return taps
 
-    def _tap(self, module: str, scale: Tensor, fine: bool) -> Tap:
+    def _tap(self, module: str, scale: Tensor, may_divide: bool) -> Tap:
+        """The tap of a module with S' = `scale` (r,), which may be divided by where it is well-conditioned."""
         layer = self.layer(module)
-        if fine and layer.U is None and layer.Vh is not None:
+        if may_divide and layer.U is None and layer.Vh is not None:
             return InputTap(
                 module=module,
                 reduce=partial(reduce_rotated, frame=layer.Vh, scale=scale),
                 along=partial(along_rotated, frame=layer.Vh, scale=scale),
             )
-        if fine and layer.Vh is None and layer.U is not None:
+        if may_divide and layer.Vh is None and layer.U is not None:
+            # The identity is about W' x: a bias is no part of it.
             bias = getattr(layer.base_layer, "bias", None)
             return OutputTap(
                 module=module,
@@ -77,6 +83,8 @@ class DeltaSCoordinates(Coordinates):
                 reduce=partial(reduce_rotated, frame=layer.U.T, scale=scale),
                 along=partial(along_rotated, frame=layer.U.T, scale=scale),
             )
+        # A frame may be missing here too, where delta_S has moved a singular value of W' near 0: it follows from W and
+        # S, which are as well-conditioned as before.
         U, Vh = layer.frames()
         return OutputTap(
             module=module,
@@ -87,23 +95,28 @@ class DeltaSCoordinates(Coordinates):
 
     def rounding(self) -> dict[str, Any] | None:
         """The worst defect of orthonormality, and the cosine errors of trial gradients, over the modules."""
-        measured = [layer.rounding for layer in map(self.layer, self.layers) if layer.rounding is not None]
-        if not measured:
+        roundings = []
+        for module in self.layers:
+            rounding = self.layer(module).rounding
+            if rounding is not None:
+                roundings.append(rounding)
+        if not roundings:
             return None
-        errors = [own.cosine_error for own in measured]
+        errors = [rounding.cosine_error for rounding in roundings]
         return {
             "storage": self._identity["storage"],
-            "orthonormality": max(own.orthonormality for own in measured),
+            "orthonormality": max(rounding.orthonormality for rounding in roundings),
             "cosine_error": {"median": median(errors), "max": max(errors)},
         }
 
     def folded(self) -> AbstractContextManager[object]:
-        """delta_S merged into the weights, unless rounding to their dtype would lose it, or it is there already, or no
-        process holds them whole.
-        """
-        layers = [self.layer(module) for module in self.layers]
-        exact = all(layer.weight.dtype == layer.S.dtype and not isinstance(layer.weight, DTensor) for layer in layers)
-        return merged(self.model) if exact and not any(layer.merged for layer in layers) else nullcontext()
+        """While open, delta_S is merged into the weights, if that is possible and exact for every module."""
+        for module in self.layers:
+            layer = self.layer(module)
+            # Rounding to a lower dtype would lose a small delta_S; of sharded weights no process holds the whole.
+            if layer.merged or layer.weight.dtype != layer.S.dtype or isinstance(layer.weight, DTensor):
+                return nullcontext()
+        return merged(self.model)
 
     def is_zero(self) -> bool:
         """delta_S = 0 everywhere."""
@@ -148,7 +161,7 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 @contextmanager
 def merged(model: PeftModel) -> Iterator[None]:
-    """While open, the adapters are in the base weights, which come back bit for bit."""
+    """While open, the adapters are merged into the base weights, which come back bit for bit."""
     model.merge_adapter()
     try:
         yield
@@ -165,7 +178,7 @@ def attach_delta_s(
     rank: int | None,
     storage: Storage,
 ) -> DeltaSCoordinates:
-    """Wrap `model` with `delta_S` at 0; `cache_dir` None computes every SVD anew.
+    """Wrap `model` with `delta_S` at 0; arguments as in `extraction.adapters.coordinates.attach`.
 
     Raises:
         InputError: a rank below 1.
@@ -181,15 +194,22 @@ def attach_delta_s(
 def delta_s_coordinates(
     model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any]
 ) -> DeltaSCoordinates:
-    """The coordinates of `delta_S` layers.
-
-    A basis that holds all triplets is the full one, whatever rank was asked for. `storage` is in the fingerprint only
-    where it is not `float32`.
-    """
-    digests = {name: str(layer.digest) for name, layer in layers.items()}
-    widths = {name: min(weight_matrix(layer.get_submodule("base_layer"), name).shape) for name, layer in layers.items()}
-    kept = {name: layer.get_buffer("S").numel() for name, layer in layers.items()}
-    options = {"targets": list(layers), "rank": max(kept.values()) if kept != widths else None}
-    options |= {"alpha": None, "init_seed": None}
-    options |= {"storage": "bfloat16"} if any(layer.rounding is not None for layer in layers.values()) else {}
-    return DeltaSCoordinates(model, layers, {**identity, "weights_sha256": combine(digests), **options})
+    """The coordinates of `delta_S` layers that are in `model`; rank and storage are read off the layers."""
+    digests, ranks, full_ranks = {}, {}, {}
+    for name, layer in layers.items():
+        digests[name] = str(layer.digest)
+        ranks[name] = layer.get_buffer("S").numel()
+        full_ranks[name] = min(weight_matrix(layer.get_submodule("base_layer"), name).shape)
+    identity = {
+        **identity,
+        "weights_sha256": combine(digests),
+        "targets": list(layers),
+        # A basis with all triplets is the full one, whatever rank was asked for.
+        "rank": None if ranks == full_ranks else max(ranks.values()),
+        "alpha": None,
+        "init_seed": None,
+    }
+    # Only where it is not the default: fingerprints without `storage` are of float32.
+    if any(layer.rounding is not None for layer in layers.values()):
+        identity["storage"] = "bfloat16"
+    return DeltaSCoordinates(model, layers, identity)

@@ -1,6 +1,6 @@
-"""W = U diag(S) Vh with fixed signs: its largest triplets, only the factors that are needed, exact or rounded.
+"""The SVD W = U diag(S) Vh with fixed signs: all or the largest triplets, factors that are needed, exact or rounded.
 
-The forward has W x at hand and the backward W^T g, so that one orthogonal factor and S give the other side too:
+The forward computes W x and the backward W^T g anyway, so that one orthogonal factor and S give the other side too:
 
     d_out > d_in:   W^T g = Vh^T diag(S) U^T g   =>   U^T g = S^-1 Vh (W^T g)   U is not needed
     d_out < d_in:   W x   = U diag(S) Vh x       =>   Vh x  = S^-1 U^T (W x)    Vh is not needed
@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MAX_CONDITION = 10.0  # a decimal digit. Measured: 1.2 to 7 where d_out != d_in (SmolLM2, the organism, random)
-TRIAL_TOKENS = 64
+MAX_CONDITION = 10.0  # one decimal digit lost. Measured: 1.2 to 7 where d_out != d_in (SmolLM2, the organism, random)
+TRIAL_TOKENS = 64  # random tokens on which `measure_rounding` compares gradients
 
 
 class Factors(NamedTuple):
@@ -34,7 +34,7 @@ class Factors(NamedTuple):
     Vh: Tensor | None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Factors":
-        """`change` applied to whatever is there."""
+        """The factors after `change`; one that is None stays None."""
         U, S, Vh = self
         return Factors(None if U is None else change(U), change(S), None if Vh is None else change(Vh))
 
@@ -54,24 +54,27 @@ def decompose(weight: Tensor) -> Factors:
     gives them back: matrix products depend on the layout in their last bits.
     """
     U, S, Vh = torch.linalg.svd(as_computed(weight), full_matrices=False)
+    # Signs from Vh, not from U: the right frame, in which tokens are read, then does not depend on the sign of W.
     signs = Vh.gather(-1, Vh.abs().argmax(dim=-1, keepdim=True)).sign()  # (..., r, 1)
     return Factors((U * signs.mT).contiguous(), S, (Vh * signs).contiguous())
 
 
 def needed_factors(weights: Sequence[Tensor]) -> list[Factors]:
-    """What is needed of each weight; several must be of one shape, and are decomposed in one call."""
+    """`needed(decompose(weight))` of each weight; several must have one shape, and are decomposed in one call."""
     if len(weights) <= 1:
         return [needed(decompose(weight)) for weight in weights]
     stack = decompose(torch.stack([as_computed(weight) for weight in weights]))
+    # clone: a view of one weight's factors would keep the whole stack in memory.
     return [needed(stack.each(itemgetter(i))).each(torch.clone) for i in range(len(weights))]
 
 
 def needed(factors: Factors) -> Factors:
-    """Without the factor that the identities above replace."""
+    """The factors without the one that follows from W by the identities of the module docstring, if there is one."""
     U, S, Vh = factors
     assert U is not None
     assert Vh is not None
     d_out, d_in = U.shape[0], Vh.shape[1]
+    # `not <=`, since the condition of a zero matrix is NaN.
     if d_out == d_in or not condition(S) <= MAX_CONDITION:
         return factors
     return Factors(None, S, Vh) if d_out > d_in else Factors(U, S, None)
@@ -86,47 +89,57 @@ def condition(S: Tensor) -> Tensor:
 
 
 def largest(factors: Factors, rank: int | None) -> Factors:
-    """The triplets with the `rank` largest singular values, in memory of their own; None is all of them."""
+    """The triplets with the `rank` largest singular values (None: all), in memory of their own."""
     U, S, Vh = factors
     if rank is None or rank >= len(S):
         return factors
     cut = Factors(None if U is None else U[:, :rank], S[:rank], None if Vh is None else Vh[:rank])
+    # Row-major as whole factors are: matrix products depend on the layout in their last bits.
     return cut.each(partial(torch.clone, memory_format=torch.contiguous_format))
 
 
 def frames(factors: Factors, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """U and Vh; the one that is not there follows from `weight`: U = W V S^-1 or Vh = S^-1 U^T W."""
+    """U and Vh; a factor that is not stored follows from `weight`: U = W V S^-1 or Vh = S^-1 U^T W."""
     U, S, Vh = factors
-    wide = weight.detach().to(S.dtype)
+    W = weight.detach().to(S.dtype)
     if U is None:
         assert Vh is not None
-        return wide @ (Vh.to(S.dtype).T / S), Vh
-    return U, (U.to(S.dtype) / S).T @ wide if Vh is None else Vh
+        return W @ (Vh.to(S.dtype).T / S), Vh
+    if Vh is None:
+        return U, (U.to(S.dtype) / S).T @ W
+    return U, Vh
 
 
 def rounded(factors: Factors) -> Factors:
-    """U and Vh in bfloat16; S as it is."""
+    """U and Vh in bfloat16, S unchanged."""
     return factors.each(Tensor.bfloat16)._replace(S=factors.S)
 
 
 def measure_rounding(weight: Tensor, exact: Factors, stored: Factors) -> Rounding:
-    """How far `stored` is from orthonormal, and what it makes of a gradient."""
+    """How far `stored` is from orthonormal, and how far its gradient at random tokens is from that of `exact`."""
     U, S, Vh = stored
-    rows = [factor.to(S.dtype) for factor in (None if U is None else U.T, Vh) if factor is not None]
-    defects = [(frame @ frame.T - torch.eye(len(frame)).to(frame)).abs().max() for frame in rows]
+    defects = []
+    for frame in (None if U is None else U.T, Vh):
+        if frame is not None:
+            rows = frame.to(S.dtype)
+            defects.append((rows @ rows.T - torch.eye(len(rows)).to(rows)).abs().max())
+    # Drawn on the CPU from a fixed seed, so that every machine measures with the same tokens.
     generator = torch.Generator().manual_seed(0)
     d_out, d_in = weight.shape
-    x, g = (torch.randn(TRIAL_TOKENS, d, generator=generator).to(S) for d in (d_in, d_out))
-    found, expected = (trial_gradient(frames(own, weight), x, g).double() for own in (stored, exact))
-    return Rounding(float(max(defects)), 1.0 - float(F.cosine_similarity(found, expected, dim=0)))
+    x = torch.randn(TRIAL_TOKENS, d_in, generator=generator).to(S)
+    g = torch.randn(TRIAL_TOKENS, d_out, generator=generator).to(S)
+    stored_gradient = trial_gradient(frames(stored, weight), x, g).double()
+    exact_gradient = trial_gradient(frames(exact, weight), x, g).double()
+    cosine = F.cosine_similarity(stored_gradient, exact_gradient, dim=0)
+    return Rounding(float(max(defects)), 1.0 - float(cosine))
 
 
 def trial_gradient(UV: tuple[Tensor, Tensor], x: Tensor, g: Tensor) -> Tensor:
-    """sum_t (U^T g_t) * (Vh x_t), (T, d_in) and (T, d_out) -> (r,)."""
-    U, Vh = (frame.to(x.dtype) for frame in UV)
-    return ((g @ U) * (x @ Vh.T)).sum(0)
+    """The gradient of delta_S, sum_t (U^T g_t) * (Vh x_t), from x (T, d_in) and g = dL/dy (T, d_out): (r,)."""
+    U, Vh = UV
+    return ((g @ U.to(x.dtype)) * (x @ Vh.to(x.dtype).T)).sum(0)
 
 
 def as_computed(weight: Tensor) -> Tensor:
-    """`weight` without gradient in the dtype of the SVD: at least float32."""
+    """`weight`, detached, in the dtype of the SVD: at least float32."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))

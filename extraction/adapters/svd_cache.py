@@ -1,11 +1,12 @@
-"""The factors of many weights at once, cached by the content of each: on a CPU in parallel, on a GPU batched by shape.
+"""`factorise_all`: the SVDs of many weights, cached on disk; on a CPU in parallel, on a GPU batched by shape.
 
-An entry holds all needed triplets of one weight; a request for the R largest is served from it.
+The cache has a file per weight, named by the digest of the weight's values, so that models which share a weight share
+its entry. An entry holds all triplets, and serves a request for the R largest too.
 
     <digest>.safetensors            U, S, Vh as computed
     <digest>.bfloat16.safetensors   U and Vh rounded, S as computed; what the rounding does
 
-A rounded entry is made from the exact one where that is there, without another SVD.
+A rounded entry is made from the exact one where that exists, without another SVD.
 """
 
 import hashlib
@@ -29,11 +30,11 @@ BATCH = 8  # weights of one shape that a GPU decomposes in one call
 
 
 class Factorised(NamedTuple):
-    """The factors of a weight, the digest of its values, and what rounding did to the factors (None: not rounded)."""
+    """The SVD of one weight: a cache entry."""
 
     factors: Factors
-    digest: str
-    rounding: Rounding | None
+    digest: str  # of the weight's values
+    rounding: Rounding | None  # what rounding did to the factors; None: not rounded
 
 
 def factorise_all(
@@ -45,14 +46,14 @@ def factorise_all(
 ) -> dict[str, Factorised]:
     """The factors of every weight (d_out, d_in) on its device, from the cache where an undamaged entry exists.
 
-    On a CPU as many SVDs run at a time as torch may use threads, each on one: parallel SVDs use the cores better than
-    parallel loops within one, and the bits do not depend on the number of cores.
-
     Args:
-        weights: floating-point matrices of any precision.
+        weights: floating-point matrices of any precision, by name.
         cache_dir: created on demand; None computes without reading or writing.
         rank: how many of the largest triplets; None is all of them.
-        storage: of U and Vh; `float32` is as computed.
+        storage: dtype of U and Vh; `float32` is as computed.
+
+    Returns:
+        The factors by name, in the order of `weights`.
     """
 
     def read(name: str) -> Factorised | None:
@@ -64,14 +65,19 @@ def factorise_all(
         return [placed(entry, rank, weights[name].device) for name, entry in zip(names, entries, strict=True)]
 
     on_cpu = all(weight.device.type == "cpu" for weight in weights.values())
+    # On a CPU as many SVDs run at a time as torch may use threads, each on one thread: parallel SVDs use the cores
+    # better than parallel loops within one, and the bits do not depend on the number of cores.
     with single_threads() as pool:
-        found = dict(zip(weights, pool.map(read, weights), strict=True))
-        missing = {name: weights[name] for name, entry in found.items() if entry is None}
+        entries = dict(zip(weights, pool.map(read, weights), strict=True))
+        missing = {name: weights[name] for name, entry in entries.items() if entry is None}
         groups = batches(missing, 1 if on_cpu else BATCH)
-        for names, made in zip(groups, (pool.map if on_cpu else map)(make, groups), strict=True):
-            found |= zip(names, made, strict=True)
-            report("SVDs", sum(entry is not None for entry in found.values()), len(found))
-    return {name: entry for name, entry in found.items() if entry is not None}
+        made = pool.map(make, groups) if on_cpu else map(make, groups)
+        num_done = len(weights) - len(missing)
+        for names, group_entries in zip(groups, made, strict=True):
+            entries.update(zip(names, group_entries, strict=True))
+            num_done += len(names)
+            report("SVDs", num_done, len(weights))
+    return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 def placed(entry: Factorised, rank: int | None, device: torch.device) -> Factorised:
@@ -81,30 +87,38 @@ def placed(entry: Factorised, rank: int | None, device: torch.device) -> Factori
 
 def make_entries(weights: Sequence[Tensor], cache_dir: Path | None, storage: Storage) -> list[Factorised]:
     """New entries for weights of one shape, written to the cache."""
-    entries = [read_entry(weight, cache_dir, "float32") for weight in weights]
-    computed = iter(needed_factors([w for w, entry in zip(weights, entries, strict=True) if entry is None]))
-    made = []
-    for weight, entry in zip(weights, entries, strict=True):
-        exact = next(computed) if entry is None else placed(entry, None, weight.device).factors
-        stored = exact if storage == "float32" else rounded(exact)
-        rounding = None if storage == "float32" else measure_rounding(weight, exact, stored)
-        made.append(Factorised(stored, digest(weight), rounding))
+    # Where the exact entry is cached, a rounded one is made from it, without another SVD.
+    exact_entries = [read_entry(weight, cache_dir, "float32") for weight in weights]
+    missing = [weight for weight, entry in zip(weights, exact_entries, strict=True) if entry is None]
+    computed = iter(needed_factors(missing))
+    entries = []
+    for weight, exact_entry in zip(weights, exact_entries, strict=True):
+        exact = next(computed) if exact_entry is None else placed(exact_entry, None, weight.device).factors
+        if storage == "float32":
+            entry = Factorised(exact, digest(weight), None)
+        else:
+            stored = rounded(exact)
+            entry = Factorised(stored, digest(weight), measure_rounding(weight, exact, stored))
         if cache_dir is not None:
-            write_entry(entry_path(cache_dir, made[-1].digest, storage), made[-1])
-    return made
+            write_entry(entry_path(cache_dir, entry.digest, storage), entry)
+        entries.append(entry)
+    return entries
 
 
 def batches(weights: Mapping[str, Tensor], size: int) -> list[list[str]]:
-    """The names of weights that can be stacked, at most `size` together."""
-    groups: dict[object, list[str]] = {}
+    """The names of weights in groups that can be stacked (one shape, dtype and device), at most `size` in each."""
+    stackable: dict[object, list[str]] = {}
     for name, weight in weights.items():
-        groups.setdefault((weight.shape, weight.dtype, weight.device), []).append(name)
-    return [names[i : i + size] for names in groups.values() for i in range(0, len(names), size)]
+        stackable.setdefault((weight.shape, weight.dtype, weight.device), []).append(name)
+    groups = []
+    for names in stackable.values():
+        groups += [names[start : start + size] for start in range(0, len(names), size)]
+    return groups
 
 
 @contextmanager
 def single_threads() -> Iterator[ThreadPoolExecutor]:
-    """As many workers as torch may use threads, each of which computes on one."""
+    """A pool of as many workers as torch may use threads, each of which computes on one thread."""
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -114,12 +128,13 @@ def single_threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def entry_path(cache_dir: Path, key: str, storage: Storage) -> Path:
-    """Where the entry of a digest is."""
-    return cache_dir / f"{key}{'' if storage == 'float32' else f'.{storage}'}.safetensors"
+    """The file of the entry with digest `key`."""
+    suffix = "" if storage == "float32" else f".{storage}"
+    return cache_dir / f"{key}{suffix}.safetensors"
 
 
 def write_entry(path: Path, entry: Factorised) -> None:
-    """Replace the file."""
+    """Write an entry with a checksum of its tensors, replacing the file atomically."""
     tensors = {name: tensor.cpu() for name, tensor in entry.factors._asdict().items() if tensor is not None}
     if entry.rounding is not None:
         tensors["rounding"] = torch.tensor(entry.rounding, dtype=torch.float64)
@@ -127,13 +142,15 @@ def write_entry(path: Path, entry: Factorised) -> None:
 
 
 def read_entry(weight: Tensor, cache_dir: Path | None, storage: Storage) -> Factorised | None:
-    """The cached entry on the CPU, in memory of its own; None when it is missing, unreadable or damaged."""
+    """The cached entry of `weight` on the CPU; None when it is missing, unreadable or damaged."""
     if cache_dir is None:
         return None
     key = digest(weight)
     try:
         with safe_open(entry_path(cache_dir, key, storage), framework="pt") as file:
             stored, expected = set(file.keys()), (file.metadata() or {}).get("sha256")
+            # In the order of writing, since the checksum is over the bytes in order. clone: a mapped tensor is aligned
+            # otherwise than a computed one, which would show in the last bits of matrix products.
             names = [name for name in (*Factors._fields, "rounding") if name in stored]
             tensors = {name: file.get_tensor(name).clone() for name in names}
     except (OSError, SafetensorError):
@@ -154,7 +171,7 @@ def digest(weight: Tensor) -> str:
 
 
 def combine(digests: Mapping[str, str]) -> str:
-    """sha256 over names and digests of weights, in order: the `weights_sha256` of a fingerprint."""
+    """sha256 over the names and digests of weights, in order: the `weights_sha256` of a fingerprint."""
     return hashlib.sha256("".join(f"{name} {key}\n" for name, key in digests.items()).encode()).hexdigest()
 
 

@@ -1,4 +1,7 @@
-"""Which Linears are adapted: by the last parts of their dotted path, with the candidates listed when none matches."""
+"""Which Linears of a model are adapted: those whose dotted path ends in one of the target suffixes.
+
+To add an architecture with other names: a row in `SUFFIXES_BY_MODEL_TYPE`.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +16,7 @@ SUFFIXES_BY_MODEL_TYPE = {"gpt2": ("c_attn", "c_proj", "c_fc")}
 
 
 def default_suffixes(model_type: str) -> tuple[str, ...]:
-    """The suffixes adapted when nobody names any: attention and MLP projections, never embeddings or the head."""
+    """The default suffixes of an architecture: attention and MLP projections, never embeddings or the head."""
     return SUFFIXES_BY_MODEL_TYPE.get(model_type, DEFAULT_SUFFIXES)
 
 
@@ -28,18 +31,26 @@ def find_targets(model: PreTrainedModel, suffixes: Sequence[str] | None = None) 
     Raises:
         InputError: a suffix matches no `nn.Linear` or `Conv1D`; the candidates are in the message.
     """
-    wanted = default_suffixes(model.config.model_type) if suffixes is None else tuple(suffixes)
+    if suffixes is None:
+        suffixes = default_suffixes(model.config.model_type)
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    idle = [suffix for suffix in wanted if not any(has_suffix(name, suffix) for name in linears)]
-    if idle or not wanted:
+    targets, matched = [], set()
+    for name in linears:
+        matching = [suffix for suffix in suffixes if has_suffix(name, suffix)]
+        if matching:
+            targets.append(name)
+            matched.update(matching)
+    # One misspelt suffix among good ones must not silently adapt fewer modules.
+    unmatched = [suffix for suffix in suffixes if suffix not in matched]
+    if unmatched or not suffixes:
         candidates = sorted({name.rpartition(".")[2] for name in linears})
         raise InputError(
             f"target suffixes of {type(model).__name__}",
             expected="suffixes that each match a Linear or Conv1D",
-            found=f"no match for {', '.join(idle) or 'an empty list'}",
+            found=f"no match for {', '.join(unmatched) or 'an empty list'}",
             fix=f"choose among {', '.join(candidates) or 'nothing: the model has no Linear'}",
         )
-    return [name for name in linears if any(has_suffix(name, suffix) for suffix in wanted)]
+    return targets
 
 
 def weight_matrix(module: nn.Module, name: str) -> Tensor:

@@ -23,9 +23,7 @@ STYLES = {"running": "bold", "done": "green", "failed": "red", "waiting": "dim"}
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option(
-    "--dry-run", is_flag=True, help="Write the settings of the commands and print them; run nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Write the settings of the commands and print them; run nothing.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
 @click.option("--retries", default=1, show_default=True, type=click.IntRange(0), help="Of a run that crashed.")
 @click.option("--cluster", type=click.Choice(["slurm", "local"]), help="Submit with submitit (extra `slurm`).")

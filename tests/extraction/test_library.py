@@ -22,7 +22,7 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
     completions = [[policy.completion_ids(text) for text in (pair.hack, pair.clean)] for pair in pairs]
     total = sum(2 * len(p) + len(h) + len(c) for p, (h, c) in zip(prompts, completions))
-    expected = measure_pair_gradients(policy, coordinates, pairs, ExtractionSettings())
+    expected = measure_pair_gradients(policy, coordinates, pairs)
     calls = []
     handle = policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
     for passes in (1, 3):
