@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from probe.analysis.outcome import RATES, setting_of
-from probe.analysis.statistics.stats import Interval, wilson_interval
+from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.settings.words import ALL, NO_HINT
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError

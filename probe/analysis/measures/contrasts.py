@@ -11,10 +11,9 @@ import numpy as np
 
 from probe.analysis.measures.cells import Metric, mean_or_none
 from probe.analysis.statistics.adjusted import Adjusted, adjusted_effect
-from probe.analysis.statistics.bootstrap import bootstrap_mean
-from probe.analysis.statistics.multiplicity import holm
+from probe.analysis.statistics.intervals import Interval, bootstrap_mean, within_prompt_differences
 from probe.analysis.statistics.nulls import HaarTest, haar_test
-from probe.analysis.statistics.stats import Interval, sign_flip_test, welch_test, within_prompt_differences
+from probe.analysis.statistics.significance import holm, sign_flip_test, welch_test
 from probe.records.records import SampleRecord
 
 

@@ -1,17 +1,23 @@
-"""The steps of each arm, one by one and together, against the Haar null.
+"""The steps of each arm, one by one and together, against the Haar null, and of two arms on identical batches.
 
 At frozen weights the steps are independent draws of prompts, and prompts are the unit. In a run that trains, the steps
 are autocorrelated: the run is the unit, and no p-value over steps is given.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from probe.analysis.measures.cells import mean_or_none, present
+from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval
 from probe.analysis.statistics.nulls import HaarMean, haar_mean, haar_test
-from probe.analysis.statistics.stats import Interval, prompt_means, sign_flip_test, t_interval
+from probe.analysis.statistics.significance import Equivalence, equivalence_test, sign_flip_test
+from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.records.records import StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
+
+Measure = Literal["cos_in", "cos_out", "hackward_frac_out"]
+MEASURES: tuple[Measure, ...] = ("cos_in", "cos_out", "hackward_frac_out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,21 @@ class ArmSummary:
     haar: HaarMean | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmComparison:
+    """`arm` minus `versus` in one measure, prompt by prompt."""
+
+    metric: Measure
+    arm: str
+    versus: str
+    num_prompts: int
+    difference: float | None
+    interval: Interval | None  # 95%, Student
+    p: float | None  # sign-flip
+    equivalence: Equivalence | None  # inside +-NEAR_ZERO
+    identical: bool  # every prompt gives exactly the same number in both arms: nothing was compared
+
+
 def trajectory(steps: Sequence[StepRecord]) -> list[TrajectoryRow]:
     """One row a step and arm, in the order of the records."""
     return [_row(step) for step in steps]
@@ -85,6 +106,26 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, seed: int = 0) -> ArmSum
     )
 
 
+def compare_arms(
+    steps: Sequence[StepRecord], arm: str, versus: str, metric: Measure, *, trains: bool, seed: int = 0
+) -> ArmComparison:
+    """Pair two arms by prompt. In a run that trains, the run is the unit, and no test over prompts is given."""
+    a, b = (_by_prompt(steps, name, metric) for name in (arm, versus))
+    differences = [a[prompt] - b[prompt] for prompt in a if prompt in b]
+    test = sign_flip_test(differences, seed=seed)
+    return ArmComparison(
+        metric=metric,
+        arm=arm,
+        versus=versus,
+        num_prompts=test.n,
+        difference=test.mean,
+        interval=None if trains else t_interval(differences),
+        p=None if trains else test.p,
+        equivalence=None if trains else equivalence_test(differences, NEAR_ZERO),
+        identical=test.n > 0 and not any(differences),
+    )
+
+
 def num_problems(steps: Iterable[StepRecord]) -> int:
     """How many problems the steps met; a step of training meets several."""
     return len({problem for step in steps for problem in step.problem_id.split(PROBLEM_SEPARATOR)})
@@ -105,3 +146,8 @@ def _row(step: StepRecord) -> TrajectoryRow:
         haar_p=test.p if test else None,
         null_reason=step.null_reason,
     )
+
+
+def _by_prompt(steps: Sequence[StepRecord], arm: str, metric: Measure) -> Mapping:
+    rows = [(s.problem_id, value) for s in steps if s.arm == arm and (value := getattr(s, metric)) is not None]
+    return prompt_means([value for _, value in rows], [prompt for prompt, _ in rows])

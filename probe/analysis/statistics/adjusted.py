@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.bootstrap import cluster_counts, percentiles
-from probe.analysis.statistics.stats import Interval
+from probe.analysis.statistics.intervals import Interval, cluster_counts, percentiles
 
 Array = NDArray[np.float64]
 COLLINEAR = 1e-8  # a column with less of its norm left is a combination of the others

@@ -17,10 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probe.analysis.statistics.draws import label_permutations, pair_swaps, placebo_couples, true_labels
-from probe.analysis.statistics.geometry import Axes, cosines, mean_axes, module_cosines, svd_axes
-from probe.analysis.statistics.gram import Array
-from probe.analysis.statistics.labels import (
+from probe.analysis.statistics.batch_labels import (
     PaidLabels,
     areas,
     batch_label_nulls,
@@ -28,10 +25,20 @@ from probe.analysis.statistics.labels import (
     mean_cosine,
     paid_labels,
 )
-from probe.analysis.statistics.linked import Linked
-from probe.analysis.statistics.multiplicity import max_t
-from probe.analysis.statistics.nulls import NullTest, null_test
-from probe.analysis.statistics.stats import prompt_means, prompt_weights
+from probe.analysis.statistics.geometry import Axes, cosines, mean_axes, module_cosines, svd_axes
+from probe.analysis.statistics.gram import Array
+from probe.analysis.statistics.intervals import prompt_means, prompt_weights
+from probe.analysis.statistics.nulls import (
+    NullTest,
+    label_permutations,
+    null_test,
+    pair_swaps,
+    placebo_couples,
+    true_labels,
+)
+from probe.analysis.statistics.run_gradients import Linked
+from probe.analysis.statistics.significance import max_t
+from probe.analysis.statistics.thresholds import ALPHA
 
 NUM_DRAWS = 999
 CENTRES = {"cos_in": 0.0, "cos_in_mean": 0.0, "hack_difference": 0.0, "auroc": 0.5}
@@ -139,7 +146,7 @@ def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> tuple[list[Modu
         np.einsum("bsm,s->bm", np.nan_to_num(module_cosines(axes, linked.totals)), weights)[:, kept]
         for axes in (truth, permuted)
     )
-    adjusted = max_t(observed[0], draws)
+    adjusted = max_t(observed[0], draws, alpha=ALPHA)
     rows = [
         ModuleRow(module=linked.pairs.modules[m], mean_cos=float(value), z=float(z), p_max_t=float(p))
         for m, value, z, p in zip(kept, observed[0], adjusted.z, adjusted.p, strict=True)

@@ -12,8 +12,8 @@ from scipy import stats
 
 from probe.analysis.statistics.geometry import Axes, cosines
 from probe.analysis.statistics.gram import Array
-from probe.analysis.statistics.linked import Linked
-from probe.analysis.statistics.stats import prompt_weights
+from probe.analysis.statistics.intervals import prompt_weights
+from probe.analysis.statistics.run_gradients import Linked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

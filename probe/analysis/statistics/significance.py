@@ -1,28 +1,23 @@
-"""Tests and intervals for clustered measurements; numpy and scipy only.
+"""Significance tests for clustered measurements, one test or a family of them; numpy and scipy only.
 
 The unit of every primary test is the prompt (the cluster). Welch's sample-level test is here because the seed printed
 it: with labels correlated inside prompts its type-I error is a multiple of its level, which a test demonstrates.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from probe.analysis.statistics.intervals import Interval, t_interval
+
+Array = NDArray[np.float64]
 EXACT_SIGN_FLIPS = 16  # 2^16 sign patterns are enumerated; more differences are sampled
 NUM_DRAWS = 9999
 CHUNK = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A two-sided interval."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +47,15 @@ class Equivalence:
     bound: float
     p: float
     interval: Interval  # 1 - 2 alpha: inside +-bound exactly when p < alpha
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxT:
+    """z and the family-wise p of every statistic of a family."""
+
+    z: Array  # (M,)
+    p: Array  # (M,)
+    critical: float  # p < alpha exactly where |z| > critical; infinite for too few draws
 
 
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> SignFlip:
@@ -104,47 +108,6 @@ def welch_interval(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> Interv
     return Interval(low=float(found.low), high=float(found.high))
 
 
-def within_prompt_differences(
-    values: Sequence[float], labels: Sequence[bool], prompts: Sequence[Hashable]
-) -> dict[Hashable, float]:
-    """{prompt: mean of its labelled values minus mean of its other values}, for the prompts that hold both."""
-    sides: dict[Hashable, tuple[list[float], list[float]]] = {}
-    for value, label, prompt in zip(values, labels, prompts, strict=True):
-        sides.setdefault(prompt, ([], []))[0 if label else 1].append(value)
-    return {p: float(np.mean(with_) - np.mean(without)) for p, (with_, without) in sides.items() if with_ and without}
-
-
-def prompt_means(values: Sequence[float], prompts: Sequence[Hashable]) -> dict[Hashable, float]:
-    """{prompt: mean of its values}."""
-    groups: dict[Hashable, list[float]] = {}
-    for value, prompt in zip(values, prompts, strict=True):
-        groups.setdefault(prompt, []).append(value)
-    return {prompt: float(np.mean(group)) for prompt, group in groups.items()}
-
-
-def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
-    """Student's interval of the mean of independent values; None below two values."""
-    x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
-        return None
-    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
-    return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
-
-
-def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | None:
-    """Wilson's score interval of a proportion (Wilson 1927); None for n = 0."""
-    if n == 0:
-        return None
-    low, high = stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
-    return Interval(low=float(low), high=float(high))
-
-
-def prompt_weights(prompts: Sequence[Hashable]) -> NDArray[np.float64]:
-    """(rows,) weights with which a sum over rows is the mean over prompts of the prompts' means."""
-    counts = Counter(prompts)
-    return np.array([1.0 / (counts[prompt] * len(counts)) for prompt in prompts])
-
-
 def equivalence_test(values: ArrayLike, bound: float, *, alpha: float = 0.05) -> Equivalence | None:
     """Two one-sided t-tests that the mean lies inside +-bound (Schuirmann 1987); None below two values.
 
@@ -162,3 +125,33 @@ def equivalence_test(values: ArrayLike, bound: float, *, alpha: float = 0.05) ->
             max(stats.t.sf((x.mean() + bound) / error, len(x) - 1), stats.t.cdf((x.mean() - bound) / error, len(x) - 1))
         )
     return Equivalence(bound=bound, p=p, interval=interval)
+
+
+def max_t(observed: Array, draws: Array, *, alpha: float = 0.05) -> MaxT:
+    """Single-step max-T (Westfall and Young 1993): p_m = (1 + draws whose largest |z| reaches |z_m|) / (B + 1).
+
+    z divides by the standard deviation of each statistic under the null, and the draws keep the dependence between the
+    statistics, so that correlated modules cost less than Bonferroni's M.
+
+    Args:
+        observed: (M,) statistics with null mean 0.
+        draws: (B, M) the same under the null.
+        alpha: the family-wise level that `critical` belongs to.
+    """
+    sd = np.sqrt(np.square(draws).mean(0))
+    scale = np.where(sd > 0, sd, np.inf)
+    z = observed / scale
+    largest = np.abs(draws / scale).max(1)
+    above = math.ceil(alpha * (len(draws) + 1)) - 2  # p < alpha leaves so many draws at least as large as |z|, or fewer
+    critical = float(np.sort(largest)[::-1][above]) if 0 <= above < len(draws) else math.inf
+    count = (largest[:, None] >= np.abs(z) * (1 - 1e-12)).sum(0)
+    return MaxT(z=z, p=(1 + count) / (len(draws) + 1), critical=critical)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's step-down adjusted p-values (1979): the i-th smallest of m times m - i + 1, never decreasing."""
+    adjusted, largest = {}, 0.0
+    for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, p_values[name] * (len(p_values) - place)))
+        adjusted[name] = largest
+    return {name: adjusted[name] for name in p_values}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probe.analysis.statistics.draws import true_labels
 from probe.analysis.statistics.geometry import Gradients, cosines, samples_of, stack, svd_axes, weighted
 from probe.analysis.statistics.gram import Array, PairGram, StepGram, read_pairs, read_step
+from probe.analysis.statistics.nulls import true_labels
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
 

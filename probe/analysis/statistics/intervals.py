@@ -1,13 +1,68 @@
-"""Intervals by drawing whole clusters (prompts) with replacement; numpy and scipy only."""
+"""Means over prompts and the intervals around them; numpy and scipy only.
 
+The prompt is the cluster: samples of one prompt are correlated, so intervals come from one value a prompt, or from
+drawing whole prompts with replacement.
+"""
+
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from probe.analysis.statistics.stats import Interval
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A two-sided interval."""
+
+    low: float
+    high: float
+
+
+def prompt_means(values: Sequence[float], prompts: Sequence[Hashable]) -> dict[Hashable, float]:
+    """{prompt: mean of its values}."""
+    groups: dict[Hashable, list[float]] = {}
+    for value, prompt in zip(values, prompts, strict=True):
+        groups.setdefault(prompt, []).append(value)
+    return {prompt: float(np.mean(group)) for prompt, group in groups.items()}
+
+
+def prompt_weights(prompts: Sequence[Hashable]) -> Array:
+    """(rows,) weights with which a sum over rows is the mean over prompts of the prompts' means."""
+    counts = Counter(prompts)
+    return np.array([1.0 / (counts[prompt] * len(counts)) for prompt in prompts])
+
+
+def within_prompt_differences(
+    values: Sequence[float], labels: Sequence[bool], prompts: Sequence[Hashable]
+) -> dict[Hashable, float]:
+    """{prompt: mean of its labelled values minus mean of its other values}, for the prompts that hold both."""
+    sides: dict[Hashable, tuple[list[float], list[float]]] = {}
+    for value, label, prompt in zip(values, labels, prompts, strict=True):
+        sides.setdefault(prompt, ([], []))[0 if label else 1].append(value)
+    return {p: float(np.mean(with_) - np.mean(without)) for p, (with_, without) in sides.items() if with_ and without}
+
+
+def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
+    """Student's interval of the mean of independent values; None below two values."""
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) < 2:
+        return None
+    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
+
+
+def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | None:
+    """Wilson's score interval of a proportion (Wilson 1927); None for n = 0."""
+    if n == 0:
+        return None
+    low, high = stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
+    return Interval(low=float(low), high=float(high))
 
 
 def bootstrap_mean(
@@ -65,13 +120,13 @@ def auroc_interval(
 
 
 @lru_cache(maxsize=4)
-def cluster_counts(num_clusters: int, num_draws: int, seed: int) -> NDArray[np.float64]:
+def cluster_counts(num_clusters: int, num_draws: int, seed: int) -> Array:
     """(draws, clusters): how often each cluster is in each draw of as many clusters with replacement."""
     even = np.full(num_clusters, 1.0 / num_clusters)
     return np.random.default_rng(seed).multinomial(num_clusters, even, num_draws).astype(np.float64)
 
 
-def percentiles(draws: NDArray[np.float64], level: float, num_clusters: int) -> Interval:
+def percentiles(draws: Array, level: float, num_clusters: int) -> Interval:
     """The expanded percentile interval (Hesterberg 2015, section 5.3): a_n = Phi(-sqrt(n / (n - 1)) t_{a, n-1}).
 
     A bootstrap over n clusters has (n - 1) / n of the variance and no tail for an estimated one, so that its plain
