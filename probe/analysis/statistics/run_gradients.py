@@ -1,6 +1,11 @@
-"""Records and inner products of one run together: what every offline null starts from.
+"""Join the records of a run with its stored inner products: the input of every null that is computed offline.
 
-Shapes: S samples of the run, T steps with a policy gradient, M modules, N pair gradients, B draws.
+    linked = link(run, samples, steps)              records and `gram/` files of one arm
+    cosines(axes, linked.gradients)                 cos_S_nll of every sample, along any directions
+    cosines(axes, linked.totals)                    cos_in of every step, along any directions
+
+The gradient of a sample is g_i = grad of sum_t -logp_it; the policy gradient of a step is sum_i A_i w_i g_i.
+Shapes: S samples of the run, T steps with a policy gradient, G samples of a step.
 """
 
 from collections.abc import Sequence
@@ -22,56 +27,67 @@ class LinkedStep:
     record: StepRecord
     gram: StepGram
     weights: Array  # (G,) A_i w_i
-    unit_weights: Array  # (G,) w_i
+    unit_weights: Array  # (G,) w_i: what the loss multiplies an advantage of 1 by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linked:
-    """The samples and steps of one arm with their gradients in the span of the pairs."""
+    """The samples and steps of one arm, with their gradients as inner products with the pair gradients."""
 
     pairs: PairGram
-    samples: list[SampleRecord]  # (S,)
-    gradients: Gradients  # (S,) unit gradients of the samples
+    samples: list[SampleRecord]  # (S,) by step, then sample_id: the order of `gradients`
+    gradients: Gradients  # (S,) sample gradients g_i
     steps: list[LinkedStep]  # (T,)
     totals: Gradients  # (T,) policy gradients of the steps
-    error: float  # largest |offline - record| over cos_in and cos_S_nll
+    error: float  # largest |offline - recorded| over cos_in and cos_S_nll
 
 
 def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord]) -> Linked:
-    """Read the inner products of a run and join them to the records of one arm that uses v_hack.
+    """Read the inner products of a run and join them to the records of one arm that measures along v_hack.
 
     Args:
+        run: with files in `gram/` (`probe.analysis.statistics.gram.has_gram`).
         samples: all samples of the arm.
         steps: its step records; those without a policy gradient give no total.
+
+    Raises:
+        InputError: a file of `gram/` is missing or changed.
     """
     pairs = read_pairs(run)
-    by_step: dict[int, list[SampleRecord]] = {}
+    samples_by_step: dict[int, list[SampleRecord]] = {}
     for sample in samples:
-        by_step.setdefault(sample.step, []).append(sample)
-    grams = {step: read_step(run, step) for step in by_step}
-    ordered = [s for step in by_step for s in sorted(by_step[step], key=lambda s: s.sample_id)]
-    linked = [
-        _linked_step(step, grams[step.step], [s for s in ordered if s.step == step.step])
-        for step in steps
-        if step.cos_in is not None and step.step in grams
-    ]
-    gradients = stack([samples_of(grams[step]) for step in by_step])
-    totals = stack([weighted(step.gram, step.weights[None, :]) for step in linked]) if linked else _none(pairs)
+        samples_by_step.setdefault(sample.step, []).append(sample)
+    grams = {}
+    ordered = []
+    for step, group in samples_by_step.items():
+        # Row i of the Gram matrices is sample_id i, whatever the order of the records.
+        group.sort(key=lambda sample: sample.sample_id)
+        grams[step] = read_step(run, step)
+        ordered += group
+    linked_steps = []
+    for record in steps:
+        if record.cos_in is not None and record.step in grams:
+            linked_steps.append(_linked_step(record, grams[record.step], samples_by_step[record.step]))
+    gradients = stack([samples_of(gram) for gram in grams.values()])
+    if linked_steps:
+        totals = stack([weighted(step.gram, step.weights[None, :]) for step in linked_steps])
+    else:
+        totals = _no_gradients(pairs)
     return Linked(
         pairs=pairs,
         samples=ordered,
         gradients=gradients,
-        steps=linked,
+        steps=linked_steps,
         totals=totals,
-        error=_error(pairs, ordered, gradients, linked, totals),
+        error=_error(pairs, ordered, gradients, linked_steps, totals),
     )
 
 
 def _linked_step(record: StepRecord, gram: StepGram, samples: Sequence[SampleRecord]) -> LinkedStep:
-    """Weights from what the records say: |A_i w_i| = grad_norm_contrib / norm(g_i)."""
+    """Recover the weights of the samples from their records: |A_i w_i| = grad_norm_contrib / norm(g_i)."""
     norms = samples_of(gram).norm
-    advantages = np.array([s.advantage for s in samples])
-    contributions = np.array([s.grad_norm_contrib for s in samples])
+    advantages = np.array([sample.advantage for sample in samples])
+    contributions = np.array([sample.grad_norm_contrib for sample in samples])
     weights = np.sign(advantages) * np.where(norms > 0, contributions / np.where(norms > 0, norms, 1.0), 0.0)
     return LinkedStep(
         record=record, gram=gram, weights=weights, unit_weights=_unit_weights(record, samples, weights, advantages)
@@ -79,11 +95,15 @@ def _linked_step(record: StepRecord, gram: StepGram, samples: Sequence[SampleRec
 
 
 def _unit_weights(record: StepRecord, samples: Sequence[SampleRecord], weights: Array, advantages: Array) -> Array:
-    """w_i; where A_i = 0 hides it, from the others: proportional to 1 / length under `grpo`, equal otherwise."""
+    """w_i = A_i w_i / A_i.
+
+    A sample with A_i = 0 does not show its w_i. It is filled in from the other samples of the step: weights are
+    proportional to 1 / length under `grpo`, and all equal under the other losses.
+    """
     known = weights != 0
-    if not known.any():  # the gradient is that of a penalty alone
+    if not known.any():  # the step's gradient comes from a penalty alone
         return np.zeros(len(samples))
-    lengths = np.array([max(s.comp_len, 1) for s in samples], dtype=np.float64)
+    lengths = np.array([max(sample.comp_len, 1) for sample in samples], dtype=np.float64)
     scale = 1.0 / lengths if record.loss_type == "grpo" else np.ones(len(samples))
     common = float(np.mean((weights[known] / advantages[known]) / scale[known]))
     return np.where(known, weights / np.where(known, advantages, 1.0), common * scale)
@@ -96,17 +116,18 @@ def _error(
     steps: Sequence[LinkedStep],
     totals: Gradients,
 ) -> float:
-    """How far v_hack made from inner products is from the one that the run measured with."""
+    """Largest difference between recorded cosines and those along v_hack as extracted here, from inner products."""
     axes = svd_axes(pairs, *true_labels(pairs.held_out), pairs.extraction)
-    recorded = [s.cos_S_nll for s in samples] + [step.record.cos_in for step in steps]
+    recorded = [sample.cos_S_nll for sample in samples] + [step.record.cos_in for step in steps]
     offline = np.concatenate([cosines(axes, gradients)[0], cosines(axes, totals)[0]])
     present = np.array([value is not None for value in recorded])
     expected = np.array([value for value in recorded if value is not None], dtype=np.float64)
-    missed = np.abs(offline[present] - expected)
-    # A gradient that is 0 by the inner products, and is not by the records, is missed whole.
-    return float(np.max(np.nan_to_num(missed, nan=1.0), initial=0.0))
+    errors = np.abs(offline[present] - expected)
+    # NaN: the inner products say that the gradient is 0, the records that it is not. That is an error of 1.
+    return float(np.max(np.nan_to_num(errors, nan=1.0), initial=0.0))
 
 
-def _none(pairs: PairGram) -> Gradients:
+def _no_gradients(pairs: PairGram) -> Gradients:
+    """Gradients with S = 0."""
     num_modules, num_rows = pairs.pairs.shape[:2]
     return Gradients(inner=np.zeros((num_modules, 0, num_rows)), norms=np.zeros((num_modules, 0)))
