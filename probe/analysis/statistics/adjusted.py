@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from probe.analysis.statistics.intervals import Interval, cluster_counts, cluster_numbers, percentiles
 
 Array = NDArray[np.float64]
-COLLINEAR = 1e-8  # a column of which a smaller share is its own is a combination of the other columns
+COLLINEAR = 1e-8  # share of a column that the other columns must leave unexplained for it to count as independent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
