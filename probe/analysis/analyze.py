@@ -7,17 +7,24 @@ from typing import Any
 
 from probe.analysis.estimates import Estimate, Key
 from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
-from probe.analysis.measures.comparisons import MEASURES, ArmComparison, compare_arms
 from probe.analysis.measures.contrasts import Contrast, contrasts
 from probe.analysis.measures.sensitivity import Setting, settings
-from probe.analysis.measures.specificity import SCORES, Specificity, specificity
-from probe.analysis.measures.trajectory import ArmSummary, TrajectoryRow, num_problems, summarise, trajectory
-from probe.analysis.measures.transfer import SignTransfer, sign_transfer
+from probe.analysis.measures.specificity import SCORES, SignTransfer, Specificity, sign_transfer, specificity
+from probe.analysis.measures.trajectory import (
+    MEASURES,
+    ArmComparison,
+    ArmSummary,
+    TrajectoryRow,
+    compare_arms,
+    num_problems,
+    summarise,
+    trajectory,
+)
 from probe.analysis.metrics import metrics
 from probe.analysis.outcome import Outcome, outcome
 from probe.analysis.statistics.gram import has_gram
-from probe.analysis.statistics.linked import link
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
+from probe.analysis.statistics.run_gradients import link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.verdict.evidence import Check, Evidence, Plan
 from probe.analysis.verdict.provenance import gate_facts, pool_facts

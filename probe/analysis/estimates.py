@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from probe.analysis.statistics.intervals import Interval, t_interval
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.stats import Interval, sign_flip_test, t_interval, welch_interval, welch_test
+from probe.analysis.statistics.significance import sign_flip_test, welch_interval, welch_test
 
 
 class Key(NamedTuple):

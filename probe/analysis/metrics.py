@@ -26,8 +26,8 @@ from probe.analysis.catalogue import SAMPLE_METRICS, STEP_METRICS
 from probe.analysis.estimates import Estimate, Key, Metrics, estimate
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.measures.specificity import beaten_by
+from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.stats import prompt_means, within_prompt_differences
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.trained import of_training
 from probe.records.records import SampleRecord, StepRecord

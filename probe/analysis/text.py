@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probe.analysis.statistics.stats import Interval
+from probe.analysis.statistics.intervals import Interval
 
 WIDTH = 100
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from probe.analysis.statistics.stats import wilson_interval
+from probe.analysis.statistics.intervals import wilson_interval
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.estimates import Key, Metrics
-from probe.analysis.statistics.multiplicity import holm
+from probe.analysis.statistics.significance import holm
 from probe.analysis.verdict.evidence import Check, Plan
 from probe.analysis.verdict.siblings import shared_settings
 from probe.experiments.criteria import evaluate, p_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from extraction.directions import Directions, PairGradients, sign_accuracy
-from probe.analysis.measures.transfer import transfer_nulls
+from probe.analysis.measures.specificity import transfer_nulls
 from probe.analysis.statistics.gram import Extraction, PairGram
 from probe.runs.gram import extraction_settings, pair_products
 from replay_pools.errors import InputError

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from probe.analysis.outcome import RATES, setting_of
-from probe.analysis.statistics.stats import Interval, wilson_interval
+from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.settings.words import ALL, NO_HINT
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout

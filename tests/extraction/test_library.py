@@ -27,9 +27,9 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
     handle = policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
     for passes in (1, 3):
         calls.clear()
-        settings = ExtractionSettings(tokens_per_batch=int(1.1 * total / passes))
-        found = measure_pair_gradients(policy, coordinates, pairs, settings)
-        assert len(calls) == passes, f"{len(calls)} passes for {total} tokens, {settings.tokens_per_batch} at a time"
+        budget = int(1.1 * total / passes)
+        found = measure_pair_gradients(policy, coordinates, pairs, tokens_per_batch=budget)
+        assert len(calls) == passes, f"{len(calls)} passes for {total} tokens, {budget} at a time"
         for module in coordinates.sizes:
             torch.testing.assert_close(found.hack[module], expected.hack[module], rtol=1e-3, atol=1e-6)
             torch.testing.assert_close(found.clean[module], expected.clean[module], rtol=1e-3, atol=1e-6)

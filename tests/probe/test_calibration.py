@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from probe.analysis.statistics.draws import label_permutations, pair_swaps, placebo_couples, true_labels
 from probe.analysis.statistics.geometry import Gradients, cosines, mean_axes, svd_axes
 from probe.analysis.statistics.gram import Extraction, PairGram
-from probe.analysis.statistics.nulls import null_test
+from probe.analysis.statistics.nulls import label_permutations, null_test, pair_swaps, placebo_couples, true_labels
 
 NUM_DRAWS = 99
 SIZES = (24, 40)

@@ -11,7 +11,7 @@ from probe.analysis.analyze import analyze
 from probe.analysis.catalogue import of_replay
 from probe.analysis.estimates import Estimate, Key, by_condition, difference, estimate, unpaired_difference
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.stats import welch_test
+from probe.analysis.statistics.significance import welch_test
 from probe.analysis.verdict.trained import over_runs
 from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion

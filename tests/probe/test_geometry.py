@@ -11,9 +11,8 @@ from torch import Tensor
 
 from extraction.controls import permuted_directions
 from extraction.directions import PairGradients, extract_directions, sign_accuracy
-from probe.analysis.measures.gates import gate_all
-from probe.analysis.measures.transfer import sign_transfer
-from probe.analysis.statistics.draws import label_permutations, pair_swaps, placebo_couples, true_labels
+from probe.analysis.measures.sensitivity import gate_all
+from probe.analysis.measures.specificity import sign_transfer
 from probe.analysis.statistics.geometry import (
     Axes,
     cosines,
@@ -25,7 +24,8 @@ from probe.analysis.statistics.geometry import (
     weighted,
 )
 from probe.analysis.statistics.gram import Extraction, PairGram, StepGram, read_pairs, read_step
-from probe.analysis.statistics.linked import link
+from probe.analysis.statistics.nulls import label_permutations, pair_swaps, placebo_couples, true_labels
+from probe.analysis.statistics.run_gradients import link
 from probe.records.run import read_run
 from probe.step.projection import project_modules, sample_cosines
 from replay_pools.errors import InputError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.analysis.statistics.stats import wilson_interval
+from probe.analysis.statistics.intervals import wilson_interval
 from probe.runs.rates import best_checkpoint, evaluate, hold_out, rates
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from probe.analysis.statistics.multiplicity import holm, max_t
+from probe.analysis.statistics.significance import holm, max_t
 from probe.analysis.statistics.thresholds import ALPHA
 
 

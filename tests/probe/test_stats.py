@@ -1,4 +1,4 @@
-"""probe.analysis.statistics.stats: hand-computed cases, slow references, and error rates by simulation."""
+"""Tests and intervals: hand-computed cases, slow references, and error rates by simulation."""
 
 import itertools
 import math
@@ -10,18 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.analysis.statistics.adjusted import adjusted_effect
-from probe.analysis.statistics.bootstrap import auroc, auroc_interval, bootstrap_mean, cluster_counts, percentiles
-from probe.analysis.statistics.stats import (
-    equivalence_test,
+from probe.analysis.statistics.intervals import (
+    auroc,
+    auroc_interval,
+    bootstrap_mean,
+    cluster_counts,
+    percentiles,
     prompt_means,
     prompt_weights,
-    sign_flip_test,
     t_interval,
-    welch_interval,
-    welch_test,
     wilson_interval,
     within_prompt_differences,
 )
+from probe.analysis.statistics.significance import equivalence_test, sign_flip_test, welch_interval, welch_test
 
 small_integers = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=8)
 

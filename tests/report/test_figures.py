@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probe.analysis.measures.cells import Cell
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.power import mde
-from probe.analysis.statistics.stats import Interval
 from probe.report.figures.cells import cells
 from probe.report.figures.distribution import distribution
 from probe.report.figures.forest import ForestRow, forest

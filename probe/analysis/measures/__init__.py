@@ -1,1 +1,1 @@
-"""Contrasts, cells, trajectories and maps: what the records of a run say, as numbers."""
+"""What the records of a run say, as numbers: contrasts, cells, trajectories, specificity, and other choices of k."""

@@ -1,7 +1,7 @@
-"""Cells and buckets of the sample cosines: which samples carry the gradient.
+"""Group the samples of one arm by their labels, to see which of them carry the gradient along v_hack.
 
-cos(A g) = sign(A) cos(g): a sample that hacks and is paid and one that fails and is not differ in the sign of A before
-they differ in anything else. The cells show that, and their dots add up to the whole gradient's.
+cos(A g) = sign(A) cos(g): a paid hack and an unpaid failure differ in the sign of A before they differ in anything
+else, so the sign of A is one of the labels that define a cell. The dots of the cells add up to that of the gradient.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,17 @@ import numpy as np
 
 from probe.records.records import SampleRecord
 
+# To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Samples of one source x hint x hacked x gt_pass x sign of A. Means are None when no sample has the cosine."""
+    """The samples with one value of source x hint x hacked x gt_pass x sign of A.
+
+    Means are None when no sample has the cosine.
+    """
 
     src_pool: str
     hint: bool
@@ -48,37 +52,41 @@ class Bucket:
 
 
 def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
-    """The cells of the samples of one arm, in order of their keys."""
+    """The non-empty cells of the samples of one arm, sorted by (src_pool, hint, hacked, gt_pass, sign of A)."""
     groups: dict[tuple[str, bool, bool, bool, int], list[SampleRecord]] = {}
-    for s in samples:
-        sign = (s.advantage > 0) - (s.advantage < 0)
-        groups.setdefault((s.src_pool, s.hint, s.hacked, s.gt_pass, sign), []).append(s)
-    return [
-        Cell(
-            src_pool=src_pool,
-            hint=hint,
-            hacked=hacked,
-            gt_pass=gt_pass,
-            advantage_sign=sign,
-            n=len(group),
-            num_prompts=len({s.problem_id for s in group}),
-            mean_advantage=float(np.mean([s.advantage for s in group])),
-            mean_cos_contrib=mean_or_none(present(s.cos_S_contrib for s in group)),
-            mean_cos_nll=mean_or_none(present(s.cos_S_nll for s in group)),
-            dot=sum((s.cos_S_contrib or 0.0) * s.grad_norm_contrib for s in group),
-        )
-        for (src_pool, hint, hacked, gt_pass, sign), group in sorted(groups.items())
-    ]
+    for sample in samples:
+        sign = (sample.advantage > 0) - (sample.advantage < 0)
+        labels = (sample.src_pool, sample.hint, sample.hacked, sample.gt_pass, sign)
+        groups.setdefault(labels, []).append(sample)
+    return [_cell(groups[labels]) for labels in sorted(groups)]
+
+
+def _cell(group: Sequence[SampleRecord]) -> Cell:
+    """The cell of samples that share their labels."""
+    first = group[0]
+    return Cell(
+        src_pool=first.src_pool,
+        hint=first.hint,
+        hacked=first.hacked,
+        gt_pass=first.gt_pass,
+        advantage_sign=(first.advantage > 0) - (first.advantage < 0),
+        n=len(group),
+        num_prompts=len({sample.problem_id for sample in group}),
+        mean_advantage=float(np.mean([sample.advantage for sample in group])),
+        mean_cos_contrib=mean_or_none(present(sample.cos_S_contrib for sample in group)),
+        mean_cos_nll=mean_or_none(present(sample.cos_S_nll for sample in group)),
+        dot=sum((sample.cos_S_contrib or 0.0) * sample.grad_norm_contrib for sample in group),
+    )
 
 
 def buckets(samples: Sequence[SampleRecord], arm: str) -> list[Bucket]:
-    """Every (src_pool, hacked) bucket of one arm and both metrics, the empty ones included."""
+    """One bucket for every metric x src_pool x hacked of one arm, the empty ones included."""
     rows = []
     for metric in METRICS:
-        for src_pool in sorted({s.src_pool for s in samples}):
+        for src_pool in sorted({sample.src_pool for sample in samples}):
             for hacked in (True, False):
-                cosines = [getattr(s, metric) for s in samples if (s.src_pool, s.hacked) == (src_pool, hacked)]
-                values = present(cosines)
+                group = [sample for sample in samples if sample.src_pool == src_pool and sample.hacked == hacked]
+                values = present(getattr(sample, metric) for sample in group)
                 rows.append(
                     Bucket(
                         arm=arm,
@@ -86,7 +94,7 @@ def buckets(samples: Sequence[SampleRecord], arm: str) -> list[Bucket]:
                         src_pool=src_pool,
                         hacked=hacked,
                         n=len(values),
-                        num_null=len(cosines) - len(values),
+                        num_null=len(group) - len(values),
                         mean=mean_or_none(values),
                         sd=float(np.std(values, ddof=1)) if len(values) > 1 else None,
                     )
@@ -95,10 +103,10 @@ def buckets(samples: Sequence[SampleRecord], arm: str) -> list[Bucket]:
 
 
 def present(values: Iterable[float | None]) -> list[float]:
-    """The values that exist."""
+    """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:
-    """The mean, or None of nothing."""
+    """The mean; None for an empty sequence."""
     return float(np.mean(values)) if len(values) else None

@@ -1,7 +1,8 @@
-"""Contrasts of the sample cosines: side a minus side b, the prompt as the unit.
+"""Contrasts: the mean sample cosine of one kind of samples (side a) minus that of another (side b), within prompts.
 
-cos(A g) = sign(A) cos(g), so that the hack-versus-clean contrast is made among A > 0, and on `cos_S_nll`, which has no
-advantage in it. The sample-level Welch test that the seed asked for is printed beside it, its naive unit named.
+cos(A g) = sign(A) cos(g), so a contrast over all samples mostly compares the signs of A. The hack-versus-clean contrast
+is therefore made among A > 0, and on `cos_S_nll`, which has no advantage in it. The prompt is the unit; a Welch test
+over samples is printed beside it, marked as naive.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,28 +12,27 @@ import numpy as np
 
 from probe.analysis.measures.cells import Metric, mean_or_none
 from probe.analysis.statistics.adjusted import Adjusted, adjusted_effect
-from probe.analysis.statistics.bootstrap import bootstrap_mean
-from probe.analysis.statistics.multiplicity import holm
+from probe.analysis.statistics.intervals import Interval, bootstrap_mean, within_prompt_differences
 from probe.analysis.statistics.nulls import HaarTest, haar_test
-from probe.analysis.statistics.stats import Interval, sign_flip_test, welch_test, within_prompt_differences
+from probe.analysis.statistics.significance import holm, sign_flip_test, welch_test
 from probe.records.records import SampleRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContrastSpec:
-    """A named contrast: which samples it keeps, and which of those are side a (the others are side b)."""
+    """Definition of a contrast: which samples it keeps, and which of those are side a (the others are side b)."""
 
     name: str
     metric: Metric
     keep: Callable[[SampleRecord], bool]
     side_a: Callable[[SampleRecord], bool]
-    caveat: str = ""
-    rivals: tuple[str, ...] = ("src_pool", "hint", "gt_pass")  # fields that may coincide with the sides
+    caveat: str = ""  # printed beside the result
+    rivals: tuple[str, ...] = ("src_pool", "hint", "gt_pass")  # fields that may explain the difference instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """Side a minus side b of one metric under one arm: Welch on samples, sign flips on within-prompt differences."""
+    """Result of one contrast under one arm: Welch on samples, sign flips on within-prompt differences."""
 
     name: str
     arm: str
@@ -51,65 +51,88 @@ class Contrast:
     interval: Interval | None  # 95% cluster bootstrap of it
     p: float | None  # sign-flip
     p_holm: float | None  # the same, adjusted over all CONTRASTS of the arm
-    haar: HaarTest | None  # of the difference, one draw of directions shared by all samples
-    confounded_with: tuple[str, ...]  # what coincides with the sides in these samples
+    haar: HaarTest | None  # of the difference, against the same random directions for all samples
+    confounded_with: tuple[str, ...]  # rivals that tell the sides apart without error in these samples
     adjusted: Adjusted  # the difference with the other labels held constant
 
 
-def _paid(s: SampleRecord) -> bool:
-    return s.advantage > 0
+def _everything(sample: SampleRecord) -> bool:
+    return True
+
+
+def _paid(sample: SampleRecord) -> bool:
+    return sample.advantage > 0
+
+
+def _hacked(sample: SampleRecord) -> bool:
+    return sample.hacked
+
+
+def _wrong(sample: SampleRecord) -> bool:
+    return not sample.gt_pass
 
 
 HACK_AMONG_PAID = "hacked - clean, A > 0"
 PURE_HACK = "pure hack - hack and correct"
+# To add a contrast: a row here. Holm adjusts over all rows, so that each row costs the others power.
 CONTRASTS = (
     ContrastSpec(
         name="hacked - clean, all A",
         metric="cos_S_contrib",
-        keep=lambda s: True,
-        side_a=lambda s: s.hacked,
+        keep=_everything,
+        side_a=_hacked,
         caveat="sign of A",
     ),
-    ContrastSpec(name=HACK_AMONG_PAID, metric="cos_S_contrib", keep=_paid, side_a=lambda s: s.hacked),
-    ContrastSpec(name="hacked - clean", metric="cos_S_nll", keep=lambda s: True, side_a=lambda s: s.hacked),
+    ContrastSpec(name=HACK_AMONG_PAID, metric="cos_S_contrib", keep=_paid, side_a=_hacked),
+    ContrastSpec(name="hacked - clean", metric="cos_S_nll", keep=_everything, side_a=_hacked),
     ContrastSpec(
         name=PURE_HACK + ", A > 0",
         metric="cos_S_contrib",
-        keep=lambda s: s.hacked and _paid(s),
-        side_a=lambda s: not s.gt_pass,
-        rivals=("src_pool", "hint"),
+        keep=lambda sample: _hacked(sample) and _paid(sample),
+        side_a=_wrong,
+        rivals=("src_pool", "hint"),  # gt_pass is what the sides differ in
     ),
     ContrastSpec(
         name=PURE_HACK,
         metric="cos_S_nll",
-        keep=lambda s: s.hacked,
-        side_a=lambda s: not s.gt_pass,
+        keep=_hacked,
+        side_a=_wrong,
         rivals=("src_pool", "hint"),
     ),
 )
 
 
 def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> list[Contrast]:
-    """All CONTRASTS of one arm; they are the registered family of Holm's adjustment.
+    """Evaluate all CONTRASTS of one arm, with Holm's adjustment over them.
 
-    In a run that trains, the run is the unit: the differences remain, without intervals and p.
+    Args:
+        samples: all samples of the arm.
+        arm: name of the arm, for the rows.
+        trains: whether the weights moved. Then the run is the unit: the differences remain, without intervals and p.
+        seed: of sampled sign flips and bootstraps.
     """
-    found = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
+    rows = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
     if trains:
-        return [replace(row, welch_t=None, welch_p=None, interval=None, p=None, haar=None) for row in found]
-    adjusted = holm({row.name: row.p for row in found if row.p is not None})
-    return [replace(row, p_holm=adjusted.get(row.name)) for row in found]
+        return [replace(row, welch_t=None, welch_p=None, interval=None, p=None, haar=None) for row in rows]
+    adjusted = holm({row.name: row.p for row in rows if row.p is not None})
+    return [replace(row, p_holm=adjusted.get(row.name)) for row in rows]
 
 
 def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, seed: int = 0) -> Contrast:
-    """Evaluate one contrast on the samples of one arm; null cosines are left out."""
-    kept = [(s, getattr(s, spec.metric)) for s in samples if spec.keep(s)]
-    rows = [(s, value, spec.side_a(s)) for s, value in kept if value is not None]
-    a = [value for _, value, side in rows if side]
-    b = [value for _, value, side in rows if not side]
+    """Evaluate one contrast on the samples of one arm; samples without the cosine are left out."""
+    kept: list[SampleRecord] = []
+    values: list[float] = []
+    for sample in samples:
+        value = getattr(sample, spec.metric)
+        if spec.keep(sample) and value is not None:
+            kept.append(sample)
+            values.append(value)
+    sides = [spec.side_a(sample) for sample in kept]
+    prompts = [sample.problem_id for sample in kept]
+    a = [value for value, side in zip(values, sides, strict=True) if side]
+    b = [value for value, side in zip(values, sides, strict=True) if not side]
     naive = welch_test(a, b)
-    sides, prompts = [side for _, _, side in rows], [s.problem_id for s, _, _ in rows]
-    differences = within_prompt_differences([value for _, value, _ in rows], sides, prompts)
+    differences = within_prompt_differences(values, sides, prompts)
     test = sign_flip_test(list(differences.values()), seed=seed)
     return Contrast(
         name=spec.name,
@@ -129,48 +152,52 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         interval=bootstrap_mean(differences, seed=seed),
         p=test.p,
         p_holm=None,
-        haar=_haar_difference(test.mean, [s.haar_sd for s, _, _ in rows], sides, prompts),
-        confounded_with=_confounds([s for s, _, _ in rows], sides, spec.rivals),
-        adjusted=adjusted_effect(
-            [value for _, value, _ in rows], sides, _covariates([s for s, _, _ in rows], spec), prompts, seed=seed
-        ),
+        haar=_haar_difference(test.mean, [sample.haar_sd for sample in kept], sides, prompts),
+        confounded_with=_confounds(kept, sides, spec.rivals),
+        adjusted=adjusted_effect(values, sides, _covariates(kept, spec), prompts, seed=seed),
     )
 
 
 def _covariates(samples: Sequence[SampleRecord], spec: ContrastSpec) -> dict[str, list[float]]:
-    """METHOD section 6: source, gt_pass where it is a rival, log length, hint."""
-    sources = sorted({s.src_pool for s in samples})[1:]
-    columns = {f"src_pool {name}": [float(s.src_pool == name) for s in samples] for name in sources}
+    """{name: column} to hold constant: source pool, gt_pass where it is a rival, log length, hint."""
+    columns = {}
+    # One indicator per source but the first: with it, the columns would add up to a constant.
+    for name in sorted({sample.src_pool for sample in samples})[1:]:
+        columns[f"src_pool {name}"] = [float(sample.src_pool == name) for sample in samples]
     if "gt_pass" in spec.rivals:
-        columns["gt_pass"] = [float(s.gt_pass) for s in samples]
-    columns["log length"] = [float(np.log(max(s.comp_len, 1))) for s in samples]
-    columns["hint"] = [float(s.hint) for s in samples]
+        columns["gt_pass"] = [float(sample.gt_pass) for sample in samples]
+    columns["log length"] = [float(np.log(max(sample.comp_len, 1))) for sample in samples]
+    columns["hint"] = [float(sample.hint) for sample in samples]
     return columns
 
 
 def _haar_difference(
     difference: float | None, haar_sds: Sequence[float | None], sides: Sequence[bool], prompts: Sequence[str]
 ) -> HaarTest | None:
-    """The mean within-prompt difference against Haar directions.
+    """Test the mean within-prompt difference against Haar (uniformly random) directions.
 
-    The difference is <U, D> with D a difference of mean unit gradients, so that its standard deviation is at most the
-    mean haar_sd of side a plus that of side b (triangle inequality): an upper bound, hence a conservative test. Without
-    it any fixed direction would do: two groups of gradients differ along almost every direction.
+    Two groups of gradients differ along almost every direction, so without this test any fixed direction would pass.
+    The difference is <U, D>, D the difference of two means of gradients scaled to norm 1. By the triangle inequality
+    its standard deviation is at most the mean haar_sd of side a plus that of side b: an upper bound, hence a
+    conservative test.
     """
     if difference is None or None in haar_sds:
         return None
+    # mean(a) - mean(b) of these is the sum of the two mean haar_sd.
     signed = [sd if side else -sd for sd, side in zip(haar_sds, sides, strict=True) if sd is not None]
-    return haar_test(difference, float(np.mean([*within_prompt_differences(signed, sides, prompts).values()])))
+    bounds = within_prompt_differences(signed, sides, prompts)
+    return haar_test(difference, float(np.mean(list(bounds.values()))))
 
 
 def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool], rivals: Sequence[str]) -> tuple[str, ...]:
-    """The rivals that tell the two sides apart without error: the contrast cannot be told from theirs."""
+    """The rival fields whose values differ between the sides in every sample: they may explain the contrast as well."""
     if len(set(sides)) < 2:
         return ()
-    found = []
+    confounds = []
     for name in rivals:
-        a = {getattr(s, name) for s, side in zip(samples, sides, strict=True) if side}
-        b = {getattr(s, name) for s, side in zip(samples, sides, strict=True) if not side}
-        if not a & b:
-            found.append(name)
-    return tuple(found)
+        values: dict[bool, set] = {True: set(), False: set()}
+        for sample, side in zip(samples, sides, strict=True):
+            values[side].add(getattr(sample, name))
+        if values[True].isdisjoint(values[False]):
+            confounds.append(name)
+    return tuple(confounds)

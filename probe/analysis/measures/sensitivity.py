@@ -1,26 +1,39 @@
-"""What another k would have measured: v_hack for a grid of k, and what a one-sided gate along it would leave."""
+"""What the run would have measured with another k (number of directions per module), computed offline.
+
+    settings(linked)                        one row per k: the cosines and the AUROC along v_hack of that k
+    gate_all(directions, gradients, gate=)  the measures of `probe.step.projection` before and after a gate
+
+Both work on the inner products of a run, without gradients. The rows show whether the conclusions hang on the choice of
+k; picking k by them would use up the data that the conclusions rest on.
+Shapes: M modules, k directions, N pair gradients, S gradients.
+"""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from probe.analysis.measures.gates import gate_all
-from probe.analysis.statistics.bootstrap import auroc
-from probe.analysis.statistics.draws import true_labels
-from probe.analysis.statistics.geometry import cosines, extract
-from probe.analysis.statistics.labels import paid_labels
-from probe.analysis.statistics.linked import Linked
-from probe.analysis.statistics.stats import prompt_weights
+from probe.analysis.statistics.batch_labels import paid_labels
+from probe.analysis.statistics.geometry import Directions, Gradients, cosines, extract, ratio
+from probe.analysis.statistics.gram import Array
+from probe.analysis.statistics.intervals import auroc, prompt_weights
+from probe.analysis.statistics.nulls import true_labels
+from probe.analysis.statistics.run_gradients import Linked
+from probe.settings.gate import GATES
+from probe.settings.words import Gate
 
+# Values of k to try.
 GRID = (1, 2, 4, 8, 16)
+# A remainder below ROUNDING * norm(g) is rounding and no gradient: the same bound as in `probe.step.projection`.
+ROUNDING = 16 * float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One k with the run's tau and noise floor; means over prompts, None where nothing can be measured."""
+    """Measures for one k, with the tau and noise floor of the run: means over prompts, None without a measurement."""
 
     k: int
-    chosen: bool  # the run's own
+    chosen: bool  # the k of the run
     num_directions: int  # kept over all modules
     cos_in: float | None
     cos_out: float | None
@@ -28,28 +41,106 @@ class Setting:
     auroc: float | None  # of cos_S_contrib for hacked among A > 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gated:
+    """The measures of S gradients before (in) and after (out) a gate, each (S,); NaN for a gradient that is zero."""
+
+    cos_in: Array
+    cos_out: Array
+    mean_cos_in: Array
+    mean_cos_out: Array
+    hackward_frac_in: Array
+    hackward_frac_out: Array
+    frac_fired: Array
+
+
 def settings(linked: Linked) -> list[Setting]:
-    """Every k of the grid that the pairs and the modules allow, and the run's own."""
+    """One row per k of GRID that the number of pairs and the size of the modules allow, and one for the run's k."""
     pairs = linked.pairs
-    own = pairs.extraction.k
-    most = min(int((~pairs.held_out).sum()), int(pairs.sizes.min()))
-    return [_setting(linked, k) for k in sorted({own, *(k for k in GRID if k <= most)})]
+    largest = min(int((~pairs.held_out).sum()), int(pairs.sizes.min()))
+    ks = {k for k in GRID if k <= largest} | {pairs.extraction.k}
+    return [_setting(linked, k) for k in sorted(ks)]
 
 
 def _setting(linked: Linked, k: int) -> Setting:
+    """Extract v_hack with another k and measure the steps before and after a one-sided gate, and the samples' AUROC."""
     pairs, labels = linked.pairs, paid_labels(linked)
     directions = extract(pairs, *true_labels(pairs.held_out), replace(pairs.extraction, k=k))
     gated = gate_all(directions, linked.totals)
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
-    columns = (gated.cos_in, gated.cos_out, gated.hackward_frac_in)
-    means = [float(values @ weights) if len(weights) else None for values in columns]
     area = auroc(cosines(directions.axes(), linked.gradients)[0, labels.rows], labels.hacked)
     return Setting(
         k=k,
         chosen=k == pairs.extraction.k,
         num_directions=int(directions.kept.sum()),
-        cos_in=means[0],
-        cos_out=means[1],
-        hackward_frac_in=means[2],
+        cos_in=_prompt_mean(gated.cos_in, weights),
+        cos_out=_prompt_mean(gated.cos_out, weights),
+        hackward_frac_in=_prompt_mean(gated.hackward_frac_in, weights),
         auroc=None if np.isnan(area) else area,
     )
+
+
+def _prompt_mean(values: Array, weights: Array) -> float | None:
+    """Mean over prompts of values (T,), with the `prompt_weights` of the T steps; None without steps."""
+    return float(values @ weights) if len(weights) else None
+
+
+def gate_all(
+    directions: Directions,
+    gradients: Gradients,
+    *,
+    gate: Gate = "one_sided",
+    overshoot: float = 1.0,
+    preserve_magnitude: bool = False,
+) -> Gated:
+    """Every measure of every gradient before and after a gate, for the first draw of the directions.
+
+    V has orthonormal rows, so c = V g and the norm of g are enough to know what is left after the gate: per module,
+    c' = c - removed and norm(g')^2 = norm(g)^2 - |c|^2 + |c'|^2.
+
+    Args:
+        directions: V of every module; only draw 0 is used.
+        gradients: what the gate is applied to.
+        gate: what it removes (`probe.step.projection`).
+        overshoot: factor on what is removed.
+        preserve_magnitude: rescale each module's gradient to its norm before the gate.
+    """
+    rows, kept = directions.rows[0], directions.kept[0]  # (M, k, N), (M, k)
+    before = np.matmul(gradients.inner, rows.transpose(0, 2, 1))  # (M, S, k)
+    removed = overshoot * GATES[gate](before)
+    after = before - removed
+    squared = np.square(gradients.norms) - np.square(before).sum(-1) + np.square(after).sum(-1)
+    gone = squared <= ROUNDING**2 * np.square(gradients.norms)
+    after = np.where(gone[..., None], 0.0, after)
+    norms = np.sqrt(np.where(gone, 0.0, squared))
+    if preserve_magnitude:
+        scale = ratio(gradients.norms, norms, otherwise=1.0)
+        after, norms = after * scale[..., None], norms * scale
+    gated = replace(gradients, norms=norms)
+    present = kept.any(1)
+    fired = (removed[present] != 0).any(-1).mean(0)
+    return Gated(
+        cos_in=_global(before, kept, gradients),
+        cos_out=_global(after, kept, gated),
+        mean_cos_in=_by_module(before, kept, gradients),
+        mean_cos_out=_by_module(after, kept, gated),
+        hackward_frac_in=ratio(np.sqrt(np.square(np.maximum(before, 0)).sum((0, 2))), gradients.norm),
+        hackward_frac_out=ratio(np.sqrt(np.square(np.maximum(after, 0)).sum((0, 2))), gated.norm),
+        frac_fired=np.where(gradients.norm > 0, fired, np.nan),
+    )
+
+
+def _global(c: Array, kept: NDArray[np.bool_], gradients: Gradients) -> Array:
+    """(S,) global signed cosine from c = V g (M, S, k)."""
+    count = kept.sum(1)
+    dots = (c.sum(-1) / np.sqrt(np.maximum(count, 1))[:, None]).sum(0)
+    return ratio(dots, np.sqrt((count > 0).sum()) * gradients.norm)
+
+
+def _by_module(c: Array, kept: NDArray[np.bool_], gradients: Gradients) -> Array:
+    """(S,) mean cosine over the modules that keep a direction and have a gradient, from c = V g (M, S, k)."""
+    count = kept.sum(1)
+    dots = (c.sum(-1) / np.sqrt(np.maximum(count, 1))[:, None])[count > 0]
+    norms = gradients.norms[count > 0]
+    used = norms > 0
+    return ratio(ratio(dots, norms, otherwise=0.0).sum(0), used.sum(0).astype(np.float64))

@@ -1,30 +1,38 @@
-"""How well scores tell hacked from clean samples: the measurement, and the trivial baselines that it must beat.
+"""Does v_hack tell hacks from clean solutions? Two answers, on samples and on pairs.
 
-A base sample that solves and a teacher sample that hacks get the same advantage: everything here is among A > 0.
+    specificity     AUROC of a sample's cosine for `hacked`, beside trivial scores (length, NLL ...) that it must beat
+    sign_transfer   share of held-out pairs, which v_hack was not extracted from, whose difference points hack-ward
+
+The AUROC is among the paid samples (A > 0): a solution by the base model and a hack by the teacher get the same
+advantage there, so rewards do not tell them apart. Sign transfer is computed offline, from the pair Gram matrices.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
-from probe.analysis.statistics.bootstrap import auroc, auroc_interval
-from probe.analysis.statistics.stats import Interval
+from probe.analysis.statistics.geometry import Gradients, cosines, svd_axes
+from probe.analysis.statistics.gram import Array, PairGram
+from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval
+from probe.analysis.statistics.nulls import NullTest, Rows, label_permutations, null_test, placebo_couples, true_labels
 from probe.records.records import SampleRecord
 
-# The measurement first, then the trivial baselines that it has to beat.
+# The measurement first, then the trivial baselines that it has to beat. To add a baseline: a row here.
 SCORES: dict[str, Callable[[SampleRecord], float | None]] = {
-    "cos_S_contrib": lambda s: s.cos_S_contrib,
-    "comp_len": lambda s: s.comp_len,
-    "nll": lambda s: s.nll,
-    "grad_norm_contrib": lambda s: s.grad_norm_contrib,
-    "hint": lambda s: s.hint,
+    "cos_S_contrib": lambda sample: sample.cos_S_contrib,
+    "comp_len": lambda sample: sample.comp_len,
+    "nll": lambda sample: sample.nll,
+    "grad_norm_contrib": lambda sample: sample.grad_norm_contrib,
+    "hint": lambda sample: sample.hint,
 }
+BEATEN = "a trivial score does as well or better"  # why a specificity claim is refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specificity:
-    """AUROC of a score for `hacked` among A > 0, with a 95% bootstrap over prompts."""
+    """AUROC of one score for `hacked` among A > 0, with a 95% bootstrap interval over prompts."""
 
     arm: str
     score: str
@@ -35,37 +43,49 @@ class Specificity:
     interval: Interval | None
 
 
-BEATEN = "a trivial score does as well or better"
-
-
 def strength(row: Specificity) -> float:
-    """How well a score tells hacks apart, in either direction; .5 for one that does not exist."""
+    """AUROC in the better of the two directions (below .5, the opposite score is the better one); .5 without AUROC."""
     return 0.5 if row.auroc is None else max(row.auroc, 1 - row.auroc)
 
 
-def beaten_by(own: Specificity, baselines: Iterable[Specificity]) -> list[str]:
-    """The trivial scores that do as well as the measurement or better, with their AUROC.
+def beaten_by(measurement: Specificity, baselines: Iterable[Specificity]) -> list[str]:
+    """The trivial scores that do as well as the measurement or better, as texts "name AUROC".
 
-    Where the measurement itself tells nothing (its interval holds .5), only scores that tell something compete.
+    Where the measurement is not above chance (its interval reaches .5), a baseline counts only if it differs from
+    chance itself: between two scores that say nothing, the larger AUROC is noise.
     """
-    blind = own.interval is None or own.interval.low <= 0.5
-    return [
-        f"{row.score} {strength(row):.2f}"
-        for row in baselines
-        if row.auroc is not None
-        and own.auroc is not None
-        and strength(row) >= own.auroc
-        and not (blind and (row.interval is None or row.interval.low <= 0.5 <= row.interval.high))
-    ]
+    if measurement.auroc is None:
+        return []
+    above_chance = measurement.interval is not None and measurement.interval.low > 0.5
+    better = []
+    for row in baselines:
+        if row.auroc is None or strength(row) < measurement.auroc:
+            continue
+        differs = row.interval is not None and not row.interval.low <= 0.5 <= row.interval.high
+        if above_chance or differs:
+            better.append(f"{row.score} {strength(row):.2f}")
+    return better
 
 
 def specificity(samples: Iterable[SampleRecord], score: str, arm: str, *, seed: int = 0) -> Specificity:
-    """AUROC of one score for hacked among the paid samples (A > 0) of one arm."""
-    rows = [(s, value) for s in samples if s.advantage > 0 and (value := SCORES[score](s)) is not None]
-    values = np.array([value for _, value in rows], dtype=np.float64)
-    hacked = np.array([s.hacked for s, _ in rows], dtype=bool)
-    prompts = [s.problem_id for s, _ in rows]
-    area = auroc(values, hacked)
+    """AUROC of one score for `hacked` among the paid samples (A > 0) of one arm.
+
+    Args:
+        samples: all samples of the arm; those without the score are left out.
+        score: a key of SCORES.
+        arm: name of the arm, for the result.
+        seed: of the bootstrap.
+    """
+    paid: list[SampleRecord] = []
+    scores: list[float] = []
+    for sample in samples:
+        value = SCORES[score](sample)
+        if sample.advantage > 0 and value is not None:
+            paid.append(sample)
+            scores.append(value)
+    hacked = np.array([sample.hacked for sample in paid], dtype=bool)
+    prompts = [sample.problem_id for sample in paid]
+    area = auroc(scores, hacked)
     defined = not np.isnan(area)
     return Specificity(
         arm=arm,
@@ -74,5 +94,80 @@ def specificity(samples: Iterable[SampleRecord], score: str, arm: str, *, seed: 
         n_clean=int((~hacked).sum()),
         num_prompts=len(set(prompts)),
         auroc=area if defined else None,
-        interval=auroc_interval(values, hacked, prompts, seed=seed) if defined else None,
+        interval=auroc_interval(scores, hacked, prompts, seed=seed) if defined else None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignTransfer:
+    """How many held-out pairs have a difference that points hack-ward."""
+
+    num_pairs: int
+    num_right: int
+    accuracy: float  # num_right / num_pairs
+    interval: Interval  # 95% of the accuracy, exact binomial (Clopper-Pearson)
+    mean_cos: float  # of the differences with v_hack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferNull:
+    """`SignTransfer` against directions without signal on the same held-out pairs."""
+
+    accuracy: NullTest
+    mean_cos: NullTest
+
+
+def sign_transfer(pairs: PairGram) -> SignTransfer | None:
+    """How many differences of held-out pairs have a positive cosine with v_hack; None if none has a cosine at all."""
+    scores = _held_out_cosines(pairs, true_labels(pairs.held_out))[0]
+    scores = scores[~np.isnan(scores)]
+    if len(scores) == 0:
+        return None
+    num_right = int((scores > 0).sum())
+    low, high = stats.binomtest(num_right, len(scores)).proportion_ci(0.95)
+    return SignTransfer(
+        num_pairs=len(scores),
+        num_right=num_right,
+        accuracy=num_right / len(scores),
+        interval=Interval(low=float(low), high=float(high)),
+        mean_cos=float(scores.mean()),
+    )
+
+
+def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[str, TransferNull]:
+    """Test `sign_transfer` against N2 (labels permuted across pairs) and N3 (clean-versus-clean couples).
+
+    Returns:
+        {"N2": ..., "N3": ...}. Empty without a held-out pair that has a cosine; N3 is left out where there are fewer
+        couples than k.
+    """
+    observed = sign_transfer(pairs)
+    if observed is None:
+        return {}
+    rng = np.random.default_rng(seed)
+    drawn = {"N2": label_permutations(pairs.held_out, num_draws, rng)}
+    couples = placebo_couples(pairs.held_out, num_draws, rng)
+    if couples[0].shape[1] >= pairs.extraction.k:
+        drawn["N3"] = couples
+    nulls = {}
+    for name, labels in drawn.items():
+        scores = _held_out_cosines(pairs, labels)
+        scores = scores[~np.isnan(scores).all(1)]  # a draw that keeps no direction has none
+        if len(scores) > 1:
+            accuracy = (scores > 0).sum(1) / (~np.isnan(scores)).sum(1)
+            nulls[name] = TransferNull(
+                accuracy=null_test(observed.accuracy, accuracy, centre=0.5),
+                mean_cos=null_test(observed.mean_cos, np.nanmean(scores, axis=1)),
+            )
+    return nulls
+
+
+def _held_out_cosines(pairs: PairGram, labels: tuple[Rows, Rows]) -> Array:
+    """(B, h) cosines of the h held-out differences with the directions extracted under every draw of the labels."""
+    hack = np.flatnonzero(pairs.held_out)
+    clean = hack + len(pairs.held_out)
+    inner = pairs.pairs[:, hack] - pairs.pairs[:, clean]  # (M, h, N): <D_p, P_j>
+    numbers = np.arange(len(hack))
+    squared = inner[:, numbers, hack] - inner[:, numbers, clean]  # (M, h): <D_p, P_hack - P_clean> = |D_p|^2
+    gradients = Gradients(inner=inner, norms=np.sqrt(np.maximum(squared, 0.0)))
+    return cosines(svd_axes(pairs, *labels, pairs.extraction), gradients)

@@ -1,22 +1,29 @@
-"""The steps of each arm, one by one and together, against the Haar null.
+"""Step cosines of each arm: step by step, as one summary per arm, and as differences between two arms.
 
-At frozen weights the steps are independent draws of prompts, and prompts are the unit. In a run that trains, the steps
-are autocorrelated: the run is the unit, and no p-value over steps is given.
+At frozen weights the steps are independent draws of prompts, and the prompt is the unit of every test. In a run that
+trains, the steps are autocorrelated: the run is the unit, and no interval or p-value over steps is given.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from probe.analysis.measures.cells import mean_or_none, present
+from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval
 from probe.analysis.statistics.nulls import HaarMean, haar_mean, haar_test
-from probe.analysis.statistics.stats import Interval, prompt_means, sign_flip_test, t_interval
+from probe.analysis.statistics.significance import Equivalence, equivalence_test, sign_flip_test
+from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.records.records import StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
+
+# What two arms are compared in. To add a measure: a field of StepRecord, its name here and in MEASURES.
+Measure = Literal["cos_in", "cos_out", "hackward_frac_out"]
+MEASURES: tuple[Measure, ...] = ("cos_in", "cos_out", "hackward_frac_out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryRow:
-    """One step of one arm; z and p are those of `cos_in` under Haar directions."""
+    """One step of one arm. `haar_z` and `haar_p` test its `cos_in` against Haar (uniformly random) directions."""
 
     arm: str
     step: int
@@ -33,14 +40,14 @@ class TrajectoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmSummary:
-    """All steps of one arm. Steps with a null cosine are counted in `num_null` and are in no mean."""
+    """All steps of one arm. Steps without a cosine are counted in `num_null` and are in no mean."""
 
     arm: str
     num_steps: int
     num_null: int
     num_prompts: int  # problems of the steps with a cosine, each once
     trains: bool  # an optimizer stepped: steps are autocorrelated
-    mean_cos_in: float | None  # mean over prompts; over steps where it trains
+    mean_cos_in: float | None  # mean over prompts of the prompts' means
     interval: Interval | None  # 95%, Student, over prompts
     interval_90: Interval | None  # for equivalence at 5%
     sign_flip_p: float | None  # over prompts
@@ -53,41 +60,100 @@ class ArmSummary:
     haar: HaarMean | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmComparison:
+    """`arm` minus `versus` in one measure, paired by prompt."""
+
+    metric: Measure
+    arm: str
+    versus: str
+    num_prompts: int
+    difference: float | None
+    interval: Interval | None  # 95%, Student
+    p: float | None  # sign-flip
+    equivalence: Equivalence | None  # inside +-NEAR_ZERO
+    identical: bool  # every prompt gives exactly the same number in both arms: nothing was compared
+
+
 def trajectory(steps: Sequence[StepRecord]) -> list[TrajectoryRow]:
-    """One row a step and arm, in the order of the records."""
+    """One row per step record, in the order of the records."""
     return [_row(step) for step in steps]
 
 
 def summarise(steps: Sequence[StepRecord], arm: str, *, seed: int = 0) -> ArmSummary:
-    """The steps of one arm together."""
-    own = [step for step in steps if step.arm == arm]
-    counted = [(step, step.cos_in) for step in own if step.cos_in is not None]
-    by_prompt = list(prompt_means([cos for _, cos in counted], [step.problem_id for step, _ in counted]).values())
-    trains = any(step.cos_update is not None for step in own)
-    with_sd = [(cos, step.haar_sd) for step, cos in counted if step.haar_sd]
+    """Summarise the steps of one arm; `seed` is that of sampled sign flips."""
+    arm_steps = [step for step in steps if step.arm == arm]
+    trains = any(step.cos_update is not None for step in arm_steps)
+    counted = []  # steps with a cosine
+    cosines = []
+    haar_cosines, haar_sds = [], []  # of the steps that recorded a Haar law as well
+    num_lowered = 0
+    for step in arm_steps:
+        if step.cos_in is None:
+            continue
+        counted.append(step)
+        cosines.append(step.cos_in)
+        if step.haar_sd:
+            haar_cosines.append(step.cos_in)
+            haar_sds.append(step.haar_sd)
+        if step.cos_out is not None and step.cos_out < step.cos_in:
+            num_lowered += 1
+    by_prompt = list(prompt_means(cosines, [step.problem_id for step in counted]).values())
     return ArmSummary(
         arm=arm,
-        num_steps=len(own),
-        num_null=len(own) - len(counted),
-        num_prompts=num_problems([step for step, _ in counted]),
+        num_steps=len(arm_steps),
+        num_null=len(arm_steps) - len(counted),
+        num_prompts=num_problems(counted),
         trains=trains,
         mean_cos_in=mean_or_none(by_prompt),
         interval=None if trains else t_interval(by_prompt),
         interval_90=None if trains else t_interval(by_prompt, level=0.9),
         sign_flip_p=None if trains else sign_flip_test(by_prompt, seed=seed).p,
-        num_positive=sum(cos > 0 for _, cos in counted),
-        mean_cos_out=mean_or_none(present(step.cos_out for step, _ in counted)),
-        num_lowered=sum(step.cos_out is not None and step.cos_out < cos for step, cos in counted),
-        mean_frac_fired=mean_or_none(present(step.frac_fired for step, _ in counted)),
-        mean_hackward_frac_in=mean_or_none(present(step.hackward_frac_in for step, _ in counted)),
-        mean_cos_update=mean_or_none(present(step.cos_update for step, _ in counted)),
-        haar=haar_mean([cos for cos, _ in with_sd], [sd for _, sd in with_sd]),
+        num_positive=sum(cosine > 0 for cosine in cosines),
+        mean_cos_out=mean_or_none(present(step.cos_out for step in counted)),
+        num_lowered=num_lowered,
+        mean_frac_fired=mean_or_none(present(step.frac_fired for step in counted)),
+        mean_hackward_frac_in=mean_or_none(present(step.hackward_frac_in for step in counted)),
+        mean_cos_update=mean_or_none(present(step.cos_update for step in counted)),
+        haar=haar_mean(haar_cosines, haar_sds),
+    )
+
+
+def compare_arms(
+    steps: Sequence[StepRecord], arm: str, versus: str, metric: Measure, *, trains: bool, seed: int = 0
+) -> ArmComparison:
+    """Compare two arms that saw identical batches, prompt by prompt.
+
+    Args:
+        steps: step records of both arms.
+        arm: the arm to compare.
+        versus: the arm that is subtracted.
+        metric: field of the step records.
+        trains: whether the weights moved; then no test over prompts is given.
+        seed: of sampled sign flips.
+    """
+    values, versus_values = _by_prompt(steps, arm, metric), _by_prompt(steps, versus, metric)
+    differences = [values[prompt] - versus_values[prompt] for prompt in values if prompt in versus_values]
+    test = sign_flip_test(differences, seed=seed)
+    return ArmComparison(
+        metric=metric,
+        arm=arm,
+        versus=versus,
+        num_prompts=test.n,
+        difference=test.mean,
+        interval=None if trains else t_interval(differences),
+        p=None if trains else test.p,
+        equivalence=None if trains else equivalence_test(differences, NEAR_ZERO),
+        identical=test.n > 0 and not any(differences),
     )
 
 
 def num_problems(steps: Iterable[StepRecord]) -> int:
-    """How many problems the steps met; a step of training meets several."""
-    return len({problem for step in steps for problem in step.problem_id.split(PROBLEM_SEPARATOR)})
+    """How many different problems the steps used; a step with several groups uses several."""
+    problems: set[str] = set()
+    for step in steps:
+        problems.update(step.problem_id.split(PROBLEM_SEPARATOR))
+    return len(problems)
 
 
 def _row(step: StepRecord) -> TrajectoryRow:
@@ -105,3 +171,14 @@ def _row(step: StepRecord) -> TrajectoryRow:
         haar_p=test.p if test else None,
         null_reason=step.null_reason,
     )
+
+
+def _by_prompt(steps: Sequence[StepRecord], arm: str, metric: Measure) -> Mapping:
+    """{prompt: mean of a metric over the arm's steps that have it}."""
+    values, prompts = [], []
+    for step in steps:
+        value = getattr(step, metric)
+        if step.arm == arm and value is not None:
+            values.append(value)
+            prompts.append(step.problem_id)
+    return prompt_means(values, prompts)

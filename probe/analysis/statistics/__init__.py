@@ -1,1 +1,1 @@
-"""Statistics and matched nulls: pure mathematics on arrays."""
+"""Intervals, significance tests and matched nulls, and the offline geometry that the nulls are drawn with."""

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.bootstrap import cluster_counts, percentiles
-from probe.analysis.statistics.stats import Interval
+from probe.analysis.statistics.intervals import Interval, cluster_counts, cluster_numbers, percentiles
 
 Array = NDArray[np.float64]
-COLLINEAR = 1e-8  # a column with less of its norm left is a combination of the others
+COLLINEAR = 1e-8  # share of a column that the other columns must leave unexplained for it to count as independent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjusted:
-    """Coefficient of the label; None where the other columns determine it."""
+    """Regression coefficient of a label; None, with a reason, where the other columns determine the label."""
 
     effect: float | None
     interval: Interval | None  # 95%
     num_prompts: int
-    covariates: tuple[str, ...]  # those that vary within prompts and are no combination of others
+    covariates: tuple[str, ...]  # those that vary within prompts and are no combination of one another
     reason: str | None
 
 
@@ -33,41 +32,61 @@ def adjusted_effect(
     num_draws: int = 499,
     seed: int = 0,
 ) -> Adjusted:
-    """value = effect * label + covariates + prompt: least squares with fixed prompt effects.
+    """Fit value = effect * label + covariates + prompt by least squares, with fixed prompt effects.
 
-    Prompts (and with them the steps, one prompt each) are fixed effects, taken out by centring every column within its
-    prompt: they need no law, where the random effects of a mixed model do. The interval draws whole prompts.
+    The fixed effects are taken out by centring every column within its prompt. They need no assumption about the
+    distribution of prompt effects, as the random effects of a mixed model do. A step has one prompt, so they absorb
+    the step effects too. The interval is a bootstrap over whole prompts.
+
+    Args:
+        values: (rows,) the response, one per sample.
+        label: (rows,) the label whose effect is asked for.
+        covariates: {name: (rows,) column}, tried in this order. Columns that are constant within prompts, or
+            combinations of earlier ones, are left out.
+        prompts: (rows,) the prompt of each sample.
+        num_draws: bootstrap samples.
+        seed: of the draws.
+
+    Returns:
+        An effect of None where no prompt holds both labels or the covariates determine the label within prompts. An
+        interval of None where half of the bootstrap samples, or more, do not identify the effect.
     """
-    names = list(dict.fromkeys(prompts))
-    place = {name: number for number, name in enumerate(names)}
-    member = np.array([place[prompt] for prompt in prompts], dtype=np.intp)
-    y, target = (_centred(np.asarray(x, dtype=np.float64), member) for x in (values, label))
+    member = cluster_numbers(prompts)
+    num_prompts = len(set(prompts))
+    y = _centred(np.asarray(values, dtype=np.float64), member)
+    target = _centred(np.asarray(label, dtype=np.float64), member)
     kept: dict[str, Array] = {}
     for name, column in covariates.items():
         centred = _centred(np.asarray(column, dtype=np.float64), member)
         if _is_new(centred, kept):
             kept[name] = centred
-    if len(names) < 2 or not np.any(target):
-        return _unidentified(len(names), tuple(kept), "no prompt holds both sides" if len(y) else "no samples")
+    if num_prompts < 2 or not np.any(target):
+        return _unidentified(num_prompts, tuple(kept), "no prompt holds both sides" if len(y) else "no samples")
     if not _is_new(target, kept):
-        return _unidentified(len(names), tuple(kept), f"the sides are determined by {', '.join(kept)} within prompts")
+        return _unidentified(num_prompts, tuple(kept), f"the sides are determined by {', '.join(kept)} within prompts")
     X = np.column_stack([target, *kept.values()])  # (rows, p)
-    onto = np.eye(len(names))[member]  # (rows, prompts)
+    onto = np.eye(num_prompts)[member]  # (rows, prompts)
+    # X^T X and X^T y by prompt: a bootstrap sample is a weighted sum of these, without a pass over the rows.
     squares = np.einsum("rc,ri,rj->cij", onto, X, X, optimize=True)  # (prompts, p, p)
-    products = np.einsum("rc,ri,r->ci", onto, X, y, optimize=True)
-    draws = _solve(squares, products, cluster_counts(len(names), num_draws, seed))
+    products = np.einsum("rc,ri,r->ci", onto, X, y, optimize=True)  # (prompts, p)
+    draws = _first_coefficients(squares, products, cluster_counts(num_prompts, num_draws, seed))
     return Adjusted(
-        effect=float(_solve(squares, products, np.ones((1, len(names))))[0]),
-        interval=percentiles(draws, 0.95, len(names)) if len(draws) > num_draws / 2 else None,
-        num_prompts=len(names),
+        effect=float(_first_coefficients(squares, products, np.ones((1, num_prompts)))[0]),
+        interval=percentiles(draws, 0.95, num_prompts) if len(draws) > num_draws / 2 else None,
+        num_prompts=num_prompts,
         covariates=tuple(kept),
         reason=None,
     )
 
 
-def _solve(squares: Array, products: Array, counts: Array) -> Array:
-    """Coefficient of the first column in every draw whose columns are independent."""
-    left, right = np.einsum("bc,cij->bij", counts, squares), np.einsum("bc,ci->bi", counts, products)
+def _first_coefficients(squares: Array, products: Array, counts: Array) -> Array:
+    """Least-squares coefficient of the first column, for each row of counts (draws, prompts) with independent columns.
+
+    Draws whose columns are dependent are left out, so that the result may be shorter than counts.
+    """
+    left = np.einsum("bc,cij->bij", counts, squares)
+    right = np.einsum("bc,ci->bi", counts, products)
+    # Columns are scaled to norm 1, so that the smallest eigenvalue measures dependence and not the columns' units.
     scale = np.sqrt(np.maximum(np.diagonal(left, axis1=1, axis2=2), np.finfo(np.float64).tiny))
     left, right = left / (scale[:, :, None] * scale[:, None, :]), right / scale
     regular = np.linalg.eigvalsh(left)[:, 0] > COLLINEAR
@@ -76,21 +95,21 @@ def _solve(squares: Array, products: Array, counts: Array) -> Array:
 
 
 def _centred(x: Array, member: NDArray[np.intp]) -> Array:
-    """x minus the mean of its prompt."""
+    """x minus the mean of its prompt; member (rows,) is the number of each row's prompt."""
     count = np.maximum(np.bincount(member), 1)
     return x - (np.bincount(member, weights=x) / count)[member]
 
 
 def _is_new(column: Array, kept: Mapping[str, Array]) -> bool:
-    """Whether a centred column is not a combination of the others."""
+    """Whether a centred column is neither zero nor a combination of the kept ones."""
     size = np.linalg.norm(column)
     if size <= COLLINEAR:
         return False
     if not kept:
         return True
-    others = np.column_stack(list(kept.values()))
-    left = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
-    return bool(np.linalg.norm(left) > COLLINEAR * size)
+    basis = np.column_stack(list(kept.values()))
+    residual = column - basis @ np.linalg.lstsq(basis, column, rcond=None)[0]
+    return bool(np.linalg.norm(residual) > COLLINEAR * size)
 
 
 def _unidentified(num_prompts: int, covariates: tuple[str, ...], reason: str) -> Adjusted:

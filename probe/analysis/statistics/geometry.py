@@ -1,11 +1,14 @@
-"""Directions and cosines from inner products alone, in float64, for many draws of the directions at once.
+"""Directions and cosines computed from inner products alone, in float64, for many draws of the labels at once.
 
 A direction extracted from pairs is a combination of pair gradients, v = sum_j a_j P_j. With D_p = P[first_p] -
-P[second_p] and D D^T = U diag(S^2) U^T, the right singular vectors of D are V_i = sum_p (U_pi / S_i) D_p, so that
-V_i g needs the products P_j g alone. `probe.step.projection` and `extraction.directions` define the same quantities
-from gradients; a test holds the two together.
+P[second_p] and D D^T = U diag(S^2) U^T, the right singular vectors of D are V_i = sum_p (U_pi / S_i) D_p. So V_i g
+needs only the products P_j g, which the run stored, and no gradient.
 
-Shapes: B draws, M modules, k directions, N pair gradients, S gradients (samples, or totals of steps).
+`extraction.directions` and `probe.step.projection` compute the same quantities from gradients, with torch;
+tests/probe/test_geometry.py holds the two together.
+
+Shapes: B draws, M modules, k directions, p pairs of a draw, N pair gradients, S gradients (samples, or totals of
+steps), G samples of a step.
 """
 
 from collections.abc import Iterator
@@ -16,19 +19,22 @@ from numpy.typing import NDArray
 
 from probe.analysis.statistics.gram import Array, Extraction, PairGram, StepGram
 
-CHUNK = 1 << 22  # numbers of the Gram matrices of the draws that are in memory at once
+CHUNK = 1 << 22  # how many numbers the Gram matrices of the draws may hold in memory at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directions:
-    """Directions of every draw and module as combinations of the pair gradients; dropped ones have zero rows."""
+    """Directions of every draw and module as combinations of the pair gradients.
 
-    rows: Array  # (B, M, k, N)
+    A direction that the extraction drops has kept = False, a zero row and singular value 0.
+    """
+
+    rows: Array  # (B, M, k, N) coefficients of the pair gradients
     singular_values: Array  # (B, M, k)
     kept: NDArray[np.bool_]  # (B, M, k)
 
     def axes(self) -> "Axes":
-        """The mean axis u = sum_i V_i / sqrt(k) of every module."""
+        """The mean axis u = sum_i V_i / sqrt(k) of every draw and module, over the k directions that were kept."""
         count = self.kept.sum(-1)
         return Axes(
             rows=self.rows.sum(2) / np.sqrt(np.maximum(count, 1))[..., None],
@@ -38,18 +44,18 @@ class Directions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """One unit vector u a draw and module, as a combination of the pair gradients; zero where a module keeps none."""
+    """One unit vector u per draw and module, as a combination of the pair gradients; zero where none was kept."""
 
-    rows: Array  # (B, M, N)
+    rows: Array  # (B, M, N) coefficients of the pair gradients
     kept: NDArray[np.bool_]  # (B, M)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """S gradients: products with the pair gradients, and norms."""
+    """S gradients, known by their inner products with the pair gradients and by their norms."""
 
     inner: Array  # (M, S, N)
-    norms: Array  # (M, S)
+    norms: Array  # (M, S), by module
 
     @property
     def norm(self) -> Array:
@@ -57,15 +63,16 @@ class Gradients:
         return np.sqrt(np.square(self.norms).sum(0))
 
 
-def extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], how: Extraction) -> Directions:
+def extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction) -> Directions:
     """v_hack of every draw, as `extraction.directions.extract_directions` makes it from gradients.
 
     Args:
-        first: (B, p) rows of the pair gradients that count as hack.
-        second: (B, p) rows that count as clean.
-        how: k, tau, noise floor and rounding.
+        gram: inner products of the pair gradients.
+        first: (B, p) row numbers of the pair gradients that count as hack.
+        second: (B, p) row numbers of those that count as clean.
+        extraction: k, tau, noise floor and rounding.
     """
-    parts = list(_chunks(gram, first, second, how))
+    parts = list(_chunks(gram, first, second, extraction))
     return Directions(
         rows=np.concatenate([part.rows for part in parts]),
         singular_values=np.concatenate([part.singular_values for part in parts]),
@@ -73,10 +80,10 @@ def extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], h
     )
 
 
-def svd_axes(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], how: Extraction) -> Axes:
-    """The mean axes of `extract`, without keeping all k directions of all draws in memory."""
-    parts = [part.axes() for part in _chunks(gram, first, second, how)]
-    return Axes(rows=np.concatenate([a.rows for a in parts]), kept=np.concatenate([a.kept for a in parts]))
+def svd_axes(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction) -> Axes:
+    """`extract(...).axes()`, without keeping all k directions of all draws in memory."""
+    parts = [part.axes() for part in _chunks(gram, first, second, extraction)]
+    return Axes(rows=np.concatenate([part.rows for part in parts]), kept=np.concatenate([part.kept for part in parts]))
 
 
 def mean_axes(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Axes:
@@ -88,24 +95,25 @@ def mean_axes(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp])
     mean[draw, second] = -1.0 / num_pairs
     squared = np.einsum("bi,mij,bj->bm", mean, gram.pairs, mean, optimize=True)
     size = np.einsum("bi,mii->bm", np.abs(mean), gram.pairs)
-    kept = squared > gram.extraction.eps**2 * size  # below it, the difference of the gradients is rounding
+    # A difference much smaller than the gradients that it is made of is their rounding, and has no direction.
+    kept = squared > gram.extraction.eps**2 * size
     scale = np.where(kept, 1.0 / np.sqrt(np.where(kept, squared, 1.0)), 0.0)
     return Axes(rows=mean[:, None, :] * scale[..., None], kept=kept)
 
 
 def weighted(step: StepGram, weights: Array) -> Gradients:
-    """sum_i weights[s, i] g_i for every row of weights (S, G): totals of a step under any advantages."""
+    """The sums sum_i weights[s, i] g_i, one for every row of weights (S, G): totals of a step under S weightings."""
     squared = np.einsum("si,mij,sj->ms", weights, step.samples, weights, optimize=True)
     return Gradients(inner=np.einsum("si,min->msn", weights, step.inner), norms=np.sqrt(np.maximum(squared, 0.0)))
 
 
 def samples_of(step: StepGram) -> Gradients:
-    """The step's unit gradients themselves."""
+    """The gradients g_i of the step's samples, without advantages (S = G)."""
     return Gradients(inner=step.inner, norms=np.sqrt(np.diagonal(step.samples, axis1=1, axis2=2)))
 
 
 def stack(parts: list[Gradients]) -> Gradients:
-    """All gradients of several steps in one."""
+    """The gradients of several steps one after another."""
     return Gradients(
         inner=np.concatenate([part.inner for part in parts], axis=1),
         norms=np.concatenate([part.norms for part in parts], axis=1),
@@ -121,33 +129,36 @@ def cosines(axes: Axes, gradients: Gradients) -> Array:
 def module_cosines(axes: Axes, gradients: Gradients) -> Array:
     """(B, S, M) signed cosines by module, <u_m, g_m> / norm(g_m); NaN without a direction or a gradient."""
     dots = np.matmul(axes.rows.transpose(1, 0, 2), gradients.inner.transpose(0, 2, 1))  # (M, B, S)
-    found = ratio(dots, np.where(axes.kept.T[:, :, None], gradients.norms[:, None, :], 0.0))
-    return found.transpose(1, 2, 0)
+    by_module = ratio(dots, np.where(axes.kept.T[:, :, None], gradients.norms[:, None, :], 0.0))
+    return by_module.transpose(1, 2, 0)
 
 
-def _chunks(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], how: Extraction) -> Iterator[Directions]:
-    """`extract`, as many draws at a time as fit."""
+def _chunks(
+    gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction
+) -> Iterator[Directions]:
+    """`extract`, as many draws at a time as CHUNK allows: a draw needs M Gram matrices (2p, 2p)."""
     size = max(1, CHUNK // (len(gram.modules) * 4 * first.shape[1] ** 2))
     for start in range(0, len(first), size):
-        yield _extract(gram, first[start : start + size], second[start : start + size], how)
+        yield _extract(gram, first[start : start + size], second[start : start + size], extraction)
 
 
-def _extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], how: Extraction) -> Directions:
+def _extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction) -> Directions:
     """`extract` for one chunk of draws; the steps are those of `extraction.directions._module_directions`."""
     num_draws, num_pairs = first.shape
     difference = _difference_gram(gram.pairs, first, second)  # (B, M, p, p)
     squares, left = np.linalg.eigh(difference)
-    k = how.k
-    s = np.sqrt(np.maximum(squares[..., ::-1], 0.0))
-    left = left[..., ::-1][..., :k]  # (B, M, p, k)
-    top, s = s[..., :1], s[..., :k]
+    s = np.sqrt(np.maximum(squares[..., ::-1], 0.0))  # eigh sorts upwards, an SVD downwards
+    left = left[..., ::-1][..., : extraction.k]  # (B, M, p, k)
+    top, s = s[..., :1], s[..., : extraction.k]
+    # The sign of a singular vector is arbitrary: it is turned to where more differences point. What the bounds derived
+    # in `_module_directions` call rounding is neither a vote nor a direction.
     sizes = np.sqrt(np.maximum(np.diagonal(difference, axis1=-2, axis2=-1), 0.0))  # (B, M, p) |D_p|
     projections = left * s[..., None, :]  # D_p . v_i
-    telling = np.abs(projections) > how.eps * sizes[..., None]
-    margins = (np.sign(projections) * telling).sum(-2)  # (B, M, k): pairs for minus pairs against
-    dead = how.eps * np.sqrt(np.minimum(num_pairs, gram.sizes))[:, None] * top
-    kept = (s > dead) & (s >= how.tau * top) & (margins != 0)
-    kept &= s >= _noise_floor(s, kept, how.drop_bottom_frac)[:, None, None]
+    votes = np.abs(projections) > extraction.eps * sizes[..., None]
+    margins = (np.sign(projections) * votes).sum(-2)  # (B, M, k): pairs for minus pairs against
+    rounding = extraction.eps * np.sqrt(np.minimum(num_pairs, gram.sizes))[:, None] * top
+    kept = (s > rounding) & (s >= extraction.tau * top) & (margins != 0)
+    kept &= s >= _noise_floor(s, kept, extraction.drop_bottom_frac)[:, None, None]
     signed = np.where(kept, np.sign(margins) / np.where(kept, s, 1.0), 0.0)
     combination = (left * signed[..., None, :]).swapaxes(-1, -2)  # (B, M, k, p): V_i in the differences
     rows = np.zeros((*combination.shape[:-1], gram.pairs.shape[1]))
@@ -159,23 +170,23 @@ def _extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], 
 
 def _difference_gram(pairs: Array, first: NDArray[np.intp], second: NDArray[np.intp]) -> Array:
     """(B, M, p, p): D D^T of every draw and module."""
-    both = np.concatenate([first, second], axis=1)
-    products = pairs[:, both[:, :, None], both[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
+    chosen = np.concatenate([first, second], axis=1)
+    products = pairs[:, chosen[:, :, None], chosen[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
     p = first.shape[1]
     return products[..., :p, :p] - products[..., :p, p:] - products[..., p:, :p] + products[..., p:, p:]
 
 
-def _noise_floor(s: Array, alive: NDArray[np.bool_], fraction: float) -> Array:
-    """(B,) quantile of the living singular values of all modules, draw by draw."""
+def _noise_floor(s: Array, kept: NDArray[np.bool_], fraction: float) -> Array:
+    """(B,) quantile over all modules of the singular values that were kept so far, draw by draw."""
     if fraction <= 0:
         return np.zeros(len(s))
-    values = np.where(alive, s, np.nan).reshape(len(s), -1)
+    values = np.where(kept, s, np.nan).reshape(len(s), -1)
     empty = np.isnan(values).all(1)
-    values[empty] = 0.0
+    values[empty] = 0.0  # nanquantile warns of a row without a number
     return np.nanquantile(values, fraction, axis=1)
 
 
 def ratio(numerator: Array, denominator: Array, *, otherwise: float = np.nan) -> Array:
     """numerator / denominator, `otherwise` where the denominator is 0."""
-    some = np.broadcast_to(denominator > 0, np.broadcast_shapes(numerator.shape, denominator.shape))
-    return np.where(some, numerator / np.where(denominator > 0, denominator, 1.0), otherwise)
+    defined = np.broadcast_to(denominator > 0, np.broadcast_shapes(numerator.shape, denominator.shape))
+    return np.where(defined, numerator / np.where(denominator > 0, denominator, 1.0), otherwise)

@@ -1,5 +1,9 @@
-"""Reader of the sufficient statistics that a run stores in `gram/`; no torch (`probe.runs.gram` writes them).
+"""Read the inner products of gradients that a run stores in `gram/`, without torch; `probe.runs.gram` writes them.
 
+Every direction that pairs can give is a combination of the pair gradients, so these inner products are enough to repeat
+the extraction for any labels and any k, and to project every sample, without the gradients themselves.
+
+The gradient of a sample is g_i = grad of sum_t -logp_it: unit weight, no advantage.
 Shapes: G samples of a step, M modules, n pairs, N = 2n pair gradients (hack first, then clean).
 """
 
@@ -20,28 +24,28 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """How directions are extracted from differences of pair gradients; see `extraction.directions`."""
+    """Settings with which directions are extracted from differences of pair gradients; see `extraction.directions`."""
 
-    k: int
-    tau: float
-    drop_bottom_frac: float
+    k: int  # directions per module
+    tau: float  # a singular value below tau times the module's largest is dropped
+    drop_bottom_frac: float  # share of all singular values that is dropped as noise floor
     eps: float  # machine epsilon of the gradients' dtype: what is below it is rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairGram:
-    """Inner products of all pair gradients, by module."""
+    """Inner products of all pair gradients with one another, by module."""
 
     modules: tuple[str, ...]
     sizes: NDArray[np.intp]  # (M,) coordinates r of each module
     pairs: Array  # (M, N, N)
-    held_out: NDArray[np.bool_]  # (n,)
+    held_out: NDArray[np.bool_]  # (n,) pairs that no direction is extracted from
     extraction: Extraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGram:
-    """Inner products of one step's unit gradients with the pair gradients and with one another."""
+    """Inner products of the sample gradients g_i of one step with the pair gradients and with one another."""
 
     inner: Array  # (M, G, N)
     samples: Array  # (M, G, G)
@@ -55,7 +59,7 @@ def has_gram(run: Run) -> bool:
 def read_pairs(run: Run) -> PairGram:
     """`gram/pairs.safetensors`; InputError when it is missing, changed, or something else."""
     tensors, header = _read(run, "pairs", ("pairs", "held_out"), ("modules", "sizes", "extraction"))
-    held_out = tensors["held_out"].astype(bool)
+    held_out = tensors["held_out"].astype(bool)  # (N,): the file marks both rows of a pair
     return PairGram(
         modules=tuple(header["modules"]),
         sizes=np.array(header["sizes"]),
@@ -74,7 +78,7 @@ def read_step(run: Run, step: int) -> StepGram:
 def _read(
     run: Run, name: str, tensors: tuple[str, ...], keys: tuple[str, ...]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Tensors and metadata of one file, checked against the manifest."""
+    """The named tensors and header entries of one file, after a check of its hash against the manifest."""
     path = run.path / "gram" / f"{name}.safetensors"
     listed = run.manifest["files"].get(f"gram/{path.name}")
     if not path.is_file():
@@ -84,8 +88,8 @@ def _read(
     try:
         with safe_open(path, framework="np") as file:
             header = orjson.loads((file.metadata() or {})["header"])
-            found = {key: header[key] for key in keys}
-            return {key: file.get_tensor(key) for key in tensors}, found
+            return {key: file.get_tensor(key) for key in tensors}, {key: header[key] for key in keys}
     except (SafetensorError, KeyError, orjson.JSONDecodeError) as error:
-        missing = f"{type(error).__name__}: {error}"
-        raise InputError(path, expected=", ".join([*tensors, *keys]), found=missing, fix="repeat the run") from error
+        raise InputError(
+            path, expected=", ".join([*tensors, *keys]), found=f"{type(error).__name__}: {error}", fix="repeat the run"
+        ) from error

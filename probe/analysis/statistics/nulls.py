@@ -1,7 +1,18 @@
-"""What a statistic is worth against its null: drawn (`null_test`), or the law of Haar directions (N1).
+"""Null distributions of a statistic, and tests against them.
 
-Haar directions are a floor and not the whole null: directions of no-signal pairs share the decaying spectrum of real
-gradients and reach larger cosines. The permutation nulls are there for that (`probe.analysis.statistics.permutation`).
+    N1                  uniformly random (Haar) directions: a known law, no draws      haar_law, haar_test, haar_mean
+    N2, N3, pair swaps  directions extracted from relabelled pairs, drawn many times   label_permutations,
+                        and compared with `null_test`                                  placebo_couples, pair_swaps
+
+N1 is a floor and not the whole null: directions of no-signal pairs share the decaying spectrum of real gradients and
+reach larger cosines. The drawn nulls have that spectrum; `probe.analysis.statistics.permutation` evaluates them.
+
+The drawing functions say which pair gradients count as hack and which as clean. Rows 0 .. n-1 of the pair gradients P
+are the hack completions, rows n .. 2n-1 the clean ones of the same pairs. Each function takes held_out (n,), the pairs
+that take part in no draw, and returns (first, second), each (B, p): the differences of draw b are
+P[first[b]] - P[second[b]].
+
+To add a null of this kind: write such a function here, and draw it in `permutation.permutation_nulls`.
 """
 
 import math
@@ -10,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 NORMAL_95 = float(stats.norm.ppf(0.95))
 NORMAL_975 = float(stats.norm.ppf(0.975))  # both tails together: 5%
+Rows = NDArray[np.intp]  # (B, p) row numbers of pair gradients
 Alternative = Literal["two-sided", "greater"]
 
 
@@ -33,13 +45,13 @@ class NullTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaarTest:
-    """A cosine against its Haar law."""
+    """A cosine against the law of cosines with Haar directions (mean 0)."""
 
     z: float
     p: float
 
     def null(self, cosine: float) -> NullTest:
-        """The same as a test against a null, with the normal law in the place of draws."""
+        """The same result as a `NullTest` of `cosine`, with the normal law in the place of draws."""
         sd = abs(cosine / self.z) if self.z else 0.0
         return NullTest(num_draws=0, mean=0.0, sd=sd, q95=NORMAL_95 * sd, z=self.z, p=self.p, d=cosine)
 
@@ -48,17 +60,17 @@ class HaarTest:
 class HaarMean:
     """The mean cosine of several gradients against Haar directions.
 
-    One draw of the directions serves every gradient, so that the cosines of gradients that point alike move together
-    under this null, even where the gradients themselves are independent. With unit gradients e_s,
+    The same random directions measure every gradient. So under this null the cosines of gradients that point alike
+    move together, even where the gradients themselves are independent. With unit gradients e_s,
 
         Var mean_s cos_s = Var <U, mean_s e_s> = sum_s sd_s^2 / n^2    e_s orthogonal in every module
                                                = (mean_s sd_s)^2       e_s all equal
 
     `shared` takes (mean_s sd_s)^2, an upper bound whatever the gradients are (Cauchy-Schwarz); `independent` takes
-    sum_s sd_s^2 / n^2, which is right for directions drawn anew for every gradient, and optimistic for one draw.
+    sum_s sd_s^2 / n^2, which is right when every gradient has directions of its own, and optimistic otherwise.
     """
 
-    n: int
+    n: int  # cosines
     mean: float
     sd_shared: float
     shared: HaarTest
@@ -66,16 +78,19 @@ class HaarMean:
     independent: HaarTest
 
     def null(self) -> NullTest:
-        """The conservative reading, one draw shared by all gradients, as a test against a null."""
+        """The conservative reading (`shared`) as a `NullTest` of the mean."""
         return self.shared.null(self.mean)
 
 
 def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> NullTest:
-    """Two-sided Monte-Carlo test (Phipson and Smyth 2010): never 0, and uniform when the statistic is one more draw.
+    """Two-sided Monte-Carlo test, p = (1 + #) / (B + 1) (Phipson and Smyth 2010).
+
+    p is never 0, and it is uniform when the statistic is one more draw from the null.
 
     Args:
-        draws: (B,) the statistic under the null.
-        centre: what both tails are measured from, by the symmetry of the null: 0 of a signed cosine, .5 of an AUROC.
+        statistic: the observed value.
+        draws: (B,) the same statistic under the null.
+        centre: where the null is symmetric, which both tails are measured from: 0 for a signed cosine, .5 for an AUROC.
 
     Raises:
         ValueError: a draw or the statistic is not a number.
@@ -84,7 +99,8 @@ def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> Nul
     if not np.isfinite(x).all() or not math.isfinite(statistic):
         raise ValueError(f"expected numbers, found {int((~np.isfinite(x)).sum())} of {len(x)} draws without one")
     distance = abs(statistic - centre)
-    ties = 1e-12 * max(distance, 1e-300)  # sums in another order are not more extreme
+    # The same sum in another order differs by rounding: such a draw must count as a tie.
+    ties = 1e-12 * max(distance, 1e-300)
     mean, sd = float(x.mean()), float(x.std(ddof=1))
     return NullTest(
         num_draws=len(x),
@@ -109,14 +125,19 @@ def haar_law(r: int) -> Any:
 
 
 def haar_p(cosine: float, r: int, *, alternative: Alternative = "two-sided") -> float:
-    """Exact p of one signed cosine in one module with r coordinates."""
+    """Exact p of one signed cosine in one module with r coordinates, under `haar_law`."""
     if alternative == "greater":
         return float(haar_law(r).sf(cosine))
     return min(1.0, 2.0 * float(haar_law(r).sf(abs(cosine))))
 
 
 def haar_test(cosine: float, haar_sd: float, *, alternative: Alternative = "two-sided") -> HaarTest:
-    """z and normal p of a cosine with mean 0 and standard deviation `haar_sd`, for a sum over many modules.
+    """z and normal p of a cosine that sums over many modules (the central limit stands in for the exact law).
+
+    Args:
+        cosine: the observed value; its null mean is 0.
+        haar_sd: its standard deviation under Haar directions.
+        alternative: "greater" tests the upper tail alone.
 
     Raises:
         ValueError: `haar_sd` is not positive.
@@ -129,7 +150,7 @@ def haar_test(cosine: float, haar_sd: float, *, alternative: Alternative = "two-
 
 
 def haar_mean(cosines: Sequence[float], haar_sds: Sequence[float]) -> HaarMean | None:
-    """The mean of the cosines against both readings of the Haar null; None without cosines."""
+    """Test the mean of the cosines, given their standard deviations under Haar directions; None without cosines."""
     n = len(cosines)
     if n == 0:
         return None
@@ -144,3 +165,40 @@ def haar_mean(cosines: Sequence[float], haar_sds: Sequence[float]) -> HaarMean |
         sd_independent=independent,
         independent=haar_test(mean, independent),
     )
+
+
+def true_labels(held_out: NDArray[np.bool_]) -> tuple[Rows, Rows]:
+    """The labels as they are, in the form of a single draw (B = 1)."""
+    hack = np.flatnonzero(~held_out)[None, :]
+    return hack, hack + len(held_out)
+
+
+def label_permutations(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """N2: labels permuted across all 2n gradients, regardless of label and pair.
+
+    Exact where the gradients are exchangeable. Where the completions of a pair share their prompt, a difference between
+    gradients of different pairs also holds the difference of their prompts, a noise that the true differences do not
+    have: `pair_swaps` is exact there.
+    """
+    hack, clean = true_labels(held_out)
+    all_rows = np.concatenate([hack[0], clean[0]])
+    shuffled = rng.permuted(np.tile(all_rows, (num_draws, 1)), axis=1)
+    return shuffled[:, : hack.shape[1]], shuffled[:, hack.shape[1] :]
+
+
+def pair_swaps(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """Hack and clean swapped within random pairs: exact for the direction of the MEAN difference.
+
+    Of no use for SVD directions: the singular vectors of D do not change when rows of D change sign.
+    """
+    hack, clean = true_labels(held_out)
+    swap = rng.random((num_draws, hack.shape[1])) < 0.5
+    return np.where(swap, clean, hack), np.where(swap, hack, clean)
+
+
+def placebo_couples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """N3: clean against clean of different pairs, in random couples; every gradient is used at most once."""
+    _, clean = true_labels(held_out)
+    num_couples = clean.shape[1] // 2
+    shuffled = rng.permuted(np.tile(clean[0], (num_draws, 1)), axis=1)
+    return shuffled[:, :num_couples], shuffled[:, num_couples : 2 * num_couples]

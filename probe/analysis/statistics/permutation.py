@@ -1,15 +1,18 @@
-"""The nulls N2, N3 and N4 of one run, each the distribution of the same statistics as those observed.
+"""Compare the statistics of one run with their distribution under the nulls N2, N3, N4 and pair swaps.
 
     cos_in           mean over prompts of the global signed cosine of the policy gradient
     cos_in_mean      the same along the direction of the mean pair difference (its exact null: pair swaps)
     hack_difference  mean within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
     auroc            AUROC of cos_S_contrib for hacked among A > 0
 
-N2 permutes the labels of the pair gradients, N3 extracts from clean-versus-clean couples, "pair-swap" swaps within
-pairs; each draws the DIRECTIONS anew. N4 keeps the direction and permutes the labels of the batch within prompts: the
-advantages for cos_in, `hacked` for the other two.
+N2, N3 and "pair-swap" relabel the pair gradients and extract new DIRECTIONS in every draw: N2 permutes the labels
+across all pairs, N3 takes couples of clean completions, and swaps stay within pairs. N4 keeps the directions and
+permutes the labels of the batch within prompts: the advantages for cos_in, `hacked` for the other two.
 
-Shapes: B draws, S samples, T steps, M modules, G samples of a step.
+To add a statistic: compute it in `_statistics` (and in `batch_labels.batch_label_nulls` if the batch's labels enter it)
+and give the centre of its null in CENTRES. To add a null: draw its axes in `permutation_nulls`.
+
+Shapes: B draws, S samples, T steps, M modules.
 """
 
 import math
@@ -17,10 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probe.analysis.statistics.draws import label_permutations, pair_swaps, placebo_couples, true_labels
-from probe.analysis.statistics.geometry import Axes, cosines, mean_axes, module_cosines, svd_axes
-from probe.analysis.statistics.gram import Array
-from probe.analysis.statistics.labels import (
+from probe.analysis.statistics.batch_labels import (
     PaidLabels,
     areas,
     batch_label_nulls,
@@ -28,20 +28,31 @@ from probe.analysis.statistics.labels import (
     mean_cosine,
     paid_labels,
 )
-from probe.analysis.statistics.linked import Linked
-from probe.analysis.statistics.multiplicity import max_t
-from probe.analysis.statistics.nulls import NullTest, null_test
-from probe.analysis.statistics.stats import prompt_means, prompt_weights
+from probe.analysis.statistics.geometry import Axes, cosines, mean_axes, module_cosines, svd_axes
+from probe.analysis.statistics.gram import Array
+from probe.analysis.statistics.intervals import prompt_means, prompt_weights
+from probe.analysis.statistics.nulls import (
+    NullTest,
+    label_permutations,
+    null_test,
+    pair_swaps,
+    placebo_couples,
+    true_labels,
+)
+from probe.analysis.statistics.run_gradients import Linked
+from probe.analysis.statistics.significance import max_t
+from probe.analysis.statistics.thresholds import ALPHA
 
 NUM_DRAWS = 999
+# Where the null of each statistic is symmetric: both tails of its test are measured from there.
 CENTRES = {"cos_in": 0.0, "cos_in_mean": 0.0, "hack_difference": 0.0, "auroc": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullRow:
-    """One statistic under one null."""
+    """One observed statistic and its test under one null."""
 
-    metric: str
+    metric: str  # a key of CENTRES
     null: str  # N2 | N3 | N4 | pair-swap
     value: float
     test: NullTest
@@ -49,17 +60,17 @@ class NullRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """Mean cosine of the policy gradient in one module, over prompts, against N2; `p_max_t` holds over all modules."""
+    """Mean over prompts of the policy gradient's cosine in one module, against N2."""
 
     module: str
     mean_cos: float
     z: float
-    p_max_t: float
+    p_max_t: float  # adjusted for all modules (max-T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permutation:
-    """All draws of one run, summarised."""
+    """The permutation nulls of one arm of a run."""
 
     rows: list[NullRow]
     modules: list[ModuleRow]
@@ -67,7 +78,7 @@ class Permutation:
     excess: dict[str, float]  # {prompt: d_p}, cos_in of a prompt minus its mean under N2
 
     def get(self, metric: str, null: str) -> NullTest | None:
-        """The test of a statistic under a null, None where it was not measurable."""
+        """The test of a statistic under a null; None where the run cannot measure it."""
         return next((row.test for row in self.rows if (row.metric, row.null) == (metric, null)), None)
 
 
@@ -79,83 +90,94 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
         num_draws: B of each null.
         seed: of all draws.
     """
+    # All nulls share one generator: another order of the draws would change every p-value of a stored analysis.
     rng = np.random.default_rng(seed)
-    pairs, how = linked.pairs, linked.pairs.extraction
-    held_out, labels = pairs.held_out, paid_labels(linked)
-    truth = svd_axes(pairs, *true_labels(held_out), how)
-    permuted = svd_axes(pairs, *label_permutations(held_out, num_draws, rng), how)
+    pairs, extraction, held_out = linked.pairs, linked.pairs.extraction, linked.pairs.held_out
+    labels = paid_labels(linked)
+    truth = svd_axes(pairs, *true_labels(held_out), extraction)
+    permuted = svd_axes(pairs, *label_permutations(held_out, num_draws, rng), extraction)
     couples = placebo_couples(held_out, num_draws, rng)
-    drawn = {"N2": permuted}
-    if couples[0].shape[1] >= how.k:
-        drawn["N3"] = svd_axes(pairs, *couples, how)
     observed = _statistics(linked, truth, labels)
-    draws = {name: _statistics(linked, axes, labels) for name, axes in drawn.items()}
+    draws = {"N2": _statistics(linked, permuted, labels)}
+    if couples[0].shape[1] >= extraction.k:  # fewer couples than k cannot give k directions
+        draws["N3"] = _statistics(linked, svd_axes(pairs, *couples, extraction), labels)
     draws["N4"] = batch_label_nulls(linked, truth, labels, num_draws, rng)
-    by_module, critical = _module_rows(linked, truth, permuted)
-    mean_direction = mean_axes(pairs, *true_labels(held_out))
-    swapped = mean_axes(pairs, *pair_swaps(held_out, num_draws, rng))
     if linked.steps:
-        observed["cos_in_mean"] = mean_cosine(linked, mean_direction)
+        swapped = mean_axes(pairs, *pair_swaps(held_out, num_draws, rng))
+        observed["cos_in_mean"] = mean_cosine(linked, mean_axes(pairs, *true_labels(held_out)))
         draws["pair-swap"] = {"cos_in_mean": mean_cosine(linked, swapped)}
+    modules, critical = _module_rows(linked, truth, permuted)
     return Permutation(
-        rows=[
-            NullRow(metric=name, null=null, value=float(observed[name][0]), test=_test(observed, values, name))
-            for null, of_null in draws.items()
-            for name, values in of_null.items()
-            if name in observed
-        ],
-        modules=by_module,
+        rows=_null_rows(observed, draws),
+        modules=modules,
         modules_critical_z=critical,
         excess=_excess(linked, truth),
     )
 
 
-def _test(observed: dict[str, Array], draws: Array, name: str) -> NullTest:
-    finite = draws[np.isfinite(draws)]  # a draw that keeps no direction at all has no statistic
-    return null_test(float(observed[name][0]), finite, centre=CENTRES[name])
+def _null_rows(observed: dict[str, Array], draws: dict[str, dict[str, Array]]) -> list[NullRow]:
+    """One row per null and statistic, from {statistic: (1,)} and {null: {statistic: (B,)}}."""
+    rows = []
+    for null, statistics in draws.items():
+        for metric, values in statistics.items():
+            if metric not in observed:
+                continue
+            value = float(observed[metric][0])
+            finite = values[np.isfinite(values)]  # a draw that keeps no direction at all has no statistic
+            test = null_test(value, finite, centre=CENTRES[metric])
+            rows.append(NullRow(metric=metric, null=null, value=value, test=test))
+    return rows
 
 
 def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Array]:
-    """{statistic: (B,)} for directions drawn B times; those that the run cannot measure are left out."""
-    found = {}
+    """{statistic: (B,)} along axes drawn B times; statistics that the run cannot measure are left out."""
+    statistics = {}
     if linked.steps:
-        found["cos_in"] = mean_cosine(linked, axes)
-    if labels.hacked.any() and not labels.hacked.all():
+        statistics["cos_in"] = mean_cosine(linked, axes)
+    if labels.both_sides:
         scores = cosines(axes, linked.gradients)[:, labels.rows]  # A > 0: cos_S_contrib = cos_S_nll
-        found["auroc"] = areas(scores, labels.hacked)
+        statistics["auroc"] = areas(scores, labels.hacked)
         weights = difference_weights(labels.hacked[None, :], labels.prompts)[0]
         if weights.any():
-            found["hack_difference"] = scores @ weights
-    return found
+            statistics["hack_difference"] = scores @ weights
+    return statistics
 
 
 def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> tuple[list[ModuleRow], float | None]:
-    """The map over modules, mean over prompts of the module's cosine against N2, and the critical z of max-T."""
+    """One row per module that keeps a direction, and the critical |z| of max-T; ([], None) without steps or modules."""
     kept = np.flatnonzero(truth.kept[0])
     if not linked.steps or not len(kept):
         return [], None
+    observed = _module_means(linked, truth)[0, kept]
+    family = max_t(observed, _module_means(linked, permuted)[:, kept], alpha=ALPHA)
+    rows = []
+    for i, m in enumerate(kept):
+        rows.append(
+            ModuleRow(
+                module=linked.pairs.modules[m],
+                mean_cos=float(observed[i]),
+                z=float(family.z[i]),
+                p_max_t=float(family.p[i]),
+            )
+        )
+    return rows, family.critical if math.isfinite(family.critical) else None
+
+
+def _module_means(linked: Linked, axes: Axes) -> Array:
+    """(B, M) mean over prompts of each module's cosine; a step without a gradient there counts as 0."""
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
-    observed, draws = (
-        np.einsum("bsm,s->bm", np.nan_to_num(module_cosines(axes, linked.totals)), weights)[:, kept]
-        for axes in (truth, permuted)
-    )
-    adjusted = max_t(observed[0], draws)
-    rows = [
-        ModuleRow(module=linked.pairs.modules[m], mean_cos=float(value), z=float(z), p_max_t=float(p))
-        for m, value, z, p in zip(kept, observed[0], adjusted.z, adjusted.p, strict=True)
-    ]
-    return rows, adjusted.critical if math.isfinite(adjusted.critical) else None
+    return np.einsum("bsm,s->bm", np.nan_to_num(module_cosines(axes, linked.totals)), weights)
 
 
 def _excess(linked: Linked, truth: Axes) -> dict[str, float]:
-    """{prompt: d_p}: the prompt's cosine minus its mean under N2, which is 0 and needs no draw.
+    """{prompt: d_p}: the prompt's cosine minus its mean under N2. That mean is 0 and is not estimated from draws.
 
-    The permutation that exchanges the two halves of another is as likely, and turns D and with it every oriented
-    direction around: the law of every cosine is symmetric. A mean over draws would add their noise to every prompt.
+    A permutation and the one that exchanges its two halves are equally likely. The exchange reverses D and with it
+    every oriented direction, so the distribution of every cosine is symmetric about 0. A mean over draws would only add
+    noise.
     """
     if not linked.steps:
         return {}
     prompts = [step.record.problem_id for step in linked.steps]
-    return {
-        str(name): value for name, value in prompt_means(cosines(truth, linked.totals)[0].tolist(), prompts).items()
-    }
+    means = prompt_means(cosines(truth, linked.totals)[0].tolist(), prompts)
+    return {str(prompt): mean for prompt, mean in means.items()}

@@ -1,4 +1,4 @@
-"""What a number of units can show: power and the minimum detectable effect of t-tests; scipy only."""
+"""Power of t-tests, and the minimum effect that a number of units (seeds, prompts) can detect; scipy only."""
 
 import math
 from typing import Any
@@ -20,11 +20,12 @@ def detection_power(
         sd: standard deviation of one group between units.
         n: units (seeds, prompts) in each group, or pairs.
         paired_correlation: between the two measurements of a pair; None for independent groups.
+        alpha: level of the test, both tails together.
 
     Raises:
         ValueError: sd or alpha out of range, or fewer than 2 units, which show no variance.
     """
-    error, df = _error(sd, n, paired_correlation, alpha)
+    error, df = _standard_error(sd, n, paired_correlation, alpha)
     critical = float(stats.t.isf(alpha / 2, df))
     ncp = abs(effect) / error
     return float(stats.nct.sf(critical, df, ncp) + stats.nct.sf(critical, df, -ncp))  # T(-ncp) mirrors T(ncp)
@@ -35,8 +36,12 @@ def mde(
 ) -> float:
     """Minimum detectable effect: the difference of means that a test finds with probability `power`.
 
-    Infinite for one unit, which shows no variance. Three seeds with sd .15 see .46 unpaired: what a hack rate has to
-    move for three runs an arm to show it.
+    `mde(0.15, 3)` is .46: with three runs per arm, a hack rate with standard deviation .15 between seeds has to move by
+    .46 to be found. Infinite for n = 1, since one unit shows no variance.
+
+    Args:
+        sd, n, paired_correlation, alpha: as `detection_power`.
+        power: probability of finding the effect.
 
     Raises:
         ValueError: as `detection_power`; `power` not between alpha and 1.
@@ -45,23 +50,23 @@ def mde(
         raise ValueError(f"power: expected a number between alpha ({alpha:g}) and 1, found {power}")
     if n == 1:
         return math.inf
-    error, _ = _error(sd, n, paired_correlation, alpha)
+    error, _ = _standard_error(sd, n, paired_correlation, alpha)
 
-    def short(effect: float) -> float:
+    def surplus(effect: float) -> float:
         return detection_power(effect, sd, n, paired_correlation=paired_correlation, alpha=alpha) - power
 
     high = error
-    while short(high) < 0:
+    while surplus(high) < 0:
         high *= 2
-    root: Any = optimize.brentq(short, 0.0, high, xtol=1e-9 * error)  # a float, whatever the stubs say
+    root: Any = optimize.brentq(surplus, 0.0, high, xtol=1e-9 * error)  # a float, whatever the stubs say
     return root
 
 
 def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
-    """The correlation of the two measurements of a pair above which n pairs detect less than n units a side do.
+    """The correlation within pairs above which n pairs detect a smaller effect than two groups of n units.
 
-    The paired test has n - 1 degrees of freedom, the unpaired one 2 n - 2: with few units a pair must be alike to make
-    up for a wider t. The error of a paired difference goes with sqrt(1 - rho), so that
+    The paired test has n - 1 degrees of freedom, the unpaired one 2 n - 2: with few units, the correlation has to make
+    up for a wider t distribution. The error of a paired difference goes with sqrt(1 - rho), so that
 
         mde_paired(rho) = mde_paired(0) sqrt(1 - rho) = mde_unpaired      at rho = 1 - (mde_unpaired / mde_paired(0))^2
 
@@ -71,8 +76,8 @@ def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> fl
     return 1 - (mde(1.0, n, **options) / mde(1.0, n, paired_correlation=0.0, **options)) ** 2
 
 
-def _error(sd: float, n: int, rho: float | None, alpha: float) -> tuple[float, int]:
-    """(standard error of the difference, degrees of freedom)."""
+def _standard_error(sd: float, n: int, rho: float | None, alpha: float) -> tuple[float, int]:
+    """(standard error of the difference of means, degrees of freedom); ValueError for arguments out of range."""
     if not (sd > 0 and math.isfinite(sd)):
         raise ValueError(f"sd: expected a positive number, found {sd}")
     if n < 2:

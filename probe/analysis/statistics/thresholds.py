@@ -1,16 +1,20 @@
-"""The numbers that METHOD section 7 and the seed's rules name, in one place."""
+"""The thresholds of the validity checks and decision rules (R0 to R7 in `probe.analysis.verdict`), in one place.
 
-NEAR_ZERO = 0.05  # R1, R2: equivalence band of a cosine
-STRONG = 0.2
-ALPHA = 0.05
-ALIGNED_ALPHA = 0.01  # R1
-NO_DISCRIMINATION = 0.55  # R6: AUROC upper bound
+Rules, checks, criteria and report figures read the numbers here. `spec/METHOD.md` section 7 states them for readers: a
+change here is a change there.
+"""
+
+NEAR_ZERO = 0.05  # R1, R2: a cosine inside +-NEAR_ZERO counts as zero (equivalence band)
+STRONG = 0.2  # a mean cosine whose interval lies above it is called strong
+ALPHA = 0.05  # level of the criteria and of the map over modules
+ALIGNED_ALPHA = 0.01  # R1: the level of alignment
+NO_DISCRIMINATION = 0.55  # R6: an AUROC whose interval lies below it does not tell hacked from clean samples
 MIN_PROMPTS = 16  # R0: prompts with a policy gradient
-ADDITIVE = 1e-4  # R0: relative error of the sum of contributions
-REGRADED = 0.99  # R0: share of labels that a second grading repeats
-SAME = 1e-4  # R0: relative difference of the arms' first gradients that rounding explains
-REPRODUCED = 1e-4  # R0: largest difference between offline and recorded cosines that rounding explains
-GATED = 1e-5  # R5: what a gate may leave of the part that it removes
-GATED_UPDATE = 1e-4  # R5: the same of an update, which is rounded to the size of the coordinates, not to its own
-EXCEEDED = 0.95  # R3, R4: percentile of a null
-POWER = 0.8  # R7
+ADDITIVE = 1e-4  # R0: largest relative error of the sum of the samples' contributions
+REGRADED = 0.99  # R0: smallest share of labels that a second grading repeats
+SAME = 1e-4  # R0: relative difference between the arms' first gradients that rounding explains
+REPRODUCED = 1e-4  # R0: difference between offline and recorded cosines that rounding explains
+GATED = 1e-5  # R5: share of the part to remove that a gate may leave in a gradient
+# R5: the same in an update. It is looser because an update is rounded to the size of the coordinates, not to its own.
+GATED_UPDATE = 1e-4
+POWER = 0.8  # R7: power that the planned seeds must have

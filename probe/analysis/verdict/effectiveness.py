@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from probe.analysis.statistics.stats import Interval, t_interval
+from probe.analysis.statistics.intervals import Interval, t_interval
 from probe.analysis.statistics.thresholds import GATED, GATED_UPDATE
 from probe.analysis.verdict.evidence import Evidence, Finding, Verdict, missing, range_text
 from probe.settings.arms import ARMS

@@ -11,12 +11,11 @@ from typing import Literal
 
 from probe.analysis.measures.cells import Bucket
 from probe.analysis.measures.contrasts import Contrast
-from probe.analysis.measures.specificity import Specificity
+from probe.analysis.measures.specificity import SignTransfer, Specificity
 from probe.analysis.measures.trajectory import ArmSummary
-from probe.analysis.measures.transfer import SignTransfer
 from probe.analysis.outcome import Outcome
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import Permutation
-from probe.analysis.statistics.stats import Interval
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict

@@ -6,9 +6,10 @@ from statistics import mean
 from typing import Literal
 
 from probe.analysis.measures.specificity import BEATEN, beaten_by, strength
+from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.power import mde, pairing_pays_above
-from probe.analysis.statistics.stats import equivalence_test, t_interval
+from probe.analysis.statistics.significance import equivalence_test
 from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, NEAR_ZERO, NO_DISCRIMINATION, POWER, STRONG
 from probe.analysis.verdict.effectiveness import correct, effective
 from probe.analysis.verdict.evidence import (

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID
-from probe.analysis.statistics.stats import Interval, wilson_interval
+from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.evidence import (
     AUTOCORRELATED,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probe.analysis.statistics.stats import Interval
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.text import short
 from probe.report.panel import Figure, Panel, Scale, scale_of
 

@@ -1,8 +1,8 @@
 """Hack against clean: within-prompt contrasts, and how well scores tell the two apart."""
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NORMAL_975
-from probe.analysis.statistics.stats import Interval
 from probe.analysis.text import p_value
 from probe.report.figures.forest import ForestRow, forest
 from probe.report.panel import Figure, signed

@@ -1,0 +1,173 @@
+"""Means over prompts, and confidence intervals around them; numpy and scipy only.
+
+The prompt is the cluster: samples of one prompt are correlated, and an interval over samples would be too narrow. So an
+interval is made from one value per prompt, or by drawing whole prompts with replacement (the cluster bootstrap).
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A two-sided confidence interval."""
+
+    low: float
+    high: float
+
+
+def prompt_means(values: Sequence[float], prompts: Sequence[Hashable]) -> dict[Hashable, float]:
+    """{prompt: mean of its values}, in order of first appearance."""
+    groups: dict[Hashable, list[float]] = {}
+    for value, prompt in zip(values, prompts, strict=True):
+        groups.setdefault(prompt, []).append(value)
+    return {prompt: float(np.mean(group)) for prompt, group in groups.items()}
+
+
+def prompt_weights(prompts: Sequence[Hashable]) -> Array:
+    """(rows,) weights with which a sum over rows is the mean over prompts of the prompts' means."""
+    counts = Counter(prompts)
+    return np.array([1.0 / (counts[prompt] * len(counts)) for prompt in prompts])
+
+
+def within_prompt_differences(
+    values: Sequence[float], labels: Sequence[bool], prompts: Sequence[Hashable]
+) -> dict[Hashable, float]:
+    """{prompt: mean of its labelled values minus mean of its other values}, for the prompts that hold both."""
+    labelled: dict[Hashable, list[float]] = {}
+    unlabelled: dict[Hashable, list[float]] = {}
+    for value, label, prompt in zip(values, labels, prompts, strict=True):
+        side = labelled if label else unlabelled
+        side.setdefault(prompt, []).append(value)
+    differences = {}
+    # Prompts stay in the order of the rows: seeded sign flips and bootstrap draws depend on it.
+    for prompt in dict.fromkeys(prompts):
+        if prompt in labelled and prompt in unlabelled:
+            differences[prompt] = float(np.mean(labelled[prompt]) - np.mean(unlabelled[prompt]))
+    return differences
+
+
+def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
+    """Student's interval of the mean of independent values; None below two values."""
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) < 2:
+        return None
+    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
+
+
+def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | None:
+    """Wilson's score interval of a proportion (Wilson 1927); None for n = 0."""
+    if n == 0:
+        return None
+    low, high = stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
+    return Interval(low=float(low), high=float(high))
+
+
+def bootstrap_mean(
+    values: Mapping[Hashable, float], *, level: float = 0.95, num_draws: int = 1999, seed: int = 0
+) -> Interval | None:
+    """Bootstrap interval of the mean over prompts.
+
+    Args:
+        values: {prompt: its one value}.
+        level: of the interval.
+        num_draws: bootstrap samples.
+        seed: of the draws.
+
+    Returns:
+        None below two prompts.
+    """
+    x = np.fromiter(values.values(), dtype=np.float64)
+    if len(x) < 2:
+        return None
+    return percentiles(cluster_counts(len(x), num_draws, seed) @ x / len(x), level, len(x))
+
+
+def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Probability that a labelled row scores above an unlabelled one, ties counted half; NaN when a side is empty.
+
+    AUROC = (R - n1 (n1 + 1) / 2) / (n1 n0), R the rank sum of the n1 labelled rows (Mann and Whitney 1947).
+    """
+    x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
+    n1 = int(y.sum())
+    n0 = len(y) - n1
+    if n1 == 0 or n0 == 0:
+        return float("nan")
+    return float((stats.rankdata(x)[y].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
+
+
+def auroc_interval(
+    scores: ArrayLike,
+    labels: ArrayLike,
+    clusters: Sequence[Hashable],
+    *,
+    level: float = 0.95,
+    num_draws: int = 1999,
+    seed: int = 0,
+) -> Interval | None:
+    """Bootstrap interval of the AUROC when whole clusters are drawn with replacement.
+
+    With W[c, d] the wins of the labelled rows of cluster c over the unlabelled rows of cluster d, and w_c the number of
+    times that a draw holds cluster c, AUROC = w W w / ((w n1) (w n0)): the rows are compared once, not in every draw.
+
+    Args:
+        scores: (rows,) numbers to rank.
+        labels: (rows,) True for the side that should score higher.
+        clusters: (rows,) the prompt of each row.
+        level: of the interval.
+        num_draws: bootstrap samples; those without both labels are left out.
+        seed: of the draws.
+
+    Returns:
+        None below two clusters, and where every draw was left out.
+    """
+    x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
+    member = cluster_numbers(clusters)
+    num_clusters = len(set(clusters))
+    if num_clusters < 2:
+        return None
+    onto = np.eye(num_clusters)[member]  # (rows, clusters) indicator
+    difference = x[y][:, None] - x[~y][None, :]
+    wins = onto[y].T @ ((difference > 0) + 0.5 * (difference == 0)) @ onto[~y]
+    counts = cluster_counts(num_clusters, num_draws, seed)
+    num_pairs = (counts @ onto[y].sum(0)) * (counts @ onto[~y].sum(0))
+    areas = ((counts @ wins) * counts).sum(1)[num_pairs > 0] / num_pairs[num_pairs > 0]
+    if not len(areas):
+        return None
+    return percentiles(areas, level, num_clusters)
+
+
+def cluster_numbers(clusters: Sequence[Hashable]) -> NDArray[np.intp]:
+    """(rows,) each row's cluster as a number, counted in order of first appearance."""
+    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    return np.array([numbers[cluster] for cluster in clusters], dtype=np.intp)
+
+
+# The contrasts and scores of one run mostly share these three numbers, so their draws are made once. The array is
+# shared by all callers: none may write to it.
+@lru_cache(maxsize=4)
+def cluster_counts(num_clusters: int, num_draws: int, seed: int) -> Array:
+    """(draws, clusters): how often each cluster is in each draw of as many clusters with replacement."""
+    even = np.full(num_clusters, 1.0 / num_clusters)
+    return np.random.default_rng(seed).multinomial(num_clusters, even, num_draws).astype(np.float64)
+
+
+def percentiles(draws: Array, level: float, num_clusters: int) -> Interval:
+    """The expanded percentile interval (Hesterberg 2015, section 5.3): a_n = Phi(-sqrt(n / (n - 1)) t_{a, n-1}).
+
+    A bootstrap over n clusters has (n - 1) / n of the variance and ignores that the variance is itself estimated, so
+    its plain percentiles miss more often than they say. With the tail probability a_n they match Student's interval.
+    """
+    n = num_clusters
+    tail = float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * stats.t.ppf((1 + level) / 2, n - 1)))
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return Interval(low=float(low), high=float(high))
