@@ -79,6 +79,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     unmerged_weight: Tensor | None
     digest: str | None  # of the base weight's values; None: not factorised yet
     rounding: Rounding | None  # of U and Vh; None: not rounded
+    computed: bool = False  # True: the factors were computed here; False: read from the cache, or not set yet
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
         """The factors are set by `set_factors`: a model factorises all of its layers together."""
@@ -93,7 +94,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     def set_factors(self, found: Factorised) -> None:
         """Take the factors of the base weight."""
-        (self.U, self.S, self.Vh), self.digest, self.rounding = found
+        (self.U, self.S, self.Vh), self.digest, self.rounding, self.computed = found
 
     def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:
         """A new adapter at delta_S = 0."""

@@ -94,6 +94,10 @@ class Coordinates(ABC):
         """What a storage of lower precision does to the basis, for manifests; None where nothing is rounded."""
         return None
 
+    def cache_misses(self) -> int:
+        """How many modules needed factors that the cache did not hold; 0 for a basis that caches nothing."""
+        return 0
+
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters, module by module: what an optimizer is given."""
         return [parameter for module in self.layers for parameter in self.trainable(module)]

@@ -97,6 +97,10 @@ class DeltaSCoordinates(Coordinates):
             "cosine_error": {"median": median(errors), "max": max(errors)},
         }
 
+    def cache_misses(self) -> int:
+        """The modules whose SVD was computed rather than read from the cache."""
+        return sum(self.layer(module).computed for module in self.layers)
+
     def folded(self) -> AbstractContextManager[object]:
         """delta_S merged into the weights, unless rounding to their dtype would lose it, or it is there already, or no
         process holds them whole.

@@ -45,7 +45,7 @@ def attach_bases(
     models = [policy.model, *(copy.deepcopy(policy.model, dict(shared)) for _ in names[1:])]
     bases: dict[Basis, Coordinates] = {}
     for basis, model in zip(names, models, strict=True):
-        with timings.phase(basis, uses_cache=basis == "svd"), world.main_first():
+        with timings.phase(basis) as phase, world.main_first():
             bases[basis] = attach_basis(
                 replace(policy, model=model),
                 basis,
@@ -54,6 +54,8 @@ def attach_bases(
                 svd_rank=config.svd_rank,
                 svd_storage=config.svd_storage,
             )
+            if basis == "svd":
+                phase.used_cache(misses=bases[basis].cache_misses())
     if world.shards_base:
         assert world.device is not None
         shard_base(bases[names[0]].model, world.device)
@@ -81,12 +83,17 @@ class ArmDirections:
         say: Callable[[str], None],
     ) -> None:
         self._settings, self._policy, self._bases, self._cache_dir, self._say = settings, policy, bases, cache_dir, say
-        self._cached_library = cache(self._library)
+        self._libraries: list[DirectionLibrary] = []  # the cached ones; `extract` makes a new one each time
+        self._cached_library = cache(self._shared_library)
         self._cached_vectors = cache(self._vectors)
 
     def library(self, basis: Basis, objective: Objective) -> DirectionLibrary:
         """The directions of a basis under the normaliser of an objective."""
         return self._cached_library(basis, objective.loss_type, objective.max_completion_length)
+
+    def cache_misses(self) -> int:
+        """How many sets of pair gradients were measured, because the cache did not hold them."""
+        return sum(library.cache_misses for library in self._libraries)
 
     def extract(self, arm: Arm, objective: Objective) -> Directions:
         """The arm's directions, extracted anew at the coordinates as they are."""
@@ -109,6 +116,11 @@ class ArmDirections:
             for name, objective in conditions.items()
             for arm in arms
         ]
+
+    def _shared_library(self, basis: Basis, loss_type: LossType, max_completion_length: int | None) -> DirectionLibrary:
+        library = self._library(basis, loss_type, max_completion_length)
+        self._libraries.append(library)
+        return library
 
     def _library(self, basis: Basis, loss_type: LossType, max_completion_length: int | None) -> DirectionLibrary:
         """Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss."""

@@ -52,11 +52,11 @@ def replay(
         InputError: anything wrong with the options, pools, model or directions.
     """
     arms = _arms(config)
-    timings = Timings(out_dir / "cache")
+    timings = Timings()
     inputs = Inputs(config, out_dir, say, world.loads_on(config.model.device))
     config = inputs.config
     source = _source(inputs)
-    with timings.phase("load", uses_cache=False):
+    with timings.phase("load"):
         policy = inputs.policy
     if source.num_left_out:
         say(f"{config.source.per_pool} rollouts of each pool a step (--per-pool): {source.num_left_out} are left out")
@@ -170,7 +170,7 @@ def _setup(
     conditions = {condition.name: condition.objective for condition in config.conditions}
     bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
     in_turn = nullcontext() if world.shards_base else world.main_first()
-    with timings.phase("directions", uses_cache=True), in_turn:
+    with timings.phase("directions") as phase, in_turn:
         settings = DirectionSettings(extraction=config.extraction, v_hack=config.v_hack, seed=config.seed)
         directions = ArmDirections(settings, policy, bases, cache_dir, say)
         measures = directions.measures(conditions, arms, config.gate)
@@ -178,6 +178,7 @@ def _setup(
         if "svd" in bases:
             own = directions.library("svd", config.conditions[0].objective)
             gram = GramRecorder(directory, own.pair_gradients, own.v_hack)
+        phase.used_cache(misses=directions.cache_misses())
     adapted = Bases(
         coordinates=list(bases.values()),
         tokens_per_batch=config.extraction.tokens_per_batch,
@@ -185,7 +186,7 @@ def _setup(
     )
     noise = None
     if config.model.dtype_noise and world.is_main:
-        with timings.phase("dtype noise", uses_cache=False):
+        with timings.phase("dtype noise"):
             noise = dtype_noise(adapted, measures, source, config.model.dtype_noise, policy.pad_id)
     return Setup(
         bases=adapted,

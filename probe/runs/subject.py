@@ -80,12 +80,13 @@ def make_subject(
     bases = attach_bases(policy, [arm], config.model, cache_dir, timings, world)
     coordinates = bases[arm.basis]
     in_turn = nullcontext() if world.shards_base else world.main_first()
-    with timings.phase("directions", uses_cache=True), in_turn:
+    with timings.phase("directions") as phase, in_turn:
         settings = DirectionSettings(extraction=intervention.extraction, v_hack=intervention.v_hack, seed=config.seed)
         directions = ArmDirections(settings, policy, bases, cache_dir, say)
         (start,) = directions.measures({DEFAULT_CONDITION: config.objective}, [arm], intervention.gate)
         pairs = [pair for pair in load_pairs(intervention.extraction.pairs) if pair.held_out]
         frozen = FrozenBatch(policy, coordinates, pairs, start.vectors) if pairs else None
+        phase.used_cache(misses=directions.cache_misses())
     updater = Updater(_stepper(config, coordinates), arm, intervention.gate.target)
     control = config.control
     references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
