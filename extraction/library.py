@@ -177,6 +177,7 @@ class DirectionLibrary:
             raise InputError(where, expected="tokens, the divisor of dr_grpo", found="none given")
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
         self.cache_dir, self.seed, self.v_hack_file, self.say = cache_dir, seed, v_hack, say
+        self.cache_misses = 0  # sources of pairs whose gradients the cache did not hold, so that they were measured
 
     def get(self, kind: str) -> Directions:
         """The directions of a kind.
@@ -233,6 +234,7 @@ class DirectionLibrary:
                 return gradients
         gradients = self._measure(pairs, pairs_source)
         save_pair_gradients(path, gradients)
+        self.cache_misses += 1
         self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): {len(pairs)} pairs, now in {path}")
         return gradients
 

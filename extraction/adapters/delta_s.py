@@ -81,6 +81,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     unmerged_weight: Tensor | None  # the base weight while adapters are merged into it
     digest: str | None  # of the base weight's values; None: not factorised yet
     rounding: Rounding | None  # of U and Vh; None: not rounded
+    computed: bool = False  # True: the factors were computed here; False: read from the cache, or not set yet
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
         """A layer without factors: `set_factors` follows, since a model factorises all of its layers together."""
@@ -96,7 +97,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     def set_factors(self, factorised: Factorised) -> None:
         """Take the factors of the base weight."""
-        (self.U, self.S, self.Vh), self.digest, self.rounding = factorised
+        (self.U, self.S, self.Vh), self.digest, self.rounding, self.computed = factorised
 
     def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:
         """Add an adapter at delta_S = 0."""

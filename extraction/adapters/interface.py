@@ -106,6 +106,10 @@ class Coordinates(ABC):
         """For manifests: how far lower-precision storage moves the basis; None where nothing is rounded."""
         return None
 
+    def cache_misses(self) -> int:
+        """How many modules needed factors that the cache did not hold; 0 for a basis that caches nothing."""
+        return 0
+
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters, module by module: what an optimizer is given."""
         parameters = []

@@ -109,6 +109,10 @@ class DeltaSCoordinates(Coordinates):
             "cosine_error": {"median": median(errors), "max": max(errors)},
         }
 
+    def cache_misses(self) -> int:
+        """The modules whose SVD was computed rather than read from the cache."""
+        return sum(self.layer(module).computed for module in self.layers)
+
     def folded(self) -> AbstractContextManager[object]:
         """While open, delta_S is merged into the weights, if that is possible and exact for every module."""
         for module in self.layers:

@@ -35,6 +35,7 @@ class Factorised(NamedTuple):
     factors: Factors
     digest: str  # of the weight's values
     rounding: Rounding | None  # what rounding did to the factors; None: not rounded
+    computed: bool = True  # False: read from the cache
 
 
 def factorise_all(
@@ -158,7 +159,7 @@ def read_entry(weight: Tensor, cache_dir: Path | None, storage: Storage) -> Fact
     if "S" not in tensors or checksum(*tensors.values()) != expected:
         return None
     rounding = Rounding(*tensors["rounding"].tolist()) if "rounding" in tensors else None
-    return Factorised(Factors(tensors.get("U"), tensors["S"], tensors.get("Vh")), key, rounding)
+    return Factorised(Factors(tensors.get("U"), tensors["S"], tensors.get("Vh")), key, rounding, computed=False)
 
 
 def digest(weight: Tensor) -> str:

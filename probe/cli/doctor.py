@@ -1,10 +1,61 @@
-"""probe doctor: is this machine fit for the work, and what to do where it is not."""
+"""probe doctor: is this machine fit for the work, and what to do where it is not.
 
+Every check is a function `check_NAME(out)` that returns one line about what is right, and raises CheckError with a fix
+for what is wrong. To add a check: write such a function and add its row to CHECKS, at the end of this file.
+"""
+
+import importlib.metadata as metadata
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from probe.cli._frame import echo_json, json_option, out_option
+from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.errors import InputError
+from replay_pools.files import write_atomic
+from replay_pools.grading.grade import Grader, canary
+from replay_pools.grading.tiers import available_tiers, choose_tier
+from replay_pools.pool import BUILTIN, open_pool
+
+DISTRIBUTION = "gradient-probe"
+REINSTALL = f"install {DISTRIBUTION} again, in a fresh environment"
+GIB = 1 << 30
+LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with grading beside it
+LITTLE_DISK = GIB
+NUM_CANARIES = 3  # problems
+NETWORK_EVENTS = ("socket.getaddrinfo", "socket.connect")  # audit events of Python's socket module
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check: a line of the output, an entry of `checks` with --json."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""  # the next thing to do; "" where nothing is wrong
+
+
+class CheckError(Exception):
+    """Raised by a check: what is wrong and what to do. Only the status `fail` makes the exit code 1."""
+
+    def __init__(self, message: str, *, fix: str, status: Status = "fail") -> None:
+        super().__init__(message)
+        self.fix = fix
+        self.status: Status = status
 
 
 @click.command()
@@ -18,8 +69,6 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
 
       probe doctor --out /data/probe
     """
-    from probe.cli._doctor import diagnose  # packaging and the grader: --help does not wait for them
-
     findings = diagnose(out)
     failed = sum(finding.status == "fail" for finding in findings)
     if as_json:
@@ -29,3 +78,211 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
             fix = f"; fix: {finding.fix}" if finding.fix else ""
             click.echo(f"{finding.status:<5} {finding.name:<10} {' '.join(finding.found.split())}{fix}")
     ctx.exit(1 if failed else 0)
+
+
+def diagnose(out: Path) -> list[Finding]:
+    """Run every check of CHECKS in order; `out` is the root folder that the verbs write to."""
+    return [_finding(name, check, out) for name, check in CHECKS]
+
+
+def _finding(name: str, check: Callable[[Path], str], out: Path) -> Finding:
+    """Run one check. No error gets past it: the checks after a broken one still run."""
+    try:
+        return Finding(name=name, status="ok", found=check(out))
+    except CheckError as error:
+        return Finding(name=name, status=error.status, found=str(error), fix=error.fix)
+    except InputError as error:
+        message = f"{error.where}: expected {error.expected}, found {error.found}"
+        return Finding(name=name, status="fail", found=message, fix=error.fix or REINSTALL)
+    except Exception as error:
+        return Finding(name=name, status="fail", found=f"{type(error).__name__}: {error}", fix=REINSTALL)
+
+
+def check_python(out: Path) -> str:
+    """The interpreter is one that the package supports."""
+    supported = metadata.metadata(DISTRIBUTION)["Requires-Python"]
+    version = ".".join(map(str, sys.version_info[:3]))
+    if version not in SpecifierSet(supported):
+        raise CheckError(version, fix=f"use Python {supported}")
+    return f"{version} at {sys.executable}"
+
+
+def check_packages(out: Path) -> str:
+    """Every required package is installed in a version that its pin allows."""
+    versions: dict[str, str | None] = {}
+    wrong: list[Requirement] = []
+    for pin in map(Requirement, metadata.requires(DISTRIBUTION) or []):
+        # A marker means that the pin belongs to an extra, or to another platform.
+        if pin.marker is not None:
+            continue
+        version = versions[pin.name] = _installed_version(pin.name)
+        # A pre-release that somebody installed on purpose is fine; `contains` refuses it unless told otherwise.
+        if version is None or not pin.specifier.contains(version, prereleases=True):
+            wrong.append(pin)
+    if wrong:
+        texts = [f"{pin.name} {versions[pin.name] or 'missing'} (needs {pin.specifier})" for pin in wrong]
+        raise CheckError(", ".join(texts), fix="pip install " + " ".join(f"'{pin}'" for pin in wrong))
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_device(out: Path) -> str:
+    """CPU cores, and the GPUs that torch can use."""
+    import torch  # seconds; `probe doctor --help` does not wait for it
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    names = [f"{gpu.name} ({gpu.total_memory / GIB:.0f} GiB)" for gpu in gpus]
+    devices = f"{cores} CPU cores, GPU: {', '.join(names) or 'none (the organism needs none)'}"
+    if not gpus and shutil.which("nvidia-smi"):
+        raise CheckError(f"{devices}, but a driver is installed", fix="install torch with CUDA", status="warn")
+    return devices
+
+
+def check_memory(out: Path) -> str:
+    """Enough memory is available to this machine and this container."""
+    available = _available_memory()
+    amount = f"{available / GIB:.1f} GiB available"
+    if available < LITTLE_MEMORY:
+        fix = f"free some: below {LITTLE_MEMORY / GIB:.0f} GiB work may be killed"
+        raise CheckError(amount, fix=fix, status="warn")
+    return amount
+
+
+def _available_memory() -> int:
+    """Bytes. Linux: what the kernel calls available, or what the control group leaves if that is less. Else: all."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rows = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    available = int(rows["MemAvailable"].split()[0]) << 10
+    group = Path("/sys/fs/cgroup")
+    limit = group / "memory.max"
+    # The file says "max" where the control group has no limit.
+    if limit.exists() and limit.read_text().strip().isdigit():
+        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Only anonymous memory counts as used: the kernel drops the group's file caches when memory is short.
+        available = min(available, int(limit.read_text()) - int(used["anon"]))
+    return available
+
+
+def check_disk(out: Path) -> str:
+    """Enough space is free below the root folder."""
+    free = shutil.disk_usage(_existing(out)).free
+    amount = f"{free / GIB:.1f} GiB free at {out}"
+    if free < LITTLE_DISK:
+        raise CheckError(amount, fix="free some space, or choose another place with --out", status="warn")
+    return amount
+
+
+def check_files(out: Path) -> str:
+    """`out` and `out/cache` can be written, and a file is replaced whole; nothing is left behind."""
+    for place in (out, out / "cache"):
+        try:
+            with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(place)) as directory:
+                path = Path(directory) / "file"
+                write_atomic(path, b"old")
+                write_atomic(path, b"new")
+                if path.read_bytes() != b"new" or len(list(path.parent.iterdir())) != 1:
+                    raise OSError("a renamed file does not replace the old one")
+        except OSError as error:
+            raise CheckError(f"{place}: {error.strerror or error}", fix="choose a writable place with --out") from error
+    return f"{out} and {out / 'cache'} are writable, files are replaced whole"
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
+def check_isolation(out: Path) -> str:
+    """A tier of isolation is available: which one is used, and what the others lack."""
+    chosen = choose_tier()
+    states = []
+    for tier, lacking in available_tiers().items():
+        states.append(f"tier {tier} lacks {', '.join(lacking)}" if lacking else f"tier {tier} available")
+    return "; ".join([*states, f"tier {chosen} is used"])
+
+
+def check_grader(out: Path) -> str:
+    """Canonical solutions pass and stubs fail through the tier that the grader chooses."""
+    problems = MinicodeEnvironment().problems("eval")[:NUM_CANARIES]
+    with Grader(workers=1) as grader:
+        start = time.monotonic()
+        canary(grader, problems)
+        each = (time.monotonic() - start) / (2 * len(problems))
+    return f"{2 * len(problems)} canaries right under isolation {grader.isolation}, {1000 * each:.0f} ms each"
+
+
+def check_pools(out: Path) -> str:
+    """Every built-in pool verifies."""
+    for path in _builtin_pools():
+        if faults := open_pool(path).verify():
+            raise CheckError(faults[0], fix=REINSTALL)
+    return f"{', '.join(path.name for path in _builtin_pools())} verified"
+
+
+def _builtin_pools() -> list[Path]:
+    pools = sorted(path for path in BUILTIN.iterdir() if (path / "manifest.json").is_file())
+    if not pools:
+        raise CheckError(f"no pool in {BUILTIN}", fix=REINSTALL)
+    return pools
+
+
+def check_organism(out: Path) -> str:
+    """The embedded model and its teacher load while every connection is refused, and sampled the built-in pools."""
+    from replay_pools.policy import ORGANISM, load_policy  # torch and transformers
+
+    with _network_refused() as attempts:
+        policy = load_policy(ORGANISM, adapter="teacher", device="cpu")
+    # A loader may catch the refusal and go on with local files, so that loading succeeds all the same.
+    if attempts:
+        raise CheckError("loading the organism tried to reach the network", fix=REINSTALL)
+    weights = policy.base_weights_sha[:16]
+    for path in _builtin_pools():
+        sampled_by = open_pool(path).manifest["policy"]["base_weights_sha256"]
+        if sampled_by != policy.base_weights_sha:
+            raise CheckError(f"weights {weights}, but pool {path.name} is of {sampled_by[:16]}", fix=REINSTALL)
+    return f"loads without network, with its teacher; weights {weights}"
+
+
+@contextmanager
+def _network_refused() -> Iterator[list[str]]:
+    """Refuse every connection and host look-up of this process inside the block; yields the list of those attempted.
+
+    Python announces them as audit events (PEP 578); one for which a hook raises does not happen.
+    """
+    attempts: list[str] = []
+    active = True
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if active and event in NETWORK_EVENTS:
+            attempts.append(event)
+            raise OSError("the network is blocked by this check")
+
+    sys.addaudithook(refuse)
+    try:
+        yield attempts
+    finally:
+        # An audit hook cannot be removed: from here on it lets everything pass.
+        active = False
+
+
+CHECKS: tuple[tuple[str, Callable[[Path], str]], ...] = (
+    ("python", check_python),
+    ("packages", check_packages),
+    ("device", check_device),
+    ("memory", check_memory),
+    ("disk", check_disk),
+    ("files", check_files),
+    ("isolation", check_isolation),
+    ("grader", check_grader),
+    ("pools", check_pools),
+    ("organism", check_organism),
+)

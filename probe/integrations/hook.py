@@ -1,8 +1,15 @@
-"""probe.attach: a GradientProbe on the hooks of a torch optimizer, for any training loop.
+"""probe.attach: measure, and optionally gate, the gradients of any training loop with a torch optimizer.
 
-`optimizer.step()` triggers it: whatever ran before (accumulation, `unscale_`, `clip_grad_norm_`) has been done to the
-gradient that is measured. Clipping changes `grad_norm` and no cosine; the gates one_sided and two_sided only shorten a
-gradient, so that one that was clipped stays below its cap.
+    with probe.attach(optimizer, "v_hack.safetensors", model=peft_model) as attached:
+        for batch in batches:
+            loss(peft_model, batch).backward()
+            optimizer.step()                        # a record before and after; with project=True, on g'
+            optimizer.zero_grad()
+    attached.records[-1].cos_in
+
+The probe runs on the hooks of `optimizer.step()`, so that it sees the gradient after everything that the loop did to it
+(accumulation, `unscale_`, `clip_grad_norm_`). Clipping changes `grad_norm` and no cosine. The gates one_sided and
+two_sided only shorten a gradient: a clipped one stays below its cap.
 """
 
 from pathlib import Path
@@ -30,25 +37,25 @@ def attach(
     path: str | Path | None = None,
     allow_scaled: bool = False,
 ) -> "Attached":
-    """Measure every optimizer step against `directions`, and project its gradient first when `project` is true.
+    """Measure every optimizer step against `directions`; with `project`, the optimizer gets the gated gradient.
 
     Args:
         optimizer: any torch optimizer, or accelerate's wrapper of one, that steps the adapter of `model`.
-        directions: a file of `probe extract`, or `Directions`, of the basis of `model`.
+        directions: `Directions`, or a file of `probe extract`, in the basis of `model`.
         model: the peft model itself, without DistributedDataParallel around it; its adapter is `delta_S` or LoRA.
-        project: put the gated gradient into `.grad`; otherwise `*_out` and `frac_fired` say what the gate would do.
+        project: put the gated gradient into `.grad`. Without it, `*_out` and `frac_fired` say what the gate would do.
         gate: one_sided | two_sided | reverse, with `overshoot` and `preserve_magnitude`: see `probe.step.projection`.
-        path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md); with several
-            processes, name it in one of them.
+        path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md). With several
+            processes, give it in one of them only.
         allow_scaled: accept gradients that a GradScaler leaves for a fused optimizer to unscale. They are gated as they
-            are, and recorded without the scale.
+            are, and their norm is recorded without the scale.
 
     Returns:
-        A handle with `records`; `detach()` or leaving its `with` block ends it.
+        A handle with `records`. `detach()`, or the end of its `with` block, removes the probe.
 
     Raises:
         InputError: directions of another basis, parameters that the optimizer does not step or that are sharded,
-            DeepSpeed, a `path` that exists; inside `optimizer.step()`: scaled gradients, a closure.
+            DeepSpeed, a `path` that exists. From inside `optimizer.step()`: scaled gradients, a closure.
     """
     probe = GradientProbe(
         model,
@@ -63,7 +70,7 @@ def attach(
 
 
 class Attached:
-    """A probe on the hooks of an optimizer, until `detach()`."""
+    """A GradientProbe on the hooks of an optimizer, until `detach()`; made by `attach`."""
 
     def __init__(self, probe: GradientProbe, optimizer: Optimizer, *, allow_scaled: bool) -> None:
         self._probe, self._allow_scaled = probe, allow_scaled
@@ -74,11 +81,11 @@ class Attached:
 
     @property
     def records(self) -> list[GradientRecord]:
-        """One a step since the probe was attached."""
+        """One record for every step since the probe was attached."""
         return self._probe.records
 
     def detach(self) -> None:
-        """Take the hooks off; the records stay."""
+        """Remove the hooks; the records stay."""
         for handle in self._handles:
             handle.remove()
 
@@ -89,6 +96,7 @@ class Attached:
         self.detach()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # args[0] is the optimizer; what else `step` was given is a closure, by position or by name.
         if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
             raise InputError(
                 "optimizer.step()",
@@ -102,7 +110,8 @@ class Attached:
         self._probe.after_step()
 
     def _loss_scale(self, optimizer: Optimizer) -> float:
-        """What a GradScaler left on the gradients: torch sets `grad_scale` while a fused optimizer steps."""
+        """The factor that a GradScaler left on the gradients; 1 where they are unscaled."""
+        # torch sets the attribute while a fused optimizer steps, which unscales inside its kernel, after this hook.
         scale = getattr(optimizer, "grad_scale", None)
         if scale is None:
             return 1.0

@@ -1,10 +1,11 @@
-"""GradientProbeCallback: a GradientProbe inside TRL's GRPOTrainer, or any other trainer built on transformers' Trainer.
+"""GradientProbeCallback: a GradientProbe in TRL's GRPOTrainer, or in any trainer built on transformers' Trainer.
 
-The trainer clips, then calls `on_pre_optimizer_step`: what is measured is the accumulated, unscaled, clipped mean
-gradient, and what is projected is what the optimizer gets. With KL (`beta` above 0) GRPOTrainer 1.16 adds an adapter
-`ref` with a copy of LoRA's values; that of `delta_S` stays at 0, so that its reference is the base model.
+The trainer clips, then calls `on_pre_optimizer_step`: the probe measures the accumulated, unscaled, clipped mean
+gradient, and what it projects goes to the optimizer. With KL (`beta` above 0) GRPOTrainer 1.16 adds an adapter `ref`,
+for LoRA with a copy of its values; a `delta_S` adapter `ref` stays at 0, so that the reference is the base model.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,18 @@ PREFIX = "probe/"
 
 
 class GradientProbeCallback(TrainerCallback):
-    """Measures every optimizer step, projects its gradient when asked to, and logs the means beside the trainer's own.
+    """Measures every optimizer step, gates its gradient with `project`, and adds means to the trainer's log.
 
     >>> trainer = GRPOTrainer(model=peft_model, ...)                                                # doctest: +SKIP
     >>> trainer.add_callback(GradientProbeCallback(trainer, "v_hack.safetensors", project=True))    # doctest: +SKIP
 
     Args:
-        trainer: whose model carries an adapter `delta_S` or LoRA, without DeepSpeed or FSDP.
+        trainer: its model carries an adapter `delta_S` or LoRA; without DeepSpeed and FSDP.
         directions: with `project`, `gate`, `overshoot` and `preserve_magnitude` as in `probe.attach`.
-        path: a new file for the records, written by the main process alone.
+        path: a new file for the records; only the main process writes it.
 
     Raises:
-        InputError: as `probe.attach`; what concerns the optimizer, at the start of training.
+        InputError: as in `probe.attach`. What is wrong with the optimizer is raised when training starts.
     """
 
     def __init__(
@@ -64,41 +65,42 @@ class GradientProbeCallback(TrainerCallback):
 
     @property
     def records(self) -> list[GradientRecord]:
-        """One an optimizer step; `step` counts as the trainer does, before the step."""
+        """One record for every optimizer step; `step` is the trainer's `global_step` before it."""
         return self._probe.records
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse an optimizer that cannot be projected for."""
+        """Refuse an optimizer that the probe cannot serve: the trainer makes it only now."""
         self._probe.check_optimizer(kwargs["optimizer"])
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure and project."""
+        """Measure the gradient; with `project`, gate it."""
         self._probe.before_step(state.global_step)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure what the optimizer did."""
+        """Measure the update."""
         self._probe.after_step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Log the means since the last log, when the trainer is about to log.
-
-        The base class writes them as an entry of their own: GRPOTrainer's own `log` would spend its metrics on it. A
-        log takes the request for one back, which the trainer's own still needs.
-        """
+        """Log the means since the last log, as an entry of their own, when the trainer is about to log."""
         if control.should_log:
+            # The method of the base class: GRPOTrainer.log would write its metrics into this entry and clear them.
             Trainer.log(self._trainer, _means(self.records[self._num_logged :]))
             self._num_logged = len(self.records)
+            # Logging clears the request, but the trainer has yet to log its own entry.
             control.should_log = True
 
 
 def _means(records: Sequence[GradientRecord]) -> dict[str, float]:
-    """Means over steps, nulls left out, by names for the log."""
-    rows = [record.to_json() for record in records]
-    found = {name: [row[name] for row in rows if isinstance(row[name], float)] for name in (rows[0] if rows else ())}
-    return {PREFIX + name: sum(values) / len(values) for name, values in found.items() if values}
+    """{probe/FIELD: mean over the records}; nulls are left out, and so are fields that are no float."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        for name, value in record.to_json().items():
+            if isinstance(value, float):
+                values[PREFIX + name].append(value)
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: records, schema, tables, timings, and how they are read back. No torch."""
+"""The files of a run: its records, their schema, tables, timings and trackers; written and read back. No torch."""

@@ -1,7 +1,9 @@
-"""Records as tables: numpy columns, pandas and polars frames, with the types of `probe.records.schema`.
+"""Records as tables: numpy columns, pandas and polars frames, with the field types of `probe.records.schema`.
 
-Columns have the wire names. A null is NaN among floats and None elsewhere; polars keeps nulls. numpy, pandas and polars
-are imported when they are asked for.
+A column has the name of its field on the wire. A null is NaN in a float column and None in any other; polars has nulls
+of its own. numpy, pandas and polars are imported when a table is asked for.
+
+To add a table: its fields in `probe.records.schema`, its name in TableName and its rows in `make_table`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,32 +23,36 @@ TableName = Literal["samples", "steps", "evals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows with the fields of their columns; a field that a row lacks is null there."""
+    """Rows, and the fields that are their columns; a field that a row does not have is null there."""
 
     fields: Sequence[Field]
     rows: Sequence[Mapping[str, Any]]
 
     def columns(self) -> "dict[str, NDArray[Any]]":
-        """{name: (rows,)}: int64, float64, bool or str; object where a flag or a text may be null."""
+        """{name: (rows,)} as int64, float64, bool or str; object for a bool or str that may be null."""
         import numpy as np
 
-        plain = {"int": np.int64, "bool": np.bool_, "str": np.str_}
-        found: dict[str, NDArray[Any]] = {}
+        dtypes = {"int": np.int64, "bool": np.bool_, "str": np.str_}
+        columns: dict[str, NDArray[Any]] = {}
         for field in self.fields:
             values = self._values(field)
+            # Types follow from the field, never from the values: tables of several runs can then be concatenated.
             if field.kind == "float":
-                found[field.name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+                numbers = [np.nan if value is None else value for value in values]
+                columns[field.name] = np.array(numbers, dtype=np.float64)
+            elif field.nullable:
+                columns[field.name] = np.array(values, dtype=object)
             else:
-                found[field.name] = np.array(values, dtype=object if field.nullable else plain[field.kind])
-        return found
+                columns[field.name] = np.array(values, dtype=dtypes[field.kind])
+        return columns
 
     def pandas(self) -> Any:
         """A pandas.DataFrame; InputError when pandas is not installed."""
-        return _installed("pandas", fix="pip install pandas").DataFrame(self.columns())
+        return _import_package("pandas", fix="pip install pandas").DataFrame(self.columns())
 
     def polars(self) -> Any:
         """A polars.DataFrame; InputError when polars is not installed."""
-        polars = _installed("polars", fix="pip install 'gradient-probe[data]'")
+        polars = _import_package("polars", fix="pip install 'gradient-probe[data]'")
         kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
         schema = {field.name: kinds[field.kind] for field in self.fields}
         return polars.DataFrame({field.name: self._values(field) for field in self.fields}, schema=schema, strict=False)
@@ -70,29 +76,36 @@ def make_table(
 
 
 def _step_table(steps: Sequence[StepRecord]) -> Table:
-    """With a column for every `kl/NAME` and `ratio/NAME` that one of the steps has."""
+    """The fixed fields of a step, then a column for every `kl/NAME` and `ratio/NAME` that any of the steps has."""
     rows = [step.to_json() for step in steps]
-    names = dict.fromkeys(name for row in rows for name in row if name.partition("/")[0] in PREFIXED)
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= {name: None for name in row if name.partition("/")[0] in PREFIXED}
     extra = [Field(name=name, kind="float", nullable=True, meaning="of the KL term, or of the ratio") for name in names]
     return Table(fields=[*wire_fields(StepRecord), *extra], rows=rows)
 
 
 def _evaluation_table(evals: Sequence[Mapping[str, Any]]) -> Table:
-    """A row an evaluation and setting."""
+    """A row for every evaluation and setting, from the nested lines of evals.jsonl."""
     rows = []
     for line in evals:
         for setting, rates in line["rates"].items():
             row = {"step": line["step"], "weights": line["weights"], "setting": setting}
-            row |= {name: rates[name] for name in ("num_rollouts", "num_problems")}
-            for name in RATES:
-                interval = rates[name]["interval"] or {}
-                row |= {f"{name}_{part}": rates[name][part] for part in ("count", "rate")}
-                row |= {f"{name}_{end}": interval.get(end) for end in ("low", "high")}
+            row |= {"num_rollouts": rates["num_rollouts"], "num_problems": rates["num_problems"]}
+            for rate in RATES:
+                # A rate over no rollouts is null, and so is its interval.
+                interval = rates[rate]["interval"] or {}
+                row |= {
+                    f"{rate}_count": rates[rate]["count"],
+                    f"{rate}_rate": rates[rate]["rate"],
+                    f"{rate}_low": interval.get("low"),
+                    f"{rate}_high": interval.get("high"),
+                }
             rows.append(row)
     return Table(fields=EVALUATION_FIELDS, rows=rows)
 
 
-def _installed(name: str, *, fix: str) -> Any:
+def _import_package(name: str, *, fix: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:

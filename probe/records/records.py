@@ -1,139 +1,146 @@
-"""SampleRecord and StepRecord of a run, GradientRecord of a probe in another trainer: one line each. No torch here.
+"""What a run writes, one JSON line each: SampleRecord (a rollout) and StepRecord (a step). No torch here.
 
-Records never repeat prompts or completions: those live in the pools, at (src_pool, src_step, src_sample). The comment
-beside a field is its line in `spec/SCHEMA.md` (`probe.records.schema`).
+GradientRecord is the line of an optimizer step in another trainer (`probe.integrations`). Records never repeat prompts
+or completions: those are in the pools, at (src_pool, src_step, src_sample).
+
+To add a field: write it here as `name: Annotated[type, "meaning"]`, raise RUN_SCHEMA, and make spec/SCHEMA.md again
+with `python -m probe.records.schema`, which reads the meanings.
 """
 
 import math
 from dataclasses import dataclass, field, fields
 from functools import cache
 from types import NoneType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from replay_pools.errors import InputError
 
-RUN_SCHEMA = 1  # of the files of a run; a reader refuses another
-DEFAULT_CONDITION = "default"  # of a run that names none; the primary where it is among several
-_NUMBER = (int, float)
-# Wire names of probe.objective.advantages.advantage_diagnostics: the field `advantage` of a StepRecord, flattened.
-ADVANTAGE_KEYS = (
-    "advantage/mean",  # after the cap, as the next two
-    "advantage/std",  # ddof = 1
-    "advantage/abs_max",  # largest |A|
-    "advantage/bound",  # largest |A| that any rewards of this range could give; null with token credit
-    "adv_cap_fraction",  # capped advantages / nonzero ones
-    "adv_cap_magnitude",  # mean |A| before the cap of those that were capped; null when none was
-    "adv_cap_vacuous",  # the cap is at or above the bound; null without a cap
-    "frac_reward_zero_std",  # share of groups without reward variance
-    "skip_rate",  # share of groups below min_group_std, those without variance apart
-)
-# What a step records of its KL term and of recorded ratios, behind "kl/" and "ratio/"; each only where there is one.
+RUN_SCHEMA = 2  # version of a run's files; readers refuse every other one
+DEFAULT_CONDITION = "default"  # of a run that names no condition; among several, the primary one
+ADVANTAGE_MEANINGS = {  # wire names of `probe.objective.advantages.advantage_diagnostics`: StepRecord.advantage
+    "advantage/mean": "after the cap, as the next two",
+    "advantage/std": "ddof = 1",
+    "advantage/abs_max": "largest |A|",
+    "advantage/bound": "largest |A| that any rewards of this range could give; null with token credit",
+    "adv_cap_fraction": "capped advantages / nonzero ones",
+    "adv_cap_magnitude": "mean |A| before the cap of those that were capped; null when none was",
+    "adv_cap_vacuous": "the cap is at or above the bound; null without a cap",
+    "frac_reward_zero_std": "share of groups without reward variance",
+    "skip_rate": "share of groups below min_group_std, those without variance apart",
+}
+ADVANTAGE_KEYS = tuple(ADVANTAGE_MEANINGS)
+# On the wire "kl/NAME" and "ratio/NAME". A step has only those that its loss has: no KL term, no "kl/mean".
 KL_KEYS = (
     "mean",  # from the reference, over the completion tokens
     "max",  # of a token
-    "from_base",  # mean KL from the base, where the reference is another
-    "beta",  # strength of the penalty in this step, as the next three only where the policy trains
+    "from_base",  # mean KL from the base model, where the reference is another model
+    "beta",  # strength of the penalty in this step; like the next three only in a run that trains
     "warmup_progress",  # share of the warm-up of beta
     "ema",  # of the mean KL, which the controller of beta follows
     "beta_adjusted",  # 1, -1 or 0: beta was raised, lowered or left
 )
 RATIO_KEYS = ("mean", "max", "frac_clip_low", "frac_clip_high", "frac_clip_delta")
-PREFIXED = ("kl", "ratio")  # fields {name: number}, flattened to "kl/name"
+PREFIXED = ("kl", "ratio")  # fields {name: number} of StepRecord, flattened to "kl/NAME" and "ratio/NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRecord:
-    """One rollout under one condition and arm; the seed's sixteen fields come first, verbatim.
+    """One rollout under one condition and arm.
 
-    A cosine is None where the gradient is zero, and `null_reason` says why.
+    The first sixteen fields, to `arm`, have the names and the order of the published predecessor (the "seed"), whose
+    readers index them. A cosine is None where the gradient is zero; then `null_reason` says why.
     """
 
-    step: int  # of the run, from 0
-    sample_id: int  # 0 .. G-1 within the step
-    src_pool: str  # pool of the rollout; with the next two its place there
-    src_step: int  # step of that pool
-    src_sample: int  # sample_id in that step
-    reward: float  # of the rollout
-    hacked: bool  # the mode's exploit is present, correct or not
-    gt_pass: bool  # every oracle answer is right
-    fmt_ok: bool  # the completion holds one well-formed answer
-    comp_len: int  # completion tokens
-    cos_S_contrib: float | None  # noqa: N815  the seed's name; global signed cosine of A_i g_i
-    grad_norm_contrib: float  # norm(A_i g_i)
-    mean_cos_in: float | None  # of the step's gradient, repeated on each of its rollouts as the seed does
-    mean_cos_out: float | None  # likewise
-    frac_fired: float | None  # likewise
-    arm: str  # row of probe.settings.arms.ARMS
-    advantage: float  # A_i, after the cap; with token credit before both
-    cos_S_nll: float | None  # noqa: N815  of the sample's NLL gradient; exists when A_i = 0 too
-    problem_id: str  # of the environment; the cluster of every test
-    prompt_sha: str  # of the rendered prompt
-    null_reason: str | None  # why a cosine is null
-    hint: bool  # the prompt says how submissions are evaluated
-    haar_sd: float | None  # standard deviation of cos_S_contrib under Haar directions (of cos_S_nll: without credit)
-    nll: float | None  # nats per completion token
-    condition: str  # named setting of the loss
-    flaky: bool | None  # graded twice with different labels; None = graded once
+    step: Annotated[int, "of the run, from 0"]
+    sample_id: Annotated[int, "0 .. G-1 within the step"]
+    src_pool: Annotated[str, "pool of the rollout; with the next two its place there"]
+    src_step: Annotated[int, "step of that pool"]
+    src_sample: Annotated[int, "sample_id in that step"]
+    reward: Annotated[float, "of the rollout"]
+    hacked: Annotated[bool, "the mode's exploit is present, correct or not"]
+    gt_pass: Annotated[bool, "every oracle answer is right"]
+    fmt_ok: Annotated[bool, "the completion holds one well-formed answer"]
+    comp_len: Annotated[int, "completion tokens"]
+    cos_S_contrib: Annotated[float | None, "the seed's name; global signed cosine of A_i g_i"]  # noqa: N815
+    grad_norm_contrib: Annotated[float, "norm(A_i g_i)"]
+    mean_cos_in: Annotated[float | None, "of the step's gradient, repeated on each of its rollouts as the seed does"]
+    mean_cos_out: Annotated[float | None, "likewise"]
+    frac_fired: Annotated[float | None, "likewise"]
+    arm: Annotated[str, "row of probe.settings.arms.ARMS"]
+    advantage: Annotated[float, "A_i, after the cap; with token credit before both"]
+    cos_S_nll: Annotated[float | None, "of the sample's NLL gradient; exists when A_i = 0 too"]  # noqa: N815
+    problem_id: Annotated[str, "of the environment; the cluster of every test"]
+    prompt_sha: Annotated[str, "of the rendered prompt"]
+    null_reason: Annotated[str | None, "why a cosine is null"]
+    hint: Annotated[bool, "the prompt says how submissions are evaluated"]
+    haar_sd: Annotated[
+        float | None, "standard deviation of cos_S_contrib under Haar directions (of cos_S_nll: without credit)"
+    ]
+    nll: Annotated[float | None, "nats per completion token"]
+    condition: Annotated[str, "named setting of the loss"]
+    flaky: Annotated[bool | None, "graded twice with different labels; None = graded once"]
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form, in field order.
+        """The row that is written: {field: value} in field order.
 
         Raises:
-            InputError: a number that is not finite, or a null cosine without its reason.
+            InputError: a number is not finite, or a cosine is None without a `null_reason`.
         """
         where = f"step {self.step} sample {self.sample_id} condition {self.condition} arm {self.arm}"
         return _checked_row(_as_row(self), where, self.cos_S_contrib, self.null_reason)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> Self:
-        """Parse one line; InputError names `where` and the missing, unknown or mistyped fields."""
+        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped field."""
         return cls(**_parse(cls, row, where))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step under one condition and arm: one group in a replay, all groups of the optimizer step in training.
+    """One step under one condition and arm: one group of rollouts in a replay, all groups of a step in training.
 
-    `*_in` is before the gate, `*_out` after; all in the arm's directions.
+    Cosines are with the arm's directions: `*_in` of the gradient before the gate, `*_out` after it.
     """
 
-    step: int  # of the run, from 0
-    arm: str  # row of probe.settings.arms.ARMS
-    problem_id: str  # of a step with several groups: the problems, joined by " + "
-    mixed_prompt: bool  # a group's rollouts answer different prompts (hinted and not)
-    cos_in: float | None  # global signed cosine with the arm's directions, before the gate
-    cos_out: float | None  # after the gate
-    mean_cos_in: float | None  # mean over modules of the signed cosine, before the gate
-    mean_cos_out: float | None  # after the gate
-    hackward_frac_in: float | None  # norm(relu(V g)) / norm(g), before the gate
-    hackward_frac_out: float | None  # after the gate
-    frac_fired: float | None  # share of modules where the gate removed something
-    haar_sd: float | None  # standard deviation of cos_in under Haar directions
-    reward_mean: float  # over all rollouts of the step
-    reward_std: float  # within a group, as the next
-    reward_spread: float  # largest minus smallest reward
-    advantage: dict[str, float | bool | None]  # ADVANTAGE_KEYS, flattened on the wire
-    grad_norm: float  # norm of the policy gradient before the gate
-    num_effective: int  # rollouts with a nonzero advantage
-    loss_type: str  # normaliser: grpo | dr_grpo | bnpo | dapo | nll
-    reference: str | None  # base | ema | recorded; None without KL
-    null_reason: str | None  # why the cosines are null
-    additivity_error: float | None  # |sum of contributions - batch gradient| / |batch gradient|: probe.step.checks
-    cos_update: float | None  # of the realised update; None when nothing was stepped
-    hackward_frac_update: float | None  # of the realised update
-    condition: str  # named setting of the loss
-    frac_planning: float  # share of completion tokens on planning phrases
-    exec_surprisal_var: float | None  # variance of the surprisal of the other completion tokens
-    direction_age: int  # optimizer steps since the directions were extracted
-    direction_overlap: float | None  # with those of the start: mean squared cosine of the principal angles
-    kl: dict[str, float | None] = field(default_factory=dict)  # empty without KL
-    ratio: dict[str, float | None] = field(default_factory=dict)  # empty at ratio 1
+    step: Annotated[int, "of the run, from 0"]
+    arm: Annotated[str, "row of probe.settings.arms.ARMS"]
+    problem_id: Annotated[str, 'of a step with several groups: the problems, joined by " + "']
+    mixed_prompt: Annotated[bool, "a group's rollouts answer different prompts (hinted and not)"]
+    cos_in: Annotated[float | None, "global signed cosine with the arm's directions, before the gate"]
+    cos_out: Annotated[float | None, "after the gate"]
+    mean_cos_in: Annotated[float | None, "mean over modules of the signed cosine, before the gate"]
+    mean_cos_out: Annotated[float | None, "after the gate"]
+    hackward_frac_in: Annotated[float | None, "norm(relu(V g)) / norm(g), before the gate"]
+    hackward_frac_out: Annotated[float | None, "after the gate"]
+    frac_fired: Annotated[float | None, "share of modules where the gate removed something"]
+    haar_sd: Annotated[float | None, "standard deviation of cos_in under Haar directions"]
+    reward_mean: Annotated[float, "over all rollouts of the step"]
+    reward_std: Annotated[float, "within a group, as the next"]
+    reward_spread: Annotated[float, "largest minus smallest reward"]
+    advantage: Annotated[dict[str, float | bool | None], "ADVANTAGE_KEYS, flattened on the wire"]
+    grad_norm: Annotated[float, "norm of the policy gradient before the gate"]
+    num_effective: Annotated[int, "rollouts with a nonzero advantage"]
+    loss_type: Annotated[str, "normaliser: grpo | dr_grpo | bnpo | dapo | nll"]
+    reference: Annotated[str | None, "base | ema | recorded; None without KL"]
+    null_reason: Annotated[str | None, "why the cosines are null"]
+    additivity_error: Annotated[
+        float | None, "|sum of contributions - batch gradient| / |batch gradient|: probe.step.checks"
+    ]
+    cos_update: Annotated[float | None, "of the realised update; None when nothing was stepped"]
+    hackward_frac_update: Annotated[float | None, "of the realised update"]
+    condition: Annotated[str, "named setting of the loss"]
+    frac_planning: Annotated[float, "share of completion tokens on planning phrases"]
+    exec_surprisal_var: Annotated[float | None, "variance of the surprisal of the other completion tokens"]
+    direction_age: Annotated[int, "optimizer steps since the directions were extracted"]
+    direction_overlap: Annotated[float | None, "with those of the start: mean squared cosine of the principal angles"]
+    kl: Annotated[dict[str, float | None], "empty without KL"] = field(default_factory=dict)
+    ratio: Annotated[dict[str, float | None], "empty at ratio 1"] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form: field order, `advantage`, `kl` and `ratio` flattened in their places.
+        """The row that is written: {field: value} in field order; `advantage`, `kl`, `ratio` are flattened in place.
 
         Raises:
-            InputError: a number that is not finite, a null cosine without its reason, wrong `advantage` keys.
+            InputError: a number is not finite, a cosine is None without a `null_reason`, or `advantage` has wrong keys.
         """
         where = f"step {self.step} condition {self.condition} arm {self.arm}"
         if self.advantage.keys() != set(ADVANTAGE_KEYS):
@@ -152,58 +159,46 @@ class StepRecord:
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> Self:
-        """Parse one line; InputError names `where` and the missing, unknown or mistyped fields."""
+        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped field."""
         if isinstance(row, dict):
-            if missing := [key for key in ADVANTAGE_KEYS if key not in row]:
-                raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
-            groups: dict[str, dict[str, Any]] = {"advantage": {}, **{prefix: {} for prefix in PREFIXED}}
-            plain = {}
-            for key, value in row.items():
-                prefix, slash, name = key.partition("/")
-                if key in ADVANTAGE_KEYS:
-                    groups["advantage"][key] = value
-                elif slash and prefix in PREFIXED:
-                    groups[prefix][name] = value
-                else:
-                    plain[key] = value
-            row = {**plain, **groups}
+            row = _nested_groups(row, where)
         return cls(**_parse(cls, row, where))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientRecord:
-    """One optimizer step of another trainer: `probe.attach`, `probe.integrations.trl`. Fields as in StepRecord.
+    """One optimizer step of another trainer, from `probe.attach` or `probe.integrations.trl`. Fields as in StepRecord.
 
-    `*_out` and `frac_fired` are of the gated gradient, which replaced the trainer's where `projected` says so.
+    `*_out` and `frac_fired` are of the gated gradient. Where `projected` is true, the optimizer got that gradient.
     """
 
-    step: int  # optimizer steps before this one
-    cos_in: float | None  # global signed cosine of the gradient with the directions
-    cos_out: float | None  # of the gated gradient
-    mean_cos_in: float | None  # mean over modules of the signed cosine
-    mean_cos_out: float | None  # of the gated gradient
-    hackward_frac_in: float | None  # norm(relu(V g)) / norm(g)
-    hackward_frac_out: float | None  # of the gated gradient
-    frac_fired: float | None  # share of modules where the gate removed something
-    haar_sd: float | None  # standard deviation of cos_in under Haar directions
-    grad_norm: float | None  # norm of the adapter's gradient, without the scale of a loss scaler
-    cos_update: float | None  # of the realised update, turned round as a gradient is
-    hackward_frac_update: float | None  # of the realised update
-    projected: bool  # the optimizer was given the gated gradient
-    null_reason: str | None  # why the cosines are null
+    step: Annotated[int, "optimizer steps before this one"]
+    cos_in: Annotated[float | None, "global signed cosine of the gradient with the directions"]
+    cos_out: Annotated[float | None, "of the gated gradient"]
+    mean_cos_in: Annotated[float | None, "mean over modules of the signed cosine"]
+    mean_cos_out: Annotated[float | None, "of the gated gradient"]
+    hackward_frac_in: Annotated[float | None, "norm(relu(V g)) / norm(g)"]
+    hackward_frac_out: Annotated[float | None, "of the gated gradient"]
+    frac_fired: Annotated[float | None, "share of modules where the gate removed something"]
+    haar_sd: Annotated[float | None, "standard deviation of cos_in under Haar directions"]
+    grad_norm: Annotated[float | None, "norm of the adapter's gradient, without the scale of a loss scaler"]
+    cos_update: Annotated[float | None, "of the realised update, turned round as a gradient is"]
+    hackward_frac_update: Annotated[float | None, "of the realised update"]
+    projected: Annotated[bool, "the optimizer was given the gated gradient"]
+    null_reason: Annotated[str | None, "why the cosines are null"]
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form, in field order; InputError as `SampleRecord.to_json`."""
+        """The row that is written: {field: value} in field order; InputError as in `SampleRecord.to_json`."""
         return _checked_row(_as_row(self), f"step {self.step}", self.cos_in, self.null_reason)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> Self:
-        """Parse one line; InputError names `where` and the missing, unknown or mistyped fields."""
+        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped field."""
         return cls(**_parse(cls, row, where))
 
 
 def nullable(value: float) -> float | None:
-    """The number, or None for NaN: how a cosine that does not exist leaves a tensor."""
+    """The number, or None for NaN: mathematics gives NaN for a cosine that does not exist, a record null."""
     return None if math.isnan(value) else float(value)
 
 
@@ -212,8 +207,9 @@ def _as_row(record: SampleRecord | StepRecord | GradientRecord) -> dict[str, Any
 
 
 def _checked_row(row: dict[str, Any], where: str, cosine: float | None, null_reason: str | None) -> dict[str, Any]:
-    """The row, when its numbers are finite and a null cosine says why it is null."""
+    """The row itself; InputError when a number is not finite, or when `cosine` is None without a `null_reason`."""
     for name, value in row.items():
+        # The JSON writer turns NaN into null without a word, and the reason for it would be lost.
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{where} {name}", expected="a finite number or null", found=str(value))
     if cosine is None and not null_reason:
@@ -221,28 +217,49 @@ def _checked_row(row: dict[str, Any], where: str, cosine: float | None, null_rea
     return row
 
 
-def _parse(kind: type, row: Any, where: object) -> dict[str, Any]:
-    """The row, when its keys are exactly the fields of the dataclass `kind` and its values have their types."""
+def _nested_groups(row: dict[str, Any], where: object) -> dict[str, Any]:
+    """A flat row of steps.jsonl with its `advantage`, `kl` and `ratio` as dictionaries again."""
+    if missing := [key for key in ADVANTAGE_KEYS if key not in row]:
+        raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
+    groups: dict[str, dict[str, Any]] = {"advantage": {}, **{prefix: {} for prefix in PREFIXED}}
+    plain = {}
+    for key, value in row.items():
+        prefix, slash, name = key.partition("/")
+        # Advantage keys first: "advantage/mean" has a slash too, and keeps its whole name.
+        if key in ADVANTAGE_KEYS:
+            groups["advantage"][key] = value
+        elif slash and prefix in PREFIXED:
+            groups[prefix][name] = value
+        else:
+            plain[key] = value
+    return {**plain, **groups}
+
+
+# Not pydantic: its errors do not name the types that a field takes, and it would turn whole numbers into floats.
+def _parse(record: type, row: Any, where: object) -> dict[str, Any]:
+    """The row itself; InputError unless its keys are the fields of the dataclass `record` and its values fit them."""
     if not isinstance(row, dict):
         raise InputError(where, expected="a JSON object", found=type(row).__name__)
-    types = _field_types(kind)
+    types = _field_types(record)
     if missing := sorted(types.keys() - row.keys()):
         raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
     if unknown := sorted(row.keys() - types.keys()):
-        raise InputError(where, expected=f"the fields of {kind.__name__}", found=f"unknown: {', '.join(unknown)}")
+        raise InputError(where, expected=f"the fields of {record.__name__}", found=f"unknown: {', '.join(unknown)}")
     for name, value in row.items():
-        # bool is an int to isinstance, and is a number in no field.
+        # bool is a subclass of int, so that isinstance alone would take True for a number.
         if not isinstance(value, types[name]) or (isinstance(value, bool) and bool not in types[name]):
-            names = " | ".join(kind.__name__ for kind in types[name])
+            names = " | ".join(accepted.__name__ for accepted in types[name])
             raise InputError(f"{where} {name}", expected=names, found=repr(value))
     return row
 
 
 @cache
-def _field_types(kind: type) -> dict[str, tuple[type, ...]]:
-    """{field: types that a JSON value of it may have}."""
+def _field_types(record: type) -> dict[str, tuple[type, ...]]:
+    """{field: the Python types that its JSON value may have}; a float field also takes a whole number."""
     types = {}
-    for name, hint in get_type_hints(kind).items():
-        parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
-        types[name] = tuple(t for part in parts for t in (_NUMBER if part is float else (get_origin(part) or part,)))
+    for name, hint in get_type_hints(record).items():
+        accepted: list[type] = []
+        for part in get_args(hint) if NoneType in get_args(hint) else (hint,):
+            accepted += (int, float) if part is float else (get_origin(part) or part,)
+        types[name] = tuple(accepted)
     return types

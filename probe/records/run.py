@@ -1,9 +1,17 @@
-"""A run on disk: writers, readers, hashes. No torch here.
+"""A run directory: its file names, writers, readers and hashes. No torch here.
 
-A run directory holds `config.json`, `step_NNN.cos.jsonl.gz` (one line a rollout and arm), `steps.jsonl` (one line a
-step and arm) and, written last, `manifest.json` with `files`: {name: sha256 of the decompressed bytes}. A run that
-trains also holds pools (`rollouts/`, `evaluations/step_NNNNNN/SETTING/`), `evals.jsonl` (one line an evaluation),
-`checkpoint/`, `adapter/` and, where directions were refreshed, `directions/`.
+    config.json                       the settings
+    steps.jsonl                       a StepRecord a step, condition and arm
+    step_NNN.cos.jsonl.gz             a SampleRecord a rollout, condition and arm
+    manifest.json                     written last: without it the run is incomplete
+
+`manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A run that trains also holds
+
+    evals.jsonl                       a line an evaluation
+    rollouts/                         the pool of rollouts that it trained on
+    evaluations/step_NNNNNN/SETTING/  a pool for each setting of an evaluation
+    checkpoint/, adapter/             the state to resume from, the trained adapter
+    directions/                       directions that were extracted again on the way
 """
 
 import re
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
-OTHER_FILES = (  # of a run that trains; a pool's manifest has the hashes of its files
+OTHER_FILES = (  # hashed in the manifest of a run that trains; of a pool its manifest, which has the other hashes
     f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
@@ -44,14 +52,18 @@ Record = TypeVar("Record", SampleRecord, StepRecord)
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
-    """A complete run, read. `columns`, `to_pandas` and `to_polars` give one of its tables (spec/SCHEMA.md)."""
+    """A complete run in memory. `columns`, `to_pandas` and `to_polars` give its tables (spec/SCHEMA.md).
+
+    >>> run = probe.load("out/runs/demo")                                                           # doctest: +SKIP
+    >>> run.to_pandas("steps").groupby("arm").cos_in.mean()                                         # doctest: +SKIP
+    """
 
     path: Path
     config: dict[str, Any]
     manifest: dict[str, Any]
     samples: list[SampleRecord]
     steps: list[StepRecord]
-    evals: list[dict[str, Any]] = field(default_factory=list)  # of a run that trains: lines of `evals.jsonl`
+    evals: list[dict[str, Any]] = field(default_factory=list)  # lines of `evals.jsonl`; empty for a replay
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -64,7 +76,7 @@ class Run:
         return self.settings.get("verb")
 
     def __repr__(self) -> str:
-        """One line; the records of a run are thousands."""
+        """One line: a run has thousands of records, which a notebook would print."""
         return f"Run({str(self.path)!r}, {len(self.steps)} steps, {len(self.samples)} samples, {len(self.evals)} evals)"
 
     def columns(self, table: TableName = "samples") -> "dict[str, NDArray[Any]]":
@@ -80,7 +92,7 @@ class Run:
         return self.table(table).polars()
 
     def table(self, name: TableName) -> Table:
-        """Rows and the fields of their columns."""
+        """The rows of a table and the fields of its columns."""
         return make_table(name, self.samples, self.steps, self.evals)
 
 
@@ -90,7 +102,7 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def samples_path(directory: Path, step: int) -> Path:
-    """Where the sample records of a step live."""
+    """The file of the sample records of a step."""
     return directory / f"step_{step:03d}.cos.jsonl.gz"
 
 
@@ -117,35 +129,57 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The evaluations of a run that trains, as `probe.runs.rates.Evaluation` wrote them; none before the first."""
+    """The lines of `evals.jsonl`, which `probe.runs.rates.Evaluation` wrote; [] before the first evaluation."""
     path = directory / EVALS_FILE
     return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
 
 
 def file_hashes(directory: Path) -> dict[str, str]:
-    """{name: sha256 of the decompressed bytes} of the files that this module reads, for the manifest."""
+    """{name: sha256 of the decompressed bytes} of config, steps, evaluations and samples, for the manifest."""
     return {name: sha256(plain) for name, plain in _contents(directory).items()}
 
 
 def other_hashes(directory: Path) -> dict[str, str]:
-    """{name below the run: sha256} of what a run that trains leaves beside its records."""
-    paths = [path for pattern in OTHER_FILES for path in sorted(directory.glob(pattern))]
-    return {str(path.relative_to(directory)): sha256(path.read_bytes()) for path in paths}
+    """{name below the run: sha256} of OTHER_FILES: what a run that trains leaves beside its records."""
+    hashes = {}
+    for pattern in OTHER_FILES:
+        for path in sorted(directory.glob(pattern)):
+            hashes[str(path.relative_to(directory))] = sha256(path.read_bytes())
+    return hashes
 
 
 def resolve_run(run: Path, out_dir: Path) -> Path:
-    """The directory of a run: a path, or else the name of one in `out_dir`/runs."""
+    """The directory of a run given by its path, or by its name in `out_dir`/runs."""
     return by_name(run, out_dir / "runs" / run.name)
 
 
 def read_run(directory: Path | str) -> Run:
-    """Read a complete run and check every file that is read against the manifest.
+    """Read a complete run; every file that is read is checked against the manifest. Public as `probe.load`.
 
     Raises:
         InputError: no such run, a run without manifest (incomplete) or of another schema, a file that is missing,
             extra or changed, a line with a missing, unknown or mistyped field.
     """
     directory = Path(directory)
+    manifest = _read_manifest(directory)
+    contents = _contents(directory)
+    _check_hashes(directory, contents, manifest["files"])
+    samples = []
+    for name, plain in contents.items():
+        if _SAMPLES_FILE.fullmatch(name):
+            samples += _parse_lines(SampleRecord, plain, directory / name)
+    return Run(
+        path=directory,
+        config=read_json(directory / CONFIG_FILE),
+        manifest=manifest,
+        samples=samples,
+        steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
+        evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
+    )
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a complete run of this schema; InputError for anything else."""
     if not directory.is_dir():
         raise InputError(
             directory, expected="a run directory", found="no such directory", fix="give its path: out/runs/NAME"
@@ -161,44 +195,42 @@ def read_run(directory: Path | str) -> Run:
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
-    if manifest.get("schema", RUN_SCHEMA) != RUN_SCHEMA:
-        found = f"schema {manifest['schema']}"
-        raise InputError(directory, expected=f"a run of schema {RUN_SCHEMA}", found=found, fix="repeat the run")
-    contents = _contents(directory)
-    needed = {name for name in listed if name == EVALS_FILE or _SAMPLES_FILE.fullmatch(name)}
-    for name in sorted(contents.keys() | needed):
+    schema = manifest.get("schema", RUN_SCHEMA)
+    if schema != RUN_SCHEMA:
+        raise InputError(
+            directory, expected=f"a run of schema {RUN_SCHEMA}", found=f"schema {schema}", fix="repeat the run"
+        )
+    return manifest
+
+
+def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str, str]) -> None:
+    """InputError when a file of `contents` is changed or not listed, or when one that is listed is missing.
+
+    The manifest also lists files that other modules read and check (tokens, pools, adapters); here they may be missing.
+    """
+    read_here = {name for name in listed if name == EVALS_FILE or _SAMPLES_FILE.fullmatch(name)}
+    for name in sorted(contents.keys() | read_here):
         if name not in contents:
             raise InputError(directory / name, expected="a file of the manifest", found="no such file")
-        if sha256(contents[name]) != listed.get(name):
+        actual = sha256(contents[name])
+        if actual != listed.get(name):
             raise InputError(
                 directory / name,
                 expected=f"sha256 {listed[name]} of the manifest" if name in listed else "a file of the manifest",
-                found=sha256(contents[name]) if name in listed else "a file that it does not list",
+                found=actual if name in listed else "a file that it does not list",
                 fix="the run was changed after it ended: repeat it",
             )
-    samples = [
-        record
-        for name, plain in contents.items()
-        if _SAMPLES_FILE.fullmatch(name)
-        for record in _parse_lines(SampleRecord, plain, directory / name)
-    ]
-    return Run(
-        path=directory,
-        config=read_json(directory / CONFIG_FILE),
-        manifest=manifest,
-        samples=samples,
-        steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
-        evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
-    )
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    """{name: decompressed bytes} of the config, the steps, evaluations, and the sample files in order of their step."""
-    matches = [
-        (int(match[1]), match[0]) for path in directory.iterdir() if (match := _SAMPLES_FILE.fullmatch(path.name))
-    ]
+    """{name: decompressed bytes} of config, steps, evaluations if any, and the samples in the order of their steps."""
+    numbered: list[tuple[int, str]] = []
+    for path in directory.iterdir():
+        if match := _SAMPLES_FILE.fullmatch(path.name):
+            numbered.append((int(match[1]), path.name))
     evals = [EVALS_FILE] if (directory / EVALS_FILE).is_file() else []
-    names = [CONFIG_FILE, STEPS_FILE, *evals, *(name for _, name in sorted(matches))]
+    # Sorted by number: as text, step_1000 would come before step_999.
+    names = [CONFIG_FILE, STEPS_FILE, *evals, *(name for _, name in sorted(numbered))]
     return {name: _plain_bytes(directory / name) for name in names}
 
 
@@ -211,5 +243,5 @@ def _plain_bytes(path: Path) -> bytes:
         raise InputError(path, expected="a file of a run", found="no such file") from error
 
 
-def _parse_lines(kind: type[Record], plain: bytes, path: Path) -> list[Record]:
-    return [kind.from_json(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]
+def _parse_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:
+    return [record.from_json(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]

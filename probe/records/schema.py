@@ -1,29 +1,29 @@
-"""The fields of what a run leaves, read off the dataclasses of `records`: for tables, and for spec/SCHEMA.md.
+"""Names, types and meanings of the fields that a run writes: for tables (`probe.records.frames`) and spec/SCHEMA.md.
 
-`python -m probe.records.schema > spec/SCHEMA.md` writes the document again; a test keeps it equal to the dataclasses. A
-field's meaning is the comment beside it. No torch here.
+Records state the meaning of a field in its annotation, `Annotated[type, "meaning"]`; the tables of evaluations and
+advantages state it as data. After a change of either, write the document again (a test compares the two):
+
+    python -m probe.records.schema > spec/SCHEMA.md
+
+No torch here.
 """
 
-import inspect
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType
-from typing import Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from probe.records import records
-from probe.records.records import ADVANTAGE_KEYS, PREFIXED, RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
+from probe.records.records import ADVANTAGE_MEANINGS, PREFIXED, RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
 
 Kind = Literal["int", "float", "bool", "str"]
 Record = SampleRecord | StepRecord | GradientRecord
-FLAGS = ("adv_cap_vacuous",)  # of ADVANTAGE_KEYS, whose other values are numbers
-_COMMENT = re.compile(r'^ +(?:(\w+):[^#]*|"([^"]+)",\s*)#\s*(?:noqa: \w+\s+)?(.+)$', re.MULTILINE)
+FLAGS = ("adv_cap_vacuous",)  # the advantage fields that are bool; all others are numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field on the wire, one column of a table."""
+    """One field of a JSON line, which is one column of a table."""
 
     name: str
     kind: Kind
@@ -32,65 +32,81 @@ class Field:
 
 
 RATES = {"hack": "hacked", "exploit": "were paid without being right", "solve": "are right"}
-EVALUATION_FIELDS = (
-    Field(name="step", kind="int", nullable=False, meaning="optimizer steps that the policy has behind it"),
-    Field(name="weights", kind="str", nullable=False, meaning="training or deployed: with or without a quarantine"),
-    Field(name="setting", kind="str", nullable=False, meaning="`all`, a loophole mode with its hint, or `no hint`"),
-    Field(name="num_rollouts", kind="int", nullable=False, meaning="graded rollouts"),
-    Field(name="num_problems", kind="int", nullable=False, meaning="held-out problems"),
-    *(
-        field
-        for rate, meaning in RATES.items()
-        for field in (
+
+
+def _evaluation_fields() -> tuple[Field, ...]:
+    """The columns of an evaluation: which one it is, then count, rate and interval of every rate."""
+    columns = [
+        Field(name="step", kind="int", nullable=False, meaning="optimizer steps that the policy has behind it"),
+        Field(name="weights", kind="str", nullable=False, meaning="training or deployed: with or without a quarantine"),
+        Field(name="setting", kind="str", nullable=False, meaning="`all`, a loophole mode with its hint, or `no hint`"),
+        Field(name="num_rollouts", kind="int", nullable=False, meaning="graded rollouts"),
+        Field(name="num_problems", kind="int", nullable=False, meaning="held-out problems"),
+    ]
+    for rate, meaning in RATES.items():
+        columns += [
             Field(name=f"{rate}_count", kind="int", nullable=False, meaning=f"rollouts that {meaning}"),
             Field(name=f"{rate}_rate", kind="float", nullable=True, meaning="their share"),
             Field(name=f"{rate}_low", kind="float", nullable=True, meaning="lower end of its Wilson 95% interval"),
             Field(name=f"{rate}_high", kind="float", nullable=True, meaning="upper end"),
-        )
-    ),
-)
+        ]
+    return tuple(columns)
+
+
+EVALUATION_FIELDS = _evaluation_fields()
 
 
 @cache
 def wire_fields(record: type[Record]) -> tuple[Field, ...]:
-    """The fields of one line in order, `advantage` flattened; `kl` and `ratio` have no fixed names and are left out."""
-    meanings = {name: text for name, _, text in _COMMENT.findall(inspect.getsource(record)) if name}
-    found: list[Field] = []
-    for name, hint in get_type_hints(record).items():
+    """The fields of one line of a record class, in order, with `advantage` flattened.
+
+    `kl` and `ratio` are left out: which of their names a line has depends on the loss.
+    """
+    columns: list[Field] = []
+    for name, hint in get_type_hints(record, include_extras=True).items():
         if record is StepRecord and name == "advantage":
-            found += _advantage_fields()
+            columns += _advantage_fields()
         elif name not in PREFIXED:
-            kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
-            nullable = NoneType in get_args(hint)
-            found.append(Field(name=name, kind=kinds[0].__name__, nullable=nullable, meaning=meanings[name]))
-    return tuple(found)
+            columns.append(_field(name, hint))
+    return tuple(columns)
+
+
+def _field(name: str, hint: Any) -> Field:
+    """The field of an annotation `Annotated[type, meaning]`, where type is one of Kind, or one of Kind | None."""
+    assert get_origin(hint) is Annotated, f"{name} has no meaning: write Annotated[type, meaning]"
+    type_hint, meaning = get_args(hint)
+    types = get_args(type_hint) or (type_hint,)
+    kinds = [part.__name__ for part in types if part is not NoneType]
+    return Field(name=name, kind=kinds[0], nullable=NoneType in types, meaning=meaning)
 
 
 def _advantage_fields() -> list[Field]:
-    meanings = {key: text for _, key, text in _COMMENT.findall(inspect.getsource(records)) if key}
     return [
-        Field(name=key, kind="bool" if key in FLAGS else "float", nullable=True, meaning=meanings[key])
-        for key in ADVANTAGE_KEYS
+        Field(name=name, kind="bool" if name in FLAGS else "float", nullable=True, meaning=meaning)
+        for name, meaning in ADVANTAGE_MEANINGS.items()
     ]
 
 
 def schema_document() -> str:
-    """spec/SCHEMA.md."""
-    parts = (
-        ("`step_NNN.cos.jsonl.gz`: a line a rollout, condition and arm (`samples`)", wire_fields(SampleRecord), ""),
-        (
+    """The text of spec/SCHEMA.md. To add a file of a run: add a table here, with its fields as `Field`s."""
+    tables = (
+        _table(
+            "`step_NNN.cos.jsonl.gz`: a line a rollout, condition and arm (`samples`)",
+            wire_fields(SampleRecord),
+        ),
+        _table(
             "`steps.jsonl`: a line a step, condition and arm (`steps`)",
             wire_fields(StepRecord),
-            "With a KL term numbers `kl/NAME` follow, with recorded ratios `ratio/NAME`. Nulls of a gradient without "
-            "direction have their reason beside.",
+            note="With a KL term numbers `kl/NAME` follow, with recorded ratios `ratio/NAME`. Nulls of a gradient "
+            "without direction have their reason beside.",
         ),
-        (
+        _table(
             "`evals.jsonl` of `probe train`, as a table (`evals`)",
             EVALUATION_FIELDS,
-            "The file nests these: a line an evaluation, `rates: {setting: {num_rollouts, ..., hack: {count, rate, "
-            "interval: {low, high}}, ...}}`.",
+            note="The file nests these: a line an evaluation, `rates: {setting: {num_rollouts, ..., hack: {count, "
+            "rate, interval: {low, high}}, ...}}`.",
         ),
-        ("Lines of `probe.attach` and `probe.integrations.trl`", wire_fields(GradientRecord), ""),
+        _table("Lines of `probe.attach` and `probe.integrations.trl`", wire_fields(GradientRecord)),
     )
     head = f"""# Schema of a run, version {RUN_SCHEMA}
 
@@ -98,15 +114,20 @@ Made by `python -m probe.records.schema` from `probe/records/records.py`, and co
 `manifest.json` names the version as `schema`; a reader refuses another one, and another set of fields. JSON is strict:
 null, never NaN. `probe.load` reads the files; `probe export` writes the first three as Parquet or CSV.
 """
-    return "\n".join([head, *(_table(*part) for part in parts)])
+    return "\n".join([head, *tables])
 
 
-def _table(title: str, columns: Sequence[Field], note: str) -> str:
-    rows = [
-        (f"`{c.name}`", c.kind + (" or null" if c.nullable else ""), c.meaning.replace("|", "\\|")) for c in columns
-    ]
-    table = [f"| {' | '.join(row)} |" for row in (("field", "type", "meaning"), ("---",) * 3, *rows)]
-    return "\n".join([f"## {title}", "", *table, *(["", note] if note else []), ""])
+def _table(title: str, columns: Sequence[Field], *, note: str = "") -> str:
+    """A heading, a Markdown table with a row for each column, and the note below it."""
+    lines = [f"## {title}", "", "| field | type | meaning |", "| --- | --- | --- |"]
+    for column in columns:
+        kind = f"{column.kind} or null" if column.nullable else column.kind
+        # Unescaped, a | of "largest |A|" would end the cell.
+        meaning = column.meaning.replace("|", "\\|")
+        lines.append(f"| `{column.name}` | {kind} | {meaning} |")
+    if note:
+        lines += ["", note]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""TokenRecord: the share of every token in one rollout's cosine, one line each, on request. No torch here.
+"""TokenRecord: the share of every token in the cosine of one rollout, a line each. Written on request. No torch here.
 
-`step_NNN.tokens.jsonl.gz` lies beside the sample records of the step, and the manifest has its hash. Shares are float32
-with their shortest decimals. What a share means, and what it does not: `probe.step.passes`.
+`step_NNN.tokens.jsonl.gz` stands beside the sample records of the step, and the manifest has its hash. Shares are
+float32, written with their shortest decimals. What a share means, and what it does not: `probe.step.passes`.
 """
 
 import re
@@ -21,10 +21,11 @@ _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """One rollout of one step, under the primary condition and the arm that stands for vanilla.
+    """One rollout of one step: under the primary condition, in the trained arm or `probe.settings.arms.measured_arm`.
 
-    The shares of prompt and completion add up to `cos`, which is `cos_S_nll` (with token credit in the condition: that
-    of the credited gradient); times the sign of the advantage, to `cos_S_contrib`. All are None without a gradient.
+    The shares of prompt and completion sum to `cos`. That is `cos_S_nll` of the sample record; if the condition has
+    token credit, it is the cosine of the credited gradient. `cos` times the sign of the advantage is `cos_S_contrib`.
+    `cos` and the shares are None for a rollout without gradient.
     """
 
     step: int
@@ -34,18 +35,20 @@ class TokenRecord:
     cos: float | None
     prompt: tuple[float, ...] | None  # a share for every prompt token
     completion: tuple[float, ...] | None  # a share for every completion token
-    prompt_chars: tuple[int, ...] | None  # characters of the pool's `prompt` that each token is; None: not known
+    prompt_chars: tuple[int, ...] | None  # how many characters of the pool's `prompt` each token covers; None: unknown
     completion_chars: tuple[int, ...] | None  # likewise of `completion`
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form."""
-        shares = {name: getattr(self, name) for name in ("prompt", "completion")}
-        narrow = {name: None if row is None else np.array(row, dtype=np.float32) for name, row in shares.items()}
-        return asdict(self) | narrow
+        """The row that is written; the shares as float32 arrays, which the JSON writer prints with few digits."""
+        row = asdict(self)
+        for name in ("prompt", "completion"):
+            if row[name] is not None:
+                row[name] = np.array(row[name], dtype=np.float32)
+        return row
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> "TokenRecord":
-        """Parse one line; InputError names `where` and the field."""
+        """The record of one line of JSON; InputError names `where` and the field."""
         return decode(cls, row, where)
 
 
@@ -58,9 +61,9 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
     """{(step, sample_id): record} of a complete run; empty for a run that recorded none.
 
     Raises:
-        InputError: a file that is missing or is not the one that the manifest lists, a line that is no record.
+        InputError: a file is missing or differs from its hash in the manifest, or a line is no TokenRecord.
     """
-    found = {}
+    records = {}
     for name, listed in manifest["files"].items():
         if not _TOKENS_FILE.fullmatch(name):
             continue
@@ -69,8 +72,8 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
             raise InputError(directory / name, expected=f"sha256 {listed} of the manifest", found=sha256(plain))
         for number, row in enumerate(decode_jsonl(plain, directory / name), 1):
             record = TokenRecord.from_json(row, f"{directory / name} line {number}")
-            found[record.step, record.sample_id] = record
-    return found
+            records[record.step, record.sample_id] = record
+    return records
 
 
 def token_hashes(directory: Path) -> dict[str, str]:

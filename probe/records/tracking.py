@@ -1,11 +1,13 @@
-"""Experiment trackers (TensorBoard, W&B, Trackio, MLflow) through accelerate's adapters: a view of what a run wrote.
+"""Experiment trackers (TensorBoard, W&B, Trackio, MLflow), through accelerate's adapters.
 
-The records are the truth, trackers are told of them afterwards: after every step they get the lines of `steps.jsonl`
-and `evals.jsonl` that are new to this process. A resumed run is therefore told whole, and a complete one can be told
-again. A tracker that fails is given up; the run goes on.
+A tracker is a view of the files of a run, which stay the record: whenever progress is reported, it gets the lines of
+`steps.jsonl` and `evals.jsonl` that this process has not sent yet. A resumed run is therefore sent whole, and a
+complete run can be sent again. A tracker that raises is dropped; the run goes on.
 
-Nothing leaves the machine unless the tracker's own environment variables say so: W&B runs offline, and everything is
-stored under out/tracking/. No torch here until a tracker starts, after the first step.
+Nothing leaves the machine unless a tracker's own environment variables say so: W&B runs offline, and everything is
+stored under out/tracking/. Torch is imported when a tracker starts, which is after the first step.
+
+To add a tracker: a row in PACKAGES, and a row in `makers` of `_start` (any subclass of accelerate's GeneralTracker).
 """
 
 import os
@@ -25,7 +27,7 @@ from replay_pools.files import decode_jsonl, flatten, read_json
 from replay_pools.progress import heard_by
 
 PROJECT = "gradient-probe"
-PACKAGES = {  # tracker -> packages of which one is needed
+PACKAGES = {  # tracker: packages, any one of which it needs
     "tensorboard": ("tensorboard", "tensorboardX"),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
@@ -36,16 +38,16 @@ TRACKERS = tuple(PACKAGES)
 
 @contextmanager
 def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Tell the trackers what is new whenever progress is reported from within, and at the end.
+    """Send what the run wrote to the trackers, at every report of progress inside the block and at its end.
 
     Args:
         names: of TRACKERS.
-        directory: of the run, whose name is that of the tracked run.
-        out_dir: its tracking/ holds what trackers store.
-        say: told of a tracker that is given up.
+        directory: of the run; the tracked run has its name.
+        out_dir: trackers store in its folder tracking/.
+        say: receives a line about each tracker that failed and was dropped.
 
     Raises:
-        InputError: a tracker that is not installed.
+        InputError: a tracker is not installed.
     """
     for name in names:
         _check_installed(name)
@@ -59,93 +61,102 @@ def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callab
 
 
 class _Trackers:
-    """The trackers of one run; one that raises anything is said so and dropped."""
+    """The trackers of one run. Whatever one of them raises is said, and that one is dropped."""
 
-    def __init__(self, names: Sequence[str], directory: Path, place: Path, say: Callable[[str], None]) -> None:
-        self._names, self._directory, self._place, self._say = dict.fromkeys(names), directory, place, say
-        self._reader = _Reader(directory)
+    def __init__(self, names: Sequence[str], directory: Path, folder: Path, say: Callable[[str], None]) -> None:
+        self._names = dict.fromkeys(names)  # each once
+        self._directory, self._folder, self._say = directory, folder, say
+        self._unread = _UnreadLines(directory)
         self._running: dict[str, Any] = {}
 
     def update(self) -> None:
-        """Tell what is new; the first time, start."""
-        if config := self._reader.new_config():
+        """Send what is new. The trackers start when the run has a config."""
+        if config := self._unread.config():
             for name in self._names:
                 self._attempt(name, partial(self._begin, name, config))
-        for step, values in self._reader.new_values():
+        for step, values in self._unread.values():
+            # A copy: a tracker that fails leaves `_running` inside the loop.
             for name, tracker in [*self._running.items()]:
                 self._attempt(name, partial(tracker.log, values, step=step))
 
     def finish(self) -> None:
-        """Close those that run."""
+        """Close the trackers that still run."""
         for name, tracker in [*self._running.items()]:
             self._attempt(name, tracker.finish)
 
     def _begin(self, name: str, config: Mapping[str, Any]) -> None:
-        self._running[name] = _start(name, self._directory.name, self._place)
+        self._running[name] = _start(name, self._directory.name, self._folder)
         self._running[name].store_init_configuration(config)
 
     def _attempt(self, name: str, action: Callable[[], None]) -> None:
         try:
-            with redirect_stdout(sys.stderr):  # theirs is no part of what a verb prints
+            # With --json the verb's stdout is one object, and trackers print greetings.
+            with redirect_stdout(sys.stderr):
                 action()
-        except Exception as error:  # of any kind: no run is worth less than its tracker
+        # Trackers raise anything, from network to disk errors, and no run should be lost to one.
+        except Exception as error:
             self._running.pop(name, None)
             self._say(f"tracker {name} is given up: {' '.join(str(error).split())}; records are in {self._directory}")
 
 
-class _Reader:
-    """What of a run's files has not been read yet."""
+class _UnreadLines:
+    """The part of a run's files that has not been read yet; reading it makes it read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._read = {STEPS_FILE: 0, EVALS_FILE: 0}  # bytes; lines are only ever added
+        # Bytes read of each file. Both files only grow while a process runs: lines are added, none is changed.
+        self._offsets = {STEPS_FILE: 0, EVALS_FILE: 0}
         self._config_read = False
 
-    def new_config(self) -> dict[str, Any]:
-        """The flat config, once it is there; then {}."""
+    def config(self) -> dict[str, Any]:
+        """The settings as {dotted name: number or text}, once they are on disk; {} before and afterwards."""
         path = self._directory / CONFIG_FILE
         if self._config_read or not path.is_file():
             return {}
         self._config_read = True
-        flat = flatten(read_json(path))
-        return {name: value if isinstance(value, int | float | str) else str(value) for name, value in flat.items()}
+        config = {}
+        for name, value in flatten(read_json(path)).items():
+            config[name] = value if isinstance(value, int | float | str) else str(value)
+        return config
 
-    def new_values(self) -> list[tuple[int, dict[str, float]]]:
-        """(step, {name: number}) in order of the steps, as trackers want them."""
-        found: dict[int, dict[str, float]] = defaultdict(dict)
+    def values(self) -> list[tuple[int, dict[str, float]]]:
+        """[(step, {name: number})] in the order of the steps, which trackers expect."""
+        values: dict[int, dict[str, float]] = defaultdict(dict)
         for row in self._rows(STEPS_FILE):
-            found[row["step"]] |= step_values(row)
+            values[row["step"]] |= step_values(row)
         for row in self._rows(EVALS_FILE):
-            found[row["step"]] |= evaluation_values(row)
-        return sorted(found.items())
+            values[row["step"]] |= evaluation_values(row)
+        return sorted(values.items())
 
     def _rows(self, name: str) -> list[Any]:
         path = self._directory / name
         if not path.is_file():
             return []
         plain = path.read_bytes()
-        new, self._read[name] = plain[self._read[name] :], len(plain)
-        return decode_jsonl(new, path)
+        unread = plain[self._offsets[name] :]
+        self._offsets[name] = len(plain)
+        return decode_jsonl(unread, path)
 
 
 def step_values(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of one line of `steps.jsonl` as [CONDITION/]ARM/FIELD; nulls, flags and texts are left out."""
     condition = "" if row["condition"] == DEFAULT_CONDITION else f"{row['condition']}/"
-    return {
-        f"{condition}{row['arm']}/{name}": value
-        for name, value in row.items()
-        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    values = {}
+    for name, value in row.items():
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+            values[f"{condition}{row['arm']}/{name}"] = value
+    return values
 
 
 def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """The rates of one line of `evals.jsonl` as eval/SETTING/METRIC."""
-    return {
-        f"eval/{setting.replace(' ', '_')}/{metric}": found["rate"]
-        for setting, rates in row["rates"].items()
-        for metric, found in rates.items()
-        if isinstance(found, dict) and found["rate"] is not None
-    }
+    """The rates of one line of `evals.jsonl` as eval/SETTING/METRIC; rates over no rollouts are left out."""
+    values = {}
+    for setting, metrics in row["rates"].items():
+        for metric, counted in metrics.items():
+            # Beside the rates stand plain counts (num_rollouts, num_problems).
+            if isinstance(counted, dict) and counted["rate"] is not None:
+                values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
+    return values
 
 
 def _check_installed(name: str) -> None:
@@ -155,28 +166,30 @@ def _check_installed(name: str) -> None:
         raise InputError(f"--track {name}", expected=f"the package {package}", found="none", fix=fix)
 
 
-def _start(name: str, run: str, place: Path) -> Any:
-    """An accelerate tracker, started. What is set in the environment already is left as it is."""
+def _start(name: str, run: str, folder: Path) -> Any:
+    """An accelerate tracker, started, that stores in `folder`. Environment variables that are set already win."""
     from accelerate.state import PartialState
     from accelerate.tracking import MLflowTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
-    place.mkdir(parents=True, exist_ok=True)
-    here = place.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
     defaults = {
         "WANDB_MODE": "offline",
-        "WANDB_DIR": str(here),
-        "TRACKIO_DIR": str(here / "trackio"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{here / 'mlflow.db'}",
+        "WANDB_DIR": str(folder),
+        "TRACKIO_DIR": str(folder / "trackio"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
     }
     for variable, value in defaults.items():
         os.environ.setdefault(variable, value)
     makers: dict[str, Callable[[], Any]] = {
-        "tensorboard": lambda: TensorBoardTracker(run, here / "tensorboard", purge_step=0),  # hides an earlier telling
+        # purge_step=0 hides what was sent of this run before, since now all of it is sent.
+        "tensorboard": lambda: TensorBoardTracker(run, folder / "tensorboard", purge_step=0),
         "wandb": lambda: WandBTracker(PROJECT, name=run),
         "trackio": lambda: TrackioTracker(PROJECT, name=run),
-        "mlflow": lambda: MLflowTracker(PROJECT, logging_dir=str(here / "mlflow"), run_name=run),
+        "mlflow": lambda: MLflowTracker(PROJECT, logging_dir=str(folder / "mlflow"), run_name=run),
     }
-    PartialState(cpu=True)  # without it the adapters refuse to work
+    # accelerate's trackers refuse to work in a process without a state.
+    PartialState(cpu=True)
     tracker = makers[name]()
     tracker.start()
     return tracker

@@ -76,7 +76,7 @@ def assemble(
     gram, frozen = None, None
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
-    with timings.phase("directions", uses_cache=True), in_turn:
+    with timings.phase("directions") as phase, in_turn:
         directions = ArmDirections(config.intervention, config.seed, policy, bases, cache_dir, say)
         start = directions.measures(conditions, arms, config.intervention.gate)
         if config.verb == "replay" and "svd" in bases:
@@ -86,6 +86,7 @@ def assemble(
         if config.verb == "train":
             pairs = [pair for pair in load_pairs(config.intervention.extraction.pairs) if pair.held_out]
             frozen = FrozenBatch(policy, coordinates, pairs, start[0].vectors) if pairs else None
+        phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
     measures: Callable = lambda step: start  # noqa: E731
     if training is not None:

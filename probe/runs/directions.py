@@ -59,7 +59,7 @@ def attach_bases(
     models = [policy.model, *(copy.deepcopy(policy.model, dict(shared)) for _ in names[1:])]
     bases: dict[Basis, Coordinates] = {}
     for basis, model in zip(names, models, strict=True):
-        with timings.phase(basis, uses_cache=basis == "svd"), world.main_first():
+        with timings.phase(basis) as phase, world.main_first():
             bases[basis] = attach_basis(
                 replace(policy, model=model),
                 basis,
@@ -68,6 +68,8 @@ def attach_bases(
                 svd_rank=config.svd_rank,
                 svd_storage=config.svd_storage,
             )
+            if basis == "svd":
+                phase.used_cache(misses=bases[basis].cache_misses())
     if world.shards_base:
         assert world.device is not None
         shard_base(bases[names[0]].model, world.device)
@@ -88,7 +90,8 @@ class ArmDirections:
     ) -> None:
         self._intervention, self._seed, self._policy, self._bases = intervention, seed, policy, bases
         self._cache_dir, self._say = cache_dir, say
-        self._cached_library = cache(self._library)
+        self._libraries: list[DirectionLibrary] = []  # the cached ones; `extract` makes a new one each time
+        self._cached_library = cache(self._shared_library)
         self._cached_vectors = cache(self._vectors)
 
     def library(self, basis: Basis, objective: LossSettings) -> DirectionLibrary:
@@ -114,6 +117,15 @@ class ArmDirections:
             for name, objective in conditions.items()
             for arm in arms
         ]
+
+    def cache_misses(self) -> int:
+        """How many sets of pair gradients were measured, because the cache did not hold them."""
+        return sum(library.cache_misses for library in self._libraries)
+
+    def _shared_library(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
+        library = self._library(basis, weights)
+        self._libraries.append(library)
+        return library
 
     def _library(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
         """Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss."""

@@ -38,11 +38,11 @@ def replay(
     Raises:
         InputError: anything wrong with the options, pools, model or directions.
     """
-    timings = Timings(out_dir / "cache")
+    timings = Timings()
     inputs = Inputs(config, out_dir, say, world.loads_on(config.model.device))
     config, per_pool = inputs.config, inputs.source.per_pool
     source = _source(inputs)
-    with timings.phase("load", uses_cache=False):
+    with timings.phase("load"):
         policy = inputs.policy
     if source.num_left_out:
         say(f"{per_pool} rollouts of each pool a step (--per-pool): {source.num_left_out} are left out")
@@ -68,7 +68,7 @@ def replay(
     )
     setup = assembly.setup
     if config.model.dtype_noise and world.is_main:
-        with timings.phase("dtype noise", uses_cache=False):
+        with timings.phase("dtype noise"):
             noise = dtype_noise(setup.bases, setup.measures(0), source, config.model.dtype_noise, policy.pad_id)
         setup = replace(setup, dtype_noise=noise)
     if world.is_main:

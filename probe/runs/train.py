@@ -59,10 +59,10 @@ def train(
     """
     config = _resolved(config)
     _check_world(config, world)
-    timings = Timings(out_dir / "cache")
+    timings = Timings()
     teacher = _teacher(config, out_dir)
     problems, held_out = _problems(config, teacher)
-    with timings.phase("load", uses_cache=False):
+    with timings.phase("load"):
         device = world.loads_on(config.model.device)
         policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=device)
     record = _record(config, teacher)
@@ -90,7 +90,7 @@ def train(
         _engine(config, policy, assembly.coordinates, directory, url) as engine,
     ):
         say(f"policy {config.model.name}, arm {_arm(config)}; grading under isolation {grader.isolation}")
-        with timings.phase("canary", uses_cache=False):
+        with timings.phase("canary"):
             if world.is_main:
                 canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
         if world.is_main:

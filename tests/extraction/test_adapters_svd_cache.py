@@ -70,6 +70,7 @@ def test_second_call_reads_the_cache(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "svd").iterdir()] == [f"{digest(weight)}.safetensors"]
     no_more_svds(monkeypatch)
     second = factorise(weight, tmp_path / "svd")
+    assert (first.computed, second.computed) == (True, False)
     assert second.digest == first.digest
     assert second.rounding is first.rounding is None
     assert same(first.factors, second.factors)
@@ -131,7 +132,9 @@ def test_damaged_cache_file_is_computed_and_written_again(tmp_path, damage, stor
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
-    assert same(factorise(weight, tmp_path, storage=storage).factors, expected.factors)
+    again = factorise(weight, tmp_path, storage=storage)
+    assert again.computed
+    assert same(again.factors, expected.factors)
     assert path.read_bytes() == whole, "the damaged file was left in place"
 
 

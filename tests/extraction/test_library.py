@@ -37,20 +37,25 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
 
 
 def test_a_damaged_cache_entry_is_measured_again(adapted, tmp_path):
-    """Cut short, it is replaced by what it held, and said so."""
+    """Cut short, it is replaced by what it held, said so, and counted as not cached."""
     policy, coordinates, pairs = adapted
     write_pairs(tmp_path / "pairs.jsonl", pairs)
-    said = []
+    said, misses = [], []
 
     def gradients():
         settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
-        return DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path, say=said.append).pair_gradients
+        library = DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path, say=said.append)
+        measured = library.pair_gradients
+        misses.append(library.cache_misses)
+        return measured
 
     whole = gradients()
     (path,) = tmp_path.glob("pair_gradients/*.safetensors")
     before = path.read_bytes()
     path.write_bytes(before[: len(before) // 2])
     again = gradients()
+    gradients()
+    assert misses == [1, 1, 0]
     assert "measured again" in said[1]
     assert path.read_bytes() == before
     for module in coordinates.sizes:

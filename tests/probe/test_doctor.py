@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from probe.cli import _doctor as doctor
-from probe.cli import cli
-from probe.cli._doctor import CHECKS, CheckError, Finding, diagnose
+from probe.cli import cli, doctor
 from probe.cli._frame import run
+from probe.cli.doctor import CHECKS, CheckError, Finding, diagnose
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.files import read_json, write_json
 from replay_pools.grading import tiers

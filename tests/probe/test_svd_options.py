@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from probe.runs.train_config import load_preset
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import Timings
 from probe.runs.directions import attach_bases
-from probe.runs.train_config import load_preset
 from probe.settings.arms import get_arm
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
@@ -61,7 +61,7 @@ def test_a_preset_may_set_them(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text('[model]\nname = "organism"\nsvd_rank = 16\nsvd_storage = "bfloat16"\n')
     model = load_preset(str(path)).model
-    bases = attach_bases(load_policy("organism"), [get_arm("projected")], model, tmp_path, Timings(tmp_path))
+    bases = attach_bases(load_policy("organism"), [get_arm("projected")], model, tmp_path, Timings())
     fingerprint = bases["svd"].fingerprint()
     assert (fingerprint["rank"], fingerprint["storage"]) == (16, "bfloat16")
     assert max(bases["svd"].sizes.values()) == 16
