@@ -12,10 +12,9 @@ from probe.report.panel import plural
 from probe.report.rollouts import load_rollouts
 from probe.report.sections.evidence import advantage_cells, distributions, modules, trajectories, trivia
 from probe.report.sections.parts import Section
-from probe.report.sections.power import power
 from probe.report.sections.provenance import provenance
 from probe.report.sections.rollouts import rollouts
-from probe.report.sections.training import training
+from probe.report.sections.training import power, training
 from probe.report.sections.verdict import verdict
 from probe.report.views import Report, View
 from replay_pools.files import write_atomic, write_json

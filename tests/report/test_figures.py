@@ -12,9 +12,9 @@ from probe.analysis.measures.cells import Cell
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.stats import Interval
-from probe.report.figures.cells import cells
 from probe.report.figures.distribution import distribution
 from probe.report.figures.forest import ForestRow, forest
+from probe.report.figures.hack_vs_clean import cells
 from probe.report.figures.learning import Curve, learning
 from probe.report.figures.modules import module_map, place
 from probe.report.figures.power import prompts_power

@@ -6,11 +6,10 @@ from xml.etree.ElementTree import Element
 
 from probe.analysis.measures.cells import METRICS
 from probe.analysis.tables import all_tables
-from probe.report.figures.cells import cells
 from probe.report.figures.distribution import distribution
+from probe.report.figures.hack_vs_clean import areas, cells, contrasts
 from probe.report.figures.modules import module_map
 from probe.report.figures.scatter import LENGTH, LIKELIHOOD, scatter
-from probe.report.figures.specific import areas, contrasts
 from probe.report.figures.trajectory import extent_of, trajectory
 from probe.report.markup import node
 from probe.report.panel import Figure, plural

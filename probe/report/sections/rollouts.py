@@ -8,10 +8,9 @@ import numpy as np
 from probe.analysis.text import Table, short
 from probe.report.markup import node, to_html
 from probe.report.panel import signed
-from probe.report.rollouts import Rollouts, Shown, telling
+from probe.report.rollouts import Push, Rollouts, Shown, pushes, telling
 from probe.report.sections.parts import Section, heading, prose, table_html
 from probe.report.sections.rollout import SHARE_UNIT, rollout
-from probe.report.strings import Push, pushes
 
 LEAD = (
     "Orange pushes hack-ward, blue clean-ward. A token's share belongs to the position where it is read and the "

@@ -2,8 +2,7 @@
 
 import pytest
 
-from probe.report.rollouts import load_rollouts, telling
-from probe.report.strings import lines_of, pushes, tokens_of
+from probe.report.rollouts import lines_of, load_rollouts, pushes, telling, tokens_of
 
 
 @pytest.fixture(scope="module")
