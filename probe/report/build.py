@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from probe.analysis.text import Table
-from probe.report.markup import node, to_html, to_svg
+from probe.report.figures.panel import plural
+from probe.report.html import node, to_html, to_svg
+from probe.report.inputs import Report, View
 from probe.report.page import page, resource
-from probe.report.panel import plural
 from probe.report.rollouts import load_rollouts
+from probe.report.sections.base import Section
 from probe.report.sections.evidence import advantage_cells, distributions, modules, trajectories, trivia
-from probe.report.sections.parts import Section
 from probe.report.sections.provenance import provenance
 from probe.report.sections.rollouts import rollouts
 from probe.report.sections.training import power, training
 from probe.report.sections.verdict import verdict
-from probe.report.views import Report, View
 from replay_pools.files import write_atomic, write_json
 
 LARGEST = 1_900_000  # bytes of the sections; rollouts get what the others leave

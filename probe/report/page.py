@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from xml.etree.ElementTree import Element
 
-from probe.report.markup import node, to_html
-from probe.report.sections.parts import Section
+from probe.report.html import node, to_html
+from probe.report.sections.base import Section
 
 
 def resource(name: str) -> str:

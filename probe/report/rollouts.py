@@ -14,7 +14,7 @@ from pathlib import Path
 from probe.records.records import SampleRecord
 from probe.records.run import ROLLOUTS_DIR, Run
 from probe.records.tokens import TokenRecord, read_tokens
-from probe.report.views import View, slug
+from probe.report.inputs import View, slug
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json, sha256
 from replay_pools.pool import Pool, open_pool

@@ -17,11 +17,11 @@ from probe.report.figures.forest import ForestRow, forest
 from probe.report.figures.hack_vs_clean import cells
 from probe.report.figures.learning import Curve, learning
 from probe.report.figures.modules import module_map, place
+from probe.report.figures.panel import Figure, Scale, scale_of, tick_label
 from probe.report.figures.power import prompts_power
 from probe.report.figures.scatter import LENGTH, scatter
 from probe.report.figures.trajectory import extent_of, trajectory
-from probe.report.markup import clean, node, number, to_html, to_svg
-from probe.report.panel import Figure, Scale, scale_of, tick_label
+from probe.report.html import clean, node, number, to_html, to_svg
 from probe.report.sections.training import group_names
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from probe.report import views
+from probe.report import inputs
 from probe.report.build import LARGEST, Written, write_report
-from probe.report.markup import clean
-from probe.report.views import Report
+from probe.report.html import clean
+from probe.report.inputs import Report
 from replay_pools.files import read_json
 from replay_pools.pool import open_pool
 
@@ -196,7 +196,7 @@ def test_what_is_missing_is_said(written, kind: str, sentences: list[str]) -> No
 
 def test_more_runs_than_a_page_has_room_for_are_compared(maker, report_of, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are in the comparison and in the tables; figures of their own have the first ones, and it is said."""
-    monkeypatch.setattr(views, "MOST_VIEWS", 2)
+    monkeypatch.setattr(inputs, "MOST_VIEWS", 2)
     names = [f"one-of-many-{i}" for i in range(4)]
     runs = [maker(name=name, num_steps=2, arms=("vanilla",), seed=i) for i, name in enumerate(names)]
     files = write_report(report_of(*runs, name="many"), maker.out)

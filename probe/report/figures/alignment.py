@@ -7,7 +7,7 @@ from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text import p_value
 from probe.report.figures.forest import ForestRow, forest
-from probe.report.panel import Figure, plural, signed
+from probe.report.figures.panel import Figure, plural, signed
 
 NULL_NAMES = {
     "N1": "N1: random (Haar) directions",

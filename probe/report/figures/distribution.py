@@ -6,7 +6,7 @@ from probe.analysis.measures.cells import Metric
 from probe.analysis.statistics.stats import prompt_means, t_interval
 from probe.analysis.text import short
 from probe.records.records import SampleRecord
-from probe.report.panel import Figure, Panel, Scale, plural, scale_of, signed
+from probe.report.figures.panel import Figure, Panel, Scale, plural, scale_of, signed
 
 ROW, TOP = 46, 44
 TITLES = {

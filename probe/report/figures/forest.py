@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from probe.analysis.statistics.stats import Interval
 from probe.analysis.text import short
-from probe.report.panel import Figure, Panel, Scale, scale_of
+from probe.report.figures.panel import Figure, Panel, Scale, scale_of
 
 ROW, TOP, LONGEST = 34, 44, 40
 

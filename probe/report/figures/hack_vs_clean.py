@@ -8,7 +8,7 @@ from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.statistics.stats import Interval
 from probe.analysis.text import p_value, short
 from probe.report.figures.forest import ForestRow, forest
-from probe.report.panel import Figure, Panel, plural, scale_of, signed
+from probe.report.figures.panel import Figure, Panel, plural, scale_of, signed
 
 ROW, TOP = 32, 44  # of the cells
 

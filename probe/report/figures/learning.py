@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probe.report.panel import LEFT, Figure, Panel, Scale
+from probe.report.figures.panel import LEFT, Figure, Panel, Scale
 
 TOP, BOTTOM, END = 44, 190, 262
 METRICS = {"hack": "Hack rate", "exploit": "Exploit rate", "solve": "Solve rate"}

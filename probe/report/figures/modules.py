@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.text import p_value, short
-from probe.report.panel import Figure, Panel, signed
+from probe.report.figures.panel import Figure, Panel, signed
 
 LEFT, WIDTH, TOP = 84, 252, 62
 LEVELS = 5

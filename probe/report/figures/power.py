@@ -9,7 +9,7 @@ from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text import short
 from probe.analysis.verdict.evidence import Plan
-from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale
+from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, Scale
 
 TOP, BOTTOM = 62, 206
 SEEDS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)

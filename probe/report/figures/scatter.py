@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from probe.analysis.measures.specificity import SCORES
 from probe.analysis.text import short
 from probe.records.records import SampleRecord
-from probe.report.markup import node, number
-from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed, tooltip
+from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed, tooltip
+from probe.report.html import node, number
 
 TOP, BOTTOM = 62, 226
 

@@ -9,12 +9,12 @@ from probe.analysis.tables import all_tables
 from probe.report.figures.distribution import distribution
 from probe.report.figures.hack_vs_clean import areas, cells, contrasts
 from probe.report.figures.modules import module_map
+from probe.report.figures.panel import Figure, plural
 from probe.report.figures.scatter import LENGTH, LIKELIHOOD, scatter
 from probe.report.figures.trajectory import extent_of, trajectory
-from probe.report.markup import node
-from probe.report.panel import Figure, plural
-from probe.report.sections.parts import Section, beside, folded, heading, panels, present, prose, table_html
-from probe.report.views import Report, View
+from probe.report.html import node
+from probe.report.inputs import Report, View
+from probe.report.sections.base import Section, beside, folded, heading, panels, present, prose, table_html
 
 Draw = Callable[[View], list[Figure]]
 Links = Mapping[tuple[Path, int, int], str]  # {(run, step, sample): where the rollout is shown}

@@ -9,9 +9,9 @@ from xml.etree.ElementTree import Element
 
 from probe.analysis.text import Table
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, ROLLOUTS_DIR, Run
-from probe.report.markup import node
-from probe.report.sections.parts import Section, prose, table_html
-from probe.report.views import Report
+from probe.report.html import node
+from probe.report.inputs import Report
+from probe.report.sections.base import Section, prose, table_html
 from replay_pools.files import read_json, sha256
 
 LEAD = (

@@ -6,11 +6,11 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from probe.analysis.text import Table, short
-from probe.report.markup import node, to_html
-from probe.report.panel import signed
+from probe.report.figures.panel import signed
+from probe.report.html import node, to_html
 from probe.report.rollouts import Push, Rollouts, Shown, pushes, telling
-from probe.report.sections.parts import Section, heading, prose, table_html
-from probe.report.sections.rollout import SHARE_UNIT, rollout
+from probe.report.sections.base import Section, heading, prose, table_html
+from probe.report.sections.rollout_details import SHARE_UNIT, rollout
 
 LEAD = (
     "Orange pushes hack-ward, blue clean-ward. A token's share belongs to the position where it is read and the "

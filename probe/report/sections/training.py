@@ -11,8 +11,8 @@ from probe.experiments.evaluation import go_plan
 from probe.records.timings import describe_timings
 from probe.report.figures.learning import METRICS, Curve, learning
 from probe.report.figures.power import prompts_power, seeds_power
-from probe.report.sections.parts import Section, folded, panels, present, prose, table_html
-from probe.report.views import Report, trained
+from probe.report.inputs import Report, trained
+from probe.report.sections.base import Section, folded, panels, present, prose, table_html
 from replay_pools.nested import flat
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from probe.analysis.text import Table, number, p_value, share
 from probe.analysis.verdict.evidence import Check
 from probe.experiments.evaluation import Evaluation
 from probe.report.figures.alignment import alignment, nulls
-from probe.report.markup import node
-from probe.report.panel import Figure, plural
-from probe.report.sections.parts import Section, beside, chip, present, prose, table_html, typeset
-from probe.report.views import Report, View
+from probe.report.figures.panel import Figure, plural
+from probe.report.html import node
+from probe.report.inputs import Report, View
+from probe.report.sections.base import Section, beside, chip, present, prose, table_html, typeset
 
 LEAD = "What the data say, why, and what they cannot say. A mechanism row is an identity of the code and no evidence."
 HOLDS = {True: "PASS", False: "FAIL", None: "INCONCLUSIVE"}

@@ -2,8 +2,8 @@
 
 from xml.etree.ElementTree import Element
 
-from probe.report.markup import node, number
-from probe.report.panel import signed
+from probe.report.figures.panel import signed
+from probe.report.html import node, number
 from probe.report.rollouts import Shown
 
 SHARE_UNIT = 1e-5  # what a share is counted in, in the page

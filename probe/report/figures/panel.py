@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from probe.report.markup import Child, append, node
+from probe.report.html import Child, append, node
 
 WIDTH = 340
 LEFT, RIGHT = 44, 330  # where plots begin and end

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from probe.analysis.text import Table
-from probe.report.markup import Child, node
-from probe.report.panel import Figure
-from probe.report.views import slug
+from probe.report.figures.panel import Figure
+from probe.report.html import Child, node
+from probe.report.inputs import slug
 
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 MARKS = {"PASS": "\u2713", "FAIL": "\u2715", "INCONCLUSIVE": "?", "VACUOUS": "\u2205"}
