@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from probe.report import inputs
-from probe.report.build import LARGEST, Written, write_report
+from probe.report.build import Written, write_report
+from probe.report.contents import MAX_SECTION_BYTES
 from probe.report.html import clean
 from probe.report.inputs import Report
 from replay_pools.files import read_json
@@ -170,7 +171,7 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
     """Where not all fit, those with the largest cosines of every source and label are shown whole, and it is said."""
     files, _ = written("large")
     text = files.html.read_text(encoding="utf-8")
-    assert LARGEST - 200_000 < files.html.stat().st_size < 2_000_000
+    assert MAX_SECTION_BYTES - 200_000 < files.html.stat().st_size < 2_000_000
     assert re.search(r"\d+ of 96 rollouts, those with the largest cosines", text)
     document = Document(text)
     labels = Counter((own["data-source"], own["data-label"]) for _, own in document.elements if "data-label" in own)
