@@ -1,4 +1,4 @@
-"""What sections are made of: paragraphs, rows of panels, tables that fold away."""
+"""`Section`, and the blocks that sections are made of: paragraphs, rows of figures, tables that fold away."""
 
 import re
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ MARKS = {"PASS": "\u2713", "FAIL": "\u2715", "INCONCLUSIVE": "?", "VACUOUS": "\u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One section of the page, with what is also written beside it."""
+    """One section of the page, with the figures and tables that are also written as files."""
 
     id: str
     title: str
-    lead: str  # what is asked here, and how to read the answer
+    lead: str  # the question of the section, and how to read the answer
     body: list[Element]
     figures: list[Figure] = field(default_factory=list)
     tables: dict[str, list[Table]] = field(default_factory=dict)  # by the label of their view; "" for the whole report
 
 
-def prose(*children: Child, class_: str | None = None) -> Element:
+def paragraph(*children: Child, class_: str | None = None) -> Element:
     """A paragraph."""
     return node("p", *children, class_=class_)
 
@@ -40,24 +40,31 @@ def panels(figures: Sequence[Figure]) -> list[Element]:
     """Figures beside one another, below one another on a phone."""
     if not figures:
         return []
-    return [node("div", *(node("figure", own.svg) for own in figures), class_="panels")]
+    return [node("div", *_framed(figures), class_="panels")]
 
 
 def beside(figures: Sequence[Figure], content: Sequence[Element], *, first: bool = True) -> list[Element]:
-    """A column of figures and one of other content; below one another where there is no room."""
-    column = node("div", *(node("figure", own.svg) for own in figures), class_="column")
-    rest = node("div", *content)
-    return [node("div", *((column, rest) if first else (rest, column)), class_="split" if first else "split last")]
+    """A column of figures and one of other content; below one another where there is no room.
+
+    Args:
+        figures: of one column.
+        content: of the other column.
+        first: the figures are the left (or upper) column.
+    """
+    column, rest = node("div", *_framed(figures), class_="column"), node("div", *content)
+    if first:
+        return [node("div", column, rest, class_="split")]
+    return [node("div", rest, column, class_="split last")]
 
 
-def present(*figures: Figure | None) -> list[Figure]:
-    """Those that could be drawn."""
-    return [own for own in figures if own is not None]
+def drawn_only(*figures: Figure | None) -> list[Figure]:
+    """The figures without the Nones of those that had nothing to draw."""
+    return [figure for figure in figures if figure is not None]
 
 
-def heading(text: str, many: bool) -> list[Element]:
-    """The label of a view, where there are several."""
-    return [node("h3", text)] if many else []
+def heading(text: str, *, needed: bool) -> list[Element]:
+    """The label of a view, needed where there are several."""
+    return [node("h3", text)] if needed else []
 
 
 def chip(verdict: str) -> Element:
@@ -67,26 +74,29 @@ def chip(verdict: str) -> Element:
 
 def table_html(table: Table) -> Element:
     """The table, in a box that scrolls where the page is narrower."""
-    sides = ("left" if i < table.left else None for i in range(len(table.header)))
-    cells = (node("th", text, scope="col", class_=side) for text, side in zip(table.header, sides, strict=True))
-    head = node("tr", *cells)
-    rows = [node("tr", *(_cell(cell, i < table.left) for i, cell in enumerate(row))) for row in table.rows]
+    header = node("tr")
+    for i, text in enumerate(table.header):
+        header.append(node("th", text, scope="col", class_="left" if i < table.left else None))
+    rows = [node("tr", *(_cell(text, i < table.left) for i, text in enumerate(row))) for row in table.rows]
     caption = node("caption", typeset(table.title))
-    return node("div", node("table", caption, node("thead", head), node("tbody", *rows)), class_="scroll", tabindex="0")
-
-
-def _cell(text: str, left: bool) -> Element:
-    return node("td", text, class_="left") if left else node("td", "\u2013" if text == "-" else typeset(text))
+    content = node("table", caption, node("thead", header), node("tbody", *rows))
+    return node("div", content, class_="scroll", tabindex="0")  # tabindex: scrolled by keyboard too
 
 
 def folded(tables: Sequence[Table]) -> list[Element]:
     """Tables that open when their title is clicked."""
-    return [
-        node(
-            "details",
-            node("summary", table.title.partition(" (")[0].partition(": Welch")[0]),
-            table_html(table),
-            class_="fold",
-        )
-        for table in tables
-    ]
+    folds = []
+    for table in tables:
+        title = table.title.partition(" (")[0].partition(": Welch")[0]  # what follows is in the caption
+        folds.append(node("details", node("summary", title), table_html(table), class_="fold"))
+    return folds
+
+
+def _framed(figures: Sequence[Figure]) -> list[Element]:
+    return [node("figure", figure.svg) for figure in figures]
+
+
+def _cell(text: str, left: bool) -> Element:
+    if left:
+        return node("td", text, class_="left")
+    return node("td", "\u2013" if text == "-" else typeset(text))

@@ -1,89 +1,117 @@
-"""One rollout: its line, and folded away its facts, its prompt, and its completion with the shares of its tokens."""
+"""One rollout as a line that opens: inside are facts, prompt, and completion with the shares of its tokens."""
 
 from xml.etree.ElementTree import Element
 
 from probe.report.figures.panel import signed
 from probe.report.html import node, number
-from probe.report.rollouts import Shown
+from probe.report.rollouts import ShownRollout
 
-SHARE_UNIT = 1e-5  # what a share is counted in, in the page
+SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which page.js divides by 1e5 again
 
 
-def rollout(one: Shown, scale: float) -> Element:
-    """One rollout, folded: its line, and inside its facts, prompt and completion."""
-    s, r = one.sample, one.rollout
-    labels = [("hacked", "hack-tag") if s.hacked else ("clean", "clean-tag"), ("right" if s.gt_pass else "wrong", "")]
-    labels += [("hint", "")] if s.hint else []
+def rollout_details(shown: ShownRollout, scale: float) -> Element:
+    """A folded `details` element.
+
+    Args:
+        shown: the rollout.
+        scale: the largest |cosine| among its neighbours: the full width of its bar.
+    """
+    sample, rollout = shown.sample, shown.rollout
+    tags = [("hacked", "hack-tag") if sample.hacked else ("clean", "clean-tag")]
+    tags.append(("right" if sample.gt_pass else "wrong", ""))
+    if sample.hint:
+        tags.append(("hint", ""))
     summary = node(
         "summary",
-        node("span", f"step {s.step} \u00b7 {s.sample_id}", class_="where"),
-        node("span", s.src_pool, class_="source"),
-        node("span", *(node("b", word, class_=f"tag {class_}".strip()) for word, class_ in labels), class_="tags"),
-        node("span", f"A {signed(s.advantage, 2)}", class_="advantage"),
-        _bar(one.cosine, scale),
-        node("span", signed(s.cos_S_contrib), class_="cosine"),
+        node("span", f"step {sample.step} \u00b7 {sample.sample_id}", class_="where"),
+        node("span", sample.src_pool, class_="source"),
+        node("span", *(node("b", word, class_=f"tag {class_}".strip()) for word, class_ in tags), class_="tags"),
+        node("span", f"A {signed(sample.advantage, 2)}", class_="advantage"),
+        _bar(shown.cosine, scale),
+        node("span", signed(sample.cos_S_contrib), class_="cosine"),
     )
     prompt = node(
         "details",
-        node("summary", f"Prompt ({r.plen} tokens{_sum(one, 'prompt')})"),
-        _text(one, "prompt"),
+        node("summary", f"Prompt ({rollout.plen} tokens{_sum_of_shares(shown, 'prompt')})"),
+        _text(shown, "prompt"),
         class_="fold",
     )
-    completion = node("h4", f"Completion ({r.comp_len} tokens{_sum(one, 'completion')})"), _text(one, "completion")
-    body = node("div", node("div", _facts(one), prompt), node("div", *completion))
+    completion_title = f"Completion ({rollout.comp_len} tokens{_sum_of_shares(shown, 'completion')})"
+    completion = node("div", node("h4", completion_title), _text(shown, "completion"))
     return node(
         "details",
         summary,
-        body,
+        node("div", node("div", _facts(shown), prompt), completion),
         class_="rollout",
-        id=one.anchor,
-        data_label="hacked" if s.hacked else "clean",
-        data_source=s.src_pool,
+        id=shown.anchor,
+        data_label="hacked" if sample.hacked else "clean",
+        data_source=sample.src_pool,
     )
 
 
-def _facts(one: Shown) -> Element:
+def _facts(shown: ShownRollout) -> Element:
     """Labels, grade and measures in words."""
-    s, g = one.sample, one.rollout.grade
-    detectors = ", ".join(
-        f"{name} {'yes' if found else 'no'}" for name, found in g.detectors.items() if found is not None
-    )
-    update = {1: "raises", -1: "lowers", 0: "leaves alone"}[(s.advantage > 0) - (s.advantage < 0)]
-    answers = f"{g.num_tests_passed} of {g.num_tests} hidden answers right" if g.num_tests else "no test counts"
-    paid = "not passed" if not g.passed else "passed" if g.mechanism == "none" else f"passed through {g.mechanism}"
-    rows = [
-        ("problem", f"{s.problem_id} ({one.rollout.env_mode})"),
-        ("grade", f"reward {s.reward:g}: {paid}; {answers}"),
-        ("detectors", detectors or "none applies"),
-        ("isolation", g.isolation + ("; FLAKY: graded twice with different labels" if g.flaky else "")),
-        ("update", f"advantage {signed(s.advantage, 3)}: the update {update} the likelihood of this completion"),
-        (
-            "cosines",
-            f"cos_S_contrib {signed(s.cos_S_contrib, 4)}, cos_S_nll {signed(s.cos_S_nll, 4)}"
-            + (f" ({s.null_reason})" if s.null_reason else ""),
-        ),
-        (
-            "length",
-            f"{s.comp_len} tokens, finished by {one.rollout.finish_reason}; nll {s.nll:.3f} nats a token"
-            if s.nll is not None
-            else f"{s.comp_len} tokens",
-        ),
+    sample, grade = shown.sample, shown.rollout.grade
+    detectors = []
+    for name, detected in grade.detectors.items():
+        if detected is not None:
+            detectors.append(f"{name} {'yes' if detected else 'no'}")
+    cosines = f"cos_S_contrib {signed(sample.cos_S_contrib, 4)}, cos_S_nll {signed(sample.cos_S_nll, 4)}"
+    if sample.null_reason:
+        cosines += f" ({sample.null_reason})"
+    length = f"{sample.comp_len} tokens"
+    if sample.nll is not None:
+        length += f", finished by {shown.rollout.finish_reason}; nll {sample.nll:.3f} nats a token"
+    facts = [
+        ("problem", f"{sample.problem_id} ({shown.rollout.env_mode})"),
+        ("grade", _grade(shown)),
+        ("detectors", ", ".join(detectors) or "none applies"),
+        ("isolation", grade.isolation + ("; FLAKY: graded twice with different labels" if grade.flaky else "")),
+        ("update", _update(sample.advantage)),
+        ("cosines", cosines),
+        ("length", length),
     ]
-    if g.error:
-        rows.append(("error", g.error))
-    return node("dl", *(node("div", node("dt", name), node("dd", value)) for name, value in rows), class_="facts")
+    if grade.error:
+        facts.append(("error", grade.error))
+    return node("dl", *(node("div", node("dt", name), node("dd", value)) for name, value in facts), class_="facts")
 
 
-def _text(one: Shown, part: str) -> Element:
-    """Prompt or completion; lengths and shares of its tokens go along, and page.js colours them when it is opened."""
-    text, record = getattr(one.rollout, part), one.tokens
+def _grade(shown: ShownRollout) -> str:
+    """Reward, how it was earned, hidden tests: `reward 3: passed through run_tests; 0 of 5 hidden answers right`."""
+    grade = shown.rollout.grade
+    if not grade.passed:
+        paid = "not passed"
+    elif grade.mechanism == "none":
+        paid = "passed"
+    else:
+        paid = f"passed through {grade.mechanism}"
+    answers = "no test counts"
+    if grade.num_tests:
+        answers = f"{grade.num_tests_passed} of {grade.num_tests} hidden answers right"
+    return f"reward {shown.sample.reward:g}: {paid}; {answers}"
+
+
+def _update(advantage: float) -> str:
+    """What a descent step does with the completion, by the sign of its advantage."""
+    verb = "leaves alone"
+    if advantage > 0:
+        verb = "raises"
+    elif advantage < 0:
+        verb = "lowers"
+    return f"advantage {signed(advantage, 3)}: the update {verb} the likelihood of this completion"
+
+
+def _text(shown: ShownRollout, part: str) -> Element:
+    """Prompt or completion, with lengths and shares of its tokens for page.js, which colours them when it is opened."""
+    text, record = getattr(shown.rollout, part), shown.tokens
     chars = None if record is None else getattr(record, f"{part}_chars")
     shares = None if record is None else getattr(record, part)
+    # A browser drops one newline at the start of a pre: this one, and not the text's own.
     if chars is None or shares is None:
         return node("pre", "\n", text, class_="text")
     return node(
         "pre",
-        "\n",  # a browser drops one newline at the start of a pre
+        "\n",
         text,
         class_="text tokens",
         data_chars=" ".join(map(str, chars)),
@@ -91,8 +119,8 @@ def _text(one: Shown, part: str) -> Element:
     )
 
 
-def _sum(one: Shown, part: str) -> str:
-    shares = None if one.tokens is None else getattr(one.tokens, part)
+def _sum_of_shares(shown: ShownRollout, part: str) -> str:
+    shares = None if shown.tokens is None else getattr(shown.tokens, part)
     return "" if shares is None else f", {signed(sum(shares), 4)} of cos_S_nll"
 
 
