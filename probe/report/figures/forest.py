@@ -1,4 +1,4 @@
-"""Forest plots: one row an estimate, with its interval, over the band that its null leaves."""
+"""Forest plots: one row per estimate, with its interval, over the band where its null has 95% of its values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,10 +34,14 @@ def forest(
     key: Sequence[tuple[str, str]] = (),
     count: int = 5,
 ) -> Figure | None:
-    """Rows below one another, each label above its marks.
+    """Rows below one another, each label above its marks; None if no row has a value.
 
     Args:
+        name: of the SVG file.
+        title: of the panel, a question.
+        rows: from top to bottom.
         label: of the axis, with the unit.
+        subtitle: what is measured.
         centre: what no effect reads: 0 of a cosine, .5 of an AUROC.
         zone: what counts as no effect, shaded through all rows.
         key: what the marks mean.
@@ -57,11 +61,11 @@ def forest(
         if zone is not None:
             panel.rect(scale(zone[0]), y, scale(zone[1]) - scale(zone[0]), 15, "zone")
         panel.track(scale, y, 15, centre=centre, count=count)
-        _row(panel, scale, row, top + ROW * i)
+        _draw_row(panel, scale, row, top + ROW * i)
     return panel.figure()
 
 
-def _row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
+def _draw_row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
     panel.text(0, y + 12, short(row.label, LONGEST))
     panel.text(340, y + 12, row.note, "value", "end")
     middle = y + 24.5
@@ -76,9 +80,11 @@ def _row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
 
 
 def _extent(rows: Sequence[ForestRow]) -> list[float]:
-    """Every end that is drawn."""
-    found = [row.value for row in rows if row.value is not None]
+    """Every value, and both ends of every interval and null: what the axis has to hold."""
+    ends = [row.value for row in rows if row.value is not None]
     for row in rows:
-        found += [row.interval.low, row.interval.high] if row.interval else []
-        found += list(row.null or ())
-    return found
+        if row.interval is not None:
+            ends += [row.interval.low, row.interval.high]
+        if row.null is not None:
+            ends += row.null
+    return ends

@@ -1,31 +1,31 @@
-"""Hack against clean: within-prompt contrasts, AUROC of every score, and which rollouts carry the gradient."""
+"""How hacks differ from clean rollouts: within-prompt contrasts, AUROC of every score, and who carries the gradient."""
 
 from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.measures.cells import Cell
 from probe.analysis.statistics.nulls import NORMAL_975
-from probe.analysis.statistics.stats import Interval
 from probe.analysis.text import p_value, short
 from probe.report.figures.forest import ForestRow, forest
 from probe.report.figures.panel import Figure, Panel, plural, scale_of, signed
 
-ROW, TOP = 32, 44  # of the cells
+ROW, TOP = 32, 44  # of the advantage cells
 
 
 def contrasts(name: str, analysis: Analysis) -> Figure | None:
     """Mean within-prompt differences of the measured arm, with bootstrap intervals over prompts."""
-    rows = [
-        ForestRow(
-            label=c.name if c.metric == "cos_S_contrib" else f"{c.name} (nll)",
-            note=f"{signed(c.difference)} \u00b7 p {p_value(c.p)}",
-            value=c.difference,
-            interval=c.interval,
-            null=_band(c.difference, c.haar.z) if c.haar else None,
+    rows = []
+    for contrast in analysis.contrasts:
+        if contrast.arm != analysis.measured_arm or contrast.difference is None:
+            continue
+        row = ForestRow(
+            label=contrast.name if contrast.metric == "cos_S_contrib" else f"{contrast.name} (nll)",
+            note=f"{signed(contrast.difference)} \u00b7 p {p_value(contrast.p)}",
+            value=contrast.difference,
+            interval=contrast.interval,
+            null=_haar_band(contrast.difference, contrast.haar.z) if contrast.haar else None,
         )
-        for c in analysis.contrasts
-        if c.arm == analysis.measured_arm and c.difference is not None
-    ]
+        rows.append(row)
     return forest(
         name,
         "Do hacks point further hack-ward?",
@@ -37,17 +37,23 @@ def contrasts(name: str, analysis: Analysis) -> Figure | None:
 
 
 def areas(name: str, analysis: Analysis) -> Figure | None:
-    """AUROC for hacked among A > 0: the measurement and the trivial scores that it has to beat."""
-    rows = [
-        ForestRow(
-            label=s.score if i == 0 else f"{s.score} (trivial)",
-            note="\u2013" if s.auroc is None else f"{s.auroc:.2f}{_range(s.interval)}",
-            value=s.auroc,
-            interval=s.interval,
-            strong=i == 0,
+    """AUROC for hacked among A > 0: the cosine, and the trivial scores that it has to beat."""
+    rows = []
+    for i, specificity in enumerate(analysis.specificity):
+        is_cosine = i == 0  # the first row of the analysis; the others are its rivals
+        note = "\u2013"
+        if specificity.auroc is not None:
+            note = f"{specificity.auroc:.2f}"
+            if specificity.interval:
+                note += f" [{specificity.interval.low:.2f}, {specificity.interval.high:.2f}]"
+        row = ForestRow(
+            label=specificity.score if is_cosine else f"{specificity.score} (trivial)",
+            note=note,
+            value=specificity.auroc,
+            interval=specificity.interval,
+            strong=is_cosine,
         )
-        for i, s in enumerate(analysis.specificity)
-    ]
+        rows.append(row)
     return forest(
         name,
         "Does the cosine know a hack better than trivia?",
@@ -60,46 +66,50 @@ def areas(name: str, analysis: Analysis) -> Figure | None:
     )
 
 
-def cells(name: str, found: Sequence[Cell]) -> Figure | None:
-    """Bars of `dot`; they add up to the whole, which is the last row."""
-    paid = [cell for cell in found if cell.advantage_sign]
+def cells(name: str, advantage_cells: Sequence[Cell]) -> Figure | None:
+    """Each cell's additive part of the hack-ward gradient (`dot`) as a bar; the last bar is their sum.
+
+    Cells with A = 0 carry nothing and are left out.
+    """
+    paid = [cell for cell in advantage_cells if cell.advantage_sign]
     if not paid:
         return None
-    rows = [
-        (_words(cell), cell.dot, f"{plural(cell.n, 'rollout')}, {plural(cell.num_prompts, 'prompt')}") for cell in paid
-    ]
+    rows = []
+    for cell in paid:
+        units = f"{plural(cell.n, 'rollout')}, {plural(cell.num_prompts, 'prompt')}"
+        rows.append((_words(cell), cell.dot, units))
     rows.append(("all together", sum(cell.dot for cell in paid), plural(sum(cell.n for cell in paid), "rollout")))
     bottom = TOP + ROW * len(rows) + 4
-    panel = Panel(
-        name, "Which rollouts carry the gradient?", bottom + 40, "Additive parts of the gradient along v_hack"
-    )
+    subtitle = "Additive parts of the gradient along v_hack"
+    panel = Panel(name, "Which rollouts carry the gradient?", bottom + 40, subtitle)
     scale = scale_of([value for _, value, _ in rows], 16, 324, least=(0.0,))
     panel.x_axis(scale, bottom, "sum of cos \u00d7 norm (\u2192 hack-ward)", count=4)
     for i, (label, value, note) in enumerate(rows):
-        y, class_ = TOP + ROW * i, "hack" if value > 0 else "clean"
+        y = TOP + ROW * i
+        class_ = "hack" if value > 0 else "clean"
+        if i == len(rows) - 1:
+            class_ = "mark"
         panel.text(0, y + 12, short(label, 36))
         panel.text(340, y + 12, note, "value", "end")
         panel.track(scale, y + 16, 13, centre=0.0, count=4)
-        tip = f"{label}: {value:+.3g} ({note})"
-        panel.rect(scale(0), y + 18, scale(value) - scale(0), 9, class_ if i < len(rows) - 1 else "mark", tip)
+        panel.rect(scale(0), y + 18, scale(value) - scale(0), 9, class_, f"{label}: {value:+.3g} ({note})")
     return panel.figure()
 
 
-def _band(difference: float | None, z: float) -> tuple[float, float] | None:
-    """Where 95% of the Haar law lies that gave this z."""
+def _haar_band(difference: float, z: float) -> tuple[float, float] | None:
+    """Where Haar directions have 95% of their differences, from z = difference / sd."""
     if not difference or not z:
         return None
     half = NORMAL_975 * abs(difference / z)
     return -half, half
 
 
-def _range(interval: Interval | None) -> str:
-    return f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
-
-
 def _words(cell: Cell) -> str:
-    """`teacher, hint, hacked, right, A > 0`; what is not so is left out."""
-    sign = "A > 0" if cell.advantage_sign > 0 else "A < 0"
-    parts = [short(cell.src_pool, 14), "hint" if cell.hint else "", "hacked" if cell.hacked else "clean"]
-    parts += ["right" if cell.gt_pass else "wrong", sign]
-    return ", ".join(part for part in parts if part)
+    """`teacher, hint, hacked, right, A > 0`; `hint` is left out where there is none."""
+    words = [short(cell.src_pool, 14)]
+    if cell.hint:
+        words.append("hint")
+    words.append("hacked" if cell.hacked else "clean")
+    words.append("right" if cell.gt_pass else "wrong")
+    words.append("A > 0" if cell.advantage_sign > 0 else "A < 0")
+    return ", ".join(words)
