@@ -65,7 +65,7 @@ def to_html(element: Element) -> str:
 
 def to_svg(element: Element, style: str) -> str:
     """A figure as a file of its own: with namespace and style, without links, which belong to the page."""
-    root = copy.deepcopy(element)
+    root = copy.deepcopy(element)  # the page holds the same element
     x, y, width, height = (float(part) for part in element.attrib["viewBox"].split())
     left, top, width, height = x - MARGIN, y - MARGIN, width + 2 * MARGIN, height + 2 * MARGIN
     root.attrib |= {"xmlns": SVG_NAMESPACE, "viewBox": f"{left:g} {top:g} {width:g} {height:g}"}

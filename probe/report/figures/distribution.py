@@ -8,7 +8,7 @@ from probe.analysis.measures.cells import Metric
 from probe.analysis.statistics.stats import prompt_means, t_interval
 from probe.analysis.text import short
 from probe.records.records import SampleRecord
-from probe.report.figures.panel import Figure, Panel, Scale, plural, scale_of, signed
+from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, plural, scale_of, signed
 
 ROW, TOP = 46, 44
 TITLES = {
@@ -51,7 +51,7 @@ def distribution(name: str, samples: Sequence[SampleRecord], metric: Metric, *, 
     bottom = TOP + ROW * len(buckets) + 4
     panel = Panel(name, TITLES[metric], bottom + 40, SUBTITLES[metric])
     means = [mean for bucket in buckets for mean in bucket.by_prompt.values()]
-    scale = scale_of(means, 16, 324, least=(0.0,))
+    scale = scale_of(means, ROW_LEFT, ROW_RIGHT, least=(0.0,))
     panel.x_axis(scale, bottom, f"{metric}, mean of each prompt")
     stride = math.ceil(len(means) / most)
     for i, bucket in enumerate(buckets):
@@ -75,7 +75,7 @@ def _draw_bucket(panel: Panel, scale: Scale, y: float, bucket: _Bucket, stride: 
     mean, interval = sum(values) / len(values), t_interval(values)
     units = f"{plural(len(values), 'prompt')}, {plural(bucket.num_rollouts, 'rollout')}"
     panel.text(0, y + 12, f"{short(bucket.pool, 18)} \u00b7 {'hacked' if bucket.hacked else 'clean'}")
-    panel.text(340, y + 12, f"{signed(mean)} \u00b7 {units}", "value", "end")
+    panel.text(WIDTH, y + 12, f"{signed(mean)} \u00b7 {units}", "value", "end")
     panel.track(scale, y + 17, 27, centre=0.0)
     drawn = list(bucket.by_prompt.items())[::stride]
     heights = _spread([scale(value) for _, value in drawn])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from probe.analysis.statistics.stats import Interval
 from probe.analysis.text import short
-from probe.report.figures.panel import Figure, Panel, Scale, scale_of
+from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, scale_of
 
 ROW, TOP, LONGEST = 34, 44, 40
 
@@ -52,7 +52,7 @@ def forest(
     top = TOP + (16 if key else 0)
     bottom = top + ROW * len(rows) + 4
     panel = Panel(name, title, bottom + 40, subtitle)
-    scale = scale_of(_extent(rows), 16, 324, least=(centre, *(zone or ())))
+    scale = scale_of(_extent(rows), ROW_LEFT, ROW_RIGHT, least=(centre, *(zone or ())))
     if key:
         panel.key(top - 6, key)
     panel.x_axis(scale, bottom, label, count=count)
@@ -67,7 +67,7 @@ def forest(
 
 def _draw_row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
     panel.text(0, y + 12, short(row.label, LONGEST))
-    panel.text(340, y + 12, row.note, "value", "end")
+    panel.text(WIDTH, y + 12, row.note, "value", "end")
     middle = y + 24.5
     if row.null is not None:
         low, high = (scale(end) for end in row.null)

@@ -7,7 +7,7 @@ from probe.analysis.measures.cells import Cell
 from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.text import p_value, short
 from probe.report.figures.forest import ForestRow, forest
-from probe.report.figures.panel import Figure, Panel, plural, scale_of, signed
+from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, plural, scale_of, signed
 
 ROW, TOP = 32, 44  # of the advantage cells
 
@@ -82,7 +82,7 @@ def cells(name: str, advantage_cells: Sequence[Cell]) -> Figure | None:
     bottom = TOP + ROW * len(rows) + 4
     subtitle = "Additive parts of the gradient along v_hack"
     panel = Panel(name, "Which rollouts carry the gradient?", bottom + 40, subtitle)
-    scale = scale_of([value for _, value, _ in rows], 16, 324, least=(0.0,))
+    scale = scale_of([value for _, value, _ in rows], ROW_LEFT, ROW_RIGHT, least=(0.0,))
     panel.x_axis(scale, bottom, "sum of cos \u00d7 norm (\u2192 hack-ward)", count=4)
     for i, (label, value, note) in enumerate(rows):
         y = TOP + ROW * i
@@ -90,7 +90,7 @@ def cells(name: str, advantage_cells: Sequence[Cell]) -> Figure | None:
         if i == len(rows) - 1:
             class_ = "mark"
         panel.text(0, y + 12, short(label, 36))
-        panel.text(340, y + 12, note, "value", "end")
+        panel.text(WIDTH, y + 12, note, "value", "end")
         panel.track(scale, y + 16, 13, centre=0.0, count=4)
         panel.rect(scale(0), y + 18, scale(value) - scale(0), 9, class_, f"{label}: {value:+.3g} ({note})")
     return panel.figure()

@@ -19,7 +19,8 @@ from xml.etree.ElementTree import Element
 from probe.report.html import Child, append, node
 
 WIDTH = 340
-LEFT, RIGHT = 44, 330  # where the plots of most figures begin and end
+LEFT, RIGHT = 44, 330  # the ends of a horizontal axis, with room for the numbers of a vertical one on the left
+ROW_LEFT, ROW_RIGHT = 16, 324  # the same in plots of rows, which have no vertical axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ def trajectory(name: str, steps: Sequence[StepRecord], extent: tuple[float, floa
     third = ("line soft-curve", "of the update") if trains else ("rect band", "95% of Haar")
     panel.key(46, [(before, "cos_in"), (after, "cos_out"), third])
     panel.text(RIGHT, 46, "\u00d7 no gradient", "soft", "end")
+    # Steps of training are one path and are joined; at frozen weights their order means nothing.
     if trains:
         _draw_curve(panel, x, y, steps, "cos_update", "soft-curve")
         _draw_curve(panel, x, y, steps, "cos_in", "thin")

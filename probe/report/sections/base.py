@@ -10,6 +10,7 @@ from probe.report.figures.panel import Figure
 from probe.report.html import Child, node
 from probe.report.inputs import slug
 
+# A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 MARKS = {"PASS": "\u2713", "FAIL": "\u2715", "INCONCLUSIVE": "?", "VACUOUS": "\u2205"}
 

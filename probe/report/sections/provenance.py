@@ -74,15 +74,19 @@ def _pool_rows(run: Run) -> list[tuple[str, str]]:
         manifest = read_json(path) if path.is_file() else {}
         policy, grader = manifest.get("policy") or {}, manifest.get("grader") or {}
         versions = manifest.get("versions") or {}
-        words = [
-            pool["path"] if manifest else f"{pool['path']} (not there any more)",
-            f"manifest sha256 {pool['manifest_sha256']}" if "manifest_sha256" in pool else "",
-            f"policy {policy.get('base_model')}" + (f" + {policy['adapter']}" if policy.get("adapter") else ""),
-            f"grader {grader.get('version')}, isolation {grader.get('isolation')}" if grader else "",
-            ", ".join(f"{name} {version}" for name, version in versions.items()),
-            f"commit {manifest['git_commit']}" if manifest.get("git_commit") else "",
-        ]
-        rows.append((f"pool {pool['name']}", "; ".join(word for word in words if word)))
+        parts = [pool["path"] if manifest else f"{pool['path']} (not there any more)"]
+        # The pool that the run itself wrote has no hash here: the run's own manifest lists it.
+        if "manifest_sha256" in pool:
+            parts.append(f"manifest sha256 {pool['manifest_sha256']}")
+        adapter = f" + {policy['adapter']}" if policy.get("adapter") else ""
+        parts.append(f"policy {policy.get('base_model')}{adapter}")
+        if grader:
+            parts.append(f"grader {grader.get('version')}, isolation {grader.get('isolation')}")
+        if versions:
+            parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
+        if manifest.get("git_commit"):
+            parts.append(f"commit {manifest['git_commit']}")
+        rows.append((f"pool {pool['name']}", "; ".join(parts)))
     return rows
 
 

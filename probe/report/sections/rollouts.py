@@ -70,6 +70,7 @@ def _choose(shown: Sequence[ShownRollout], budget: int) -> list[tuple[ShownRollo
     for rollout in largest_cosines_first(shown):
         element = rollout_details(rollout, largest)
         left -= len(to_html(element).encode())
+        # A smaller one further down might still fit, but then these would not be the largest cosines.
         if left < 0:
             break
         chosen.append((rollout, element))

@@ -35,11 +35,13 @@ def verdict(report: Report) -> Section:
         table = overview(report.views)
         tables[""] = [table]
         body = [] if report.evaluation is None else _experiment_verdict(report.evaluation)
+        # Several runs: the comparison stands open, and the verdict of each is folded away below it.
         body += [node("h3", "Runs side by side"), *beside(arm_figures, [table_html(table)])]
         for view in report.drawn:
             title = node("summary", f"{view.label}: {view.analysis.decision.outcome}")
             content = _run_verdict(view.analysis, null_figures[view.slug])
             body.append(node("details", title, *content, class_="fold wide"))
+    # The rules are lists in the page; as tables they are only written beside it.
     for view in report.views:
         tables[view.label] = [
             _rules_table("rules", "Rules R0 to R7", view.analysis.rules),
@@ -53,17 +55,20 @@ def overview(views: Sequence[View]) -> Table:
     rows = []
     for view in views:
         analysis = view.analysis
-        summary = next((summary for summary in analysis.summaries if summary.arm == analysis.measured_arm), None)
+        num_prompts, mean_cos_in, flip_p = 0, None, None
+        for summary in analysis.summaries:
+            if summary.arm == analysis.measured_arm:
+                num_prompts, mean_cos_in, flip_p = summary.num_prompts, summary.mean_cos_in, summary.sign_flip_p
         null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
-        area = analysis.specificity[0].auroc if analysis.specificity else None
+        area = analysis.specificity[0].auroc if analysis.specificity else None  # the cosine's; its rivals follow
         rows.append(
             (
                 view.label,
                 analysis.decision.outcome,
                 analysis.measured_arm or "-",
-                str(summary.num_prompts if summary else 0),
-                number(summary.mean_cos_in if summary else None),
-                p_value(summary.sign_flip_p if summary else None),
+                str(num_prompts),
+                number(mean_cos_in),
+                p_value(flip_p),
                 p_value(null.p if null else None),
                 share(area),
             )
