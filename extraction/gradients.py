@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from extraction.adapters import Coordinates
-from extraction.adapters.interface import InputTap, Tap
+from extraction.adapters.interface import Coordinates, InputTap, Tap
 from extraction.attention import attending
 from extraction.batch import Batch
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import orjson
 import torch
 
-from extraction.adapters.coordinates import Coordinates, attach, check_fingerprint
-from extraction.adapters.interface import comparable
+from extraction.adapters.coordinates import attach
+from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
 from extraction.batch import make_batch
 from extraction.controls import haar_directions, permuted_directions
 from extraction.directions import (

@@ -18,7 +18,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.attention import packs
 from extraction.batch import Batch
 from extraction.logprobs import split_model

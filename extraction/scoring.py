@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.attention import attending
 from extraction.batch import Batch
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model

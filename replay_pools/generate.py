@@ -20,7 +20,8 @@ from replay_pools.environments.base import Problem, Split, count_tests
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from replay_pools.grading.grade import Grader, Submission, canary
+from replay_pools.grading.grade import Grader, canary
+from replay_pools.grading.labels import Submission
 from replay_pools.pool import PoolWriter
 from replay_pools.progress import report
 from replay_pools.rollout import Completion, Grade, Rollout, Sampler

@@ -22,7 +22,8 @@ from replay_pools.environments.loopholes import get_loophole
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json, read_gz, sha256
-from replay_pools.grading.grade import Grader, Submission, canary
+from replay_pools.grading.grade import Grader, canary
+from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.predecessor import UNKNOWN, predecessor_files
 from replay_pools.progress import report

@@ -8,7 +8,7 @@ import pytest
 
 from probe.cli import VERBS, cli
 from probe.cli._frame import run
-from probe.cli._spec import open_spec
+from probe.experiments.checks import open_spec
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 

@@ -3,6 +3,8 @@
 Use `attach` for a model without an adapter, `adapters.existing.existing_coordinates` for one that has it already.
 """
 
-from extraction.adapters.coordinates import SVD_CACHE, Basis, Coordinates, attach, check_fingerprint
+from extraction.adapters.coordinates import SVD_CACHE, attach
+from extraction.adapters.interface import Coordinates, check_fingerprint
+from extraction.words import Basis
 
 __all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]

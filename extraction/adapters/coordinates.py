@@ -11,11 +11,11 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from extraction.adapters.interface import Basis, Coordinates, check_fingerprint
+from extraction.adapters.interface import Coordinates, check_fingerprint
 from extraction.adapters.lora import DEFAULT_RANK, attach_lora
 from extraction.adapters.singular import attach_delta_s
 from extraction.adapters.targets import find_targets
-from extraction.words import Storage
+from extraction.words import Basis, Storage
 from replay_pools.errors import InputError
 
 __all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]

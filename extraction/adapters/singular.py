@@ -30,12 +30,12 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
-from extraction.adapters.interface import Basis, Coordinates, InputTap, OutputTap, Tap, wrap
+from extraction.adapters.interface import Coordinates, InputTap, OutputTap, Tap, wrap
 from extraction.adapters.svd import MAX_CONDITION, condition
 from extraction.adapters.svd_cache import combine
 from extraction.adapters.targets import weight_matrix
 from extraction.rows import Segments
-from extraction.words import Storage
+from extraction.words import Basis, Storage
 
 
 @final

@@ -54,7 +54,7 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
 
     Example:  probe directions compare v_hack theirs.safetensors
     """
-    from extraction.adapters import check_fingerprint
+    from extraction.adapters.interface import check_fingerprint
     from extraction.angles import compare_modules
     from extraction.directions import load_directions
     from extraction.library import resolve_directions

@@ -13,7 +13,7 @@ from probe.records.run import Run, read_run, resolve_run
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
-    from probe.report.views import Report
+    from probe.report.inputs import Report
 
 MOST_NAMES = 3  # of runs in the default name
 
@@ -80,7 +80,7 @@ def report(
 def _of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":
     """Every run under every one of its conditions."""
     from probe.analysis.analyze import analyze, conditions
-    from probe.report.views import Report, View, slug
+    from probe.report.inputs import Report, View, slug
 
     if len({slug(path.resolve().name) for path in paths}) < len(paths):
         found = " ".join(map(str, paths))
@@ -96,7 +96,7 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
     from probe.experiments.jobs import runs_of
     from probe.experiments.plan import make_plan
     from probe.experiments.verdict import analyse_runs, judge
-    from probe.report.views import Report, View
+    from probe.report.inputs import Report, View
 
     spec = open_spec(spec_file)
     analyses = analyse_runs(spec, out, **settings)

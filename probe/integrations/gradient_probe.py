@@ -24,11 +24,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from extraction.adapters.coordinates import Coordinates, check_fingerprint
 from extraction.adapters.existing import existing_coordinates
+from extraction.adapters.interface import Coordinates, check_fingerprint
 from extraction.directions import Directions, load_directions
 from probe.records.records import GradientRecord
-from probe.step.projection import Gate, haar_variance, project_modules, sample_cosines
+from probe.settings.words import Gate
+from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.files import append_jsonl
 

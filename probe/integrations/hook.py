@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
 from probe.records.records import GradientRecord
-from probe.step.projection import Gate
+from probe.settings.words import Gate
 from replay_pools.errors import InputError
 
 

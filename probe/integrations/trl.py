@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
 from probe.records.records import GradientRecord
-from probe.step.projection import Gate
+from probe.settings.words import Gate
 from replay_pools.errors import InputError
 
 PREFIX = "probe/"

@@ -1,1 +1,4 @@
-"""`probe report`: runs, or the runs of a spec, as one self-contained HTML file."""
+"""`probe report`: runs, or the runs of a spec, as one self-contained HTML file.
+
+What it shows, and what first, is decided in `contents.py`. Sections are in `sections/`, their drawings in `figures/`.
+"""

@@ -1,4 +1,4 @@
-"""The page: header, contents, sections, style and script in one HTML document that loads nothing."""
+"""The HTML document: header, table of contents, sections, style and script in one file that loads nothing."""
 
 import base64
 import hashlib
@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from importlib.resources import files
 from xml.etree.ElementTree import Element
 
-from probe.report.markup import node, to_html
-from probe.report.sections.parts import Section
+from probe.report.html import node, to_html
+from probe.report.sections.base import Section
 
 
 def resource(name: str) -> str:
-    """A style sheet or the script, as it lies beside this file."""
+    """The text of page.css, figures.css or page.js, which lie beside this file."""
     return (files("probe.report") / name).read_text(encoding="utf-8")
 
 
 def page(title: str, summary: str, sections: Sequence[Section]) -> str:
-    """The document. Its policy lets no script run but this one and no address be loaded: texts of models are inside."""
+    """The HTML document of a report.
+
+    Args:
+        title: the name of the report.
+        summary: one line under the title.
+        sections: in reading order.
+    """
     script, style = resource("page.js"), resource("figures.css") + resource("page.css")
+    # The page shows texts that models wrote: no script may run but ours, known by its hash, and no address be loaded.
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
         "form-action 'none'"
@@ -48,4 +55,5 @@ def _section(section: Section) -> Element:
 
 
 def _hash(text: str) -> str:
+    """The hash of an inline style or script, as a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

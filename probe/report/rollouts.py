@@ -1,13 +1,21 @@
-"""The rollouts behind the records: texts from the pools, and shares of their tokens if recorded. No torch here."""
+"""The rollouts that a report shows: texts from the pools, shares of their tokens, and which strings push. Torch-free.
 
-from collections.abc import Iterable, Sequence
+A token's share is its part of the rollout's cosine with the direction, recorded with `--token-attribution`. The push of
+a string (a token or a line) is the sum of its shares in a rollout, times the sign of the rollout's advantage (the share
+of cos_S_contrib), averaged over the rollouts of a prompt and then over prompts; 0 where it does not occur. So the
+pushes of all tokens of prompts and completions add up to the mean cos_S_contrib. A string can rank high only because it
+occurs everywhere: the number of prompts is beside it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from probe.records.records import SampleRecord
 from probe.records.run import ROLLOUTS_DIR, Run
 from probe.records.tokens import TokenRecord, read_tokens
-from probe.report.views import View, slug
+from probe.report.inputs import View, slug
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json, sha256
 from replay_pools.pool import Pool, open_pool
@@ -15,76 +23,152 @@ from replay_pools.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ShownRollout:
     """One rollout with what was measured on it."""
 
     anchor: str  # its id in the page
     sample: SampleRecord  # of the measured arm
     rollout: Rollout
-    tokens: TokenRecord | None
+    tokens: TokenRecord | None  # the shares of its tokens, if recorded
 
     @property
     def cosine(self) -> float:
         """What it is ranked by: cos_S_contrib, or cos_S_nll where A = 0."""
-        first, second = self.sample.cos_S_contrib, self.sample.cos_S_nll
-        return first if first is not None else second or 0.0
+        if self.sample.cos_S_contrib is not None:
+            return self.sample.cos_S_contrib
+        return self.sample.cos_S_nll or 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollouts:
-    """The rollouts of one run whose texts are there."""
+class RunRollouts:
+    """The rollouts of one run whose texts can be read."""
 
     run: Run
-    shown: list[Shown]
-    missing: list[str]  # why texts of a pool are not there
+    shown: list[ShownRollout]
+    missing: list[str]  # sentences: why the texts of a pool are not shown
 
 
-def load_rollouts(view: View) -> Rollouts:
-    """The rollouts of a view's measured arm. A pool that has moved or changed since is told, never guessed at."""
-    stored, missing = _stored(view.run)
-    tokens = read_tokens(view.run.path, view.run.manifest)
-    shown = [
-        Shown(
-            anchor=f"r-{slug(view.analysis.run)}-{s.step}-{s.sample_id}",
-            sample=s,
-            rollout=stored[s.src_pool, s.src_step, s.src_sample],
-            tokens=_own(tokens.get((s.step, s.sample_id)), s),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """How far one string of the completions pushes the update hack-ward."""
+
+    text: str
+    push: float
+    count: int  # occurrences
+    num_prompts: int  # in which it occurs
+
+
+def load_rollouts(view: View) -> RunRollouts:
+    """The rollouts of a view's measured arm; texts of a pool that has moved or changed since the run are left out.
+
+    Raises:
+        InputError: token files that are not those of the manifest.
+    """
+    stored, missing = _read_pools(view.run)
+    token_records = read_tokens(view.run.path, view.run.manifest)
+    shown = []
+    for sample in view.samples:
+        rollout = stored.get((sample.src_pool, sample.src_step, sample.src_sample))
+        if rollout is None:
+            continue
+        record = token_records.get((sample.step, sample.sample_id))
+        shown.append(
+            ShownRollout(
+                anchor=f"r-{slug(view.analysis.run)}-{sample.step}-{sample.sample_id}",
+                sample=sample,
+                rollout=rollout,
+                tokens=record if record is not None and _has_shares(record, sample) else None,
+            )
         )
-        for s in view.samples
-        if (s.src_pool, s.src_step, s.src_sample) in stored
-    ]
-    return Rollouts(run=view.run, shown=shown, missing=missing)
+    return RunRollouts(run=view.run, shown=shown, missing=missing)
 
 
-def telling(shown: Iterable[Shown]) -> list[Shown]:
-    """Largest cosines first, the (source, hacked) buckets taking turns: what is shown when not all can be."""
-    buckets: dict[tuple[str, bool], list[Shown]] = {}
-    for one in sorted(shown, key=lambda one: -abs(one.cosine)):
-        buckets.setdefault((one.sample.src_pool, one.sample.hacked), []).append(one)
+def largest_cosines_first(shown: Iterable[ShownRollout]) -> list[ShownRollout]:
+    """Largest |cosine| first, the (source, hacked) buckets taking turns: the order to show when not all fit."""
+    buckets: dict[tuple[str, bool], list[ShownRollout]] = {}
+    for rollout in sorted(shown, key=lambda rollout: -abs(rollout.cosine)):
+        buckets.setdefault((rollout.sample.src_pool, rollout.sample.hacked), []).append(rollout)
     longest = max(map(len, buckets.values()), default=0)
     return [bucket[i] for i in range(longest) for bucket in buckets.values() if i < len(bucket)]
 
 
-def _own(record: TokenRecord | None, sample: SampleRecord) -> TokenRecord | None:
-    """The shares, if they are of this arm and condition and there are any."""
-    if record is None or record.completion is None:
-        return None
-    return record if (record.arm, record.condition) == (sample.arm, sample.condition) else None
+def tokens_of(shown: ShownRollout) -> Iterator[tuple[str, float]]:
+    """(text, share) of every completion token that has a text; tokens that end the turn have none."""
+    start = 0
+    assert shown.tokens is not None
+    for length, share in zip(shown.tokens.completion_chars or (), shown.tokens.completion or (), strict=True):
+        if length:
+            yield shown.rollout.completion[start : start + length], share
+        start += length
 
 
-def _stored(run: Run) -> tuple[dict[tuple[str, int, int], Rollout], list[str]]:
-    """({(pool, step, sample): rollout}, why pools are missing)."""
-    found: dict[tuple[str, int, int], Rollout] = {}
+def lines_of(shown: ShownRollout) -> Iterator[tuple[str, float]]:
+    """(text, share) of every line that is not blank; a token counts for the line in which it begins."""
+    lines = shown.rollout.completion.split("\n")
+    shares, line_number = [0.0] * len(lines), 0
+    for text, share in tokens_of(shown):
+        shares[line_number] += share
+        line_number += text.count("\n")
+    return ((line.strip(), share) for line, share in zip(lines, shares, strict=True) if line.strip())
+
+
+def pushes(shown: Sequence[ShownRollout], *, by_line: bool) -> list[Push]:
+    """The pushes of all tokens (or lines), the most hack-ward first.
+
+    Counted are rollouts with an advantage whose token texts are known. A string of one prompt alone says more about the
+    prompt than about the string: it is left out where there are more prompts.
+    """
+    by_prompt: dict[str, list[ShownRollout]] = {}
+    for rollout in shown:
+        if rollout.sample.advantage and rollout.tokens is not None and rollout.tokens.completion_chars:
+            by_prompt.setdefault(rollout.sample.problem_id, []).append(rollout)
+    strings_of = lines_of if by_line else tokens_of
+    push: dict[str, float] = defaultdict(float)
+    count: Counter[str] = Counter()
+    num_prompts: Counter[str] = Counter()
+    for rollouts in by_prompt.values():
+        texts_of_prompt = set()
+        for rollout in rollouts:
+            sign = 1 if rollout.sample.advantage > 0 else -1
+            for text, share in strings_of(rollout):
+                push[text] += sign * share / len(rollouts) / len(by_prompt)
+                count[text] += 1
+                texts_of_prompt.add(text)
+        num_prompts.update(texts_of_prompt)
+    least = min(2, len(by_prompt))
+    ranked = [
+        Push(text=text, push=push[text], count=count[text], num_prompts=num_prompts[text])
+        for text in push
+        if num_prompts[text] >= least
+    ]
+    return sorted(ranked, key=lambda row: (-row.push, row.text))
+
+
+def _has_shares(record: TokenRecord, sample: SampleRecord) -> bool:
+    """Whether a record has shares, and of this arm and condition: a run records those of one arm alone."""
+    if record.completion is None:
+        return False
+    return (record.arm, record.condition) == (sample.arm, sample.condition)
+
+
+def _read_pools(run: Run) -> tuple[dict[tuple[str, int, int], Rollout], list[str]]:
+    """({(pool, step, sample): rollout}, sentences on pools that cannot be read)."""
+    stored: dict[tuple[str, int, int], Rollout] = {}
     missing = []
-    for name, path, expected in _pools(run):
+    pools = _pools(run)
+    for name, path, manifest_sha256 in pools:
         try:
-            pool = _open(path, expected)
-            found |= {(name, r.step, r.sample_id): r for group in pool.steps for r in group}
+            # A pool is read whole before any of it is kept: a damaged file leaves out all of its pool.
+            pool = _open(path, manifest_sha256)
+            rollouts = [rollout for group in pool.steps for rollout in group]
         except InputError as error:
             missing.append(f"The texts of pool {name} are not shown. {error}")
-    for name in sorted({s.src_pool for s in run.samples} - {name for name, _, _ in _pools(run)}):
+            continue
+        stored |= {(name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
+    unknown = {sample.src_pool for sample in run.samples} - {name for name, _, _ in pools}
+    for name in sorted(unknown):
         missing.append(f"The texts of pool {name} are not shown. The run does not say where it is.")
-    return found, missing
+    return stored, missing
 
 
 def _pools(run: Run) -> Sequence[tuple[str, Path, str | None]]:
@@ -94,8 +178,10 @@ def _pools(run: Run) -> Sequence[tuple[str, Path, str | None]]:
 
 
 def _open(path: Path, expected: str | None) -> Pool:
+    """The pool, if its manifest is the one that the run read; None expects any."""
     pool = open_pool(path)
-    found = sha256(dump_json(pool.manifest))
-    if expected not in (None, found):
-        raise InputError(path, expected=f"the pool that the run read (manifest {str(expected)[:12]})", found=found[:12])
+    actual = sha256(dump_json(pool.manifest))
+    if expected not in (None, actual):
+        words = f"the pool that the run read (manifest {str(expected)[:12]})"
+        raise InputError(path, expected=words, found=actual[:12])
     return pool

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.pairs import load_pairs
 from probe.records.timings import Timings
 from probe.runs.control import Control, Training

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.batch import make_batch
 from extraction.pairs import Pair
 from extraction.scoring import score

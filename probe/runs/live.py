@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, Key, make_group
 from replay_pools.environments.base import Problem

@@ -13,7 +13,7 @@ from typing import Any, final
 import orjson
 import torch
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from replay_pools.chat import Chat
 from replay_pools.errors import InputError
 from replay_pools.rollout import Completion, Sampler

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.library import source_identity
 from probe.records.run import ROLLOUTS_DIR
 from probe.records.timings import Timings

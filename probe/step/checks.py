@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch
 from extraction.logprobs import completion_logprobs
 from extraction.rows import make_rows

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.adapters.stacked import StackedCoordinates
 from extraction.batch import Batch
 from extraction.gradients import Penalty, per_sample_gradients

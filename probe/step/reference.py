@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch
 from extraction.gradients import Penalty
 from extraction.logprobs import split_model

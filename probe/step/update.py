@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 from transformers import get_cosine_schedule_with_warmup
 
-from extraction.adapters.coordinates import Coordinates
+from extraction.adapters.interface import Coordinates
 from probe.settings.arms import Arm
-from probe.settings.words import Target
-from probe.step.projection import Gate, Projection, project_modules
+from probe.settings.words import Gate, Target
+from probe.step.projection import Projection, project_modules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,11 @@ from timing import interleaved
 from replay_pools.environments.exploits import fence
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.grading import Grader, Submission, bubblewrap, executor, sandbox, tiers
+from replay_pools.grading import bubblewrap, executor, sandbox, tiers
 from replay_pools.grading.execution import Code, Outcome, Run
 from replay_pools.grading.executor import ENVIRONMENT, Worker
-from replay_pools.grading.labels import grade_submission
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import Submission, grade_submission
 from replay_pools.grading.oracle import AnswerStream
 
 NUM_GRADES = 32

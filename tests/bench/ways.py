@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from workload import Shape, adapted, model_of
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.adapters.singular import DeltaSCoordinates
 from extraction.attention import attending
 from extraction.batch import Batch

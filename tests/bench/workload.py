@@ -8,7 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from extraction.adapters import Coordinates, attach
+from extraction.adapters import attach
+from extraction.adapters.interface import Coordinates
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.batch import Batch, make_batch
 

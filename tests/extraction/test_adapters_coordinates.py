@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from extraction.adapters import attach, check_fingerprint
+from extraction.adapters import attach
+from extraction.adapters.interface import check_fingerprint
 from replay_pools.errors import InputError
 
 BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 4}}

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis, measure_pair_gradients
+from extraction.library import DirectionLibrary, attach_basis, measure_pair_gradients
 from extraction.pairs import builtin_pairs, write_pairs
+from extraction.words import ExtractionSettings
 from replay_pools.policy import load_policy
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from extraction.loss import LOSS_TYPES, loss_weights
+from extraction.loss import loss_weights
+from extraction.words import LOSS_TYPES
 
 LENGTHS = torch.tensor([2, 3, 5])
 

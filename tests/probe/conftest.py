@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from extraction.adapters import Coordinates, attach
+from extraction.adapters import attach
+from extraction.adapters.interface import Coordinates
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run

@@ -7,16 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.objective.advantages import (
-    ESTIMATORS,
-    SCALES,
-    advantage_bound,
-    advantage_diagnostics,
-    advantages,
-    group_std,
-    reward_stats,
-)
+from probe.objective.advantages import ESTIMATORS, advantage_diagnostics, advantages, group_std, reward_stats
+from probe.objective.bound import advantage_bound
 from probe.records.records import ADVANTAGE_KEYS
+from probe.settings.words import SCALES
 
 REWARDS = torch.tensor([3.5, 3.5, 0.5, 0.0], dtype=torch.float64)
 groups = st.lists(st.sampled_from([0.0, 0.1, 0.5, 3.0, 3.5]) | st.floats(0, 10), min_size=2, max_size=12).map(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from probe.settings.arms import ARMS, get_arm
-from probe.step.projection import GATES
+from probe.settings.gate import GATES
 from replay_pools.errors import InputError
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import probe
-from extraction.adapters.coordinates import Coordinates, attach
+from extraction.adapters.coordinates import attach
+from extraction.adapters.interface import Coordinates
 from extraction.controls import haar_directions
 from extraction.directions import Directions, save_directions
 from probe.records.records import GradientRecord

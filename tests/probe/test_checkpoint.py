@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from probe.runs.resume import CheckpointConfig, drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.settings.run import CheckpointConfig
 
 
 class State:

@@ -8,7 +8,7 @@ import torch
 from extraction.batch import make_batch
 from probe.objective.objective import Objective
 from probe.objective.weigh import Scores, by_pass, weigh
-from probe.runs.conditions import Condition, parse_conditions
+from probe.settings.loss import Condition, parse_conditions
 from replay_pools.errors import InputError
 
 BASE = Objective(loss_type="bnpo", advantage_clip=3.0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from probe.objective.objective import Objective
-from probe.runs.control import Control, ControlConfig, Training
-from probe.runs.controllers import Limits
+from probe.runs.control import Control, Training
+from probe.settings.run import ControlConfig, Limits
 
 OBJECTIVE = Objective(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
 CONFIG = ControlConfig(

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.objective.credit import (
-    PLANNING_PHRASES,
     cap_credit,
     credit_diagnostics,
     gtpo,
@@ -19,6 +18,7 @@ from probe.objective.credit import (
     token_credit,
     top_surprisal,
 )
+from probe.settings.words import PLANNING_PHRASES
 
 # Two samples: a prompt token, then 4 and 2 completion tokens; the last two places of the second are padding.
 MASK = torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]], dtype=torch.bool)

@@ -31,7 +31,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.train import train
-from probe.runs.train_config import TrainConfig
+from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World, joined
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
 from extraction.pairs import Pair, builtin_pairs
 from probe.runs.frozen_batch import FrozenBatch

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
+from extraction.library import DirectionLibrary, attach_basis
+from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import Run, inputs, read_run

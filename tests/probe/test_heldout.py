@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.analysis.statistics.intervals import wilson_interval
-from probe.runs.rates import best_checkpoint, evaluate, hold_out, rates
+from probe.runs.heldout import hold_out
+from probe.runs.rates import best_checkpoint, evaluate, rates
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError

@@ -13,15 +13,15 @@ import pytest
 import torch
 from directories import contents
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from probe.objective.objective import Objective
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
-from probe.runs.control import Control, ControlConfig, Training
-from probe.runs.controllers import Limits
+from probe.runs.control import Control, Training
 from probe.runs.loop import Setup, run_steps
-from probe.runs.resume import CheckpointConfig, open_run
+from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
+from probe.settings.run import CheckpointConfig, ControlConfig, Limits
 from probe.step.groups import Group, Key, make_group
 from probe.step.passes import Bases
 from probe.step.reference import References

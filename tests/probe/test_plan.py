@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from probe.cli._spec import open_spec, resolved
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
@@ -15,7 +14,7 @@ from extraction.words import Storage
 from probe.analysis.statistics.power import mde
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.checks import vacuous_parts
+from probe.experiments.checks import open_spec, resolved, vacuous_parts
 from probe.runs.footprint import memory
 from replay_pools.policy import load_policy, load_skeleton
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.cli._spec import open_spec
+from probe.experiments.checks import open_spec
 from probe.experiments.prereg import decide, load_spec, preregistered, spec_status
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError

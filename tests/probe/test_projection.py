@@ -7,14 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.step.projection import (
-    GATES,
-    haar_hackward_quantile,
-    haar_variance,
-    project,
-    project_modules,
-    sample_cosines,
-)
+from probe.settings.gate import GATES
+from probe.step.projection import haar_hackward_quantile, haar_variance, project, project_modules, sample_cosines
 
 GATE_NAMES = sorted(GATES)
 RANKS = {"a": (8, 3), "b": (5, 1), "c": (6, 2)}

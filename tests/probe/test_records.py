@@ -10,15 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord, nullable
-from probe.records.run import (
-    file_hashes,
-    read_run,
-    read_samples,
-    read_steps,
-    samples_path,
-    write_samples,
-    write_steps,
-)
+from probe.records.run import file_hashes, read_run, read_samples, read_steps, samples_path, write_samples, write_steps
 from replay_pools.errors import InputError
 from replay_pools.files import write_json
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
 from extraction.scoring import score
 from probe.objective.objective import Objective
 from probe.objective.weigh import Scores, weigh
+from probe.settings.loss import check_recorded
 from probe.step.passes import Bases
-from probe.step.reference import References, check_recorded
+from probe.step.reference import References
 from replay_pools.errors import InputError
 
 PROMPTS, COMPLETIONS = [[5, 6, 7], [8, 9], [4]], [[10, 11, 12], [14, 15], [16, 17, 18, 3]]

@@ -8,14 +8,15 @@ import torch
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.directions import Directions, load_directions
-from extraction.library import ExtractionSettings, attach_basis
+from extraction.library import attach_basis
 from extraction.pairs import load_pairs
+from extraction.words import ExtractionSettings
 from probe.objective.objective import Objective
-from probe.runs.config import GateConfig
 from probe.runs.directions import ArmDirections, DirectionSettings, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
+from probe.settings.run import GateConfig
 from probe.step.step import Measure
 from probe.step.update import Stepper, Updater
 from replay_pools.policy import Policy, load_policy

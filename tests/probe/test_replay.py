@@ -11,7 +11,8 @@ from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.directions import load_directions
 from extraction.gradients import per_sample_gradients
-from extraction.library import DirectionLibrary, ExtractionSettings, attach_basis
+from extraction.library import DirectionLibrary, attach_basis
+from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run

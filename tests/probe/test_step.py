@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
 from probe.objective.objective import Objective
 from probe.settings.arms import get_arm

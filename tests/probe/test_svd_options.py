@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probe.runs.train_config import load_preset
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -12,6 +11,7 @@ from probe.records.run import read_run
 from probe.records.timings import Timings
 from probe.runs.directions import attach_bases
 from probe.settings.arms import get_arm
+from probe.settings.run import load_preset
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
 

@@ -12,13 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from probe.cli._spec import open_spec, resolved
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.train import configured
 from probe.experiments import launch
-from probe.experiments.checks import pool_faults
+from probe.experiments.checks import open_spec, pool_faults, resolved
 from probe.experiments.jobs import Job, block, runs_of
 from probe.experiments.launch import Attempt, Processes, Submitit
 from probe.experiments.prereg import load_spec, preregistered, spec_status

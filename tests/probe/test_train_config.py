@@ -5,11 +5,10 @@ from dataclasses import asdict, fields
 import orjson
 import pytest
 
-from extraction.library import ExtractionSettings
+from extraction.words import ExtractionSettings
 from probe.objective.objective import Objective
-from probe.runs.control import ControlConfig
-from probe.runs.controllers import Limits
-from probe.runs.train_config import PRESETS, TrainConfig, load_preset, preset_names
+from probe.settings.presets import PRESETS, preset_names
+from probe.settings.run import ControlConfig, Limits, TrainConfig, load_preset
 from replay_pools.errors import InputError
 
 

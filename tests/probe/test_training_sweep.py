@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from probe.cli._spec import open_spec
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
@@ -21,6 +20,7 @@ from probe.analysis.outcome import RATES
 from probe.analysis.verdict.siblings import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.experiments.checks import open_spec
 from probe.experiments.jobs import runs_of
 from probe.experiments.launch import Attempt, command
 from probe.experiments.spec import Spec

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from probe.settings.arms import get_arm
 from probe.step.projection import sample_cosines
 from probe.step.update import Decay, Split, Stepper, Updater, add, split_update

@@ -11,7 +11,8 @@ from probe.cli._frame import run
 from replay_pools import generate
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE, get_loophole
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.grading.grade import Grader, Submission
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import Submission
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
 SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5"]

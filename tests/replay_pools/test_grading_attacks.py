@@ -21,9 +21,11 @@ from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
-from replay_pools.grading import Grader, Submission, sandbox, seccomp, tiers
+from replay_pools.grading import sandbox, seccomp, tiers
 from replay_pools.grading.execution import Code, Run
 from replay_pools.grading.executor import ENVIRONMENT, Worker
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import Submission
 
 CORPUS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())
 CASES = CORPUS["case"]

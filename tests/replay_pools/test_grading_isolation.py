@@ -17,10 +17,11 @@ import pytest
 
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
-from replay_pools.grading import Grader, InfrastructureError, Submission, bubblewrap, sandbox, tiers
-from replay_pools.grading.execution import Code, Run
+from replay_pools.grading import bubblewrap, sandbox, tiers
+from replay_pools.grading.execution import Code, InfrastructureError, Run
 from replay_pools.grading.executor import ENVIRONMENT, Worker
-from replay_pools.grading.grade import _SELF_TEST
+from replay_pools.grading.grade import _SELF_TEST, Grader
+from replay_pools.grading.labels import Submission
 
 ROOT = Path(__file__).resolve().parents[2]
 GRADING = Path(bubblewrap.__file__).parent
@@ -319,7 +320,8 @@ ENDLESS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from replay_pools.environments.exploits import fence
-from replay_pools.grading import Grader, Submission
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import Submission
 from replay_pools.grading.grade import _SELF_TEST
 with Grader(workers=1, tier=sys.argv[2], timeout_s=300) as grader:
     print("ready", flush=True)
@@ -348,7 +350,9 @@ ORDINARY = """
 import dataclasses, json, os, sys
 sys.path[:0] = json.loads(sys.argv[1])
 from replay_pools.environments.exploits import fence
-from replay_pools.grading import Grader, Submission, tiers
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import Submission
+from replay_pools.grading import tiers
 from replay_pools.grading.grade import _SELF_TEST
 tier, sources = sys.argv[2], json.loads(sys.argv[3])
 if lacking := tiers.available_tiers()[tier]:

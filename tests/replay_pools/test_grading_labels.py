@@ -9,9 +9,11 @@ from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, compose, fence
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
-from replay_pools.grading import Grader, InfrastructureError, Submission, canary
 from replay_pools.grading.channels import CHANNELS, decoys
+from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.executor import Worker
+from replay_pools.grading.grade import Grader, canary
+from replay_pools.grading.labels import Submission
 
 STARTER = "class Solution:\n    def double(self, n):"
 RIGHT, WRONG = "return 2 * n", "return 41"

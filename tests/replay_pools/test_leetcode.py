@@ -9,7 +9,7 @@ from replay_pools.environments.base import SPLITS, Case
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
 from replay_pools.errors import InputError
-from replay_pools.grading import Grader, canary
+from replay_pools.grading.grade import Grader, canary
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 ROW = {

@@ -20,7 +20,8 @@ from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
-from replay_pools.grading.grade import GRADER_VERSION, Grader, Submission
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import LABELS, agreement, regrade_pool
 from replay_pools.rollout import Rollout

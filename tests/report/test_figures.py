@@ -12,16 +12,16 @@ from probe.analysis.measures.cells import Cell
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.power import mde
-from probe.report.figures.cells import cells
 from probe.report.figures.distribution import distribution
 from probe.report.figures.forest import ForestRow, forest
+from probe.report.figures.hack_vs_clean import cells
 from probe.report.figures.learning import Curve, learning
 from probe.report.figures.modules import module_map, place
+from probe.report.figures.panel import Figure, Scale, scale_of, tick_label
 from probe.report.figures.power import prompts_power
 from probe.report.figures.scatter import LENGTH, scatter
 from probe.report.figures.trajectory import extent_of, trajectory
-from probe.report.markup import clean, node, number, to_html, to_svg
-from probe.report.panel import Figure, Scale, scale_of, tick_label
+from probe.report.html import clean, node, number, to_html, to_svg
 from probe.report.sections.training import group_names
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from probe.report import views
-from probe.report.build import LARGEST, Written, write_report
-from probe.report.markup import clean
-from probe.report.views import Report
+from probe.report import inputs
+from probe.report.build import Written, write_report
+from probe.report.contents import MAX_SECTION_BYTES
+from probe.report.html import clean
+from probe.report.inputs import Report
 from replay_pools.files import read_json
 from replay_pools.pool import open_pool
 
@@ -170,7 +171,7 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
     """Where not all fit, those with the largest cosines of every source and label are shown whole, and it is said."""
     files, _ = written("large")
     text = files.html.read_text(encoding="utf-8")
-    assert LARGEST - 200_000 < files.html.stat().st_size < 2_000_000
+    assert MAX_SECTION_BYTES - 200_000 < files.html.stat().st_size < 2_000_000
     assert re.search(r"\d+ of 96 rollouts, those with the largest cosines", text)
     document = Document(text)
     labels = Counter((own["data-source"], own["data-label"]) for _, own in document.elements if "data-label" in own)
@@ -196,7 +197,7 @@ def test_what_is_missing_is_said(written, kind: str, sentences: list[str]) -> No
 
 def test_more_runs_than_a_page_has_room_for_are_compared(maker, report_of, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are in the comparison and in the tables; figures of their own have the first ones, and it is said."""
-    monkeypatch.setattr(views, "MOST_VIEWS", 2)
+    monkeypatch.setattr(inputs, "MOST_VIEWS", 2)
     names = [f"one-of-many-{i}" for i in range(4)]
     runs = [maker(name=name, num_steps=2, arms=("vanilla",), seed=i) for i, name in enumerate(names)]
     files = write_report(report_of(*runs, name="many"), maker.out)

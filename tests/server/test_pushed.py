@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from extraction.adapters import Coordinates
+from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
 from probe.runs.live import LiveSource, choose_problems
 from probe.runs.served import PushedEngine

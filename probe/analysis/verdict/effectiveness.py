@@ -5,8 +5,9 @@ from statistics import mean
 
 from probe.analysis.statistics.intervals import Interval, t_interval
 from probe.analysis.statistics.thresholds import GATED, GATED_UPDATE
-from probe.analysis.verdict.evidence import Evidence, Finding, Verdict, missing, range_text
+from probe.analysis.verdict.evidence import Evidence, Finding, missing, range_text
 from probe.settings.arms import ARMS
+from probe.settings.words import Verdict
 
 
 def effective(e: Evidence) -> Finding:

@@ -12,17 +12,9 @@ from probe.analysis.statistics.power import mde, pairing_pays_above
 from probe.analysis.statistics.significance import equivalence_test
 from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, NEAR_ZERO, NO_DISCRIMINATION, POWER, STRONG
 from probe.analysis.verdict.effectiveness import correct, effective
-from probe.analysis.verdict.evidence import (
-    AUTOCORRELATED,
-    Check,
-    Evidence,
-    Finding,
-    Plan,
-    Verdict,
-    missing,
-    range_text,
-)
+from probe.analysis.verdict.evidence import AUTOCORRELATED, Check, Evidence, Finding, Plan, missing, range_text
 from probe.analysis.verdict.validity import valid
+from probe.settings.words import Verdict
 
 Outcome = Literal["GO", "SKIP", "BUY MORE PROMPTS", "TRAINED"]
 

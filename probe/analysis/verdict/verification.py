@@ -11,18 +11,10 @@ from typing import Literal
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID
 from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
-from probe.analysis.verdict.evidence import (
-    AUTOCORRELATED,
-    Check,
-    Evidence,
-    Finding,
-    Verdict,
-    controls,
-    missing,
-    range_text,
-)
+from probe.analysis.verdict.evidence import AUTOCORRELATED, Check, Evidence, Finding, controls, missing, range_text
 from probe.records.records import SampleRecord
 from probe.settings.arms import ARMS
+from probe.settings.words import Verdict
 
 SPREAD = 1.0  # reward spread of a useful group
 TINY_ADVANTAGE = 0.1  # largest |A| of a group that a cap has flattened

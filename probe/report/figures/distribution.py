@@ -1,12 +1,14 @@
 """Sample cosines by source and label, with the prompt as the unit: one mark a prompt."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from probe.analysis.measures.cells import Metric
 from probe.analysis.statistics.intervals import prompt_means, t_interval
 from probe.analysis.text import short
 from probe.records.records import SampleRecord
-from probe.report.panel import Figure, Panel, Scale, plural, scale_of, signed
+from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, plural, scale_of, signed
 
 ROW, TOP = 46, 44
 TITLES = {
@@ -19,53 +21,67 @@ SUBTITLES = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bucket:
+    """The rollouts of one source and label that have the metric."""
+
+    pool: str
+    hacked: bool
+    by_prompt: dict[str, float]  # {prompt: mean}
+    num_rollouts: int
+
+
 def distribution(name: str, samples: Sequence[SampleRecord], metric: Metric, *, most: int) -> Figure | None:
     """Prompt means of one metric in every (source, hacked) bucket, with their mean and its 95% interval.
 
     Args:
+        name: of the SVG file.
         samples: of one arm under one condition, without flaky labels.
+        metric: whose prompt means are drawn.
         most: marks; of more prompts in all buckets, evenly spaced ones are drawn. Means and intervals are of all.
     """
-    buckets = [
-        (f"{short(pool, 18)} \u00b7 {'hacked' if hacked else 'clean'}", hacked, by_prompt, count)
-        for pool in sorted({s.src_pool for s in samples})
-        for hacked in (True, False)
-        for by_prompt, count in [_prompts(samples, metric, pool, hacked)]
-        if by_prompt
-    ]
+    buckets = []
+    for pool in sorted({sample.src_pool for sample in samples}):
+        for hacked in (True, False):
+            bucket = _bucket(samples, metric, pool, hacked)
+            if bucket.by_prompt:
+                buckets.append(bucket)
     if not buckets:
         return None
     bottom = TOP + ROW * len(buckets) + 4
     panel = Panel(name, TITLES[metric], bottom + 40, SUBTITLES[metric])
-    scale = scale_of([v for _, _, own, _ in buckets for v in own.values()], 16, 324, least=(0.0,))
+    means = [mean for bucket in buckets for mean in bucket.by_prompt.values()]
+    scale = scale_of(means, ROW_LEFT, ROW_RIGHT, least=(0.0,))
     panel.x_axis(scale, bottom, f"{metric}, mean of each prompt")
-    every = -(-sum(len(own) for _, _, own, _ in buckets) // most)
-    for i, (label, hacked, own, count) in enumerate(buckets):
-        _row(panel, scale, TOP + ROW * i, label, hacked, own, count, every)
+    stride = math.ceil(len(means) / most)
+    for i, bucket in enumerate(buckets):
+        _draw_bucket(panel, scale, TOP + ROW * i, bucket, stride)
     return panel.figure()
 
 
-def _prompts(samples: Sequence[SampleRecord], metric: Metric, pool: str, hacked: bool) -> tuple[dict[str, float], int]:
-    """({prompt: mean}, number of rollouts) of one bucket."""
-    rows = [s for s in samples if (s.src_pool, s.hacked) == (pool, hacked) and getattr(s, metric) is not None]
-    means = prompt_means([getattr(s, metric) for s in rows], [s.problem_id for s in rows])
-    return {str(prompt): value for prompt, value in means.items()}, len(rows)
+def _bucket(samples: Sequence[SampleRecord], metric: Metric, pool: str, hacked: bool) -> _Bucket:
+    rows = []
+    for sample in samples:
+        if (sample.src_pool, sample.hacked) == (pool, hacked) and getattr(sample, metric) is not None:
+            rows.append(sample)
+    means = prompt_means([getattr(row, metric) for row in rows], [row.problem_id for row in rows])
+    by_prompt = {str(prompt): mean for prompt, mean in means.items()}
+    return _Bucket(pool=pool, hacked=hacked, by_prompt=by_prompt, num_rollouts=len(rows))
 
 
-def _row(
-    panel: Panel, scale: Scale, y: float, label: str, hacked: bool, own: dict[str, float], count: int, every: int
-) -> None:
-    values = list(own.values())
+def _draw_bucket(panel: Panel, scale: Scale, y: float, bucket: _Bucket, stride: int) -> None:
+    """A mark for every `stride`-th prompt, and below them the mean of all with its interval."""
+    values = list(bucket.by_prompt.values())
     mean, interval = sum(values) / len(values), t_interval(values)
-    units = f"{plural(len(values), 'prompt')}, {plural(count, 'rollout')}"
-    panel.text(0, y + 12, label)
-    panel.text(340, y + 12, f"{signed(mean)} \u00b7 {units}", "value", "end")
+    units = f"{plural(len(values), 'prompt')}, {plural(bucket.num_rollouts, 'rollout')}"
+    panel.text(0, y + 12, f"{short(bucket.pool, 18)} \u00b7 {'hacked' if bucket.hacked else 'clean'}")
+    panel.text(WIDTH, y + 12, f"{signed(mean)} \u00b7 {units}", "value", "end")
     panel.track(scale, y + 17, 27, centre=0.0)
-    drawn = [*own.items()][::every]
+    drawn = list(bucket.by_prompt.items())[::stride]
     heights = _spread([scale(value) for _, value in drawn])
+    class_ = "hack point" if bucket.hacked else "clean point"
     for (prompt, value), height in zip(drawn, heights, strict=True):
-        tip = f"{short(prompt, 40)}: {signed(value)}"
-        panel.dot(scale(value), y + 27 + height, f"{'hack' if hacked else 'clean'} point", tip)
+        panel.dot(scale(value), y + 27 + height, class_, f"{short(prompt, 40)}: {signed(value)}")
     if interval is not None:
         panel.line(scale(interval.low), y + 40, scale(interval.high), y + 40, "bar", "95% interval of the mean")
     panel.dot(scale(mean), y + 40, "mark", f"mean {signed(mean, 4)}", r=3)
@@ -74,11 +90,11 @@ def _row(
 def _spread(places: Sequence[float], *, apart: float = 5.0, most: float = 7.0) -> list[float]:
     """Heights that keep marks at nearby places from hiding one another: 0, up, down, further up, ..."""
     heights = [0.0] * len(places)
-    order = sorted(range(len(places)), key=places.__getitem__)
-    taken: list[tuple[float, float]] = []
-    for i in order:
+    choices = (0.0, -most / 2, most / 2, -most, most)
+    taken: list[tuple[float, float]] = []  # (place, height) from left to right
+    for i in sorted(range(len(places)), key=places.__getitem__):
+        # The last four are enough: with five heights, one is always free of them.
         near = {height for place, height in taken[-4:] if places[i] - place < apart}
-        free = [h for h in (0.0, -most / 2, most / 2, -most, most) if h not in near]
-        heights[i] = free[0] if free else 0.0
+        heights[i] = next(height for height in choices if height not in near)
         taken.append((places[i], heights[i]))
     return heights

@@ -1,11 +1,11 @@
-"""Forest plots: one row an estimate, with its interval, over the band that its null leaves."""
+"""Forest plots: one row per estimate, with its interval, over the band where its null has 95% of its values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.text import short
-from probe.report.panel import Figure, Panel, Scale, scale_of
+from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, scale_of
 
 ROW, TOP, LONGEST = 34, 44, 40
 
@@ -34,10 +34,14 @@ def forest(
     key: Sequence[tuple[str, str]] = (),
     count: int = 5,
 ) -> Figure | None:
-    """Rows below one another, each label above its marks.
+    """Rows below one another, each label above its marks; None if no row has a value.
 
     Args:
+        name: of the SVG file.
+        title: of the panel, a question.
+        rows: from top to bottom.
         label: of the axis, with the unit.
+        subtitle: what is measured.
         centre: what no effect reads: 0 of a cosine, .5 of an AUROC.
         zone: what counts as no effect, shaded through all rows.
         key: what the marks mean.
@@ -48,7 +52,7 @@ def forest(
     top = TOP + (16 if key else 0)
     bottom = top + ROW * len(rows) + 4
     panel = Panel(name, title, bottom + 40, subtitle)
-    scale = scale_of(_extent(rows), 16, 324, least=(centre, *(zone or ())))
+    scale = scale_of(_extent(rows), ROW_LEFT, ROW_RIGHT, least=(centre, *(zone or ())))
     if key:
         panel.key(top - 6, key)
     panel.x_axis(scale, bottom, label, count=count)
@@ -57,13 +61,13 @@ def forest(
         if zone is not None:
             panel.rect(scale(zone[0]), y, scale(zone[1]) - scale(zone[0]), 15, "zone")
         panel.track(scale, y, 15, centre=centre, count=count)
-        _row(panel, scale, row, top + ROW * i)
+        _draw_row(panel, scale, row, top + ROW * i)
     return panel.figure()
 
 
-def _row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
+def _draw_row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
     panel.text(0, y + 12, short(row.label, LONGEST))
-    panel.text(340, y + 12, row.note, "value", "end")
+    panel.text(WIDTH, y + 12, row.note, "value", "end")
     middle = y + 24.5
     if row.null is not None:
         low, high = (scale(end) for end in row.null)
@@ -76,9 +80,11 @@ def _row(panel: Panel, scale: Scale, row: ForestRow, y: float) -> None:
 
 
 def _extent(rows: Sequence[ForestRow]) -> list[float]:
-    """Every end that is drawn."""
-    found = [row.value for row in rows if row.value is not None]
+    """Every value, and both ends of every interval and null: what the axis has to hold."""
+    ends = [row.value for row in rows if row.value is not None]
     for row in rows:
-        found += [row.interval.low, row.interval.high] if row.interval else []
-        found += list(row.null or ())
-    return found
+        if row.interval is not None:
+            ends += [row.interval.low, row.interval.high]
+        if row.null is not None:
+            ends += row.null
+    return ends

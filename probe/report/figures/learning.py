@@ -1,12 +1,15 @@
-"""Hack and solve rates on held-out problems while a policy trains: a line a seed, their mean by arm."""
+"""Learning curves: hack, exploit and solve rates on held-out problems while a policy trains.
+
+A thin line per seed, a thick one for the mean of an arm. To add a rate of evals.jsonl: add it to METRICS and MEANING.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probe.report.panel import LEFT, Figure, Panel, Scale
+from probe.report.figures.panel import LEFT, Figure, Panel, Scale
 
-TOP, BOTTOM, END = 44, 190, 262
+TOP, BOTTOM, END = 44, 190, 262  # END: of the x axis; the names of the arms are to the right of it
 METRICS = {"hack": "Hack rate", "exploit": "Exploit rate", "solve": "Solve rate"}
 MEANING = {
     "hack": "the exploit is present, correct or not",
@@ -26,10 +29,9 @@ class Curve:
 
 
 def learning(metric: str, curves: Sequence[Curve]) -> Figure | None:
-    """One rate of every run; a single run of an arm has its Wilson interval, several have their mean."""
+    """One rate of every run; an arm with a single run has its Wilson intervals, one with several has their mean."""
     if not any(curve.rows for curve in curves):
         return None
-    arms = list(dict.fromkeys(curve.arm for curve in curves))
     panel = Panel(f"learning-{metric}", f"{METRICS[metric]}, held out", BOTTOM + 40, MEANING[metric])
     last = max(row["step"] for curve in curves for row in curve.rows)
     x, y = Scale(0, max(last, 1), LEFT, END), Scale(0.0, 1.0, BOTTOM, TOP)
@@ -37,62 +39,75 @@ def learning(metric: str, curves: Sequence[Curve]) -> Figure | None:
         panel.line(LEFT, y(share), END, y(share), "zero" if share == 0 else "grid")
         panel.text(LEFT - 6, y(share) + 3.5, f"{share:.0%}", "tick", "end")
     panel.x_axis(x, BOTTOM, "optimizer steps", count=5)
-    ends = []
-    for place, arm in enumerate(arms):
-        own = [curve for curve in curves if curve.arm == arm]
-        ends.append((y(_draw_arm(panel, x, y, metric, own, place % ARM_CLASSES)), arm, place % ARM_CLASSES))
-    for height, arm, place in _apart(ends):
-        panel.text(END + 6, height + 3.5, arm, f"fill-{place}" if place else "")
+    names = []
+    for i, arm in enumerate(dict.fromkeys(curve.arm for curve in curves)):
+        color = i % ARM_CLASSES
+        last_rate = _draw_arm(panel, x, y, metric, [curve for curve in curves if curve.arm == arm], color)
+        names.append((y(last_rate), arm, color))
+    for height, arm, color in _apart(names):
+        panel.text(END + 6, height + 3.5, arm, f"fill-{color}" if color else "")
     return panel.figure()
 
 
-def _draw_arm(panel: Panel, x: Scale, y: Scale, metric: str, curves: Sequence[Curve], place: int) -> float:
-    """The lines of one arm; returns the last value of its main line."""
-    color = f" arm-{place}" if place else ""
+def _draw_arm(panel: Panel, x: Scale, y: Scale, metric: str, curves: Sequence[Curve], color: int) -> float:
+    """The lines of one arm: its seeds, and over them their mean. Returns the last value of the mean."""
+    arm, several = curves[0].arm, len(curves) > 1
+    line_color = f" arm-{color}" if color else ""
     for curve in curves:
         points = [(x(row["step"]), y(_rate(row, metric)["rate"] or 0.0)) for row in curve.rows]
-        panel.path(points, ("thin" if len(curves) > 1 else "curve") + color, f"{curve.arm}, seed {curve.seed}")
-        if len(curves) == 1:
-            _intervals(panel, x, y, metric, curve)
+        panel.path(points, ("thin" if several else "curve") + line_color, f"{arm}, seed {curve.seed}")
+        if not several:
+            _draw_intervals(panel, x, y, metric, curve)
     mean = _mean(curves, metric)
-    if len(curves) > 1:
+    words = f"seed {curves[0].seed}"
+    if several:
+        words = f"mean of {len(curves)} seeds"
         points = [(x(step), y(value)) for step, value in mean.items()]
-        panel.path(points, "curve" + color, f"{curves[0].arm}: mean of {len(curves)} seeds")
+        panel.path(points, "curve" + line_color, f"{arm}: {words}")
+    dot_color = f"fill-{color}" if color else "mark"
     for step, value in mean.items():
-        what = f"mean of {len(curves)} seeds" if len(curves) > 1 else f"seed {curves[0].seed}"
-        panel.dot(
-            x(step),
-            y(value),
-            f"fill-{place}" if place else "mark",
-            f"{curves[0].arm}, step {step}: {value:.0%} ({what})",
-            r=2.6,
-        )
+        panel.dot(x(step), y(value), dot_color, f"{arm}, step {step}: {value:.0%} ({words})", r=2.6)
     return list(mean.values())[-1] if mean else 0.0
 
 
-def _intervals(panel: Panel, x: Scale, y: Scale, metric: str, curve: Curve) -> None:
+def _draw_intervals(panel: Panel, x: Scale, y: Scale, metric: str, curve: Curve) -> None:
     for row in curve.rows:
-        interval = _rate(row, metric)["interval"]
+        rate = _rate(row, metric)
+        interval = rate["interval"]
         if interval is not None:
-            tip = f"Wilson 95% interval of {_rate(row, metric)['count']} of {row['rates']['all']['num_rollouts']}"
+            tip = f"Wilson 95% interval of {rate['count']} of {row['rates']['all']['num_rollouts']}"
             panel.line(x(row["step"]), y(interval["low"]), x(row["step"]), y(interval["high"]), "link", tip)
 
 
 def _mean(curves: Sequence[Curve], metric: str) -> dict[int, float]:
     """{step: mean over the seeds that were evaluated there}, for the steps that all of them have."""
-    tables = [{row["step"]: _rate(row, metric)["rate"] for row in curve.rows} for curve in curves if curve.rows]
-    shared = [step for step in tables[0] if all(table.get(step) is not None for table in tables)] if tables else []
-    return {step: sum(table[step] for table in tables) / len(tables) for step in shared}
+    rates_by_seed = []
+    for curve in curves:
+        if curve.rows:
+            rates_by_seed.append({row["step"]: _rate(row, metric)["rate"] for row in curve.rows})
+    means = {}
+    for step in rates_by_seed[0] if rates_by_seed else ():
+        rates = [by_step.get(step) for by_step in rates_by_seed]
+        # A mean over fewer seeds at some of the steps would jump where a seed is missing.
+        if None not in rates:
+            means[step] = sum(rates) / len(rates)
+    return means
 
 
 def _rate(row: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    """`count`, `rate` and `interval` of one metric in a row of evals.jsonl."""
     return row["rates"]["all"][metric]
 
 
-def _apart(ends: Sequence[tuple[float, str, int]], gap: float = 13.0) -> list[tuple[float, str, int]]:
-    """Labels at their heights, moved down where they would touch the one above, and all up if the last falls off."""
+def _apart(names: Sequence[tuple[float, str, int]], gap: float = 13.0) -> list[tuple[float, str, int]]:
+    """(height, arm, color) from top to bottom, `gap` or more between heights.
+
+    A name moves down where it would touch the one above; all move up if the last one falls below the axis.
+    """
     placed: list[tuple[float, str, int]] = []
-    for height, arm, place in sorted(ends):
-        placed.append((max(height, placed[-1][0] + gap) if placed else height, arm, place))
+    for height, arm, color in sorted(names):
+        if placed:
+            height = max(height, placed[-1][0] + gap)
+        placed.append((height, arm, color))
     over = max(0.0, placed[-1][0] - BOTTOM) if placed else 0.0
-    return [(height - over, arm, place) for height, arm, place in placed]
+    return [(height - over, arm, color) for height, arm, color in placed]

@@ -1,4 +1,4 @@
-"""What more prompts, or more seeds, could show: the smallest effect seen with 80% power at 5%."""
+"""Power curves: the smallest effect that n prompts, or n seeds, show with 80% power in a two-sided test at 5%."""
 
 import math
 from collections.abc import Sequence
@@ -9,42 +9,50 @@ from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text import short
 from probe.analysis.verdict.evidence import Plan
-from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale
+from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, Scale
 
 TOP, BOTTOM = 62, 206
 SEEDS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 PROMPTS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-ONE_SAMPLE = 0.5  # a correlation of .5 makes the paired error sd / sqrt(n), which is that of one sample's mean
+# `mde` compares two arms. A correlation of .5 makes its paired error sd / sqrt(n), that of the mean of one sample.
+ONE_SAMPLE = 0.5
 
 
 def prompts_power(name: str, label: str, cosines: Sequence[float]) -> Figure | None:
-    """Smallest mean cos_in that n prompts show, given how much the prompts of this run vary."""
+    """Smallest mean cos_in that n prompts show, given how much the prompts of this run vary.
+
+    Args:
+        name: of the SVG file.
+        label: of the run.
+        cosines: cos_in, one value per prompt; None is returned where they do not vary.
+    """
     sd = float(np.std(cosines, ddof=1)) if len(cosines) > 1 else 0.0
     if not sd > 0:
         return None
-    here = len(cosines)
-    effects = {n: mde(sd, n, paired_correlation=ONE_SAMPLE) for n in sorted({*PROMPTS, here}) if n > 1}
+    num_prompts = len(cosines)
+    effects = {n: mde(sd, n, paired_correlation=ONE_SAMPLE) for n in sorted({*PROMPTS, num_prompts})}
     subtitle = f"smallest mean cos_in seen; {short(label, 20)}: sd {sd:.3f}"
-    panel, x, y = _frame(name, "How many prompts are enough?", subtitle, effects)
+    panel, x, y = _axes(name, "How many prompts are enough?", subtitle, list(effects), max(effects.values()))
     _log_ticks(panel, x, (4, 8, 16, 32, 64, 128, 256), "prompts")
     _mark_line(panel, y, NEAR_ZERO, f"{NEAR_ZERO}: aligned (R1)")
     panel.path([(x(math.log2(n)), y(effect)) for n, effect in effects.items()], "curve")
-    at, height = x(math.log2(here)), y(effects[here])
-    panel.dot(at, height, "mark", f"{here} prompts: {effects[here]:.3f}", r=4)
-    close = abs(height - y(NEAR_ZERO)) < 18
-    panel.text(at + 8, height + (18 if close else -7), f"this run: {here} prompts, {effects[here]:.3f}")
+    effect = effects[num_prompts]
+    dot_x, dot_y = x(math.log2(num_prompts)), y(effect)
+    panel.dot(dot_x, dot_y, "mark", f"{num_prompts} prompts: {effect:.3f}", r=4)
+    on_line = abs(dot_y - y(NEAR_ZERO)) < 18  # then the words go below, where the line has none
+    panel.text(dot_x + 8, dot_y + (18 if on_line else -7), f"this run: {num_prompts} prompts, {effect:.3f}")
     return panel.figure()
 
 
 def seeds_power(name: str, plan: Plan) -> Figure:
     """Smallest difference of two arms that n seeds each show, as rule R7 counts it."""
-    numbers = sorted({*SEEDS, plan.seeds} - {1})
+    numbers = sorted({*SEEDS, plan.seeds} - {1})  # one seed shows no variance: its effect is infinite
     rho = 0.5 if plan.paired_correlation is None else plan.paired_correlation
     unpaired = {n: mde(plan.sd, n) for n in numbers}
     paired = {n: mde(plan.sd, n, paired_correlation=rho) for n in numbers}
-    both = {**unpaired, -1: min(paired.values()), -2: max(paired.values())}
     subtitle = f"smallest difference of two arms seen; sd {plan.sd:g} between seeds"
-    panel, x, y = _frame(name, "What could a training run show?", subtitle, both)
+    largest = max(*unpaired.values(), *paired.values())
+    panel, x, y = _axes(name, "What could a training run show?", subtitle, numbers, largest)
     panel.key(46, [("line curve", "unpaired"), ("line soft-curve", f"paired, correlation {rho:g}")])
     _log_ticks(panel, x, (2, 3, 5, 8, 12, 20), "seeds of each arm")
     _mark_line(panel, y, plan.expected_effect, f"expected: {plan.expected_effect:g}")
@@ -57,18 +65,17 @@ def seeds_power(name: str, plan: Plan) -> Figure:
 
 
 def _mark_line(panel: Panel, y: Scale, value: float, words: str) -> None:
-    """A dashed line at a value, if it is inside."""
+    """A dashed line at a value, if it is inside the plot."""
     if y.low < value < y.high:
         panel.line(LEFT, y(value), RIGHT, y(value), "edge")
         panel.text(RIGHT, y(value) - 5, words, "soft", "end")
 
 
-def _frame(name: str, title: str, subtitle: str, effects: dict[int, float]) -> tuple[Panel, Scale, Scale]:
-    """An empty panel whose horizontal axis is log2 n."""
-    numbers = [n for n in effects if n > 0]
+def _axes(name: str, title: str, subtitle: str, numbers: Sequence[int], largest: float) -> tuple[Panel, Scale, Scale]:
+    """An empty panel with its scales: log2 of the `numbers` along x, effects from 0 to the `largest` along y."""
     panel = Panel(name, title, BOTTOM + 40, subtitle)
     x = Scale(math.log2(min(numbers)) - 0.2, math.log2(max(numbers)) + 0.2, LEFT, RIGHT)
-    y = Scale(0.0, 1.08 * max(effects.values()), BOTTOM, TOP)
+    y = Scale(0.0, 1.08 * largest, BOTTOM, TOP)
     panel.y_axis(y, "", count=4)
     return panel, x, y
 

@@ -1,22 +1,27 @@
-"""Is the score about something trivial? Sample cosines against length and likelihood, one mark a rollout."""
+"""Is the score about something trivial? Sample cosines against length and likelihood, one mark per rollout.
 
+To add a panel: add a `Rival` here, and name it in `trivia` of `probe/report/sections/evidence.py`.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element
 
 from probe.analysis.measures.specificity import SCORES
 from probe.analysis.text import short
 from probe.records.records import SampleRecord
-from probe.report.markup import node, number
-from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed, tooltip
+from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, scale_of, signed, tooltip
+from probe.report.html import node, number
 
 TOP, BOTTOM = 62, 226
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A trivial score, by its name in `probe.analysis.measures.specificity`, and how the panel speaks of it."""
+    """A trivial score that the cosine competes with, and the words of its panel."""
 
-    score: str
+    score: str  # a key of `probe.analysis.measures.specificity.SCORES`
     title: str
     label: str  # of the axis, with the unit
 
@@ -38,38 +43,42 @@ def scatter(
     """cos_S_contrib against a rival: colour is the label, a circle the first source, a square every other.
 
     Args:
+        name: of the SVG file.
+        rival: the trivial score along x.
         samples: of one arm.
-        link: where a rollout is shown, if it is.
+        link: the address of a rollout in the page, or None if it is not shown.
         most: marks; of more rollouts, evenly spaced ones are drawn.
     """
-    known = [
-        (s, value) for s in samples if s.cos_S_contrib is not None and (value := SCORES[rival.score](s)) is not None
-    ]
-    if not known:
+    points = []
+    for sample in samples:
+        value = SCORES[rival.score](sample)
+        if sample.cos_S_contrib is not None and value is not None:
+            points.append((sample, value, sample.cos_S_contrib))
+    if not points:
         return None
-    shown = known[:: -(-len(known) // most)]
-    note = "" if len(shown) == len(known) else f"; {len(shown)} of {len(known)} drawn"
+    drawn = points[:: math.ceil(len(points) / most)]
+    note = "" if len(drawn) == len(points) else f"; {len(drawn)} of {len(points)} drawn"
     panel = Panel(name, rival.title, BOTTOM + 40, f"cos_S_contrib of each rollout{note}")
-    x = scale_of([value for _, value in shown], LEFT, RIGHT)
-    y = scale_of([s.cos_S_contrib or 0.0 for s, _ in shown], BOTTOM, TOP, least=(0.0,))
+    x = scale_of([value for _, value, _ in drawn], LEFT, RIGHT)
+    y = scale_of([cosine for _, _, cosine in drawn], BOTTOM, TOP, least=(0.0,))
     panel.y_axis(y, "", count=5)
     panel.x_axis(x, BOTTOM, rival.label)
-    pools = list(dict.fromkeys(s.src_pool for s in samples))
+    pools = list(dict.fromkeys(sample.src_pool for sample in samples))
     panel.key(46, [("dot hack", "hacked"), ("dot clean", "clean")])
     if len(pools) > 1:
         panel.text(RIGHT, 46, f"\u25cf {short(pools[0], 14)}  \u25a0 {short(', '.join(pools[1:]), 18)}", "soft", "end")
-    for s, value in shown:
-        _mark(panel, x(value), y, s, s.src_pool == pools[0], link(s))
+    for sample, value, cosine in drawn:
+        mark = _mark(sample, x(value), y(cosine), circle=sample.src_pool == pools[0])
+        href = link(sample)
+        panel.add(mark if href is None else node("a", mark, href=href))
     return panel.figure()
 
 
-def _mark(panel: Panel, px: float, y: Scale, s: SampleRecord, first: bool, href: str | None) -> None:
-    assert s.cos_S_contrib is not None
-    class_ = f"{'hack' if s.hacked else 'clean'} point"
-    tip = tooltip(f"step {s.step}, sample {s.sample_id} ({s.src_pool}): {signed(s.cos_S_contrib)}, {s.comp_len} tokens")
-    py = y(s.cos_S_contrib)
-    if first:
-        mark = node("circle", tip, cx=px, cy=py, r=3.4, class_=class_)
-    else:
-        mark = node("rect", tip, x=number(px - 3), y=number(py - 3), width=6, height=6, class_=class_)
-    panel.add(mark if href is None else node("a", mark, href=href))
+def _mark(sample: SampleRecord, x: float, y: float, *, circle: bool) -> Element:
+    """A circle or a square, with what it stands for as its tooltip."""
+    class_ = f"{'hack' if sample.hacked else 'clean'} point"
+    where = f"step {sample.step}, sample {sample.sample_id} ({sample.src_pool})"
+    tip = tooltip(f"{where}: {signed(sample.cos_S_contrib)}, {sample.comp_len} tokens")
+    if circle:
+        return node("circle", tip, cx=x, cy=y, r=3.4, class_=class_)
+    return node("rect", tip, x=number(x - 3), y=number(y - 3), width=6, height=6, class_=class_)

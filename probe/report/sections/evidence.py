@@ -1,4 +1,8 @@
-"""The evidence, figure by figure: trajectories, labels, modules, cells, trivial scores."""
+"""Five sections of figures with the tables behind them: trajectories, labels, modules, advantage cells, trivial scores.
+
+Each section gives `_section` a function that draws the figures of one view. To add a figure to a section: write it in
+`probe/report/figures/`, and add its call to the section's `draw`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,16 +10,17 @@ from xml.etree.ElementTree import Element
 
 from probe.analysis.measures.cells import METRICS
 from probe.analysis.tables import all_tables
-from probe.report.figures.cells import cells
+from probe.analysis.text import Table
+from probe.records.records import SampleRecord
 from probe.report.figures.distribution import distribution
+from probe.report.figures.hack_vs_clean import areas, cells, contrasts
 from probe.report.figures.modules import module_map
+from probe.report.figures.panel import Figure, plural
 from probe.report.figures.scatter import LENGTH, LIKELIHOOD, scatter
-from probe.report.figures.specific import areas, contrasts
 from probe.report.figures.trajectory import extent_of, trajectory
-from probe.report.markup import node
-from probe.report.panel import Figure, plural
-from probe.report.sections.parts import Section, beside, folded, heading, panels, present, prose, table_html
-from probe.report.views import Report, View
+from probe.report.html import node
+from probe.report.inputs import Report, View
+from probe.report.sections.base import Section, beside, drawn_only, folded, heading, panels, paragraph, table_html
 
 Draw = Callable[[View], list[Figure]]
 Links = Mapping[tuple[Path, int, int], str]  # {(run, step, sample): where the rollout is shown}
@@ -53,25 +58,27 @@ TRIVIA = (
 
 
 def trajectories(report: Report) -> Section:
-    """Every arm step by step."""
+    """The cosines of every arm, step by step."""
 
     def draw(view: View) -> list[Figure]:
-        extent = extent_of([s for s in view.run.steps if s.condition == view.analysis.condition])
+        # The arms share one axis, so that they can be compared by eye.
+        extent = extent_of([step for step in view.run.steps if step.condition == view.analysis.condition])
         arms = view.analysis.arms
-        return present(*(trajectory(f"trajectory-{view.slug}-{arm}", view.steps(arm), extent) for arm in arms))
+        return drawn_only(*(trajectory(f"trajectory-{view.slug}-{arm}", view.steps(arm), extent) for arm in arms))
 
     names = ("arms", "nulls", "comparisons", "gates", "steps")
     return _section(report, "trajectories", "Trajectories", TRAJECTORIES, draw, names, "No step was recorded.")
 
 
 def distributions(report: Report) -> Section:
-    """Sample cosines by source and label, and contrasts."""
+    """Sample cosines by source and label, and within-prompt contrasts."""
 
     def draw(view: View) -> list[Figure]:
-        sure = [s for s in view.samples if not s.flaky]
-        most = _marks(report)
-        spread = [distribution(f"{metric}-{view.slug}", sure, metric, most=most) for metric in METRICS]
-        return present(*spread, contrasts(f"contrasts-{view.slug}", view.analysis))
+        # Two gradings of a flaky rollout disagree: it is neither a hack nor clean.
+        samples = [sample for sample in view.samples if not sample.flaky]
+        most = _marks_per_panel(report)
+        by_metric = [distribution(f"{metric}-{view.slug}", samples, metric, most=most) for metric in METRICS]
+        return drawn_only(*by_metric, contrasts(f"contrasts-{view.slug}", view.analysis))
 
     names = ("buckets", "contrast-1", "contrast-2", "contrast-3", "contrast-4", "contrast-5")
     empty = "No rollout has a cosine."
@@ -79,13 +86,13 @@ def distributions(report: Report) -> Section:
 
 
 def modules(report: Report) -> Section:
-    """The map over modules."""
+    """The cosine of every adapted module, as a map."""
 
     def draw(view: View) -> list[Figure]:
-        found = view.analysis.permutation
-        if found is None:
+        permutation = view.analysis.permutation
+        if permutation is None:
             return []
-        return present(module_map(f"modules-{view.slug}", found.modules, found.modules_critical_z))
+        return drawn_only(module_map(f"modules-{view.slug}", permutation.modules, permutation.modules_critical_z))
 
     return _section(report, "modules", "Module map", MODULES, draw, ("modules", "other-k"), NO_MODULES, side=True)
 
@@ -94,27 +101,37 @@ def advantage_cells(report: Report) -> Section:
     """Which rollouts carry the gradient."""
 
     def draw(view: View) -> list[Figure]:
-        return present(cells(f"cells-{view.slug}", view.analysis.cells))
+        return drawn_only(cells(f"cells-{view.slug}", view.analysis.cells))
 
     empty = "No rollout has an advantage."
     return _section(report, "cells", "Advantage cells", CELLS, draw, ("cells",), empty, side=True)
 
 
 def trivia(report: Report, links: Links) -> Section:
-    """Sample cosines against completion length and other trivial scores."""
+    """Sample cosines against completion length and other trivial scores.
+
+    Args:
+        report: whose rollouts are drawn, one mark each.
+        links: where the page shows a rollout; marks of others lead nowhere.
+    """
 
     def draw(view: View) -> list[Figure]:
-        link = lambda s: links.get((view.run.path, s.step, s.sample_id))  # noqa: E731
-        most = _marks(report)
-        marks = [scatter(f"{r.score}-{view.slug}", r, view.samples, link, most=most) for r in (LENGTH, LIKELIHOOD)]
-        return present(*marks, areas(f"auroc-{view.slug}", view.analysis))
+        def link(sample: SampleRecord) -> str | None:
+            return links.get((view.run.path, sample.step, sample.sample_id))
+
+        most = _marks_per_panel(report)
+        scatters = [
+            scatter(f"{rival.score}-{view.slug}", rival, view.samples, link, most=most)
+            for rival in (LENGTH, LIKELIHOOD)
+        ]
+        return drawn_only(*scatters, areas(f"auroc-{view.slug}", view.analysis))
 
     empty = "No rollout has a cosine."
     return _section(report, "length", "Length and other trivia", TRIVIA, draw, ("specificity",), empty)
 
 
-def _marks(report: Report) -> int:
-    """Marks of one panel, so that a report of many runs stays small: few for each where there are many panels."""
+def _marks_per_panel(report: Report) -> int:
+    """The most marks of one panel: fewer where there are many views, so that the page stays small."""
     return min(MARKS // 2, MARKS // max(1, len(report.drawn)))
 
 
@@ -129,37 +146,42 @@ def _section(
     *,
     side: bool = False,
 ) -> Section:
-    """The figures of every view with the tables behind them; views without any say why.
+    """The figures of every view with the tables behind them.
 
     Args:
-        draw: the figures of a view.
+        report: its views; those beyond `report.drawn` have tables alone, and the section says so.
+        id: of the section in the page.
+        title: its heading.
+        lead: its question, and how to read the answer.
+        draw: gives the figures of a view.
         names: of the tables behind them.
-        otherwise: what is said where there is no figure.
-        side: of one view, tables stand open beside the figure.
+        otherwise: the sentence that stands where there is no figure.
+        side: with a single view, tables stand open beside the figure.
     """
-    tables = {view.label: [t for t in all_tables(view.analysis) if t.name in names] for view in report.views}
-    drawn = [(view, draw(view), tables[view.label]) for view in report.drawn]
-    figures = [figure for _, own, _ in drawn for figure in own]
-    empty = prose(otherwise, class_="empty")
+    tables: dict[str, list[Table]] = {}
+    for view in report.views:
+        tables[view.label] = [table for table in all_tables(view.analysis) if table.name in names]
+    drawn = [(view, draw(view)) for view in report.drawn]
+    figures = [figure for _, view_figures in drawn for figure in view_figures]
+    empty = paragraph(otherwise, class_="empty")
+    body: list[Element] = []
     if not figures:
         body = [empty]
     elif side and len(drawn) == 1:
-        body = beside(figures, [table_html(table) for table in drawn[0][2]])
-    elif len(drawn) > 1 and all(len(own) <= 1 for _, own, _ in drawn):
-        cells = [
-            node("div", *heading(view.label, True), *figure_or(own, empty), *folded(kept)) for view, own, kept in drawn
-        ]
-        body = [node("div", *cells, class_="panels")]
+        body = beside(figures, [table_html(table) for table in tables[drawn[0][0].label]])
+    elif len(drawn) > 1 and all(len(view_figures) <= 1 for _, view_figures in drawn):
+        # One figure a view: the views stand beside one another.
+        columns = []
+        for view, view_figures in drawn:
+            content = [node("figure", figure.svg) for figure in view_figures] or [empty]
+            columns.append(node("div", *heading(view.label, needed=True), *content, *folded(tables[view.label])))
+        body = [node("div", *columns, class_="panels")]
     else:
-        body = []
-        for view, own, kept in drawn:
-            body += [*heading(view.label, len(drawn) > 1), *(panels(own) or [empty]), *folded(kept)]
-    if more := len(report.views) - len(drawn):
-        words = f"{plural(more, 'more view')} without figures of their own: see the tables beside this page."
-        body.append(prose(words, class_="empty"))
+        for view, view_figures in drawn:
+            body += heading(view.label, needed=len(drawn) > 1)
+            body += [*(panels(view_figures) or [empty]), *folded(tables[view.label])]
+    num_more = len(report.views) - len(drawn)
+    if num_more:
+        words = f"{plural(num_more, 'more view')} without figures of their own: see the tables beside this page."
+        body.append(paragraph(words, class_="empty"))
     return Section(id=id, title=title, lead=lead, body=body, figures=figures, tables=tables)
-
-
-def figure_or(own: Sequence[Figure], empty: Element) -> list[Element]:
-    """The one figure of a view, or the reason why there is none."""
-    return [node("figure", one.svg) for one in own] or [empty]

@@ -1,4 +1,4 @@
-"""Provenance: what was read, under which hashes and versions, and the commands that repeat it."""
+"""The provenance section: the files that were read, their hashes and versions, and the commands that repeat it all."""
 
 import importlib.metadata
 import shlex
@@ -9,9 +9,9 @@ from xml.etree.ElementTree import Element
 
 from probe.analysis.text import Table
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, ROLLOUTS_DIR, Run
-from probe.report.markup import node
-from probe.report.sections.parts import Section, prose, table_html
-from probe.report.views import Report
+from probe.report.html import node
+from probe.report.inputs import Report
+from probe.report.sections.base import Section, paragraph, table_html
 from replay_pools.files import read_json, sha256
 
 LEAD = (
@@ -22,23 +22,27 @@ DISTRIBUTION = "gradient-probe"
 
 def provenance(report: Report) -> Section:
     """Facts and commands, run by run."""
-    tables = {run.path.name: [facts(run, report)] for run in report.runs}
-    body: list[Element] = [prose("To repeat this report:"), _commands([report.command])]
+    many = len(report.runs) > 1
+    tables = {}
+    body: list[Element] = [paragraph("To repeat this report:"), _commands([report.command])]
     for run in report.runs:
-        own: list[Element] = [table_html(table) for table in tables[run.path.name]]
-        own += [
-            prose("To repeat the run, and to compare (equal manifests are equal records):"),
-            _commands(_repeat(run)),
-        ]
+        table = facts(run, report)
+        tables[run.path.name] = [table]
         settings = node("summary", "All settings (config.json)"), node("pre", _indented(run.config), class_="settings")
-        own.append(node("details", *settings, class_="fold"))
-        many = len(report.runs) > 1
-        body += [node("details", node("summary", run.path.name), *own, class_="fold wide")] if many else own
+        content = [
+            table_html(table),
+            paragraph("To repeat the run, and to compare (equal manifests are equal records):"),
+            _commands(_repeat(run)),
+            node("details", *settings, class_="fold"),
+        ]
+        if many:
+            content = [node("details", node("summary", run.path.name), *content, class_="fold wide")]
+        body += content
     return Section(id="provenance", title="Provenance", lead=LEAD, body=body, tables=tables)
 
 
 def facts(run: Run, report: Report) -> Table:
-    """Names, hashes, versions and what the digits of a run are worth."""
+    """Names, hashes and versions of a run, and how exact its numbers are (additivity, noise of the dtype)."""
     config, manifest = run.config, run.manifest
     settings = run.settings
     rows = [
@@ -61,7 +65,7 @@ def facts(run: Run, report: Report) -> Table:
 
 
 def _pool_rows(run: Run) -> list[tuple[str, str]]:
-    """What each pool is, and the software that made it, where it is still the one that was read."""
+    """A row per pool, read or written by the run: place, hash, and the software that made it if it is still there."""
     written = run.path / ROLLOUTS_DIR
     own = [{"name": ROLLOUTS_DIR, "path": str(written)}] if written.is_dir() else []
     rows = []
@@ -69,21 +73,25 @@ def _pool_rows(run: Run) -> list[tuple[str, str]]:
         path = Path(pool["path"]) / MANIFEST_FILE
         manifest = read_json(path) if path.is_file() else {}
         policy, grader = manifest.get("policy") or {}, manifest.get("grader") or {}
-        versions = ", ".join(f"{name} {version}" for name, version in (manifest.get("versions") or {}).items())
-        words = [
-            pool["path"] if manifest else f"{pool['path']} (not there any more)",
-            f"manifest sha256 {pool['manifest_sha256']}" if "manifest_sha256" in pool else "",
-            f"policy {policy.get('base_model')}" + (f" + {policy['adapter']}" if policy.get("adapter") else ""),
-            f"grader {grader.get('version')}, isolation {grader.get('isolation')}" if grader else "",
-            versions,
-            f"commit {manifest['git_commit']}" if manifest.get("git_commit") else "",
-        ]
-        rows.append((f"pool {pool['name']}", "; ".join(word for word in words if word)))
+        versions = manifest.get("versions") or {}
+        parts = [pool["path"] if manifest else f"{pool['path']} (not there any more)"]
+        # The pool that the run itself wrote has no hash here: the run's own manifest lists it.
+        if "manifest_sha256" in pool:
+            parts.append(f"manifest sha256 {pool['manifest_sha256']}")
+        adapter = f" + {policy['adapter']}" if policy.get("adapter") else ""
+        parts.append(f"policy {policy.get('base_model')}{adapter}")
+        if grader:
+            parts.append(f"grader {grader.get('version')}, isolation {grader.get('isolation')}")
+        if versions:
+            parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
+        if manifest.get("git_commit"):
+            parts.append(f"commit {manifest['git_commit']}")
+        rows.append((f"pool {pool['name']}", "; ".join(parts)))
     return rows
 
 
 def _repeat(run: Run) -> list[str]:
-    """The commands that repeat a run beside itself."""
+    """The commands that repeat a run under another name and compare the two manifests."""
     root, name = run.path.parent.parent, f"{run.path.name}-again"
     config, out = shlex.quote(str(run.path / CONFIG_FILE)), shlex.quote(str(root))
     again = shlex.quote(str(root / "runs" / name / MANIFEST_FILE))
@@ -101,24 +109,28 @@ def _dtype(settings: Mapping[str, Any]) -> str:
     return str((settings.get("model") or {}).get("dtype", "dtype not recorded"))
 
 
-def _additivity(found: Mapping[str, Any] | None) -> str:
-    """Whether the samples' gradients added up."""
-    if not found or found.get("largest") is None:
+def _additivity(summary: Mapping[str, Any] | None) -> str:
+    """Whether the samples' gradients added up to the gradient of their step, from the run's manifest."""
+    if not summary or summary.get("largest") is None:
         return "not checked"
-    steps = found.get("exceeded_steps") or []
-    word = f"EXCEEDED in steps {', '.join(map(str, steps))}" if steps else "holds in every step"
-    return f"{word}: largest relative error {found['largest']:.1e}, tolerance {found['tolerance']:.0e}"
+    steps = summary.get("exceeded_steps") or []
+    words = f"EXCEEDED in steps {', '.join(map(str, steps))}" if steps else "holds in every step"
+    return f"{words}: largest relative error {summary['largest']:.1e}, tolerance {summary['tolerance']:.0e}"
 
 
-def _noise(found: Mapping[str, Any] | None) -> str:
-    if not found:
+def _noise(summary: Mapping[str, Any] | None) -> str:
+    """The error of the dtype by basis, from the run's manifest; the other keys of the summary are no tables."""
+    if not summary:
         return "not measured (--dtype-noise N)"
-    rows = [f"{b}: median {n['median']:.1e}, max {n['max']:.1e}" for b, n in found.items() if isinstance(n, dict)]
-    return f"{found['dtype']} against {found['reference']}, {found['rollouts']} rollouts: {'; '.join(rows)}"
+    parts = []
+    for basis, noise in summary.items():
+        if isinstance(noise, dict):
+            parts.append(f"{basis}: median {noise['median']:.1e}, max {noise['max']:.1e}")
+    return f"{summary['dtype']} against {summary['reference']}, {summary['rollouts']} rollouts: {'; '.join(parts)}"
 
 
 def _spec(settings: Mapping[str, Any], report: Report) -> str:
-    """The spec that the run was made under, and whether it is the one that is read now."""
+    """The spec that the run was made under (NAME@sha256), and whether its file was edited since."""
     stored = settings.get("preregistered")
     if stored is None:
         return "none: exploratory"

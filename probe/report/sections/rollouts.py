@@ -1,4 +1,4 @@
-"""The rollouts: which tokens and lines push hack-ward, and every completion with its tokens coloured."""
+"""The rollouts section: which tokens and lines push hack-ward, and every completion with its tokens coloured."""
 
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
@@ -6,12 +6,11 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from probe.analysis.text import Table, short
-from probe.report.markup import node, to_html
-from probe.report.panel import signed
-from probe.report.rollouts import Rollouts, Shown, telling
-from probe.report.sections.parts import Section, heading, prose, table_html
-from probe.report.sections.rollout import SHARE_UNIT, rollout
-from probe.report.strings import Push, pushes
+from probe.report.figures.panel import signed
+from probe.report.html import node, to_html
+from probe.report.rollouts import Push, RunRollouts, ShownRollout, largest_cosines_first, pushes
+from probe.report.sections.base import Section, heading, paragraph, table_html
+from probe.report.sections.rollout_details import SHARE_UNIT, rollout_details
 
 LEAD = (
     "Orange pushes hack-ward, blue clean-ward. A token's share belongs to the position where it is read and the "
@@ -27,86 +26,95 @@ STRINGS = (
     "Push: the sum of a string's shares in a rollout times the sign of its advantage, mean over prompts: its part "
     "of the mean cos_S_contrib. Strings that occur in one prompt alone are left out."
 )
-MOST_STRINGS, LEAST_PUSH = 10, 5e-5  # what four decimals show
+MOST_STRINGS = 10  # of each table
+LEAST_PUSH = 5e-5  # smaller pushes are 0 in the four decimals of a table
 LONGEST_STRING = 120  # characters
 
 
-def rollouts(found: Sequence[Rollouts], budget: int) -> tuple[Section, set[str]]:
-    """The section, and the anchors that it holds.
+def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Section, set[str]]:
+    """The section, and the anchors of the rollouts that it shows.
 
     Args:
-        found: the rollouts of each run.
-        budget: bytes of HTML for the rollouts of all runs.
+        rollouts_by_run: the rollouts of each run.
+        budget: bytes of HTML for the rollouts of all runs together.
     """
+    many = len(rollouts_by_run) > 1
     body: list[Element] = []
     tables: dict[str, list[Table]] = {}
     anchors: set[str] = set()
-    for own in found:
-        body += heading(own.run.path.name, len(found) > 1)
-        body += [prose(sentence, class_="caution") for sentence in own.missing]
-        if any(one.tokens is not None for one in own.shown):
-            tables[own.run.path.name] = _string_tables(own.shown)
-            body += [node("h3", "What pushes, over all rollouts"), prose(STRINGS, class_="soft-text")]
-            body.append(node("div", *map(table_html, tables[own.run.path.name]), class_="strings"))
+    for run_rollouts in rollouts_by_run:
+        name = run_rollouts.run.path.name
+        body += heading(name, needed=many)
+        body += [paragraph(sentence, class_="caution") for sentence in run_rollouts.missing]
+        if any(shown.tokens is not None for shown in run_rollouts.shown):
+            tables[name] = _string_tables(run_rollouts.shown)
+            body += [node("h3", "What pushes, over all rollouts"), paragraph(STRINGS, class_="soft-text")]
+            body.append(node("div", *map(table_html, tables[name]), class_="strings"))
         else:
-            body.append(prose(ABSENT, class_="empty"))
-        shown = _within(own.shown, budget // len(found))
-        anchors |= {one.anchor for one, _ in shown}
-        listed = _list(own, shown)
-        body += listed if len(found) == 1 else [_fold(f"{len(shown)} rollouts of {own.run.path.name}", listed)]
+            body.append(paragraph(ABSENT, class_="empty"))
+        chosen = _choose(run_rollouts.shown, budget // len(rollouts_by_run))
+        anchors |= {shown.anchor for shown, _ in chosen}
+        listed = _list(chosen, len(run_rollouts.shown))
+        if many:
+            summary = node("summary", f"{len(chosen)} rollouts of {name}")
+            listed = [node("details", summary, *listed, class_="fold wide")]
+        body += listed
     section = Section(id="rollouts", title="Rollouts and tokens", lead=LEAD, body=body, tables=tables)
     return section, anchors
 
 
-def _fold(words: str, content: Sequence[Element]) -> Element:
-    return node("details", node("summary", words), *content, class_="fold wide")
-
-
-def _within(shown: Sequence[Shown], budget: int) -> list[tuple[Shown, Element]]:
-    """The most telling rollouts that fit the budget, in order of step and sample."""
-    kept, left = [], budget
-    scale = _scale(shown)
-    for one in telling(shown):
-        element = rollout(one, scale)
+def _choose(shown: Sequence[ShownRollout], budget: int) -> list[tuple[ShownRollout, Element]]:
+    """The rollouts with the largest cosines that fit `budget` bytes, in order of step and sample."""
+    chosen, left = [], budget
+    largest = max((abs(rollout.cosine) for rollout in shown), default=0.0) or 1.0
+    for rollout in largest_cosines_first(shown):
+        element = rollout_details(rollout, largest)
         left -= len(to_html(element).encode())
+        # A smaller one further down might still fit, but then these would not be the largest cosines.
         if left < 0:
             break
-        kept.append((one, element))
-    return sorted(kept, key=lambda pair: (pair[0].sample.step, pair[0].sample.sample_id))
+        chosen.append((rollout, element))
+    return sorted(chosen, key=lambda pair: (pair[0].sample.step, pair[0].sample.sample_id))
 
 
-def _list(own: Rollouts, shown: Sequence[tuple[Shown, Element]]) -> list[Element]:
-    """Filters and the rollouts."""
-    if not shown:
-        return [prose("No rollout can be shown.", class_="empty")]
-    count = f"{len(shown)} rollouts"
-    if len(shown) < len(own.shown):
-        count = f"{len(shown)} of {len(own.shown)} rollouts, those with the largest cosines of each source and label"
-    sources = list(dict.fromkeys(one.sample.src_pool for one, _ in shown))
-    buttons = [("all", ""), ("hacked", "hacked"), ("clean", "clean"), *((name, f"source:{name}") for name in sources)]
-    filters = [
-        node("button", text, type="button", data_filter=key, aria_pressed="true" if not key else "false")
-        for text, key in buttons
-        if len(sources) > 1 or not key.startswith("source:")
-    ]
-    largest = _largest_share([one for one, _ in shown])
-    return [
-        *([] if largest is None else [_legend(largest)]),
-        node("div", *filters, node("span", count, class_="soft-text", role="status"), class_="filters"),
-        node(
-            "div",
-            *(element for _, element in shown),
-            class_="rollouts",
-            data_scale=None if largest is None else round(largest / SHARE_UNIT),
-        ),
-    ]
+def _list(chosen: Sequence[tuple[ShownRollout, Element]], num_rollouts: int) -> list[Element]:
+    """The legend, the filters and the chosen ones of `num_rollouts` rollouts."""
+    if not chosen:
+        return [paragraph("No rollout can be shown.", class_="empty")]
+    count = f"{len(chosen)} rollouts"
+    if len(chosen) < num_rollouts:
+        count = f"{len(chosen)} of {num_rollouts} rollouts, those with the largest cosines of each source and label"
+    largest = _largest_share([rollout for rollout, _ in chosen])
+    scale = None if largest is None else round(largest / SHARE_UNIT)
+    content = [] if largest is None else [_legend(largest)]
+    status = node("span", count, class_="soft-text", role="status")
+    content.append(node("div", *_filter_buttons([rollout for rollout, _ in chosen]), status, class_="filters"))
+    # page.js finds the rollouts as the next sibling of the filters.
+    content.append(node("div", *(element for _, element in chosen), class_="rollouts", data_scale=scale))
+    return content
 
 
-def _largest_share(shown: Sequence[Shown]) -> float | None:
-    """What gets the full colour: the 99th percentile of |share| over all tokens that are shown."""
-    shares = [
-        abs(s) for one in shown if one.tokens for s in (*(one.tokens.prompt or ()), *(one.tokens.completion or ()))
-    ]
+def _filter_buttons(shown: Sequence[ShownRollout]) -> list[Element]:
+    """Buttons for the labels, and for the sources where there are several; page.js reads `data-filter`."""
+    filters = [("all", ""), ("hacked", "hacked"), ("clean", "clean")]
+    sources = list(dict.fromkeys(rollout.sample.src_pool for rollout in shown))
+    if len(sources) > 1:
+        filters += [(source, f"source:{source}") for source in sources]
+    buttons = []
+    for text, key in filters:
+        pressed = "false" if key else "true"  # at first, all are shown
+        buttons.append(node("button", text, type="button", data_filter=key, aria_pressed=pressed))
+    return buttons
+
+
+def _largest_share(shown: Sequence[ShownRollout]) -> float | None:
+    """The share that gets the full colour: the 99th percentile of |share| over all tokens, or None without shares."""
+    shares: list[float] = []
+    for rollout in shown:
+        if rollout.tokens is not None:
+            shares += [abs(share) for share in rollout.tokens.prompt or ()]
+            shares += [abs(share) for share in rollout.tokens.completion or ()]
+    # At least one unit, because page.js divides by it.
     return max(float(np.quantile(shares, 0.99)), SHARE_UNIT) if shares else None
 
 
@@ -124,29 +132,28 @@ def _legend(largest: float) -> Element:
     )
 
 
-def _scale(shown: Sequence[Shown]) -> float:
-    return max((abs(one.cosine) for one in shown), default=0.0) or 1.0
-
-
-def _string_tables(shown: Sequence[Shown]) -> list[Table]:
-    """The strings that push most, in both directions, by line and by token."""
-    found = []
+def _string_tables(shown: Sequence[ShownRollout]) -> list[Table]:
+    """The strings that push most, in both directions, by line and by token; tables without rows are left out."""
+    tables = []
     for name, by_line in (("lines", True), ("tokens", False)):
         ranked = pushes(shown, by_line=by_line)
-        for side, rows in (
-            ("hack-ward", [row for row in ranked if row.push > LEAST_PUSH][:MOST_STRINGS]),
-            ("clean-ward", [row for row in reversed(ranked) if row.push < -LEAST_PUSH][:MOST_STRINGS]),
-        ):
-            title = f"{name.capitalize()} that push the update {side}"
-            cells = [_string_row(row) for row in rows]
-            found.append(
-                Table(name=f"{name}-{side}", title=title, header=("string", "push", "times", "prompts"), rows=cells)
-            )
-    return [table for table in found if table.rows]
+        hackward = [row for row in ranked if row.push > LEAST_PUSH][:MOST_STRINGS]
+        cleanward = [row for row in reversed(ranked) if row.push < -LEAST_PUSH][:MOST_STRINGS]
+        for side, rows in (("hack-ward", hackward), ("clean-ward", cleanward)):
+            if rows:
+                table = Table(
+                    name=f"{name}-{side}",
+                    title=f"{name.capitalize()} that push the update {side}",
+                    header=("string", "push", "times", "prompts"),
+                    rows=[_string_row(row) for row in rows],
+                )
+                tables.append(table)
+    return tables
 
 
 def _string_row(row: Push) -> tuple[str, ...]:
     """The string with its white space made visible: newlines and tabs always, spaces where there is nothing else."""
     text = row.text.replace("\n", "\u21b5").replace("\t", "\u21e5")
-    text = text.replace(" ", "\u00b7") if not row.text.strip() else text
+    if not row.text.strip():
+        text = text.replace(" ", "\u00b7")
     return short(text, LONGEST_STRING), signed(row.push, 4), str(row.count), str(row.num_prompts)

@@ -1,4 +1,8 @@
-"""The verdict first: the decision, what the numbers say in words, and the rules that it follows from."""
+"""The verdict section, which the report shows first: the decision, what the numbers say in words, and the rules.
+
+What comes first inside it: for one run `_run_verdict`, for a spec `_experiment_verdict`. The order of the sections is
+in `probe/report/contents.py`.
+"""
 
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
@@ -8,30 +12,36 @@ from probe.analysis.text import Table, number, p_value, share
 from probe.analysis.verdict.evidence import Check
 from probe.experiments.verdict import Evaluation
 from probe.report.figures.alignment import alignment, nulls
-from probe.report.markup import node
-from probe.report.panel import Figure, plural
-from probe.report.sections.parts import Section, beside, chip, present, prose, table_html, typeset
-from probe.report.views import Report, View
+from probe.report.figures.panel import Figure, plural
+from probe.report.html import node
+from probe.report.inputs import Report, View
+from probe.report.sections.base import Section, beside, chip, drawn_only, paragraph, table_html, typeset
 
 LEAD = "What the data say, why, and what they cannot say. A mechanism row is an identity of the code and no evidence."
 HOLDS = {True: "PASS", False: "FAIL", None: "INCONCLUSIVE"}
 
 
 def verdict(report: Report) -> Section:
-    """Of the spec where there is one, and of every view."""
-    arms = present(alignment([(view.label, view.analysis) for view in report.views]))
-    drawn = {view.slug: present(nulls(f"nulls-{view.slug}", view.analysis)) for view in report.drawn}
-    figures = arms + [own for row in drawn.values() for own in row]
+    """The verdict of the spec if there is one, and of every view."""
+    arm_figures = drawn_only(alignment([(view.label, view.analysis) for view in report.views]))
+    null_figures = {view.slug: drawn_only(nulls(f"nulls-{view.slug}", view.analysis)) for view in report.drawn}
+    figures = [*arm_figures]
+    for view_figures in null_figures.values():
+        figures += view_figures
     tables: dict[str, list[Table]] = {}
     if report.evaluation is None and len(report.views) == 1:
-        body = _view(report.views[0].analysis, figures)
+        body = _run_verdict(report.views[0].analysis, figures)
     else:
-        tables[""] = [overview(report.views)]
-        body = [] if report.evaluation is None else _experiment(report.evaluation)
-        body += [node("h3", "Runs side by side"), *beside(arms, [table_html(tables[""][0])])]
+        table = overview(report.views)
+        tables[""] = [table]
+        body = [] if report.evaluation is None else _experiment_verdict(report.evaluation)
+        # Several runs: the comparison stands open, and the verdict of each is folded away below it.
+        body += [node("h3", "Runs side by side"), *beside(arm_figures, [table_html(table)])]
         for view in report.drawn:
             title = node("summary", f"{view.label}: {view.analysis.decision.outcome}")
-            body.append(node("details", title, *_view(view.analysis, drawn[view.slug]), class_="fold wide"))
+            content = _run_verdict(view.analysis, null_figures[view.slug])
+            body.append(node("details", title, *content, class_="fold wide"))
+    # The rules are lists in the page; as tables they are only written beside it.
     for view in report.views:
         tables[view.label] = [
             _rules_table("rules", "Rules R0 to R7", view.analysis.rules),
@@ -41,22 +51,25 @@ def verdict(report: Report) -> Section:
 
 
 def overview(views: Sequence[View]) -> Table:
-    """One row a view: what a comparison looks at first."""
+    """One row a view: what a comparison of runs looks at first."""
     rows = []
     for view in views:
-        a = view.analysis
-        own = next((s for s in a.summaries if s.arm == a.measured_arm), None)
-        permuted = a.permutation.get("cos_in", "N2") if a.permutation else None
-        area = a.specificity[0].auroc if a.specificity else None
+        analysis = view.analysis
+        num_prompts, mean_cos_in, flip_p = 0, None, None
+        for summary in analysis.summaries:
+            if summary.arm == analysis.measured_arm:
+                num_prompts, mean_cos_in, flip_p = summary.num_prompts, summary.mean_cos_in, summary.sign_flip_p
+        null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
+        area = analysis.specificity[0].auroc if analysis.specificity else None  # the cosine's; its rivals follow
         rows.append(
             (
                 view.label,
-                a.decision.outcome,
-                a.measured_arm or "-",
-                str(own.num_prompts if own else 0),
-                number(own.mean_cos_in if own else None),
-                p_value(own.sign_flip_p if own else None),
-                p_value(permuted.p if permuted else None),
+                analysis.decision.outcome,
+                analysis.measured_arm or "-",
+                str(num_prompts),
+                number(mean_cos_in),
+                p_value(flip_p),
+                p_value(null.p if null else None),
                 share(area),
             )
         )
@@ -64,68 +77,82 @@ def overview(views: Sequence[View]) -> Table:
     return Table(name="overview", title="The arm that stands for vanilla in each run", header=header, rows=rows, left=3)
 
 
-def _view(a: Analysis, figures: Sequence[Figure]) -> list[Element]:
+def _run_verdict(analysis: Analysis, figures: Sequence[Figure]) -> list[Element]:
     """The decision of one run, the sentences with figures beside them, the rules."""
-    parts = [node("li", chip(HOLDS[part.holds]), node("b", part.name), " ", typeset(part.text)) for part in a.validity]
+    parts = []
+    for part in analysis.validity:
+        parts.append(node("li", chip(HOLDS[part.holds]), node("b", part.name), " ", typeset(part.text)))
     seeds = "The seed's verification table, each row with a verdict that can say no"
     return [
-        _decision(a.decision.outcome, a.decision.why),
-        *beside(figures, [node("ul", *map(_finding, a.conclusions), class_="findings")], first=False),
+        _decision(analysis.decision.outcome, analysis.decision.why),
+        *beside(figures, [node("ul", *map(_conclusion, analysis.conclusions), class_="findings")], first=False),
         node("h3", "Rules"),
-        node("div", *map(_rule, a.rules), class_="rules"),
+        _rules(analysis.rules),
         node("details", node("summary", "R0, part by part"), node("ul", *parts, class_="parts"), class_="fold"),
-        node("details", node("summary", seeds), node("div", *map(_rule, a.checks), class_="rules"), class_="fold"),
+        node("details", node("summary", seeds), _rules(analysis.checks), class_="fold"),
     ]
 
 
-def _experiment(found: Evaluation) -> list[Element]:
+def _experiment_verdict(evaluation: Evaluation) -> list[Element]:
     """The decision of a spec, its cautions and criteria."""
-    refused = [
-        prose(node("b", f"Not {name}: "), ", ".join(rows), class_="refused") for name, rows in found.refused.items()
-    ]
-    cautions = [prose(node("b", "Caution. "), caution, class_="caution") for caution in found.cautions]
-    rows = [
-        _row(row.name, row.verdict, row.role, row.condition, row.n, row.unit, row.value, row.why) for row in found.rows
+    refused = []
+    for name, requirements in evaluation.refused.items():
+        refused.append(paragraph(node("b", f"Not {name}: "), ", ".join(requirements), class_="refused"))
+    cautions = [paragraph(node("b", "Caution. "), caution, class_="caution") for caution in evaluation.cautions]
+    criteria = [
+        _rule_row(row.name, row.verdict, row.role, row.condition, row.n, row.unit, row.value, row.why)
+        for row in evaluation.rows
     ]
     return [
-        prose(found.question, class_="question"),
-        _decision(found.decision, found.then),
+        paragraph(evaluation.question, class_="question"),
+        _decision(evaluation.decision, evaluation.then),
         *refused,
         *cautions,
         node("h3", "Criteria, fixed before the data"),
-        node("div", *rows, class_="rules"),
-        node("h3", f"Rules (run {found.rules_run})"),
-        node("div", *map(_rule, found.rules), class_="rules"),
+        node("div", *criteria, class_="rules"),
+        node("h3", f"Rules (run {evaluation.rules_run})"),
+        _rules(evaluation.rules),
     ]
 
 
 def _decision(outcome: str, why: str) -> Element:
-    return node("div", node("strong", outcome), prose(typeset(why)), class_="decision")
+    return node("div", node("strong", outcome), paragraph(typeset(why)), class_="decision")
 
 
-def _finding(sentence: str) -> Element:
-    """A sentence with what it is about, before the colon, set off."""
+def _conclusion(sentence: str) -> Element:
+    """A sentence with its topic, before the colon, set off."""
     topic, colon, rest = sentence.partition(": ")
     return node("li", node("b", topic + colon), typeset(rest))
 
 
-def _rule(check: Check) -> Element:
-    return _row(check.row, check.verdict, check.kind, check.condition, check.n, check.unit, check.value, check.why)
+def _rules(checks: Sequence[Check]) -> Element:
+    rows = [
+        _rule_row(check.row, check.verdict, check.kind, check.condition, check.n, check.unit, check.value, check.why)
+        for check in checks
+    ]
+    return node("div", *rows, class_="rules")
 
 
-def _row(name: str, verdict: str, kind: str, asked: str, n: int, unit: str, value: str, why: str) -> Element:
-    """One rule or criterion: its verdict, what was asked, what was found."""
-    found = f"{plural(n, unit)}: {value + '; ' if value else ''}{why}"
+def _rule_row(name: str, verdict: str, kind: str, condition: str, n: int, unit: str, value: str, why: str) -> Element:
+    """One rule or criterion: its verdict, its condition in words, and what the data say."""
+    actual = f"{value}; {why}" if value else why
     mechanism = node("span", " mechanism", class_="soft-text") if kind == "mechanism" else None
     return node(
         "div",
         node("div", node("b", name), chip(verdict), class_="rule-head"),
-        node("div", prose(typeset(asked), mechanism), prose(typeset(found), class_="soft-text")),
+        node(
+            "div",
+            paragraph(typeset(condition), mechanism),
+            paragraph(typeset(f"{plural(n, unit)}: {actual}"), class_="soft-text"),
+        ),
         class_="rule",
     )
 
 
 def _rules_table(name: str, title: str, checks: Sequence[Check]) -> Table:
-    rows = [(c.row, c.verdict, c.kind, c.condition, f"{c.n} {c.unit}s", c.value, c.why) for c in checks]
+    rows = [
+        (check.row, check.verdict, check.kind, check.condition, f"{check.n} {check.unit}s", check.value, check.why)
+        for check in checks
+    ]
     header = ("rule", "verdict", "kind", "asked", "n", "found", "why")
     return Table(name=name, title=title, header=header, rows=rows, left=7)

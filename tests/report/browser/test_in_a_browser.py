@@ -8,7 +8,7 @@ import pytest
 
 from probe.report.build import write_report
 from probe.report.rollouts import load_rollouts
-from probe.report.sections.rollout import SHARE_UNIT
+from probe.report.sections.rollout_details import SHARE_UNIT
 
 SECTIONS = "verdict trajectories distributions modules cells length rollouts training power provenance".split()  # noqa: SIM905
 

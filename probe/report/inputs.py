@@ -1,4 +1,7 @@
-"""What a report shows: runs, each under its conditions, with their analyses. No torch here."""
+"""What a report is made from: `Report` holds views, and a `View` is one run under one condition with its analysis.
+
+Torch-free.
+"""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.metrics import Key
+from probe.analysis.estimates import Key
 from probe.experiments.spec import Spec
 from probe.experiments.verdict import Evaluation
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
@@ -27,25 +30,26 @@ class View:
 
     @property
     def label(self) -> str:
-        """The run, and the condition where it is not the only one there is."""
+        """`RUN`, or `RUN / CONDITION` for a condition other than the default."""
         condition = self.analysis.condition
         return self.analysis.run if condition == DEFAULT_CONDITION else f"{self.analysis.run} / {condition}"
 
     @property
     def slug(self) -> str:
-        """The same as part of a file name or an id."""
+        """The label as part of a file name or an id: `run` or `run--condition`."""
         condition = self.analysis.condition
         return slug(self.analysis.run) + ("" if condition == DEFAULT_CONDITION else f"--{slug(condition)}")
 
     def steps(self, arm: str) -> list[StepRecord]:
-        """The steps of one arm, in order."""
-        return [s for s in self.run.steps if (s.condition, s.arm) == (self.analysis.condition, arm)]
+        """The steps of one arm under this condition, in order."""
+        return [step for step in self.run.steps if (step.condition, step.arm) == (self.analysis.condition, arm)]
 
     @property
     def samples(self) -> list[SampleRecord]:
-        """The samples of the arm that stands for vanilla; of the first arm where none does."""
+        """The samples of the measured arm (the one that stands for vanilla), or of the first arm if there is none."""
         arm = self.analysis.measured_arm or next(iter(self.analysis.arms), None)
-        return [s for s in self.run.samples if (s.condition, s.arm) == (self.analysis.condition, arm)]
+        wanted = (self.analysis.condition, arm)
+        return [sample for sample in self.run.samples if (sample.condition, sample.arm) == wanted]
 
     @property
     def trains(self) -> bool:
@@ -54,14 +58,14 @@ class View:
 
     @property
     def prompt_cosines(self) -> list[float]:
-        """cos_in of the measured arm, prompt by prompt."""
-        found = self.analysis.metrics.get(Key("cos_in", "prompt"))
-        return [] if found is None else list(found.by_unit.values())
+        """cos_in of the measured arm, one value per prompt."""
+        estimate = self.analysis.metrics.get(Key("cos_in", "prompt"))
+        return [] if estimate is None else list(estimate.by_unit.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything that goes into one file."""
+    """Everything that goes into one HTML file."""
 
     name: str
     views: Sequence[View]
@@ -72,17 +76,17 @@ class Report:
 
     @property
     def drawn(self) -> Sequence[View]:
-        """The views that have figures of their own: a page has room for so many."""
+        """The views that have figures of their own: the first MOST_VIEWS, as a page has room for so many."""
         return self.views[:MOST_VIEWS]
 
     @property
     def runs(self) -> list[Run]:
-        """The runs, each once."""
+        """The runs of the views, each once."""
         return list({view.run.path: view.run for view in self.views}.values())
 
 
 def slug(text: str) -> str:
-    """Letters, digits and hyphens."""
+    """Letters, digits and hyphens, in lower case: part of a file name or an id."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "x"
 
 

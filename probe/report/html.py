@@ -1,4 +1,7 @@
-"""HTML and SVG as trees of elements: text is escaped where it is written out, so that no text can become markup."""
+"""HTML and SVG elements: `node` makes one, `to_html` and `to_svg` write it out.
+
+Text is escaped when it is written out, so that no text of a model can become markup.
+"""
 
 import copy
 from collections.abc import Iterable
@@ -6,7 +9,8 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 Child = Element | str | None
-# Control characters are drawn as their pictures; what XML and HTML cannot hold, as the replacement character.
+# Control characters are drawn as their pictures; what XML and HTML cannot hold, as the replacement character. One
+# character for one, so that the lengths of tokens still fit.
 _UNSAFE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _UNSAFE |= dict.fromkeys((*range(0x7F, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), 0xFFFD)
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
@@ -14,11 +18,19 @@ MARGIN = 12  # around a figure that is a file of its own
 
 
 def node(tag: str, *children: Child, **attributes: object) -> Element:
-    """An element. `class_` is class, `font_size` is font-size; True is a bare attribute, None and False are none."""
-    element = Element(
-        tag, {_name(name): _value(v) for name, v in attributes.items() if v is not None and v is not False}
-    )
-    return append(element, children)
+    """An element: `node("p", "text", class_="soft")` is `<p class="soft">text</p>`.
+
+    Args:
+        tag: of HTML or SVG.
+        children: elements and texts, in order; None is skipped.
+        attributes: a trailing underscore is dropped and the others become hyphens (`class_`, `font_size`). True is an
+            attribute without a value; None and False leave it out.
+    """
+    written = {}
+    for name, value in attributes.items():
+        if value is not None and value is not False:
+            written[name.removesuffix("_").replace("_", "-")] = _attribute(value)
+    return append(Element(tag, written), children)
 
 
 def append(element: Element, children: Iterable[Child]) -> Element:
@@ -27,6 +39,7 @@ def append(element: Element, children: Iterable[Child]) -> Element:
         if isinstance(child, Element):
             element.append(child)
         elif child is not None:
+            # ElementTree keeps a text that follows an element in the `tail` of that element.
             text = clean(child)
             if len(element):
                 element[-1].tail = (element[-1].tail or "") + text
@@ -36,7 +49,7 @@ def append(element: Element, children: Iterable[Child]) -> Element:
 
 
 def clean(text: str) -> str:
-    """The text with nothing in it that a browser would not show."""
+    """The text with visible characters in the place of control characters, as long as before."""
     return text.translate(_UNSAFE)
 
 
@@ -52,7 +65,7 @@ def to_html(element: Element) -> str:
 
 def to_svg(element: Element, style: str) -> str:
     """A figure as a file of its own: with namespace and style, without links, which belong to the page."""
-    root = copy.deepcopy(element)
+    root = copy.deepcopy(element)  # the page holds the same element
     x, y, width, height = (float(part) for part in element.attrib["viewBox"].split())
     left, top, width, height = x - MARGIN, y - MARGIN, width + 2 * MARGIN, height + 2 * MARGIN
     root.attrib |= {"xmlns": SVG_NAMESPACE, "viewBox": f"{left:g} {top:g} {width:g} {height:g}"}
@@ -63,11 +76,7 @@ def to_svg(element: Element, style: str) -> str:
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _name(name: str) -> str:
-    return name.removesuffix("_").replace("_", "-")
-
-
-def _value(value: object) -> str:
+def _attribute(value: object) -> str:
     if isinstance(value, float):
         return number(value)
     return "" if value is True else clean(str(value))

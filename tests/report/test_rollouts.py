@@ -2,8 +2,7 @@
 
 import pytest
 
-from probe.report.rollouts import load_rollouts, telling
-from probe.report.strings import lines_of, pushes, tokens_of
+from probe.report.rollouts import largest_cosines_first, lines_of, load_rollouts, pushes, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def test_counts_are_of_occurrences_and_prompts(shown) -> None:
 
 
 def test_the_most_telling_come_first_and_buckets_take_turns(shown) -> None:
-    order = telling(shown)
+    order = largest_cosines_first(shown)
     assert len(order) == len(shown)
     assert {(one.sample.src_pool, one.sample.hacked) for one in order[:2]} == {("teacher", True), ("base", False)}
     for bucket in {(one.sample.src_pool, one.sample.hacked) for one in shown}:

@@ -1,7 +1,14 @@
-"""One panel of a figure: a title, scales, axes, and a key, drawn by hand as SVG.
+"""`Panel`, on which every figure is drawn as SVG: a title, marks, axes and a key; and `Scale`, which places values.
 
-Coordinates are those of a panel WIDTH wide, which fits a phone at full size; pages put panels side by side. Colours,
-fonts and line widths are classes of `figures.css`.
+    panel = Panel("name", "Title", height=200)
+    x = scale_of(values, LEFT, RIGHT)
+    panel.x_axis(x, 160, "cosine")
+    for value in values:
+        panel.dot(x(value), 100, "mark", tip=f"{value:+.3f}")
+    figure = panel.figure()
+
+Coordinates are pixels of a panel WIDTH wide, which fits a phone at full size; y grows downwards. Pages put panels side
+by side. `class_` names a class of `figures.css`, which has the colours, fonts and line widths.
 """
 
 import math
@@ -9,10 +16,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from probe.report.markup import Child, append, node
+from probe.report.html import Child, append, node
 
 WIDTH = 340
-LEFT, RIGHT = 44, 330  # where plots begin and end
+LEFT, RIGHT = 44, 330  # the ends of a horizontal axis, with room for the numbers of a vertical one on the left
+ROW_LEFT, ROW_RIGHT = 16, 324  # the same in plots of rows, which have no vertical axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +49,41 @@ class Scale:
     def ticks(self, count: int = 5, *, whole: bool = False) -> list[float]:
         """About `count` round numbers inside; `whole`: no fractions."""
         step = _round_step((self.high - self.low) / count)
-        step = max(step, 1.0) if whole else step
+        if whole:
+            step = max(step, 1.0)
+        # 1e-9: a tick at an end is inside, whatever the division rounds to.
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
 def scale_of(values: Iterable[float], start: float, stop: float, *, least: Sequence[float] = ()) -> Scale:
-    """The scale that holds the values and `least`, with a little air; [-1, 1] of nothing."""
-    known = [*values, *least] or [-1.0, 1.0]
-    low, high = min(known), max(known)
+    """The scale that holds all values, with a margin of 4% at both ends.
+
+    Args:
+        values: what is drawn; [-1, 1] if there is nothing.
+        start: the coordinate of the low end.
+        stop: the coordinate of the high end; for a vertical axis it is above and so smaller.
+        least: values that the scale holds whether they occur or not, such as 0.
+    """
+    held = [*values, *least] or [-1.0, 1.0]
+    low, high = min(held), max(held)
     if high - low < 1e-9 * max(1.0, abs(low)):  # a single value, up to rounding
         half = 0.5 * (abs(low) if abs(low) > 1e-9 else 1.0)
         low, high = low - half, high + half
-    air = 0.04 * (high - low)
-    return Scale(low - air, high + air, start, stop)
+    margin = 0.04 * (high - low)
+    return Scale(low - margin, high + margin, start, stop)
 
 
 def _round_step(raw: float) -> float:
     """The smallest of 1, 2, 5 times a power of ten that is not below `raw`."""
-    power = 10.0 ** math.floor(math.log10(raw))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    power_of_ten = 10.0 ** math.floor(math.log10(raw))
+    return next(m * power_of_ten for m in (1, 2, 5, 10) if m * power_of_ten >= raw * (1 - 1e-9))
 
 
 def tick_label(value: float, step: float) -> str:
-    """A tick's number with the decimals that its step needs, and a true minus sign."""
+    """A tick's number with the decimals that the step between ticks needs, and a true minus sign."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    # A tick at zero may be 1e-17 after rounding, and would read as -0.0.
     text = f"{value:,.{decimals}f}" if abs(value) > step / 2 else "0"
     return text.replace("-", "\u2212")
 
@@ -76,18 +94,18 @@ def signed(value: float | None, digits: int = 3) -> str:
 
 
 class Panel:
-    """A panel that is being drawn: marks are added in the order in which they cover one another."""
+    """A panel that is being drawn. A later mark covers an earlier one."""
 
     def __init__(self, name: str, title: str, height: float, subtitle: str = "") -> None:
         self._name, self._title = name, title
-        spoken = f"{title}. {subtitle}" if subtitle else title
-        self.svg = node("svg", class_="fig", viewBox=f"0 0 {WIDTH} {height:g}", role="img", aria_label=spoken)
+        label = f"{title}. {subtitle}" if subtitle else title  # which a screen reader says
+        self.svg = node("svg", class_="fig", viewBox=f"0 0 {WIDTH} {height:g}", role="img", aria_label=label)
         self.text(0, 13, title, "title")
         if subtitle:
             self.text(0, 28, subtitle, "soft")
 
     def add(self, *marks: Child) -> None:
-        """More marks."""
+        """Draw marks: SVG elements of `probe.report.html.node`."""
         append(self.svg, marks)
 
     def text(self, x: float, y: float, text: str, class_: str = "", anchor: str | None = None) -> None:
@@ -100,7 +118,8 @@ class Panel:
 
     def rect(self, x: float, y: float, width: float, height: float, class_: str, tip: str | None = None) -> None:
         """A rectangle; a negative width goes to the left."""
-        x, width = (x, width) if width >= 0 else (x + width, -width)
+        if width < 0:  # which SVG does not draw
+            x, width = x + width, -width
         self.add(node("rect", tooltip(tip), x=x, y=y, width=width, height=height, class_=class_))
 
     def dot(self, x: float, y: float, class_: str, tip: str | None = None, r: float = 3.5) -> None:
@@ -108,12 +127,12 @@ class Panel:
         self.add(node("circle", tooltip(tip), cx=x, cy=y, r=r, class_=class_))
 
     def path(self, points: Sequence[tuple[float, float]], class_: str, tip: str | None = None) -> None:
-        """A broken line."""
-        steps = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        self.add(node("path", tooltip(tip), d=f"M{steps}", class_=class_))
+        """Straight lines from point to point."""
+        commands = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self.add(node("path", tooltip(tip), d=f"M{commands}", class_=class_))
 
     def x_axis(self, scale: Scale, y: float, label: str, *, count: int = 5, whole: bool = False) -> None:
-        """Ticks, numbers and the label below `y`."""
+        """Ticks, numbers and the label below `y`; about `count` ticks, without fractions if `whole`."""
         ticks = scale.ticks(count, whole=whole)
         for tick in ticks:
             x = scale(tick)
@@ -141,10 +160,10 @@ class Panel:
             else:
                 self.rect(x, y - 9, 12, 9, class_)
             self.text(x + 16, y, meaning, "soft")
-            x += 34 + 5.4 * len(meaning)
+            x += 34 + 5.4 * len(meaning)  # a letter is about 5.4 wide at the size of `soft`
 
     def track(self, scale: Scale, y: float, height: float, *, centre: float, count: int = 5) -> None:
-        """The grid of one row of a plot whose rows have labels between them; the line of no effect stands out."""
+        """The grid behind one row of marks, for plots with labels between the rows; the line at `centre` stands out."""
         for tick in scale.ticks(count):
             self.line(scale(tick), y, scale(tick), y + height, "grid")
         self.line(scale(centre), y, scale(centre), y + height, "zero")
@@ -160,9 +179,10 @@ def plural(count: int, word: str) -> str:
 
 
 def tooltip(text: str | None) -> Element | None:
-    """What a browser shows beside the pointer, and a screen reader says."""
+    """The text that a browser shows beside the pointer and a screen reader says; None for no text."""
     return None if text is None else node("title", text)
 
 
 def _spacing(ticks: Sequence[float]) -> float:
+    """The step between ticks, which decides their decimals; of a single tick, its own size."""
     return ticks[1] - ticks[0] if len(ticks) > 1 else abs(ticks[0]) or 1.0

@@ -1,0 +1,103 @@
+"""`Section`, and the blocks that sections are made of: paragraphs, rows of figures, tables that fold away."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+from probe.analysis.text import Table
+from probe.report.figures.panel import Figure
+from probe.report.html import Child, node
+from probe.report.inputs import slug
+
+# A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
+_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
+MARKS = {"PASS": "\u2713", "FAIL": "\u2715", "INCONCLUSIVE": "?", "VACUOUS": "\u2205"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One section of the page, with the figures and tables that are also written as files."""
+
+    id: str
+    title: str
+    lead: str  # the question of the section, and how to read the answer
+    body: list[Element]
+    figures: list[Figure] = field(default_factory=list)
+    tables: dict[str, list[Table]] = field(default_factory=dict)  # by the label of their view; "" for the whole report
+
+
+def paragraph(*children: Child, class_: str | None = None) -> Element:
+    """A paragraph."""
+    return node("p", *children, class_=class_)
+
+
+def typeset(text: str) -> str:
+    """Plain text with true signs: a minus before a number, plus-minus."""
+    return _MINUS.sub("\u2212", text.replace("+-", "\u00b1"))
+
+
+def panels(figures: Sequence[Figure]) -> list[Element]:
+    """Figures beside one another, below one another on a phone."""
+    if not figures:
+        return []
+    return [node("div", *_framed(figures), class_="panels")]
+
+
+def beside(figures: Sequence[Figure], content: Sequence[Element], *, first: bool = True) -> list[Element]:
+    """A column of figures and one of other content; below one another where there is no room.
+
+    Args:
+        figures: of one column.
+        content: of the other column.
+        first: the figures are the left (or upper) column.
+    """
+    column, rest = node("div", *_framed(figures), class_="column"), node("div", *content)
+    if first:
+        return [node("div", column, rest, class_="split")]
+    return [node("div", rest, column, class_="split last")]
+
+
+def drawn_only(*figures: Figure | None) -> list[Figure]:
+    """The figures without the Nones of those that had nothing to draw."""
+    return [figure for figure in figures if figure is not None]
+
+
+def heading(text: str, *, needed: bool) -> list[Element]:
+    """The label of a view, needed where there are several."""
+    return [node("h3", text)] if needed else []
+
+
+def chip(verdict: str) -> Element:
+    """A verdict, told by its word and its mark, not by its colour alone."""
+    return node("span", f"{MARKS.get(verdict, '')} {verdict}".strip(), class_=f"chip {slug(verdict)}")
+
+
+def table_html(table: Table) -> Element:
+    """The table, in a box that scrolls where the page is narrower."""
+    header = node("tr")
+    for i, text in enumerate(table.header):
+        header.append(node("th", text, scope="col", class_="left" if i < table.left else None))
+    rows = [node("tr", *(_cell(text, i < table.left) for i, text in enumerate(row))) for row in table.rows]
+    caption = node("caption", typeset(table.title))
+    content = node("table", caption, node("thead", header), node("tbody", *rows))
+    return node("div", content, class_="scroll", tabindex="0")  # tabindex: scrolled by keyboard too
+
+
+def folded(tables: Sequence[Table]) -> list[Element]:
+    """Tables that open when their title is clicked."""
+    folds = []
+    for table in tables:
+        title = table.title.partition(" (")[0].partition(": Welch")[0]  # what follows is in the caption
+        folds.append(node("details", node("summary", title), table_html(table), class_="fold"))
+    return folds
+
+
+def _framed(figures: Sequence[Figure]) -> list[Element]:
+    return [node("figure", figure.svg) for figure in figures]
+
+
+def _cell(text: str, left: bool) -> Element:
+    if left:
+        return node("td", text, class_="left")
+    return node("td", "\u2013" if text == "-" else typeset(text))
