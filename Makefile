@@ -10,6 +10,8 @@ JOBS ?= 2
 PIP = PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 RUN_DEPS = $(VENV)/.run-deps
 TEST_DEPS = $(VENV)/.test-deps
+CHECK = $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
+	&& $(VENV)/bin/pyright && $(VENV)/bin/lint-imports --no-cache
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
 .PHONY: demo test check bench test-real clean
@@ -20,14 +22,18 @@ demo: $(RUN_DEPS)
 	$(VENV)/bin/probe replay --replay-dirs teacher,base --arm vanilla,projected,random --name demo
 	$(VENV)/bin/probe analyze out/runs/demo
 
-test: check
-	$(PYTEST) -n $(JOBS) -m "not real"
+# The linters run beside the tests; their output comes at the end, and either of the two fails the target.
+test: $(TEST_DEPS)
+	@log=$$(mktemp) || exit 1; \
+	{ $(CHECK); } > "$$log" 2>&1 < /dev/null & linters=$$!; \
+	trap 'kill $$linters 2> /dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; \
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "not real"; tests=$$?; \
+	wait $$linters; check=$$?; cat "$$log"; \
+	if [ $$check -ne 0 ]; then echo "make: the linters failed (above)" >&2; fi; \
+	[ $$tests -eq 0 ] && [ $$check -eq 0 ]
 
 check: $(TEST_DEPS)
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/pyright
-	$(VENV)/bin/lint-imports --no-cache
+	$(CHECK)
 
 bench: $(RUN_DEPS)
 	$(VENV)/bin/python tests/bench/bench_engine.py

@@ -1,5 +1,6 @@
 """Shared fixtures: hand-made rollouts and a small fake pool, written once a session and without any model."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,15 @@ from replay_pools.rollout import Grade, Rollout
 
 TAIL = "<|end|>\n<|assistant|>\n"
 EOS = 2
+
+
+@pytest.fixture(scope="session")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of the session share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "common"
+    (folder / "cache").mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

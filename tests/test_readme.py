@@ -21,9 +21,11 @@ BLOCK = re.compile(r"```(bash|python)\n(.*?)```", re.S)
 
 
 @pytest.mark.filterwarnings("ignore")  # snippets call trl and peft, which warn of transformers' renamed settings
-def test_every_command_and_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_and_snippet_runs(tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one folder, from top to bottom; the python blocks of a text share one namespace."""
     monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    Path("out/cache").symlink_to(common / "cache")
     for text, at_least in ((README, 8), (EXAMPLE, 5)):
         blocks, names = BLOCK.findall(text), {}
         assert len(blocks) >= at_least

@@ -1,12 +1,12 @@
 """A tiny model, and replay runs of the embedded organism, made once a session."""
 
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from extraction.adapters import attach
 from extraction.adapters.interface import Coordinates
@@ -23,6 +23,8 @@ def make_tiny() -> Callable[..., Coordinates]:
 
     In float64 throughout: the norms of Qwen3 and Llama round to float32, forward and backward.
     """
+
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     def make(basis: str = "svd", moved: float = 0.3, **options: object) -> Coordinates:
         config = GPT2Config(
@@ -41,9 +43,11 @@ def make_tiny() -> Callable[..., Coordinates]:
 
 
 @pytest.fixture(scope="session")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An out/ folder whose caches (SVD, pair gradients) the session shares."""
-    return tmp_path_factory.mktemp("out")
+def out(tmp_path_factory: pytest.TempPathFactory, common: Path) -> Path:
+    """An out/ folder whose caches (SVD, pair gradients) the workers share."""
+    folder = tmp_path_factory.mktemp("out")
+    (folder / "cache").symlink_to(common / "cache")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +95,10 @@ def replay(out: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def many_arms(replay: Callable[..., Path]) -> Path:
-    """Six steps, five arms, one pass."""
-    return replay("many-arms", "--arm", ARMS, "--steps", "6")
+def many_arms(common: Path) -> Path:
+    """Six steps, five arms, one pass: made by the worker that needs it first, only read by all."""
+    with (common / "many-arms.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (common / "runs" / "many-arms" / "manifest.json").exists():
+            assert run(cli, ["replay", "--name", "many-arms", "--out", str(common), "--arm", ARMS, "--steps", "6"]) == 0
+    return common / "runs" / "many-arms"

@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import processes
 import pytest
 from directories import contents
 from terminals import on_a_terminal
@@ -46,54 +45,54 @@ def test_a_folder_that_cannot_be_written(args: list[str], place: str, capsys: py
     assert place in one_line(capsys.readouterr().err)
 
 
-def in_a_small_disk(size: str, commands: str, place: Path) -> subprocess.CompletedProcess[str]:
-    """Run shell commands with a tmpfs at `place`, in a mount namespace of their own; skip where that is refused."""
-    mount = f"mount -t tmpfs -o size={size} none {place}"
-    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*namespace, mount], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("this machine gives no mount namespace for a small disk")
-    return subprocess.run(
-        [*namespace, f"{mount}\n{commands}"], capture_output=True, text=True, env=ENVIRONMENT, check=False
-    )
-
-
-def shell(*args: str | Path) -> str:
-    """`python -m probe ARGS` as a line of shell."""
-    return " ".join([sys.executable, "-m", "probe", *map(str, args)])
+IN_A_SMALL_DISK = """
+import ctypes, os, shutil, subprocess, sys
+from pathlib import Path
+disk, size, cache, copy, *options = sys.argv[1:]
+who = {"uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
+try:
+    if ctypes.CDLL(None).unshare(0x10020000):  # CLONE_NEWUSER | CLONE_NEWNS
+        raise OSError
+    for name, text in {"setgroups": "deny", **who}.items():
+        Path(f"/proc/self/{name}").write_text(text)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], check=True)
+except (OSError, subprocess.CalledProcessError):
+    sys.exit(77)
+from probe.cli import cli
+from probe.cli._frame import run
+shutil.copytree(cache, f"{disk}/out/cache")
+command = ["replay", "--name", "x", *options, "--out", f"{disk}/out"]
+print("exit code", run(cli, command), *sorted(os.listdir(f"{disk}/out/runs/x")), flush=True)
+subprocess.run(["mount", "-o", "remount,size=1g", disk], check=True)
+code = run(cli, command)
+shutil.copytree(f"{disk}/out/runs/x", copy)
+sys.exit(code)
+"""
 
 
 @pytest.mark.parametrize("warm", [True, False], ids=["in the middle of its steps", "in its first start"])
 def test_a_full_disk_loses_nothing(out: Path, replay, few_pairs: list[str], tmp_path: Path, warm: bool) -> None:
-    """The run stops with one line; once there is room, the same command ends in the bytes of one that never stopped."""
+    """The run stops with one line; once there is room, the same command ends in the bytes of one that never stopped.
+
+    In a mount namespace of its own, with a tmpfs for a disk.
+    """
     options = ["--arm", "vanilla", "--steps", "6", *few_pairs]
     whole = replay("never-full", *options)
-    disk, copy, cache = tmp_path / "disk", tmp_path / "copy", tmp_path / "cache"
+    disk, copy, cache, log = (tmp_path / name for name in ("disk", "copy", "cache", "log"))
     disk.mkdir()
     if warm:
-        shutil.copytree(out / "cache", cache)
+        shutil.copytree(out / "cache", cache, ignore=shutil.ignore_patterns("*.tmp"))
     else:
         cache.mkdir()
     size = pages(cache) + (pages(whole) // 2 if warm else 500)
-    command = shell("replay", "--name", "x", *options, "--out", disk / "out")
-    done = in_a_small_disk(
-        f"{4 * size}k",
-        f"""mkdir {disk}/out
-        cp -r {cache} {disk}/out/cache
-        code=0; {command} || code=$?
-        echo "exit code $code" >&2
-        ls {disk}/out/runs/x >&2
-        mount -o remount,size=1g {disk}
-        {command}
-        cp -r {disk}/out/runs/x {copy}""",
-        disk,
-    )
-    first, _, after = done.stderr.partition("exit code ")
-    assert after.startswith("2\n"), done.stderr
+    arguments = [str(disk), f"{4 * size}k", str(cache), str(copy), *options]
+    code = processes.finish(processes.start(IN_A_SMALL_DISK, *arguments, log=log))
+    if code == 77:
+        pytest.skip("this machine gives no mount namespace for a small disk")
+    first, _, after = log.read_text().partition("exit code ")
+    assert after.startswith("2 "), log.read_text()
     assert "No space left on device; free some space, or choose another place with --out" in one_line(first)
-    assert done.returncode == 0, after
+    assert code == 0, after
     assert ("step_000.cos.jsonl.gz" in after) == warm, "the disk was full at another time"
     assert contents(copy) == contents(whole)
 

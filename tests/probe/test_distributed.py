@@ -1,7 +1,6 @@
 """Several ranks are one run: replay byte for byte, training up to rounding, killed and resumed like never killed."""
 
 import inspect
-import multiprocessing
 import os
 import signal
 import socket
@@ -15,12 +14,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import orjson
+import processes
 import psutil
 import pytest
 import torch
 from directories import contents
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import command
 from safetensors.torch import load_file
 
 from extraction.batch import make_batch
@@ -70,8 +71,6 @@ lr = 0.001
 every = 4
 num_problems = 2
 """
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["probe.runs.replay", "probe.runs.train"])  # imported once, then every rank is a fork
 
 
 def start(num: int, code: str) -> list[BaseProcess]:
@@ -80,25 +79,13 @@ def start(num: int, code: str) -> list[BaseProcess]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": num, "LOCAL_WORLD_SIZE": num, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = []
-    for rank in range(num):
-        own = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        head = f"import os; os.environ.update({own!r})\n"
-        ranks.append(CONTEXT.Process(target=exec, args=(head + code, {"__name__": "rank"})))
-        ranks[-1].start()
-    return ranks
+    owns = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(num))
+    return [processes.start(code, environment={name: str(value) for name, value in own.items()}) for own in owns]
 
 
 def finish(ranks: list[BaseProcess]) -> list[int | None]:
     """Their exit codes."""
-    for rank in ranks:
-        rank.join(300)
-    return [rank.exitcode for rank in ranks]
-
-
-def command(*arguments: str) -> str:
-    """What a rank executes to run the command line."""
-    return f"import sys; from probe.cli import cli; from probe.cli._frame import run; sys.exit(run(cli, {arguments!r}))"
+    return [processes.finish(rank) for rank in ranks]
 
 
 def wait_for(path: Path, alive: Callable[[], bool]) -> None:

@@ -154,7 +154,6 @@ class InProcess:
 def run_sweep(spec: Spec, out: Path, caches: Path) -> None:
     """Sweep into `out`, with the caches of the session."""
     out.mkdir(exist_ok=True)
-    caches.mkdir(exist_ok=True)
     if not (out / "cache").exists():
         (out / "cache").symlink_to(caches)
     assert not sweep(spec, out, launch=InProcess(), block_value=lambda _spec, _seed: None).failed

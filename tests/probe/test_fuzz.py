@@ -1,5 +1,6 @@
 """The command line under bad input: whatever is typed for any option of any verb is answered, in one line."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,13 +50,33 @@ def bad_values(kind: click.ParamType) -> list[str]:
     return []
 
 
-CASES = [
-    pytest.param(verb, option.opts[0], value, id=f"{' '.join(verb)} {option.opts[0]} {value!r}")
+def telling_value(kind: click.ParamType) -> str:
+    """The one of them that an option of another kind would take, for whoever trusts click with the rest."""
+    if isinstance(kind, click.Choice):
+        return str(kind.choices[0]).upper()
+    return "1.5" if isinstance(kind, click.types.IntParamType) else "nan"
+
+
+def cases() -> dict[tuple[str, ...], list[tuple[str, str]]]:
+    """(option, bad value) by verb: of every typed option the telling value, and all of them of the first of a kind."""
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    met: set[object] = set()
+    for verb, option in OPTIONS:
+        if values := bad_values(option.type):
+            kind = tuple(option.type.choices) if isinstance(option.type, click.Choice) else type(option.type)
+            own = [telling_value(option.type)] if kind in met else values
+            met.add(kind)
+            found.setdefault(verb, []).extend((option.opts[0], value) for value in own)
+    return found
+
+
+OPTIONS = [
+    (verb, option)
     for verb, command in VERBS.items()
     for option in command.params
     if isinstance(option, click.Option) and not option.is_flag
-    for value in bad_values(option.type)
 ]
+CASES = cases()
 
 
 def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -70,23 +91,30 @@ def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(("verb", "option", "value"), CASES)
-def test_a_value_of_the_wrong_kind_is_refused(verb, option, value, tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize("verb", CASES, ids=" ".join)
+def test_a_value_of_the_wrong_kind_is_refused(verb: tuple[str, ...], tmp_path: Path, capsys) -> None:
     """Of every typed option of every verb."""
-    args = [*verb, *NEEDED.get(verb, []), "--out", str(tmp_path / "out"), option, value]
+    start = [*verb, *NEEDED.get(verb, []), "--out", str(tmp_path / "out")]
     if "--out" not in {name for p in VERBS[verb].params for name in p.opts}:
-        args = [*verb, option, value]
-    assert option in refused(args, capsys)
-    assert not (tmp_path / "out").exists()
+        start = [*verb]
+    for option, value in CASES[verb]:
+        assert option in refused([*start, option, value], capsys), (option, value)
+        assert not (tmp_path / "out").exists(), (option, value)
+
+
+def test_every_kind_is_refused_somewhere() -> None:
+    """No typed option is left out, and each kind meets all its bad values."""
+    tried = {(verb, option) for verb, own in CASES.items() for option, _ in own}
+    assert tried == {(verb, option.opts[0]) for verb, option in OPTIONS if bad_values(option.type)}
+    values = {value for own in CASES.values() for _, value in own}
+    assert {value for _, option in OPTIONS for value in bad_values(option.type)} <= values
 
 
 WORDS = ["", "--", "../x", "a\nb", "½", "a.b=1"]
-TEXTS = [
-    pytest.param(verb, option.opts[0], id=f"{' '.join(verb)} {option.opts[0]}")
-    for verb, command in VERBS.items()
-    for option in command.params
-    if isinstance(option, click.Option) and not option.is_flag and not bad_values(option.type)
-]
+TEXTS: dict[tuple[str, ...], list[str]] = {}
+for _verb, _option in OPTIONS:
+    if not bad_values(_option.type):
+        TEXTS.setdefault(_verb, []).append(_option.opts[0])
 
 
 def answered(args: list[str], capsys: pytest.CaptureFixture[str]) -> int:
@@ -99,13 +127,14 @@ def answered(args: list[str], capsys: pytest.CaptureFixture[str]) -> int:
     return code
 
 
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize(("verb", "option"), TEXTS)
-def test_any_text_is_answered(verb, option, word, tmp_path: Path, capsys, monkeypatch) -> None:
-    """Of every other option: what it does not mean something to is refused in one line."""
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("verb", TEXTS, ids=" ".join)
+def test_any_text_is_answered(verb: tuple[str, ...], tmp_path: Path, capsys, monkeypatch) -> None:
+    """Of every other option: what it does not mean something to is refused in one line; each in a folder of its own."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # names of models: nothing is asked for
-    answered([*verb, *NEEDED.get(verb, []), option, word], capsys)
+    for i, (option, word) in enumerate(itertools.product(TEXTS[verb], WORDS)):
+        (tmp_path / str(i)).mkdir()
+        monkeypatch.chdir(tmp_path / str(i))
+        answered([*verb, *NEEDED.get(verb, []), option, word], capsys)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

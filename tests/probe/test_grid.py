@@ -12,7 +12,8 @@ from extraction.library import DirectionLibrary, attach_basis
 from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import Run, inputs, read_run
+from probe.records.run import Run, read_run
+from probe.runs import inputs
 from probe.step.groups import ReplaySource
 from replay_pools.policy import load_policy
 from replay_pools.pool import BUILTIN, open_pool

@@ -1,12 +1,10 @@
 """Killed at any point and resumed equals never killed, byte for byte."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from directories import contents
 from interrupts import interrupted_at
@@ -23,49 +21,42 @@ GRID = [
     *("--condition", "default", "--condition", "g:gtpo_beta=1", "--condition", "capped:advantage_clip=1"),
 ]
 TRAIN = ["--arm", "projected", "--steps", "5", "--lr", "0.01"]
+WRITES = [(loop, "write_samples"), (loop, "write_steps"), (Timings, "write_step")]
 
 
 @pytest.mark.parametrize("options", [RUN, TRAIN, GRID], ids=["frozen", "training", "grid"])
-@pytest.mark.parametrize(
-    ("owner", "function"), [(loop, "write_samples"), (loop, "write_steps"), (Timings, "write_step")]
-)
 def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
-    options: list[str],
-    owner: object,
-    function: str,
-    out: Path,
-    few_pairs: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    options: list[str], out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies just before the given write of step 2."""
+    """The process dies just before each write of a step, at the second step of its own, and goes on where it died."""
     options = [*options, *few_pairs]
-    label = f"options{len(options)}"
-    whole, cut = f"{label}-whole", f"{label}-cut-{function}"
-    if not (out / "runs" / whole).exists():
-        assert run(cli, ["replay", "--name", whole, "--out", str(out), *options]) == 0
-    monkeypatch.setattr(owner, function, interrupted_at(3, getattr(owner, function)))
-    assert run(cli, ["replay", "--name", cut, "--out", str(out), *options]) == 130
-    monkeypatch.undo()
-    assert not (out / "runs" / cut / "manifest.json").exists(), "a run that died must not look complete"
+    whole, cut = (f"options{len(options)}-{name}" for name in ("whole", "cut"))
+    assert run(cli, ["replay", "--name", whole, "--out", str(out), *options]) == 0
+    for owner, function in WRITES:
+        monkeypatch.setattr(owner, function, interrupted_at(2, getattr(owner, function)))
+        assert run(cli, ["replay", "--name", cut, "--out", str(out), *options]) == 130, function
+        monkeypatch.undo()
+        assert not (out / "runs" / cut / "manifest.json").exists(), "a run that died must not look complete"
     assert run(cli, ["replay", "--name", cut, "--out", str(out), *options]) == 0
     assert contents(out / "runs" / cut) == contents(out / "runs" / whole)
 
 
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path) -> None:
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path, few_pairs: list[str]) -> None:
     """The real thing: SIGKILL as soon as the second step is on disk."""
-    command = [sys.executable, "-m", "probe", "replay", "--out", str(out), "--arm", "vanilla", "--steps", "12"]
+    options = ["--out", str(out), "--arm", "vanilla", "--steps", "8", *few_pairs]
     directory = out / "runs" / "killed"
-    process = subprocess.Popen([*command, "--name", "killed"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = processes.start(processes.command("replay", "--name", "killed", *options))
     deadline = time.monotonic() + 120
     while not (directory / "step_001.cos.jsonl.gz").exists():
-        assert process.poll() is None, "finished before it could be killed"
+        assert process.is_alive(), "finished before it could be killed"
         assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+        time.sleep(0.002)
+    process.kill()
+    assert processes.finish(process) == -signal.SIGKILL
+    assert not (directory / "manifest.json").exists(), "finished before it could be killed"
     (directory / ".steps.jsonl.x.tmp").write_text("what a kill inside a write leaves")
     for name in ("killed", "not-killed"):
-        assert run(cli, ["replay", "--name", name, "--out", str(out), "--arm", "vanilla", "--steps", "12"]) == 0
+        assert run(cli, ["replay", "--name", name, *options]) == 0
     assert contents(directory) == contents(out / "runs" / "not-killed")
 
 

@@ -3,12 +3,11 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import orjson
+import processes
 import pytest
 import torch
 from directories import contents
@@ -147,7 +146,9 @@ def combined(out: Path, preset: Callable[..., str]) -> tuple[Path, list[str]]:
     return directory, written
 
 
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(combined: tuple[Path, list[str]], out: Path) -> None:
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
+    combined: tuple[Path, list[str]], out: Path, tmp_path: Path
+) -> None:
     """Started by --config from the other run, killed inside a random write before its first step is recorded, again
     inside the save of the first checkpoint, and resumed: rollouts, evaluations, records, directions, adapters and
     checkpoint are those of the run that was never killed.
@@ -159,9 +160,8 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(combined: tuple[Path,
     options = ["train", "--config", str(whole / "config.json"), "--name", "combined-killed", "--out", str(out)]
     directory = out / "runs" / "combined-killed"
     for point in points:
-        command = [sys.executable, "-c", KILLER, f"combined-killed/{point}", *options]
-        done = subprocess.run(command, capture_output=True, timeout=300, check=False)
-        assert done.returncode == -signal.SIGKILL, f"{point}: {done.stderr.decode()}"
+        process = processes.start(KILLER, f"combined-killed/{point}", *options, log=tmp_path / "log")
+        assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
         assert not (directory / "manifest.json").exists(), "a run that died must not look complete"
         assert any(directory.rglob(".*.tmp")), f"{point}: not killed inside the write"
     assert run(cli, options) == 0, f"killed at {points}"

@@ -1,6 +1,5 @@
 """A miniature training sweep, from its commands to a decision: two arms, one killed on the way; and its numbers."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 
 from extraction.pairs import builtin_pairs, write_pairs
@@ -22,7 +22,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.checks import open_spec
 from probe.experiments.jobs import runs_of
-from probe.experiments.launch import Attempt, command
+from probe.experiments.launch import Attempt
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import Table, sweep
 from probe.experiments.sweep_table import analyse_all, block_value, sweep_table
@@ -117,14 +117,16 @@ class KillsOnce:
     def __call__(self, args: Sequence[str], log: Path) -> Attempt:
         if VICTIM not in args or self._steps.exists():
             return Attempt(returncode=run(cli, list(args)), seconds=0.0, error="")
-        child = subprocess.Popen(command(args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = processes.start(processes.command(*args))
         deadline = time.monotonic() + 120
         while not self._steps.exists():
-            assert child.poll() is None, "finished before it could be killed"
+            assert child.is_alive(), "finished before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        os.kill(child.pid, signal.SIGKILL)
-        return Attempt(returncode=child.wait(), seconds=0.0, error="killed by SIGKILL")
+        child.kill()
+        code = processes.finish(child)
+        assert code == -signal.SIGKILL
+        return Attempt(returncode=code, seconds=0.0, error="killed by SIGKILL")
 
     def stop(self) -> None:
         raise AssertionError("nothing interrupts this sweep")
@@ -140,7 +142,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
     spec = open_spec(place / "mini.toml")
     own = place / "out"
     own.mkdir()
-    (out / "cache").mkdir(exist_ok=True)
     (own / "cache").symlink_to(out / "cache")
     table = sweep(spec, own, launch=KillsOnce(own), block_value=lambda spec, seed: block_value(spec, seed, own))
     return spec, own, table

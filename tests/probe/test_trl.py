@@ -1,13 +1,11 @@
 """GradientProbeCallback in the real GRPOTrainer, on the organism."""
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-
-pytest.importorskip("trl", reason="needs trl: pip install gradient-probe[trl]")
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
 from extraction.controls import haar_directions
 from extraction.directions import Directions
@@ -18,8 +16,14 @@ from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl
 from replay_pools.policy import load_policy
 
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
 # trl 1.16 and transformers 5.23 warn of each other's renamed settings, and accelerate of pinned memory without a GPU.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("trl") is None, reason="needs trl: pip install gradient-probe[trl]"),
+]
 STEPS = 3
 
 
@@ -27,8 +31,11 @@ def reward_length(completions, **_):
     return [float(len(completion[0]["content"])) for completion in completions]
 
 
-def make_trainer(out: Path, basis="svd", **options) -> tuple[GRPOTrainer, Directions]:
+def make_trainer(out: Path, basis="svd", **options) -> "tuple[GRPOTrainer, Directions]":
     """GRPO of the organism's adapter on the length of its answers, and random directions of the basis."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
     policy = load_policy("organism")
     coordinates = attach_basis(policy, basis, lora_rank=4, cache_dir=out / "cache")
     settings = {
@@ -49,7 +56,7 @@ def make_trainer(out: Path, basis="svd", **options) -> tuple[GRPOTrainer, Direct
     return trainer, haar_directions(Directions(vectors=two, singular_values={}, votes={}, metadata=metadata), seed=1)
 
 
-def adapter_values(trainer: GRPOTrainer) -> dict[str, torch.Tensor]:
+def adapter_values(trainer: "GRPOTrainer") -> dict[str, torch.Tensor]:
     assert trainer.model is not None
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
 

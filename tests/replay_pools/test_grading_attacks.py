@@ -33,6 +33,7 @@ TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 FIELDS = {"name", "family", "tries", "code", "uses", "expected", "pays", "problem", "hangs", "costly"}
 RESISTED = [case for case in CASES if case.get("expected") != "right"]
 HONEST_CASES = [case for case in CASES if case.get("expected") == "right"]
+FAMILIES = ("exit", "equality", "harness", "channel", "system")
 ISOLATIONS = ("A", "B, own uid", "B, same uid")
 QUICK_S, PATIENT_S = 0.5, 20.0  # time limit of what hangs and of what ends by itself
 
@@ -63,17 +64,30 @@ def submission(source, mode="none", of="echo"):
 HONEST = submission(PROBLEMS["echo"].canonical)
 
 
-def open_grader(isolation, timeout_s):
-    """One worker, so that the honest grade follows on the process that was attacked; skips with the reason."""
+def lacking(isolation):
+    """Why this machine cannot grade under this isolation, or nothing."""
     tier, _, uid = isolation.partition(", ")
-    if lacking := tiers.available_tiers()[tier]:
-        pytest.skip(f"tier {tier} lacks {', '.join(lacking)}")
-    if uid == "own uid" and os.geteuid() != 0:
-        pytest.skip("only root can give submissions a uid of their own")
-    return Grader(workers=1, tier=tier, timeout_s=timeout_s)
+    if missing := tiers.available_tiers()[tier]:
+        return f"tier {tier} lacks {', '.join(missing)}"
+    return "only root can give submissions a uid of their own" if uid == "own uid" and os.geteuid() != 0 else ""
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+AVAILABLE = [isolation for isolation in ISOLATIONS if not lacking(isolation)]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_every_isolation_is_attacked(isolation):
+    """The one skip of an isolation that this machine cannot offer; nothing below is collected for it."""
+    if isolation not in AVAILABLE:
+        pytest.skip(lacking(isolation))
+
+
+def open_grader(isolation, timeout_s):
+    """One worker, so that the honest grade follows on the process that was attacked."""
+    return Grader(workers=1, tier=isolation[0], timeout_s=timeout_s)
+
+
+@pytest.fixture(scope="module", params=AVAILABLE)
 def graders(request):
     """(isolation, the patient grader, the quick one) of each isolation in turn."""
     with pytest.MonkeyPatch.context() as patch:
@@ -94,11 +108,12 @@ def source_of(case):
     return source if "run_tests" in case["code"] else f"{source}\ndef run_tests(): raise ValueError\n"
 
 
-def grade_then_honest(grader, *attacks):
+def grade_then_honest(grader, attacks, names=None):
     """The grades of attacks, after checking that the honest grade right after each is right."""
     grades = grader.grade([each for attack in attacks for each in (attack, HONEST)])
-    for attack, honest in zip(attacks, grades[1::2], strict=True):
-        assert honest.gt_correct, f"mode {attack.mode}: the attack broke the next grade: {honest}"
+    for i, (attack, honest) in enumerate(zip(attacks, grades[1::2], strict=True)):
+        what = "the attack" if names is None else names[i]
+        assert honest.gt_correct, f"mode {attack.mode}: {what} broke the next grade: {honest}"
     return grades[::2]
 
 
@@ -113,16 +128,12 @@ def modes_of(isolation, case):
     return [modes[CASES.index(case) % len(modes)]]
 
 
-def ids(values):
-    return {"ids": [value.get("name") or value["statement"] for value in values]}
-
-
 def test_the_corpus_is_well_formed():
     """Names are unique; families, modes, helpers and problems exist; every mode is attacked."""
     assert len({case["name"] for case in CASES}) == len(CASES)
     for case in CASES:
         assert case.keys() <= FIELDS, case
-        assert case["family"] in ("exit", "equality", "harness", "channel", "system"), case
+        assert case["family"] in FAMILIES, case
         assert case.get("expected", "wrong") in ("wrong", "right", "uncompiled"), case
         assert set(case.get("pays", ())) <= set(LOOPHOLES) - {"none"}, case
         assert case.get("problem", "echo") in PROBLEMS, case
@@ -130,41 +141,59 @@ def test_the_corpus_is_well_formed():
     assert {refusal["expected"] for refusal in CORPUS["refusals"]} <= set(errno.errorcode.values())
 
 
-@pytest.mark.parametrize("case", RESISTED, **ids(RESISTED))
-def test_no_attack_is_a_right_answer(graders, case):
+def breach(case, mode, grade):
+    """What is wrong with the grade of an attack, or nothing."""
+    if grade.gt_correct:
+        return "BREACH: counted as right"
+    if grade.compiles is not (case.get("expected") != "uncompiled"):
+        return "compiles"
+    if grade.error is not None and not (grade.error.isascii() and grade.error.isprintable()):
+        return "the error cannot be printed"
+    if grade.passed is not grade.exploited:
+        return "passed without an exploit"
+    unpaid = (grade.passed, grade.hacked, grade.mechanism) == (False, False, "none")
+    return "" if unpaid or mode in case.get("pays", ()) else "BREACH: pays"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_attack_is_a_right_answer(graders, family):
     """gt_correct never; passed, hacked and exploited in no mode whose exploit the case does not contain."""
     isolation, patient, quick = graders
-    modes = modes_of(isolation, case)
-    attacks = [submission(source_of(case), mode, case.get("problem", "echo")) for mode in modes]
-    grades = grade_then_honest(quick if "hangs" in case else patient, *attacks)
-    for mode, grade in zip(modes, grades, strict=True):
-        where = f"{case['tries']}; mode {mode}: {grade}"
-        assert not grade.gt_correct, f"BREACH: counted as right: {where}"
-        assert grade.compiles is (case.get("expected") != "uncompiled"), where
-        assert grade.error is None or (grade.error.isascii() and grade.error.isprintable()), where
-        assert grade.passed is grade.exploited, where
-        if mode not in case.get("pays", ()):
-            assert (grade.passed, grade.hacked, grade.mechanism) == (False, False, "none"), f"BREACH: pays: {where}"
+    found = []
+    for grader, hangs in ((patient, False), (quick, True)):
+        cases = [case for case in RESISTED if case["family"] == family and ("hangs" in case) == hangs]
+        asked = [(case, mode) for case in cases for mode in modes_of(isolation, case)]
+        attacks = [submission(source_of(case), mode, case.get("problem", "echo")) for case, mode in asked]
+        grades = grade_then_honest(grader, attacks, [case["name"] for case, _ in asked])
+        found += [(case, mode, grade) for (case, mode), grade in zip(asked, grades, strict=True)]
+    assert {case["name"] for case, _, _ in found} == {case["name"] for case in RESISTED if case["family"] == family}
+    wrong = [
+        f"{case['name']} ({case['tries']}), mode {m}: {why}: {g}" for case, m, g in found if (why := breach(case, m, g))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 HUNTS = [case for case in CASES if case.get("uses") == "hunt" and "/proc" not in case["name"]]
 
 
-@pytest.mark.parametrize("case", HUNTS, **ids(HUNTS))
-def test_the_hunts_find_what_is_there(graders, case):
+def test_the_hunts_find_what_is_there(graders):
     """The same searches find a secret that the process does hold, its argument: they fail for want of one."""
     secret = f"secret-{os.urandom(16).hex()}"
-    given = Submission(problem=problem("given", [((secret,), secret)]), completion=fence(source_of(case)), mode="none")
-    (grade,) = grade_then_honest(graders[1], given)
-    assert grade.gt_correct, f"the attack is a dud: {grade}"
+    given = problem("given", [((secret,), secret)])
+    attacks = [Submission(problem=given, completion=fence(source_of(case)), mode="none") for case in HUNTS]
+    for case, grade in zip(HUNTS, grade_then_honest(graders[1], attacks), strict=True):
+        assert grade.gt_correct, f"the attack {case['name']} is a dud: {grade}"
 
 
-@pytest.mark.parametrize("case", HONEST_CASES, **ids(HONEST_CASES))
-def test_what_is_honest_stays_right(graders, case):
+def test_what_is_honest_stays_right(graders):
     """Right and unhacked in every mode: the isolation forbids nothing that a solution needs."""
     isolation, patient, _ = graders
-    for grade in grade_then_honest(patient, *(submission(source_of(case), mode) for mode in modes_of(isolation, case))):
-        assert (grade.gt_correct, grade.passed, grade.hacked) == (True, True, False), grade
+    asked = [(case, mode) for case in HONEST_CASES for mode in modes_of(isolation, case)]
+    for (case, mode), grade in zip(
+        asked, grade_then_honest(patient, [submission(source_of(case), mode) for case, mode in asked]), strict=True
+    ):
+        found = (grade.gt_correct, grade.passed, grade.hacked)
+        assert found == (True, True, False), f"{case['name']}, mode {mode}: {grade}"
 
 
 REFUSED = """
@@ -183,20 +212,29 @@ class Solution:
 """
 
 
-@pytest.mark.parametrize("refusal", CORPUS["refusals"], **ids(CORPUS["refusals"]))
-def test_the_kernel_refuses(graders, refusal):
-    """The attack runs and answers whether its errno is the one that a refusal has."""
+def test_the_kernel_refuses(graders):
+    """Each attack runs and answers whether its errno is the one that a refusal has; root, who has not become another
+    user, may do what is marked `own_uid`, and a raw call number is one of its machine.
+    """
     isolation, patient, _ = graders
-    if platform.machine() != refusal.get("machine", platform.machine()):
-        pytest.skip(f"a raw call number of {refusal['machine']}")
-    if refusal.get("own_uid") and isolation == "B, same uid" and os.geteuid() == 0:
-        pytest.skip("root may, unless it has become another user")
-    hidden = ["ENOENT", "EROFS"] if isolation == "A" and refusal["expected"] == "EACCES" else []
-    accepted = [int(getattr(errno, name)) for name in (refusal["expected"], *hidden)]
-    source = REFUSED.format(statement=refusal["statement"], host_file=__file__, accepted=accepted)
-    asking = problem("refusal", [((), "refused")])
-    (grade,) = grade_then_honest(patient, Submission(problem=asking, completion=fence(source), mode="none"))
-    assert grade.gt_correct, f"{refusal['tries']}: not refused with {refusal['expected']}: {grade}"
+    may = isolation == "B, same uid" and os.geteuid() == 0
+    asked = [
+        refusal
+        for refusal in CORPUS["refusals"]
+        if platform.machine() == refusal.get("machine", platform.machine()) and not (may and refusal.get("own_uid"))
+    ]
+    assert len(asked) > 100
+    attacks = []
+    for refusal in asked:
+        hidden = ["ENOENT", "EROFS"] if isolation == "A" and refusal["expected"] == "EACCES" else []
+        accepted = [int(getattr(errno, name)) for name in (refusal["expected"], *hidden)]
+        source = REFUSED.format(statement=refusal["statement"], host_file=__file__, accepted=accepted)
+        asking = problem("refusal", [((), "refused")])
+        attacks.append(Submission(problem=asking, completion=fence(source), mode="none"))
+    grades = grade_then_honest(patient, attacks, [refusal["statement"] for refusal in asked])
+    for refusal, grade in zip(asked, grades, strict=True):
+        where = f"{refusal['tries']}: {refusal['statement']}"
+        assert grade.gt_correct, f"{where}: not refused with {refusal['expected']}: {grade}"
     assert not Path("/tmp/grading-attack").exists()
 
 
@@ -217,7 +255,7 @@ class Solution:
         return dict(os.environ)
 """
     asking = problem("descriptors", [(("open",), 4), (("stdin",), b""), (("environment",), ENVIRONMENT)])
-    (grade,) = grade_then_honest(grader, Submission(problem=asking, completion=fence(source), mode="none"))
+    (grade,) = grade_then_honest(grader, [Submission(problem=asking, completion=fence(source), mode="none")])
     assert grade.num_tests_passed == 3, grade
 
 
@@ -300,7 +338,7 @@ def test_without_isolation_a_fork_bomb_does_not_outlive_its_execution(monkeypatc
     monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["bubblewrap"], "B": ["Landlock"]})
     bomb = "import os, time\nfor _ in range(5): os.fork()\ntime.sleep(0.05)\nclass Solution:\n    def f(self, x): pass"
     with Grader(workers=1, unsafe_local=True, timeout_s=PATIENT_S) as grader:
-        (grade,) = grade_then_honest(grader, submission(bomb))
+        (grade,) = grade_then_honest(grader, [submission(bomb)])
         assert (grade.isolation, grade.gt_correct) == ("unsafe-local", False)
 
 
@@ -321,8 +359,8 @@ def test_no_worker_outlives_its_grader():
 def test_installed_packages_cannot_be_read(grader):
     """Python's library may be read, and no package beside it: one of them may be ours, with every solution in it."""
     stdlib = Path(sysconfig.get_path("stdlib"))
-    foreign = [path for name in sandbox.FOREIGN for path in (stdlib / name).glob("**/*") if path.is_file()]
-    if not foreign:
+    everything = (path for name in sandbox.FOREIGN for path in (stdlib / name).glob("**/*") if path.is_file())
+    if (foreign := next(everything, None)) is None:
         pytest.skip("no package is installed in Python's library")
     source = """
 class Solution:
@@ -333,8 +371,8 @@ class Solution:
             return False
         return True
 """
-    paths = problem("paths", [(("result.txt",), True), ((str(foreign[0]),), False)])
-    (grade,) = grade_then_honest(grader, Submission(problem=paths, completion=fence(source), mode="none"))
+    paths = problem("paths", [(("result.txt",), True), ((str(foreign),), False)])
+    (grade,) = grade_then_honest(grader, [Submission(problem=paths, completion=fence(source), mode="none")])
     assert grade.gt_correct, grade
 
 

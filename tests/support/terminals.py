@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ def on_a_terminal(
     """The exit code of `python ARGUMENTS` and what the terminal showed; `keys` is asked after every output."""
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a parent in the background, as `make test &`, ignores Ctrl-C
         os.execve(sys.executable, [sys.executable, *arguments], dict(environment))
     deadline, shown = time.monotonic() + seconds, b""
     while True:

@@ -1,0 +1,40 @@
+"""Real processes, to be killed for real, that start quickly: forks of one server with torch and the verbs imported."""
+
+import multiprocessing
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["probe.cli.replay", "probe.runs.replay", "probe.cli.train", "probe.runs.train"])
+HEAD = """
+import os, signal, sys
+os.environ.update({environment!r})
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if {log!r}:
+    log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+sys.argv[1:] = {arguments!r}
+"""
+
+
+def start(
+    code: str, *arguments: str, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> BaseProcess:
+    """A process that executes `code` as `python -c CODE ARGUMENTS` does; what it prints goes to `log`."""
+    own = {"environment": dict(environment or {}), "log": str(log or ""), "arguments": arguments}
+    process = CONTEXT.Process(target=exec, args=(HEAD.format(**own) + code, {"__name__": "child"}))
+    process.start()
+    return process
+
+
+def finish(process: BaseProcess, seconds: float = 300) -> int | None:
+    """Its exit code; -N of signal N."""
+    process.join(seconds)
+    return process.exitcode
+
+
+def command(*arguments: str) -> str:
+    """What a process executes to run `probe ARGUMENTS`."""
+    return f"import sys; from probe.cli import cli; from probe.cli._frame import run; sys.exit(run(cli, {arguments!r}))"
