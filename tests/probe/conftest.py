@@ -69,7 +69,7 @@ def preset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         "rollouts.sampler.max_new_tokens": 48,
         "intervention.extraction.pairs": str(folder / "pairs.jsonl"),  # four to extract from, two held out
         "intervention.extraction.k": 2,
-        "optimizer.steps": 3,
+        "steps": 3,
         "optimizer.lr": 0.01,
         "evaluation.every": 2,
         "evaluation.num_problems": 2,

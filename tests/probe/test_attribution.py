@@ -60,9 +60,19 @@ def test_a_sample_without_a_gradient_has_no_shares() -> None:
     ("name", "options"),
     [
         ("svd", ["--arm", "random,vanilla,projected"]),
-        ("lora", ["--arm", "projected-lora", "--lora-rank", "4"]),
-        ("both", ["--arm", "projected-lora,projected", "--lora-rank", "4", "--tokens-per-batch", "400"]),
-        ("float64", ["--arm", "vanilla", "--dtype", "float64"]),
+        ("lora", ["--arm", "projected-lora", "--set", "model.lora_rank=4"]),
+        (
+            "both",
+            [
+                "--arm",
+                "projected-lora,projected",
+                "--set",
+                "model.lora_rank=4",
+                "--set",
+                "intervention.extraction.tokens_per_batch=400",
+            ],
+        ),
+        ("float64", ["--arm", "vanilla", "--set", "model.dtype=float64"]),
         ("credit", ["--arm", "projected", "--condition", "g:gtpo_beta=1", "--condition", "plain"]),
     ],
 )
@@ -109,7 +119,7 @@ def test_asking_changes_no_record_and_not_asking_writes_no_file(
 ) -> None:
     options = ("--arm", "vanilla", "--steps", "2", *few_pairs)
     plain = replay("tokens-none", *options)
-    first = replay("tokens-first", *options, "--token-attribution", "1")
+    first = replay("tokens-first", *options, "--set", "token_attribution=1")
     assert not list(plain.glob("*.tokens.*"))
     assert [path.name for path in first.glob("*.tokens.*")] == ["step_000.tokens.jsonl.gz"]
     for path in [*plain.glob("*.gz"), plain / "steps.jsonl"]:
@@ -188,6 +198,6 @@ def test_a_run_that_trains_records_its_shares(whole_and_split: tuple[Path, Path]
 @pytest.fixture(scope="module")
 def whole_and_split(out: Path, preset: Callable[..., str]) -> tuple[Path, Path]:
     """The same three steps of training, without shares and with those of the first two steps."""
-    for name, more in (("tokens-untrained", ()), ("tokens-trained", ("--token-attribution", "2"))):
+    for name, more in (("tokens-untrained", ()), ("tokens-trained", ("--set", "token_attribution=2"))):
         assert run(cli, ["train", "--preset", preset(), "--name", name, "--out", str(out), *more]) == 0
     return out / "runs" / "tokens-untrained", out / "runs" / "tokens-trained"

@@ -140,7 +140,7 @@ def test_bases_are_not_compared_with_one_another(
     v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line with both fingerprints."""
-    lora = extracted("card-lora", "--basis", "lora", "--lora-rank", "4", *few_pairs)
+    lora = extracted("card-lora", "--basis", "lora", "--set", "model.lora_rank=4", *few_pairs)
     assert run(cli, ["directions", "compare", str(v_hack), str(lora)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "expected basis" in error

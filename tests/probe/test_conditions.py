@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from extraction.batch import make_batch
-from probe.objective.objective import Objective
 from probe.objective.weigh import Scores, by_pass, weigh
-from probe.settings.loss import Condition, parse_conditions
+from probe.settings.loss import Condition, LossSettings, parse_conditions
 from replay_pools.errors import InputError
 
-BASE = Objective(loss_type="bnpo", advantage_clip=3.0)
+BASE = LossSettings(loss_type="bnpo", advantage_clip=3.0)
 
 
 def test_without_any_the_plain_run_is_the_default():
@@ -24,7 +23,7 @@ def test_settings_change_the_plain_run():
     plain, changed = parse_conditions(["default", text], BASE)
     assert plain.objective == BASE
     assert changed.name == "x"
-    assert changed.objective == Objective(
+    assert changed.objective == LossSettings(
         loss_type="bnpo",
         advantage_estimator="rloo",
         scale_rewards="group",
@@ -32,16 +31,18 @@ def test_settings_change_the_plain_run():
         max_completion_length=64,
         gtpo_beta=0.5,
     )
-    everything = ",".join(f"{field.name}={getattr(Objective(), field.name)}".lower() for field in fields(Objective))
-    assert parse_conditions([f"all:{everything}"], BASE)[0].objective == Objective()
+    everything = ",".join(
+        f"{field.name}={getattr(LossSettings(), field.name)}".lower() for field in fields(LossSettings)
+    )
+    assert parse_conditions([f"all:{everything}"], BASE)[0].objective == LossSettings()
 
 
 def test_choices_that_may_be_left_out():
     """`reference` is a choice or none: both are read, and what is neither is refused with all of them."""
     (kl,) = parse_conditions(["kl:reference=ema,beta=0.1,kl_estimator=k2"], BASE)
     assert (kl.objective.reference, kl.objective.beta, kl.objective.kl_estimator) == ("ema", 0.1, "k2")
-    measured = Objective(reference="base")
-    assert parse_conditions(["off:reference=none"], measured)[0].objective == Objective()
+    measured = LossSettings(reference="base")
+    assert parse_conditions(["off:reference=none"], measured)[0].objective == LossSettings()
     with pytest.raises(InputError, match="reference: expected one of base, ema, recorded, none, found 'old'"):
         parse_conditions(["x:reference=old"], BASE)
 
@@ -73,7 +74,7 @@ def test_json_round_trip():
 )
 def test_bad_conditions_are_named(texts, message):
     with pytest.raises(InputError, match=message):
-        parse_conditions(texts, Objective())
+        parse_conditions(texts, LossSettings())
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def weigh_all(group, *texts):
     rewards, batch, logprobs, planning = group
     return {
         own.name: weigh(own.objective, rewards, batch, Scores(current=logprobs), planning)
-        for own in parse_conditions(texts, Objective())
+        for own in parse_conditions(texts, LossSettings())
     }
 
 
@@ -110,7 +111,7 @@ def test_conditions_with_the_same_credit_share_a_pass(group):
 def test_credit_of_one_everywhere_needs_no_pass(group):
     """HICRA where no token plans is the plain objective."""
     rewards, batch, logprobs, planning = group
-    found = weigh(Objective(hicra_alpha=1.0), rewards, batch, Scores(current=logprobs), torch.zeros_like(planning))
+    found = weigh(LossSettings(hicra_alpha=1.0), rewards, batch, Scores(current=logprobs), torch.zeros_like(planning))
     assert found.token_weights is None
     assert found.token_advantages is not None, "the cap diagnostics stay those of tokens"
 

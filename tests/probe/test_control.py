@@ -8,11 +8,11 @@ import orjson
 import pytest
 import torch
 
-from probe.objective.objective import Objective
 from probe.runs.control import Control, Training
+from probe.settings.loss import LossSettings
 from probe.settings.run import ControlConfig, Limits
 
-OBJECTIVE = Objective(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
+OBJECTIVE = LossSettings(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
 CONFIG = ControlConfig(
     beta_warmup_steps=2, target_kl=1.0, kl_horizon=1, sepa_ramp_steps=2, sepa_gate=0.5, limits=Limits(patience=2)
 )
@@ -55,7 +55,7 @@ def test_a_control_goes_on_from_its_state(cut: int) -> None:
 
 def test_a_target_needs_a_beta_to_move() -> None:
     with pytest.raises(ValueError, match="target_kl"):
-        Control(Objective(reference="base"), ControlConfig(target_kl=0.1))
+        Control(LossSettings(reference="base"), ControlConfig(target_kl=0.1))
 
 
 class Watched:

@@ -241,7 +241,7 @@ def test_a_replay_on_a_sharded_base_is_that_of_one_process_up_to_rounding(
 ) -> None:
     options = ["--arm", "vanilla,projected", "--steps", "2", *few_pairs]
     whole = replay("not-sharded", *options)
-    sharded = command("replay", "--name", "sharded", "--out", str(out), "--shard-base", *options)
+    sharded = command("replay", "--name", "sharded", "--out", str(out), "--set", "model.shard_base=true", *options)
     assert finish(start(2, sharded)) == [0, 0]
     assert_alike(out / "runs" / "sharded", whole, rel=1e-3, abs=1e-5)
     for name in ("step_000", "step_001"):
@@ -282,7 +282,7 @@ def test_spare_passes_add_nothing(out: Path) -> None:
 def test_what_several_ranks_cannot_do_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(cli, ["replay", "--shard-base", "--out", str(tmp_path)]) == 2
+    assert run(cli, ["replay", "--set", "model.shard_base=true", "--out", str(tmp_path)]) == 2
     assert "--shard-base: expected torchrun with 2 or more processes, found one process" in capsys.readouterr().err
     config = replace(TrainConfig(), rollouts=replace(TrainConfig().rollouts, prompts_per_step=2))
     with pytest.raises(InputError, match="expected at most 2 processes, one a group of a step"):

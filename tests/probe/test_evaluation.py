@@ -27,16 +27,16 @@ seeds = {seeds}
 name = "judged"
 question = "Is anything there?"
 hypotheses = ["Something is."]
-[base]
+[settings]
 verb = "replay"
 steps = {steps}
-per_pool = 2
+source.per_pool = 2
 [[conditions]]
 name = "plain"
 [[conditions]]
 name = "capped"
-advantage_clip = 5.0
-k = 3
+settings.objective.advantage_clip = 5.0
+settings.intervention.extraction.k = 3
 [[criteria]]
 name = "aligned"
 metric = "cos_in"
@@ -111,11 +111,11 @@ seeds = [0, 1]
 name = "judged"
 question = "Does training tell the arms apart?"
 hypotheses = ["It does."]
-[base]
+[settings]
 verb = "replay"
 steps = 2
-per_pool = 2
-lr = 1e-3
+source.per_pool = 2
+optimizer.lr = 1e-3
 [[criteria]]
 name = "aligned"
 metric = "cos_in"

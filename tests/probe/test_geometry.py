@@ -177,7 +177,9 @@ def test_held_out_sign_equals_the_online_one(pairs: PairGradients):
     assert offline.mean_cos == pytest.approx(online["mean_cos"], abs=1e-6)
 
 
-@pytest.mark.parametrize("options", [(), ("--k", "2", "--loss-type", "dr_grpo", "--advantage-clip", "1")])
+@pytest.mark.parametrize(
+    "options", [(), ("--k", "2", "--set", "objective.loss_type=dr_grpo", "--set", "objective.advantage_clip=1")]
+)
 def test_offline_equals_the_records_of_a_real_run(
     many_arms: Path, replay: Callable[..., Path], options: tuple[str, ...]
 ):

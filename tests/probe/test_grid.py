@@ -37,7 +37,7 @@ def options(*names: str) -> list[str]:
 @pytest.fixture(scope="module")
 def shared(few_pairs: list[str]) -> list[str]:
     """Options of every run here."""
-    return ["--arm", ARMS, "--steps", str(STEPS), "--lora-rank", "4", *few_pairs]
+    return ["--arm", ARMS, "--steps", str(STEPS), "--set", "model.lora_rank=4", *few_pairs]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_directions_follow_the_normaliser_of_the_condition(replay: Callable[...,
     """Pairs and rollouts under one loss type: a condition that changes it equals the run that has it as an option."""
     shared = ["--arm", "vanilla", "--steps", "2", *few_pairs]
     both = read_run(replay("loss-both", *shared, "--condition", "default", "--condition", "bnpo:loss_type=bnpo"))
-    alone = read_run(replay("loss-alone", *shared, "--loss-type", "bnpo"))
+    alone = read_run(replay("loss-alone", *shared, "--set", "objective.loss_type=bnpo"))
     samples, steps = records(both, "bnpo")
     assert [replace(row, condition="default") for row in samples] == alone.samples
     assert [replace(row, condition="default") for row in steps] == alone.steps

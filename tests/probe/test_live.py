@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from extraction.library import attach_basis
-from probe.objective.objective import Objective
 from probe.runs.live import LiveSource, choose_problems
 from probe.settings.arms import get_arm
+from probe.settings.loss import LossSettings
 from probe.step.groups import ReplaySource
 from probe.step.passes import Bases, weighted_sums
 from probe.step.projection import project_modules
@@ -37,7 +37,7 @@ def one_step(coordinates, groups) -> StepResult:
         Bases(coordinates=[coordinates]),
         groups,
         [measure(coordinates)],
-        conditions={"default": Objective()},
+        conditions={"default": LossSettings()},
         planning=[[False] * len(ids) for group in groups for ids in group.completion_ids],
         pad_id=0,
         references=References(coordinates),

@@ -14,13 +14,13 @@ import torch
 from directories import contents
 
 from extraction.adapters.interface import Coordinates
-from probe.objective.objective import Objective
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
 from probe.runs.control import Control, Training
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
+from probe.settings.loss import LossSettings
 from probe.settings.run import CheckpointConfig, ControlConfig, Limits
 from probe.step.groups import Group, Key, make_group
 from probe.step.passes import Bases
@@ -31,7 +31,7 @@ from replay_pools.errors import InputError
 from replay_pools.files import read_json
 from replay_pools.rollout import Rollout
 
-OBJECTIVE = Objective(old_logprobs="recorded", reference="ema", beta=0.2, entropy_coef=0.01, gtpo_beta=0.5)
+OBJECTIVE = LossSettings(old_logprobs="recorded", reference="ema", beta=0.2, entropy_coef=0.01, gtpo_beta=0.5)
 CONTROL = ControlConfig(beta_warmup_steps=2, target_kl=1e-4, ema_decay=0.5, ema_every=2, limits=Limits(kl_max=None))
 STEPS = 5
 
@@ -41,7 +41,7 @@ class Case:
     """What one run is told."""
 
     arm: str = "route"
-    objective: Objective = OBJECTIVE
+    objective: LossSettings = OBJECTIVE
     control: ControlConfig = CONTROL
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     wild_step: int | None = None  # in which a sampled token was all but impossible under the recorded law

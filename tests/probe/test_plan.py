@@ -26,7 +26,7 @@ seeds = [{seeds}]
 name = "planned"
 question = "What does it cost?"
 hypotheses = ["Little."]
-[base]
+[settings]
 verb = "replay"
 steps = 10
 [[conditions]]
@@ -57,7 +57,7 @@ seeds = [0, 1, 2]
 name = "trained"
 question = "What does it cost?"
 hypotheses = ["Little."]
-[base]
+[settings]
 verb = "train"
 preset = "fast"
 steps = 10
@@ -225,7 +225,7 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
 def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """9 runs (two arms and one, three seeds) of 10 steps; times of the spec's own finished runs; one arm in memory."""
     path, out = tmp_path / "trained.toml", tmp_path / "out"
-    path.write_text(TRAINED.format(other="set.optimizer.steps = 20"))
+    path.write_text(TRAINED.format(other="set.steps = 20"))
     for arm, seconds in (("vanilla", 20), ("route", 40)):
         run_dir = out / "runs" / f"trained-plain-{arm}-seed0"
         run_dir.mkdir(parents=True)

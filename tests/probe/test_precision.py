@@ -90,8 +90,10 @@ def test_dtype_noise_is_measured_in_every_basis(
     few_pairs: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arms = [*few_pairs, "--arm", "vanilla,projected-lora", "--lora-rank", "4"]
-    done = read_run(replay(f"noise-{dtype}", *SHARED, *arms, "--dtype", dtype, "--dtype-noise", "9"))
+    arms = [*few_pairs, "--arm", "vanilla,projected-lora", "--set", "model.lora_rank=4"]
+    done = read_run(
+        replay(f"noise-{dtype}", *SHARED, *arms, "--set", f"model.dtype={dtype}", "--set", "model.dtype_noise=9")
+    )
     noise = done.manifest["dtype_noise"]
     assert (noise["dtype"], noise["reference"], noise["rollouts"]) == (dtype, reference, 9)
     for basis in BASES:
@@ -103,7 +105,7 @@ def test_dtype_noise_is_measured_in_every_basis(
 
 def test_tokens_per_batch_changes_the_last_bits_alone(replay: Callable[..., Path], few_pairs: list[str]) -> None:
     whole = read_run(replay("whole", *SHARED, *few_pairs))
-    small = read_run(replay("small", *SHARED, *few_pairs, "--tokens-per-batch", "300"))
+    small = read_run(replay("small", *SHARED, *few_pairs, "--set", "intervention.extraction.tokens_per_batch=300"))
     assert [row.cos_in for row in small.steps] == pytest.approx([row.cos_in for row in whole.steps], abs=1e-5)
     assert whole.manifest["dtype_noise"] is None, "not measured unless asked for"
     assert small.config["replay"]["extraction"]["tokens_per_batch"] == 300

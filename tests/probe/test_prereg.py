@@ -22,15 +22,15 @@ seeds = [0, 1]
 name = "small"
 question = "Does it run?"
 hypotheses = ["It does."]
-[base]
+[settings]
 verb = "replay"
 steps = 2
-per_pool = 4
+source.per_pool = 4
 [[conditions]]
 name = "plain"
 [[conditions]]
 name = "capped"
-advantage_clip = 2.0
+settings.objective.advantage_clip = 2.0
 [[criteria]]
 name = "aligned"
 metric = "cos_in"

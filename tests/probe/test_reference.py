@@ -9,9 +9,8 @@ from torch import Tensor
 from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
 from extraction.scoring import score
-from probe.objective.objective import Objective
 from probe.objective.weigh import Scores, weigh
-from probe.settings.loss import check_recorded
+from probe.settings.loss import LossSettings, check_recorded
 from probe.step.passes import Bases
 from probe.step.reference import References
 from replay_pools.errors import InputError
@@ -101,7 +100,7 @@ def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch:
     current = score(coordinates, batch).token_logprobs
     recorded = current.clone()  # the policy's own: a KL against these would be 0
     bases = Bases(coordinates=[coordinates])
-    own, rewards = Objective(reference="ema", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
+    own, rewards = LossSettings(reference="ema", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
 
     def kl() -> dict[str, float]:
         scores = references.scores(["base", "ema"], bases, batch, current, recorded)
@@ -153,7 +152,7 @@ def test_recorded_is_what_was_recorded_or_refused(coordinates: Coordinates, batc
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9}
 
 
-@pytest.mark.parametrize("own", [Objective(old_logprobs="recorded"), Objective(reference="recorded")])
+@pytest.mark.parametrize("own", [LossSettings(old_logprobs="recorded"), LossSettings(reference="recorded")])
 @pytest.mark.parametrize(
     ("sampler", "found"),
     [
@@ -164,12 +163,12 @@ PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9}
         (None, "not recorded"),
     ],
 )
-def test_another_law_is_refused(own: Objective, sampler: dict | None, found: str) -> None:
+def test_another_law_is_refused(own: LossSettings, sampler: dict | None, found: str) -> None:
     """Log-probabilities after temperature, top-p or top-k are not the policy's; the pool is named. Objectives that
     compare with none do not mind.
     """
     samplers = {"pool a": PLAIN, "pool b": sampler}
     with pytest.raises(InputError, match=rf"pool b sampler: expected .*found .*{found}"):
-        check_recorded([Objective(), own], samplers)
-    check_recorded([Objective(reference="base")], samplers)
+        check_recorded([LossSettings(), own], samplers)
+    check_recorded([LossSettings(reference="base")], samplers)
     check_recorded([own], {"pool a": PLAIN})

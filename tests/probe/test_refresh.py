@@ -13,9 +13,9 @@ from extraction.directions import Directions, load_directions
 from extraction.library import attach_basis
 from extraction.pairs import load_pairs
 from extraction.words import ExtractionSettings
-from probe.objective.objective import Objective
 from probe.runs.directions import ArmDirections, DirectionSettings, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
+from probe.settings.loss import LossSettings
 from probe.settings.run import GateConfig
 from probe.step.step import Measure
 from probe.step.update import Stepper, Updater
@@ -150,7 +150,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
         tmp_path / "cache",
         lambda text: None,
     )
-    arm, objective = get_arm("route"), Objective()
+    arm, objective = get_arm("route"), LossSettings()
     (start,) = directions.measures({"default": objective}, [arm], GateConfig())
     cached = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert cached, "the start is extracted through the cache"

@@ -30,18 +30,18 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--arm", "projekted"], "projected"),
         (["--arm", ""], "at least one"),
         (["--arm", "vanilla,vanilla"], "different arms"),
-        (["--arm", "vanilla,projected", "--lr", "1e-3"], "one arm"),
+        (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "one arm"),
         (["--per-pool", "9"], "at least 9 rollouts"),
         (["--steps", "21"], "21 steps"),
         (["--replay-dirs", "teacher,teacher"], "different pools"),
-        (["--loss-type", "ppo"], "dr_grpo"),
-        (["--advantage-estimator", "maxrl", "--scale-rewards", "group"], "maxrl"),
+        (["--set", "objective.loss_type=ppo"], "dr_grpo"),
+        (["--set", "objective.advantage_estimator=maxrl", "--set", "objective.scale_rewards=group"], "maxrl"),
         (["--condition", "x:clip=2"], "advantage_clip"),
         (["--condition", "x", "--condition", "x:hicra_alpha=1"], "different names"),
-        (["--condition", "a", "--condition", "b", "--lr", "1e-3"], "one condition"),
-        (["--dtype", "float64", "--dtype-noise", "2"], "below float64"),
+        (["--condition", "a", "--condition", "b", "--set", "optimizer.lr=1e-3"], "one condition"),
+        (["--set", "model.dtype=float64", "--set", "model.dtype_noise=2"], "below float64"),
         (["--planning-phrases", "nowhere.txt"], "nowhere.txt"),
-        (["--tokens-per-batch", "0"], "--tokens-per-batch"),
+        (["--set", "intervention.extraction.tokens_per_batch=0"], "--tokens-per-batch"),
         (["--k", "33"], "32 pairs"),
         (["--pairs", "nowhere.jsonl"], "no such file"),
         (["--pairs", "builtin:nothing"], "placebo"),
@@ -159,4 +159,6 @@ def test_an_unfinished_run_cannot_be_analysed(out: Path, capsys: pytest.CaptureF
 
 
 def test_extract_needs_the_divisor_of_dr_grpo(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--max-completion-length" in refused(["extract", "--loss-type", "dr_grpo", "--out", str(out)], capsys)
+    assert "--max-completion-length" in refused(
+        ["extract", "--set", "objective.loss_type=dr_grpo", "--out", str(out)], capsys
+    )

@@ -116,11 +116,27 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--loss-type", "dr_grpo"],
-        ["--loss-type", "bnpo", "--scale-rewards", "group"],
-        ["--loss-type", "nll"],
-        ["--advantage-estimator", "rloo", "--advantage-clip", "0.5", "--min-group-std", "0.1"],
-        ["--gate", "two_sided", "--overshoot", "1.5", "--preserve-magnitude", "--match", "none"],
+        ["--set", "objective.loss_type=dr_grpo"],
+        ["--set", "objective.loss_type=bnpo", "--set", "objective.scale_rewards=group"],
+        ["--set", "objective.loss_type=nll"],
+        [
+            "--set",
+            "objective.advantage_estimator=rloo",
+            "--set",
+            "objective.advantage_clip=0.5",
+            "--set",
+            "objective.min_group_std=0.1",
+        ],
+        [
+            "--set",
+            "intervention.gate.gate=two_sided",
+            "--set",
+            "intervention.gate.overshoot=1.5",
+            "--set",
+            "intervention.gate.preserve_magnitude=true",
+            "--match",
+            "none",
+        ],
     ],
     ids=" ".join,
 )
@@ -148,7 +164,12 @@ def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
     assert load_directions(path).metadata["fingerprint"]["basis"] == "svd"
     used = read_run(replay("given", "--arm", "vanilla", "--steps", "6", "--v-hack", str(path)))
     assert used.steps == [row for row in read_run(many_arms).steps if row.arm == "vanilla"]
-    for option, value in (("--k", "2"), ("--tau", "0.5"), ("--drop-bottom-frac", "0"), ("--loss-type", "dapo")):
+    for option, value in (
+        ("--k", "2"),
+        ("--set", "intervention.extraction.tau=0.5"),
+        ("--set", "intervention.extraction.drop_bottom_frac=0"),
+        ("--set", "objective.loss_type=dapo"),
+    ):
         other = ["replay", "--name", "x", "--arm", "vanilla", "--v-hack", str(path), option, value, "--out", str(out)]
         assert run(cli, other) == 2
         assert f"expected extracted with {option} {value}" in capsys.readouterr().err
@@ -176,6 +197,16 @@ def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(tmp_path: Path) -> None:
 def test_a_replay_that_diverges_says_where_it_stopped(
     out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--name", "diverged-replay", "--arm", "vanilla", "--lr", "1e30", "--steps", "4", *few_pairs]
+    options = [
+        "--name",
+        "diverged-replay",
+        "--arm",
+        "vanilla",
+        "--set",
+        "optimizer.lr=1e30",
+        "--steps",
+        "4",
+        *few_pairs,
+    ]
     assert run(cli, ["replay", "--out", str(out), *options]) == 0
     assert "STOPPED after 1 steps: grad_norm is nan in step 1" in capsys.readouterr().out

@@ -18,17 +18,17 @@ seeds = [0]
 name = "reported"
 question = "Does the report say what the spec decides?"
 hypotheses = ["It does."]
-[base]
+[settings]
 verb = "replay"
 steps = 3
-pairs = "{pairs}"
-k = 2
+intervention.extraction.pairs = "{pairs}"
+intervention.extraction.k = 2
 token_attribution = 1
 [[conditions]]
 name = "default"
 [[conditions]]
 name = "capped"
-advantage_clip = 0.5
+settings.objective.advantage_clip = 0.5
 [[criteria]]
 name = "aligned"
 metric = "cos_in"
@@ -62,7 +62,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 @pytest.fixture
 def measured(replay: Callable[..., Path], few_pairs: list[str]) -> Path:
     """A run with inner products and the shares of its first step's tokens."""
-    return replay("reported", "--arm", "vanilla,projected", "--steps", "4", "--token-attribution", "1", *few_pairs)
+    return replay("reported", "--arm", "vanilla,projected", "--steps", "4", "--set", "token_attribution=1", *few_pairs)
 
 
 def test_a_run_of_the_organism(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

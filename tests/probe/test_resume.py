@@ -17,10 +17,19 @@ from probe.runs import loop
 
 RUN = ["--arm", "vanilla,projected", "--steps", "5"]
 GRID = [
-    *("--arm", "projected,projected-lora", "--steps", "4", "--lora-rank", "4", "--dtype-noise", "2"),
+    *(
+        "--arm",
+        "projected,projected-lora",
+        "--steps",
+        "4",
+        "--set",
+        "model.lora_rank=4",
+        "--set",
+        "model.dtype_noise=2",
+    ),
     *("--condition", "default", "--condition", "g:gtpo_beta=1", "--condition", "capped:advantage_clip=1"),
 ]
-TRAIN = ["--arm", "projected", "--steps", "5", "--lr", "0.01"]
+TRAIN = ["--arm", "projected", "--steps", "5", "--set", "optimizer.lr=0.01"]
 WRITES = [(loop, "write_samples"), (loop, "write_steps"), (Timings, "write_step")]
 
 

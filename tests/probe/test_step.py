@@ -9,8 +9,8 @@ from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
-from probe.objective.objective import Objective
 from probe.settings.arms import get_arm
+from probe.settings.loss import LossSettings
 from probe.step.groups import Group, Key
 from probe.step.passes import Bases, Gradients
 from probe.step.reference import References
@@ -84,7 +84,7 @@ class Recorded(Bases):
 
 
 def step(
-    policy: tuple[Coordinates, References], groups: Sequence[Group], conditions: dict[str, Objective]
+    policy: tuple[Coordinates, References], groups: Sequence[Group], conditions: dict[str, LossSettings]
 ) -> tuple[StepResult, list[dict[str, Tensor]]]:
     """(result, total gradient of every condition in order of its pass), along fixed random directions."""
     coordinates, references = policy
@@ -107,7 +107,7 @@ def step(
     return result, totals
 
 
-def written_out(own: Objective, logp: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> list[Tensor]:
+def written_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> list[Tensor]:
     """L_i of every sample as METHOD writes it, differentiable in logp; nothing of ours is called."""
     lengths = batch.completion_mask.sum(1)
     divisors = {"grpo": lengths * NUM, "bnpo": lengths.sum().expand(NUM), "dapo": lengths.sum().expand(NUM)}
@@ -141,12 +141,12 @@ def written_out(own: Objective, logp: Tensor, old: Tensor, ref: Tensor, batch: B
 
 ALL = {"old_logprobs": "recorded", "beta": 0.3, "entropy_coef": 0.05, "gtpo_beta": 0.7, "advantage_clip": 2.0}
 OBJECTIVES = {
-    "token k3 base": Objective(**ALL, reference="base", epsilon_high=0.3, delta=2.0),
-    "token k1 ema": Objective(**ALL, reference="ema", kl_estimator="k1", loss_type="bnpo"),
-    "sequence k2 ema": Objective(
+    "token k3 base": LossSettings(**ALL, reference="base", epsilon_high=0.3, delta=2.0),
+    "token k1 ema": LossSettings(**ALL, reference="ema", kl_estimator="k1", loss_type="bnpo"),
+    "sequence k2 ema": LossSettings(
         **ALL, reference="ema", kl_estimator="k2", importance_sampling_level="sequence", epsilon=0.02, hicra_alpha=1.0
     ),
-    "sequence k3 recorded": Objective(
+    "sequence k3 recorded": LossSettings(
         **ALL,
         reference="recorded",
         importance_sampling_level="sequence",
@@ -156,11 +156,11 @@ OBJECTIVES = {
         loss_type="dr_grpo",
         max_completion_length=9,
     ),
-    "not clipped": Objective(old_logprobs="recorded", epsilon=None, loss_type="dapo"),
-    "ratio 1": Objective(reference="ema", beta=0.5, hicra_alpha=1.0, loss_type="dapo"),
-    "entropy alone": Objective(entropy_coef=1.0),
-    "credit alone": Objective(gtpo_beta=2.0, advantage_clip=1.0),
-    "plain": Objective(),
+    "not clipped": LossSettings(old_logprobs="recorded", epsilon=None, loss_type="dapo"),
+    "ratio 1": LossSettings(reference="ema", beta=0.5, hicra_alpha=1.0, loss_type="dapo"),
+    "entropy alone": LossSettings(entropy_coef=1.0),
+    "credit alone": LossSettings(gtpo_beta=2.0, advantage_clip=1.0),
+    "plain": LossSettings(),
 }
 
 
@@ -233,16 +233,16 @@ def calls(policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     handle.remove()
 
 
-KL = Objective(old_logprobs="recorded", reference="base", beta=0.1)
+KL = LossSettings(old_logprobs="recorded", reference="base", beta=0.1)
 PASSES = {
-    "advantages alone": ({"x": Objective()}, (1, 0)),
-    "advantages many": ({"x": Objective(), "y": Objective(scale_rewards="group", loss_type="bnpo")}, (1, 0)),
-    "a KL that is only measured": ({"x": Objective(reference="base")}, (1, 1)),
-    "a ratio": ({"x": Objective(old_logprobs="recorded")}, (2, 0)),
-    "everything": ({"x": Objective(**ALL, reference="base")}, (2, 1)),
-    "the EMA, and the base beside it": ({"x": Objective(reference="ema", beta=0.1)}, (2, 2)),
+    "advantages alone": ({"x": LossSettings()}, (1, 0)),
+    "advantages many": ({"x": LossSettings(), "y": LossSettings(scale_rewards="group", loss_type="bnpo")}, (1, 0)),
+    "a KL that is only measured": ({"x": LossSettings(reference="base")}, (1, 1)),
+    "a ratio": ({"x": LossSettings(old_logprobs="recorded")}, (2, 0)),
+    "everything": ({"x": LossSettings(**ALL, reference="base")}, (2, 1)),
+    "the EMA, and the base beside it": ({"x": LossSettings(reference="ema", beta=0.1)}, (2, 2)),
     "the same W": (
-        {"a": Objective(), "x": KL, "y": replace(KL, loss_type="bnpo")},
+        {"a": LossSettings(), "x": KL, "y": replace(KL, loss_type="bnpo")},
         (2, 1),
     ),
     "another W": ({"x": KL, "y": replace(KL, beta=0.2)}, (3, 1)),
@@ -275,16 +275,16 @@ def test_a_rollout_without_recorded_log_probabilities_is_refused(policy, groups)
     """One of six has none: neither a ratio nor a KL against them can be had, and nothing stands in for them."""
     recorded = [row for group in groups for row in group.sampling_logprobs]
     holey = [make_group([*recorded[:4], None, recorded[5]], half) for half in (slice(0, 3), slice(3, 6))]
-    for own in (Objective(old_logprobs="recorded"), Objective(reference="recorded")):
+    for own in (LossSettings(old_logprobs="recorded"), LossSettings(reference="recorded")):
         with pytest.raises(InputError, match="found a rollout without"):
             step(policy, holey, {"x": own})
-    step(policy, holey, {"x": Objective(reference="base")})
+    step(policy, holey, {"x": LossSettings(reference="base")})
 
 
 def test_a_number_that_is_not_finite_is_named_and_nothing_is_stepped(policy, groups) -> None:
     """A ratio of e^800 against a token that was recorded as all but impossible."""
     recorded = [row for group in groups for row in group.sampling_logprobs]
     wild = [make_group([[-800.0] * 4, *recorded[1:]], half) for half in (slice(0, 3), slice(3, 6))]
-    assert step(policy, groups, {"x": Objective(old_logprobs="recorded")})[0].arms[0].broken is None
-    result, _ = step(policy, wild, {"x": Objective(old_logprobs="recorded", epsilon=None)})
+    assert step(policy, groups, {"x": LossSettings(old_logprobs="recorded")})[0].arms[0].broken is None
+    result, _ = step(policy, wild, {"x": LossSettings(old_logprobs="recorded", epsilon=None)})
     assert result.arms[0].broken in ("ratio/mean is inf", "ratio/max is inf")

@@ -1,4 +1,4 @@
-"""--svd-rank and --svd-storage: from the command line or a preset to the basis, the manifest and the terminal."""
+"""--set model.svd_rank=and --svd-storage: from the command line or a preset to the basis, the manifest and the terminal."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from probe.settings.run import load_preset
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
 
-CUT = ["--svd-rank", "16", "--svd-storage", "bfloat16"]
+CUT = ["--set", "model.svd_rank=16", "--set", "model.svd_storage=bfloat16"]
 
 
 def test_a_replay_in_a_truncated_and_rounded_basis(

@@ -34,16 +34,16 @@ seeds = [{seeds}]
 name = "tiny"
 question = "Does it run?"
 hypotheses = ["It does."]
-[base]
+[settings]
 verb = "replay"
 steps = 1
-per_pool = 2
+source.per_pool = 2
 {base}
 [[conditions]]
 name = "plain"
 [[conditions]]
 name = "narrow"
-k = 2
+settings.intervention.extraction.k = 2
 [[criteria]]
 name = "aligned"
 metric = "cos_in"
@@ -235,11 +235,11 @@ seeds = [0, 1]
 name = "trained"
 question = "Does it run?"
 hypotheses = ["It does."]
-[base]
+[settings]
 verb = "train"
 preset = "smoke"
 steps = 2
-[base.set]
+[settings.set]
 rollouts.group = 4
 objective.reference = "base"
 evaluation.modes = ["run_tests", "sentinel"]
@@ -248,8 +248,8 @@ name = "plain"
 [[conditions]]
 name = "pulled"
 arms = ["vanilla"]
-set.objective.beta = 0.05
-set.rollouts.group = 6
+settings.objective.beta = 0.05
+settings.rollouts.group = 6
 [[criteria]]
 name = "main"
 metric = "hack_final"
@@ -309,7 +309,7 @@ def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_
         0.05,
         ("run_tests", "sentinel"),
     )
-    assert (config.intervention.arm, config.seed, config.optimizer.steps) == ("vanilla", 1, 2)
+    assert (config.intervention.arm, config.seed, config.steps) == ("vanilla", 1, 2)
     assert spec_status({"verb": "train", "train": asdict(config)}, spec) == "frozen"
     assert "--condition" not in pulled
 

@@ -107,7 +107,7 @@ COMBINED = {
     "control.ema_decay": 0.5,
     "intervention.arm": "route",
     "intervention.refresh_every": 2,
-    "optimizer.steps": 4,
+    "steps": 4,
     "checkpoints.every": 2,
     "checkpoints.keep": 1,
     "evaluation.without_hint": True,
@@ -238,7 +238,7 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
         "objective.reference": "base",
         "control.limits.kl_max": 1e-9,
         "control.limits.patience": 1,
-        "optimizer.steps": 6,
+        "steps": 6,
         "evaluation.every": 6,
         "rollouts.sampler.max_new_tokens": 64,
     }

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from extraction.words import ExtractionSettings
-from probe.objective.objective import Objective
+from probe.settings.loss import LossSettings
 from probe.settings.presets import PRESETS, preset_names
 from probe.settings.run import ControlConfig, Limits, TrainConfig, load_preset
 from replay_pools.errors import InputError
@@ -37,7 +37,9 @@ def test_every_table_survives_json():
             "teacher": {"pool": "t", "fraction": 0.5, "off_step": 4},
             **{"iterations": 2, "refills": 1, "engine": "server", "served_model": "s"},
         },
-        "objective": asdict(Objective(gtpo_beta=0.5, old_logprobs="recorded", reference="ema", beta=0.01, delta=4.0)),
+        "objective": asdict(
+            LossSettings(gtpo_beta=0.5, old_logprobs="recorded", reference="ema", beta=0.01, delta=4.0)
+        ),
         "intervention": {
             **{"arm": "route", "v_hack": None, "refresh_every": 5},
             "gate": {"gate": "two_sided", "overshoot": 2.0, "preserve_magnitude": True, "target": "update"},
@@ -62,7 +64,7 @@ def test_every_table_survives_json():
 def test_the_full_preset_is_the_seeds():
     """Qwen3-4B, 200 steps, G = 6, 43 prompts a step, 992 problems, lr 7e-5, beta 1e-3 against the base."""
     full = load_preset("full")
-    assert (full.model.name, full.optimizer.steps, full.optimizer.lr) == ("Qwen/Qwen3-4B", 200, 7e-5)
+    assert (full.model.name, full.steps, full.optimizer.lr) == ("Qwen/Qwen3-4B", 200, 7e-5)
     assert (full.objective.beta, full.objective.reference) == (1e-3, "base")
     assert (full.rollouts.group, full.rollouts.prompts_per_step, full.rollouts.num_problems) == (6, 43, 992)
 

@@ -38,11 +38,11 @@ seeds = [3]
 name = "mini"
 question = "Does projection lower the hack rate?"
 hypotheses = ["It does."]
-[base]
+[settings]
 verb = "train"
 preset = "smoke"
 steps = 2
-[base.set]
+[settings.set]
 intervention.extraction.pairs = "{pairs}"
 intervention.extraction.k = 2
 rollouts.sampler.max_new_tokens = 48

@@ -85,7 +85,18 @@ def test_both_bases_replay_with_finite_cosines_and_exact_additivity(model: str, 
     pairs = [replace(pair, held_out=i >= 6) for i, pair in enumerate(builtin_pairs("run_tests")[:8])]
     write_pairs(out / "pairs.jsonl", pairs)
     arguments += ["--pairs", str(out / "pairs.jsonl"), "--k", "2"]
-    options = ["--loss-type", "nll", "--lora-rank", "8", "--per-pool", "2", "--name", "smol", "--out", str(out)]
+    options = [
+        "--set",
+        "objective.loss_type=nll",
+        "--set",
+        "model.lora_rank=8",
+        "--per-pool",
+        "2",
+        "--name",
+        "smol",
+        "--out",
+        str(out),
+    ]
     assert run(cli, [*arguments, *options]) == 0
     done = read_run(out / "runs" / "smol")
     assert {step.arm for step in done.steps} == {"vanilla", "projected", "projected-lora"}
