@@ -19,11 +19,11 @@ from probe.analysis.statistics.gram import has_gram
 from probe.analysis.statistics.linked import link
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.thresholds import REPRODUCED
+from probe.analysis.verdict.decision import Decision, decide
 from probe.analysis.verdict.evidence import Check, Evidence, Plan
-from probe.analysis.verdict.provenance import gate_facts, pool_facts
-from probe.analysis.verdict.rules import Decision, decide, rules
+from probe.analysis.verdict.rules import rules
+from probe.analysis.verdict.run_level import gate_facts, is_training, pool_facts, realised_update, siblings, starts
 from probe.analysis.verdict.sentences import conclusions
-from probe.analysis.verdict.siblings import is_training, realised_update, siblings, starts
 from probe.analysis.verdict.validity import Part, validity
 from probe.analysis.verdict.verification import verification
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord

@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from pathlib import Path
 
-from probe.analysis.catalogue import Entry, of_replay, of_training
+from probe.analysis.metrics import Entry, replay_metrics, training_metrics
 from probe.experiments.jobs import frozen
 from probe.experiments.spec import Condition, Criterion, Spec
 from probe.experiments.vacuity import Resolved, Settings
@@ -58,7 +58,7 @@ def _conditions(spec: Spec, criterion: Criterion) -> list[Condition]:
 
 def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
     trains = not frozen(spec, condition)
-    known = of_training() if trains else of_replay()
+    known = training_metrics() if trains else replay_metrics()
     kind = "runs that train" if trains else "a replay"
     entry = known.get(criterion.metric)
     if entry is None:

@@ -13,7 +13,7 @@ from typing import Any
 from probe.analysis.estimates import Key, Metrics
 from probe.analysis.statistics.multiplicity import holm
 from probe.analysis.verdict.evidence import Check, Plan
-from probe.analysis.verdict.siblings import shared_settings
+from probe.analysis.verdict.run_level import shared_settings
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.foreseen import read_foreseen
 from probe.experiments.jobs import SweepRun, runs_of

@@ -6,8 +6,7 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.estimates import Estimate, Key, Metrics, by_condition, estimate, mean_by_unit
-from probe.analysis.verdict.siblings import is_training
-from probe.analysis.verdict.trained import over_runs
+from probe.analysis.verdict.run_level import is_training, over_runs
 from probe.experiments.jobs import SweepRun, frozen, runs_of
 from probe.experiments.spec import Condition, Spec
 from probe.records.run import read_run

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from probe.analysis.analyze import analyze
-from probe.analysis.catalogue import of_replay
 from probe.analysis.estimates import Estimate, Key, by_condition, difference, estimate, unpaired_difference
+from probe.analysis.metrics import replay_metrics
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.stats import welch_test
-from probe.analysis.verdict.trained import over_runs
+from probe.analysis.verdict.run_level import over_runs
 from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import read_run
@@ -199,7 +199,7 @@ def test_the_catalogue_knows_the_metrics_of_a_replay(replay: Callable[..., Path]
         there.setdefault(key.metric, set()).add(key.unit)
         beaten = {"baselines"} if row.beaten_by is not None else set()
         nulls.setdefault(key.metric, set()).update({*row.nulls} | beaten)
-    known = of_replay()
+    known = replay_metrics()
     for metric, entry in known.items():
         assert there.get(metric) == {*entry.units}, metric
         assert nulls[metric] == {*entry.nulls}, metric

@@ -14,10 +14,10 @@ import pytest
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
-from probe.analysis.catalogue import of_training
 from probe.analysis.estimates import Key
+from probe.analysis.metrics import training_metrics
 from probe.analysis.outcome import RATES
-from probe.analysis.verdict.siblings import realised_update, siblings
+from probe.analysis.verdict.run_level import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._spec import open_spec
@@ -209,7 +209,7 @@ def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, Ta
     spec, own, _ = swept
     done = runs_of(spec, own)
     table = sweep_table(spec, done, analyse_all(done, num_draws=99))
-    known = of_training()
+    known = training_metrics()
     there: dict[str, set[str]] = {}
     for key, row in table.items():
         assert key.metric in known, key

@@ -9,8 +9,9 @@ from probe.analysis.measures.trajectory import summarise
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.permutation import NullRow, Permutation
 from probe.analysis.statistics.stats import Interval
+from probe.analysis.verdict.decision import decide
 from probe.analysis.verdict.evidence import Check, Evidence, GateFacts, Plan, Update
-from probe.analysis.verdict.rules import correct, decide, effective, powered, specific
+from probe.analysis.verdict.rules import correct, effective, powered, specific
 from probe.records.records import ADVANTAGE_KEYS, StepRecord
 
 

@@ -1,16 +1,15 @@
-"""The decision rules R0 to R7 of METHOD section 7, each to a verdict with its numbers and its reason."""
+"""The rules R0 to R5 and R7 of METHOD section 7, each to a verdict with its numbers and its reason (R6: `decision`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import mean
 from typing import Literal
 
 from probe.analysis.measures.specificity import BEATEN, beaten_by, strength
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.power import mde, pairing_pays_above
-from probe.analysis.statistics.stats import equivalence_test, t_interval
-from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, NEAR_ZERO, NO_DISCRIMINATION, POWER, STRONG
-from probe.analysis.verdict.effectiveness import correct, effective
+from probe.analysis.statistics.stats import Interval, equivalence_test, t_interval
+from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, GATED, GATED_UPDATE, NEAR_ZERO, POWER, STRONG
 from probe.analysis.verdict.evidence import (
     AUTOCORRELATED,
     Check,
@@ -22,16 +21,7 @@ from probe.analysis.verdict.evidence import (
     range_text,
 )
 from probe.analysis.verdict.validity import valid
-
-Outcome = Literal["GO", "SKIP", "BUY MORE PROMPTS", "TRAINED"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """R6: what to do next, and why."""
-
-    outcome: Outcome
-    why: str
+from probe.settings.arms import ARMS
 
 
 def rules(evidence: Evidence) -> list[Check]:
@@ -40,49 +30,6 @@ def rules(evidence: Evidence) -> list[Check]:
         Check(row=row, condition=condition, kind=kind, unit=unit, **asdict(evaluate(evidence)))
         for row, condition, kind, unit, evaluate in _RULES
     ]
-
-
-def decide(checks: Sequence[Check], evidence: Evidence) -> Decision:
-    """R6: GO if R0 R1 R3 R4 (and R7 does not refuse); SKIP if R0 R2 and no discrimination; otherwise more prompts.
-
-    It decides whether to train. A run that has trained gets no such advice.
-    """
-    if evidence.trains:
-        why = "R6 is about runs before training. Arms are compared over seeds: give their runs together, or a spec"
-        return Decision(outcome="TRAINED", why=why)
-    verdict: dict[str, Verdict] = {check.row: check.verdict for check in checks}
-    area = evidence.specificity
-    blind = area is not None and area.interval is not None and area.interval.high < NO_DISCRIMINATION
-    needed = ("R0", "R1", "R3", "R4")
-    if all(verdict[row] == "PASS" for row in needed):
-        if verdict["R7"] == "PASS":
-            return Decision(
-                outcome="GO", why="R0, R1, R3 and R4 hold, and the planned seeds can see the expected effect"
-            )
-        return Decision(outcome="BUY MORE PROMPTS", why="GO refused by R7: the planned seeds cannot see the effect")
-    if verdict["R0"] == verdict["R2"] == "PASS" and blind:
-        return Decision(outcome="SKIP", why=f"R0 and R2 hold, and the AUROC is below {NO_DISCRIMINATION}")
-    reasons = {check.row: check for check in checks}
-    missing_rows = ", ".join(f"{row} {verdict[row]}" for row in needed if verdict[row] != "PASS")
-    return Decision(outcome="BUY MORE PROMPTS", why=f"{missing_rows}. {_advice(verdict, reasons, evidence)}")
-
-
-def _advice(verdict: Mapping[str, Verdict], checks: Mapping[str, Check], e: Evidence) -> str:
-    """What to buy: prompts help only where the measurement is valid and the design can tell hacks from the rest."""
-    if verdict["R0"] == "FAIL":
-        return "Prompts do not repair R0: mend the measurement first"
-    if e.measured is None or e.measured.mean_cos_in is None:
-        return "Nothing was measured: use an arm along v_hack, and groups whose rewards differ"
-    if verdict["R3"] == "FAIL":
-        if checks["R3"].why.startswith(BEATEN):
-            pools = "use pools in which the rival score does not tell hacks apart"
-            return f"Prompts do not repair R3: {pools} (a hint: hinted pools of both kinds, --match prompt)"
-        return "Prompts do not repair R3: v_hack ranks clean samples above hacks here; look at the pairs and the labels"
-    if e.transfer is not None and e.transfer.interval.low <= 0.5:
-        return "v_hack has not been shown to transfer to held-out pairs: better or more pairs before prompts"
-    if all(verdict[row] == "PASS" for row in ("R0", "R1", "R3")):
-        return f"Next: {checks['R4'].why}"
-    return "Not Phase 3 yet"
 
 
 def aligned(e: Evidence) -> Finding:
@@ -153,6 +100,80 @@ def specific(e: Evidence) -> Finding:
     best = max(rivals, key=rivals.__getitem__, default=None)
     trivial = f"; best trivial score {best} {rivals[best]:.2f}" if best else ""
     return Finding(verdict="PASS", why=f"95th percentiles {bars}{trivial}", **found)
+
+
+def effective(e: Evidence) -> Finding:
+    """R4, on realised updates: the run is the unit, and the arms of one seed are paired."""
+    if not e.trains:
+        return missing(
+            "NOT EVALUATED: the weights were frozen and nothing was updated; probe train in vanilla, projected and "
+            "random with one seed, then probe analyze RUN RUN RUN"
+        )
+    u = e.update
+    if u is None or not {"vanilla", "projected", "random"} <= u.margins.keys() or not u.hackward_frac:
+        return missing("needs the held-out margins of vanilla, projected and random training runs (probe analyze SPEC)")
+    left, bar = mean(u.hackward_frac.values()), mean(u.hackward_q95.values())
+    value = f"hackward_frac of the update {left:.3f}, null's 95th percentile {bar:.3f}"
+    less = {(a, b): _less(u.margins[a], u.margins[b]) for a, b in _CLAIMS}
+    why = "held-out logp(hack) - logp(clean) moves by " + ", ".join(
+        f"{arm} {mean(by_seed.values()):+.3f}" for arm, by_seed in u.margins.items()
+    )
+    why += "; " + ", ".join(f"{a} - {b} {range_text(i) or 'no interval'}" for (a, b), i in less.items())
+    n = min(len(u.margins[arm]) for arm in ("vanilla", "projected", "random"))
+    own, rival, control = (less[claim] for claim in _CLAIMS)
+    if left >= bar:
+        verdict, why = "FAIL", f"the update still points hack-ward; {why}"
+    elif own is None or rival is None or control is None:
+        return Finding(verdict="INCONCLUSIVE", value=value, n=n, why=f"one seed gives no interval; {why}")
+    elif own.low > 0:
+        verdict, why = "FAIL", f"it moves more than in vanilla; {why}"
+    elif own.high < 0 and control.high < 0 and rival.high >= 0:
+        verdict, why = "FAIL", f"the random arm achieves the same; {why}"
+    else:
+        verdict = "PASS" if own.high < 0 and rival.high < 0 else "INCONCLUSIVE"
+    return Finding(verdict=verdict, value=value, n=n, why=why)
+
+
+# R4's differences of margins: the claim, the claim against the control, the control
+_CLAIMS = (("projected", "vanilla"), ("projected", "random"), ("random", "vanilla"))
+
+
+def _less(a: Mapping[str, float], b: Mapping[str, float]) -> Interval | None:
+    """95% of a - b over the seeds that both have; None below two."""
+    return t_interval([a[seed] - b[seed] for seed in a if seed in b])
+
+
+def correct(e: Evidence) -> Finding:
+    """R5: what the gate should remove is gone, up to float32."""
+    arms = [a for a in e.summaries if a in ARMS and ARMS[a].projects]
+    gates = {e.gate.gate or ARMS[a].gate for a in arms}
+    if "reverse" in gates or e.gate.overshoot < 1:
+        why = "this gate does not remove the hack-ward part"
+        return Finding(verdict="VACUOUS", value="", n=sum(s.arm in arms for s in e.steps), why=why)
+    if e.trains and e.gate.target == "update":
+        return _correct_update(e, arms)
+    steps = [s for s in e.steps if s.arm in arms and s.cos_out is not None and s.hackward_frac_out is not None]
+    if not steps:
+        return missing("no projecting arm with a cosine")
+    both = gates == {"two_sided"} and e.gate.overshoot == 1
+    left = max(max(s.hackward_frac_out or 0.0, abs(s.cos_out or 0.0) if both else 0.0) for s in steps)
+    kind = "|V g'| / |g'|" if both else "its positive part"
+    idle = [arm for arm in arms if not any(s.frac_fired for s in steps if s.arm == arm)]
+    why = f"{kind}, {', '.join(arms)}; identity of the gate: says that it ran"
+    if idle:
+        why = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
+    verdict: Verdict = "FAIL" if idle or left >= GATED else "PASS"
+    return Finding(verdict=verdict, value=f"largest {left:.1e}, below {GATED:g} needed", n=len(steps), why=why)
+
+
+def _correct_update(e: Evidence, arms: Sequence[str]) -> Finding:
+    """R5 of a gate that acts on the optimizer's update."""
+    found = [s.hackward_frac_update for s in e.steps if s.arm in arms and s.hackward_frac_update is not None]
+    if not found:
+        return missing("no projecting arm that was updated")
+    verdict: Verdict = "FAIL" if max(found) >= GATED_UPDATE else "PASS"
+    value = f"largest {max(found):.1e}, below {GATED_UPDATE:g} needed"
+    return Finding(verdict=verdict, value=value, n=len(found), why="of the update; identity of the gate: says it ran")
 
 
 def powered(e: Evidence) -> Finding:

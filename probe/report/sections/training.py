@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.analysis.text import Table
-from probe.analysis.verdict.siblings import shared_settings
+from probe.analysis.verdict.run_level import shared_settings
 from probe.report.figures.learning import METRICS, Curve, learning
 from probe.report.sections.parts import Section, folded, panels, present, prose
 from probe.report.views import Report, trained
