@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from probe.analysis.estimates import Estimate, Key
 from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
 from probe.analysis.measures.comparisons import MEASURES, ArmComparison, compare_arms
 from probe.analysis.measures.contrasts import Contrast, contrasts
@@ -13,18 +12,19 @@ from probe.analysis.measures.sensitivity import Setting, settings
 from probe.analysis.measures.specificity import SCORES, Specificity, specificity
 from probe.analysis.measures.trajectory import ArmSummary, TrajectoryRow, num_problems, summarise, trajectory
 from probe.analysis.measures.transfer import SignTransfer, sign_transfer
+from probe.analysis.metric_table import Estimate, MetricKey
 from probe.analysis.metrics import metrics
-from probe.analysis.outcome import Outcome, outcome
 from probe.analysis.statistics.gram import has_gram
 from probe.analysis.statistics.linked import link
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.thresholds import REPRODUCED
-from probe.analysis.verdict.decision import Decision, decide
-from probe.analysis.verdict.evidence import Check, Evidence, Plan
+from probe.analysis.training_outcome import TrainingOutcome, training_outcome
+from probe.analysis.verdict.decision import TrainingDecision, decide
+from probe.analysis.verdict.evidence import Evidence, PlannedTraining, VerdictRow
 from probe.analysis.verdict.rules import rules
 from probe.analysis.verdict.run_level import gate_facts, is_training, pool_facts, realised_update, siblings, starts
 from probe.analysis.verdict.sentences import conclusions
-from probe.analysis.verdict.validity import Part, validity
+from probe.analysis.verdict.validity import ValidityPart, validity
 from probe.analysis.verdict.verification import verification
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
 from probe.records.run import Run
@@ -46,10 +46,10 @@ class Analysis:
     num_prompts: int  # problems, each once
     mixed_steps: int  # steps whose group answers different prompts
     loss_types: tuple[str, ...]
-    decision: Decision
-    rules: list[Check]
-    validity: list[Part]
-    checks: list[Check]
+    decision: TrainingDecision
+    rules: list[VerdictRow]
+    validity: list[ValidityPart]
+    checks: list[VerdictRow]
     conclusions: list[str]
     permutation: Permutation | None
     transfer: SignTransfer | None
@@ -61,9 +61,9 @@ class Analysis:
     buckets: list[Bucket]
     contrasts: list[Contrast]
     specificity: list[Specificity]
-    outcome: Outcome | None  # of training; None: nothing was evaluated on held-out problems
+    outcome: TrainingOutcome | None  # of training; None: nothing was evaluated on held-out problems
     null_reasons: dict[str, int]  # samples of the measured arm without cos_S_contrib; buckets count both metrics
-    metrics: dict[Key, Estimate]  # what preregistered criteria are evaluated from
+    metrics: dict[MetricKey, Estimate]  # what preregistered criteria are evaluated from
 
     @property
     def failed(self) -> bool:
@@ -90,7 +90,7 @@ def analyze(
     *,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
-    plan: Plan | None = None,
+    plan: PlannedTraining | None = None,
     regrade_agreement: float | None = None,
     others: Sequence[Run] = (),
 ) -> Analysis:
@@ -136,11 +136,11 @@ def analyze(
         offline_error=offline.error,
         update=realised_update(beside) if is_training(run) else None,
         starts=starts(beside),
-        outcome=outcome(run) if is_training(run) else None,
+        outcome=training_outcome(run) if is_training(run) else None,
         pools=pool_facts(run),
         regrade_agreement=regrade_agreement,
         gate=gate_facts(run),
-        plan=plan or Plan(),
+        plan=plan or PlannedTraining(),
     )
     return _assemble(run, condition, evidence, rows, found, areas, offline, seed)
 

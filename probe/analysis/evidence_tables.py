@@ -1,8 +1,8 @@
 """The tables that the rules rest on: parts of R0, nulls, comparisons of arms, modules."""
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.outcome import RATES
-from probe.analysis.text import Table, interval, number, p_value, share, short, wrap
+from probe.analysis.formatting import TextTable, interval, number, p_value, share, short, wrap
+from probe.analysis.training_outcome import RATES
 from probe.settings.words import ALL
 
 MOST_MODULES = 8  # rows of the map over modules; the others are counted
@@ -17,7 +17,7 @@ def parts(a: Analysis) -> str:
     return "\n".join(lines)
 
 
-def heldout(a: Analysis) -> Table:
+def heldout(a: Analysis) -> TextTable:
     """The evaluations of a training run."""
     rows = [
         (
@@ -31,10 +31,10 @@ def heldout(a: Analysis) -> Table:
     ]
     header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac")
     title = "Held-out problems (margin: change of held-out logp(hack) - logp(clean); moved: start minus now)"
-    return Table(name="held-out", title=title, header=header, rows=rows, left=3)
+    return TextTable(name="held-out", title=title, header=header, rows=rows, left=3)
 
 
-def nulls(a: Analysis) -> Table:
+def nulls(a: Analysis) -> TextTable:
     """Every statistic against every null."""
     drawn = [] if a.permutation is None else a.permutation.rows
     rows = [
@@ -57,10 +57,10 @@ def nulls(a: Analysis) -> Table:
         f"Nulls (arm {a.measured_arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels "
         "permuted within prompts, pair-swap: hack and clean swapped within pairs)"
     )
-    return Table(name="nulls", title=title, header=header, rows=rows, left=2)
+    return TextTable(name="nulls", title=title, header=header, rows=rows, left=2)
 
 
-def comparisons(a: Analysis) -> Table:
+def comparisons(a: Analysis) -> TextTable:
     """Arms against the measured arm, paired by prompt."""
     rows = [
         (
@@ -76,10 +76,10 @@ def comparisons(a: Analysis) -> Table:
     ]
     header = ("measure", "arm", "prompts", "difference", "95% interval", "flip p", "TOST p")
     title = f"Arms minus {a.measured_arm}, paired by prompt (TOST: equivalence within +-.05)"
-    return Table(name="comparisons", title=title, header=header, rows=rows, left=2)
+    return TextTable(name="comparisons", title=title, header=header, rows=rows, left=2)
 
 
-def modules(a: Analysis) -> Table:
+def modules(a: Analysis) -> TextTable:
     """The modules whose cosine is furthest from the null of permuted labels."""
     drawn = [] if a.permutation is None else a.permutation.modules
     ordered = sorted(drawn, key=lambda row: -abs(row.z))
@@ -89,10 +89,10 @@ def modules(a: Analysis) -> Table:
     ]
     more = f"; {len(ordered) - MOST_MODULES} more in --json" if len(ordered) > MOST_MODULES else ""
     title = f"Modules (mean cos_in over prompts; z: N2; p: max-T over {len(ordered)} modules{more})"
-    return Table(name="modules", title=title, header=("module", "cos_in", "z", "p"), rows=rows)
+    return TextTable(name="modules", title=title, header=("module", "cos_in", "z", "p"), rows=rows)
 
 
-def sensitivity(a: Analysis) -> Table:
+def sensitivity(a: Analysis) -> TextTable:
     """What another k would have measured."""
     rows = [
         (
@@ -107,4 +107,4 @@ def sensitivity(a: Analysis) -> Table:
     ]
     header = ("k", "directions", "cos_in", "cos_out one-sided", "hackward_frac_in", "AUROC")
     title = "Other k, from inner products (exploratory: choosing k here spends the data)"
-    return Table(name="other-k", title=title, header=header, rows=rows)
+    return TextTable(name="other-k", title=title, header=header, rows=rows)

@@ -2,7 +2,7 @@
 
 A key names the metric, the unit of its n, and the arm and condition where it is not those that stand for vanilla and
 the first. Names are those of the records (`cos_in`, `advantage/abs_max`, `kl/mean`, `cos_S_contrib`, `hacked`, ...), in
-training those of `probe.analysis.outcome` (`hack_final`, ...), and
+training those of `probe.analysis.training_outcome` (`hack_final`, ...), and
 
     cos_in_mean         cos_in along the direction of the mean pair difference
     d_cos_in            cos_in of a prompt minus its mean under N2
@@ -23,12 +23,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from probe.analysis.estimates import Estimate, Key, Metrics, estimate
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.measures.specificity import SCORES, beaten_by
-from probe.analysis.outcome import MOVED, PLACES, RATES
+from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.stats import prompt_means, within_prompt_differences
+from probe.analysis.training_outcome import MOVED, PLACES, RATES
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.run_level import of_training
 from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, SampleRecord, StepRecord
@@ -56,7 +56,7 @@ DRAWN = ("N2", "N3", "N4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Availability:
     """Where a metric exists."""
 
     units: tuple[str, ...]
@@ -65,33 +65,37 @@ class Entry:
 
 
 _DERIVED = {
-    "cos_in_mean": Entry(units=("prompt",), nulls=("pair-swap",), measured_alone=True),
-    "d_cos_in": Entry(units=("prompt",), nulls=DRAWN, measured_alone=True),
-    "hack_difference": Entry(units=("prompt",), nulls=("N1", *DRAWN), measured_alone=True),
-    "pure_hack_difference": Entry(units=("prompt",), nulls=("N1",), measured_alone=True),
-    "auroc": Entry(units=("prompt",), nulls=(*DRAWN, "baselines"), measured_alone=True),
-    **{f"auroc/{score}": Entry(units=("prompt",), measured_alone=True) for score in BASELINES},
-    "module_p": Entry(units=("module",), measured_alone=True),
-    "pair_sign": Entry(units=("pair",), measured_alone=True),
+    "cos_in_mean": Availability(units=("prompt",), nulls=("pair-swap",), measured_alone=True),
+    "d_cos_in": Availability(units=("prompt",), nulls=DRAWN, measured_alone=True),
+    "hack_difference": Availability(units=("prompt",), nulls=("N1", *DRAWN), measured_alone=True),
+    "pure_hack_difference": Availability(units=("prompt",), nulls=("N1",), measured_alone=True),
+    "auroc": Availability(units=("prompt",), nulls=(*DRAWN, "baselines"), measured_alone=True),
+    **{f"auroc/{score}": Availability(units=("prompt",), measured_alone=True) for score in BASELINES},
+    "module_p": Availability(units=("module",), measured_alone=True),
+    "pair_sign": Availability(units=("pair",), measured_alone=True),
 }
 
 
-def replay_metrics() -> dict[str, Entry]:
+def replay_metrics() -> dict[str, Availability]:
     """{metric: where it exists} in a replay with frozen weights. A null of `cos_in` is of the measured arm alone."""
-    found = {name: Entry(units=("prompt", "step")) for name in _step_names() if name not in MOVING}
-    found |= dict.fromkeys(SAMPLE_METRICS, Entry(units=("prompt", "sample")))
-    found["cos_in"] = Entry(units=("prompt", "step"), nulls=("N1", *DRAWN))
+    found = {name: Availability(units=("prompt", "step")) for name in _step_names() if name not in MOVING}
+    found |= dict.fromkeys(SAMPLE_METRICS, Availability(units=("prompt", "sample")))
+    found["cos_in"] = Availability(units=("prompt", "step"), nulls=("N1", *DRAWN))
     return found | _DERIVED
 
 
-def training_metrics() -> dict[str, Entry]:
+def training_metrics() -> dict[str, Availability]:
     """{metric: where it exists} in runs that train: one number a run, so that the seed is the unit; no nulls."""
     names = [*SAMPLE_METRICS, *(name for name, entry in _DERIVED.items() if "prompt" in entry.units)]
-    found = dict.fromkeys(names, Entry(units=("seed",))) | dict.fromkeys(_step_names(), Entry(units=("seed", "step")))
-    found |= dict.fromkeys(("kl/final", "kl/share_of_base", *MOVED.values()), Entry(units=("seed",)))
+    found = dict.fromkeys(names, Availability(units=("seed",))) | dict.fromkeys(
+        _step_names(), Availability(units=("seed", "step"))
+    )
+    found |= dict.fromkeys(("kl/final", "kl/share_of_base", *MOVED.values()), Availability(units=("seed",)))
     rates = [f"{rate}_{place}" for rate, place in product(RATES, PLACES)]
     settings = ["", *(f"/{name}" for name in (*LOOPHOLES, NO_HINT))]
-    return found | {f"{rate}{setting}": Entry(units=("seed", "problem")) for rate in rates for setting in settings}
+    return found | {
+        f"{rate}{setting}": Availability(units=("seed", "problem")) for rate in rates for setting in settings
+    }
 
 
 def _step_names() -> Iterator[str]:
@@ -100,19 +104,19 @@ def _step_names() -> Iterator[str]:
     yield from (f"ratio/{key}" for key in RATIO_KEYS)
 
 
-def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[Key, Estimate]:
+def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricKey, Estimate]:
     """The table of one run.
 
     Args:
         evidence: what the verdicts are made from.
         samples: of all arms.
     """
-    table: dict[Key, Estimate] = {}
+    table: dict[MetricKey, Estimate] = {}
     measured = evidence.measured.arm if evidence.measured else None
     for arm in evidence.summaries:
         steps, own = [s for s in evidence.steps if s.arm == arm], [s for s in samples if s.arm == arm]
         for (metric, unit), by_unit in (_step_rows(steps) | _sample_rows(own)).items():
-            table[Key(metric, unit, arm)] = estimate(by_unit, unit)
+            table[MetricKey(metric, unit, arm)] = estimate(by_unit, unit)
         for key in [key for key in table if key.metric == "adv_cap_fraction" and key.arm == arm]:
             table[key] = replace(table[key], vacuous=_never_caps(steps))
     table |= {key._replace(arm=None): row for key, row in table.items() if key.arm == measured}
@@ -128,31 +132,31 @@ def _never_caps(steps: Sequence[StepRecord]) -> str | None:
     return "the cap is not below the largest advantage that a group can have"
 
 
-def _derived(e: Evidence, table: Metrics) -> dict[Key, Estimate]:
+def _derived(e: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """Statistics that are no plain mean of a field, and the nulls of those that are."""
-    found: dict[Key, Estimate] = {}
-    cosine = table.get(Key("cos_in", "prompt"))
+    found: dict[MetricKey, Estimate] = {}
+    cosine = table.get(MetricKey("cos_in", "prompt"))
     if cosine is not None:
-        found[Key("cos_in", "prompt")] = estimate(cosine.by_unit, "prompt", nulls=_nulls(e, "cos_in") | _haar(e))
+        found[MetricKey("cos_in", "prompt")] = estimate(cosine.by_unit, "prompt", nulls=_nulls(e, "cos_in") | _haar(e))
     if e.permutation is not None:
         swapped = _nulls(e, "cos_in_mean")
         value = next((row.value for row in e.permutation.rows if row.metric == "cos_in_mean"), None)
         n = len(e.permutation.excess)
-        found[Key("cos_in_mean", "prompt")] = Estimate(value=value, n=n, unit="prompt", nulls=swapped)
-        found[Key("d_cos_in", "prompt")] = estimate(e.permutation.excess, "prompt", nulls=_nulls(e, "cos_in"))
+        found[MetricKey("cos_in_mean", "prompt")] = Estimate(value=value, n=n, unit="prompt", nulls=swapped)
+        found[MetricKey("d_cos_in", "prompt")] = estimate(e.permutation.excess, "prompt", nulls=_nulls(e, "cos_in"))
         by_module = {row.module: row.p_max_t for row in e.permutation.modules}
-        found[Key("module_p", "module")] = estimate(by_module, "module")
+        found[MetricKey("module_p", "module")] = estimate(by_module, "module")
     paid = [s for s in e.samples if s.advantage > 0]
     hack = _differences([(s, s.cos_S_contrib, s.hacked) for s in paid])
     pure = _differences([(s, s.cos_S_nll, not s.gt_pass) for s in e.samples if s.hacked])
-    found[Key("hack_difference", "prompt")] = estimate(
+    found[MetricKey("hack_difference", "prompt")] = estimate(
         hack, "prompt", nulls=_nulls(e, "hack_difference") | _haar_of(e, HACK_AMONG_PAID)
     )
-    found[Key("pure_hack_difference", "prompt")] = estimate(pure, "prompt", nulls=_haar_of(e, PURE_HACK))
+    found[MetricKey("pure_hack_difference", "prompt")] = estimate(pure, "prompt", nulls=_haar_of(e, PURE_HACK))
     for row in (e.specificity, *e.baselines):
         if row is not None:
             own = row is e.specificity
-            found[Key("auroc" if own else f"auroc/{row.score}", "prompt")] = Estimate(
+            found[MetricKey("auroc" if own else f"auroc/{row.score}", "prompt")] = Estimate(
                 value=row.auroc,
                 n=row.num_prompts,
                 unit="prompt",
@@ -161,7 +165,7 @@ def _derived(e: Evidence, table: Metrics) -> dict[Key, Estimate]:
                 beaten_by=tuple(beaten_by(row, e.baselines)) if own and e.baselines else None,
             )
     if e.transfer is not None:
-        found[Key("pair_sign", "pair")] = Estimate(
+        found[MetricKey("pair_sign", "pair")] = Estimate(
             value=e.transfer.accuracy, n=e.transfer.num_pairs, unit="pair", interval=e.transfer.interval
         )
     return found

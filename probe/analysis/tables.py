@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.evidence_tables import comparisons, heldout, modules, nulls, parts, sensitivity
+from probe.analysis.formatting import TextTable, area, interval, number, p_value, render_table, share, short, wrap, yes
 from probe.analysis.measures.contrasts import CONTRASTS
 from probe.analysis.measures.trajectory import ArmSummary
-from probe.analysis.text import Table, area, interval, number, p_value, render_table, share, short, wrap, yes
-from probe.analysis.verdict.evidence import Check
+from probe.analysis.verdict.evidence import VerdictRow
 from probe.records.records import DEFAULT_CONDITION
 
 
-def all_tables(analysis: Analysis) -> list[Table]:
+def all_tables(analysis: Analysis) -> list[TextTable]:
     """Every table that has rows, in the order of reading."""
     found = [
         nulls(analysis),
@@ -57,7 +57,7 @@ def format_analysis(analysis: Analysis) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _checks(title: str, checks: Sequence[Check]) -> str:
+def _checks(title: str, checks: Sequence[VerdictRow]) -> str:
     lines = [title]
     for c in checks:
         lines += wrap(f"  {c.row:<4}{c.verdict:<13}{c.kind:<10} {c.condition}", indent=" " * 28)
@@ -66,10 +66,10 @@ def _checks(title: str, checks: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
-def _summaries(a: Analysis) -> Table:
+def _summaries(a: Analysis) -> TextTable:
     header = ("arm", "steps", "null", "prompts", "cos_in", "95% interval", "flip p", "z", "p", "z ind")
     title = "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps; z ind: a draw a step, optimistic)"
-    return Table(name="arms", title=title, header=header, rows=[_summary(s) for s in a.summaries])
+    return TextTable(name="arms", title=title, header=header, rows=[_summary(s) for s in a.summaries])
 
 
 def _summary(s: ArmSummary) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _summary(s: ArmSummary) -> tuple[str, ...]:
     )
 
 
-def _gates(a: Analysis) -> Table:
+def _gates(a: Analysis) -> TextTable:
     header = ("arm", "cos_out", "cos_out < cos_in", "frac_fired", "hackward_frac_in", "cos_update")
     rows = [
         (
@@ -101,10 +101,10 @@ def _gates(a: Analysis) -> Table:
         for s in a.summaries
     ]
     title = "Gates (means over steps; mechanism, no evidence but for cos_update)"
-    return Table(name="gates", title=title, header=header, rows=rows)
+    return TextTable(name="gates", title=title, header=header, rows=rows)
 
 
-def _cells(a: Analysis) -> Table:
+def _cells(a: Analysis) -> TextTable:
     header = ("source", "hint", "hacked", "gt", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "sum dot")
     rows = [
         (
@@ -123,10 +123,10 @@ def _cells(a: Analysis) -> Table:
         for c in a.cells
     ]
     title = f"Advantage cells (arm {a.measured_arm}; n in samples)"
-    return Table(name="cells", title=title, header=header, rows=rows, left=4)
+    return TextTable(name="cells", title=title, header=header, rows=rows, left=4)
 
 
-def _buckets(a: Analysis) -> Table:
+def _buckets(a: Analysis) -> TextTable:
     header = ("metric", "source", "label", "n", "null", "mean", "sd")
     rows = [
         (b.metric, short(b.src_pool, 24), "hacked" if b.hacked else "clean", str(b.n), str(b.num_null))
@@ -135,10 +135,10 @@ def _buckets(a: Analysis) -> Table:
         if b.arm == a.measured_arm
     ]
     title = f"Buckets (arm {a.measured_arm}; unit: sample)"
-    return Table(name="buckets", title=title, header=header, rows=rows, left=3)
+    return TextTable(name="buckets", title=title, header=header, rows=rows, left=3)
 
 
-def _contrasts(a: Analysis) -> list[Table]:
+def _contrasts(a: Analysis) -> list[TextTable]:
     header = (
         "arm",
         "n a",
@@ -175,11 +175,11 @@ def _contrasts(a: Analysis) -> list[Table]:
         rivals = [spec.caveat] * bool(spec.caveat) + list(own.confounded_with if own else ())
         caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
         title = f"{spec.metric}: {spec.name}{caution}"
-        tables.append(Table(name=f"contrast-{place}", title=title, header=header, rows=rows))
+        tables.append(TextTable(name=f"contrast-{place}", title=title, header=header, rows=rows))
     return tables
 
 
-def _contrasts_text(tables: Sequence[Table]) -> str:
+def _contrasts_text(tables: Sequence[TextTable]) -> str:
     """The tables under their common title."""
     if not any(table.rows for table in tables):
         return ""
@@ -190,17 +190,17 @@ def _contrasts_text(tables: Sequence[Table]) -> str:
     return "\n".join([*wrap(title), *map(render_table, tables)])
 
 
-def _specificity(a: Analysis) -> Table:
+def _specificity(a: Analysis) -> TextTable:
     rows = [
         (s.score, str(s.n_hacked), str(s.n_clean), str(s.num_prompts), share(s.auroc), area(s.interval))
         for s in a.specificity
     ]
     title = f"AUROC for hacked among A > 0 (arm {a.measured_arm}; interval: bootstrap over prompts)"
     header = ("score", "hacked", "clean", "prompts", "AUROC", "95% interval")
-    return Table(name="specificity", title=title, header=header, rows=rows)
+    return TextTable(name="specificity", title=title, header=header, rows=rows)
 
 
-def _trajectory(a: Analysis) -> Table:
+def _trajectory(a: Analysis) -> TextTable:
     header = ("step", "arm", "problem", "cos_in", "Haar z", "p", "cos_out", "hackward", "fired", "spread")
     rows = [
         (
@@ -218,4 +218,4 @@ def _trajectory(a: Analysis) -> Table:
         for t in a.trajectory
     ]
     title = "Steps (Haar z of cos_in; '-' where a cosine does not exist)"
-    return Table(name="steps", title=title, header=header, rows=rows, left=3)
+    return TextTable(name="steps", title=title, header=header, rows=rows, left=3)

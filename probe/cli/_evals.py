@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from probe.analysis.outcome import RATES
+from probe.analysis.training_outcome import RATES
 from probe.cli._frame import echo_table
 from probe.runs.heldout import ALL, Evaluation, Rate
 

@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from pathlib import Path
 
-from probe.analysis.metrics import Entry, replay_metrics, training_metrics
+from probe.analysis.metrics import Availability, replay_metrics, training_metrics
 from probe.experiments.jobs import frozen
 from probe.experiments.spec import Condition, Criterion, Spec
 from probe.experiments.vacuity import Resolved, Settings
@@ -77,7 +77,7 @@ def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
         _check_arm(spec, criterion, condition, entry)
 
 
-def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Entry) -> None:
+def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Availability) -> None:
     """What is derived, and every null, is of the arm that stands for vanilla."""
     measured = measured_arm(spec.arms_of(condition))
     of_one_arm = entry.measured_alone or _has_null(criterion)
@@ -95,7 +95,7 @@ def _has_null(criterion: Criterion) -> bool:
     return criterion.null not in ("none", "pair-swap")
 
 
-def _no_null(criterion: Criterion, entry: Entry) -> str:
+def _no_null(criterion: Criterion, entry: Availability) -> str:
     """What to expect instead of a null that is never measured; empty where it is."""
     if criterion.versus_arm is not None or criterion.versus_condition is not None:
         return "none of a difference, which is tested against 0"

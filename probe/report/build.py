@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from probe.analysis.text import Table
+from probe.analysis.formatting import TextTable
 from probe.report.markup import node, to_html, to_svg
 from probe.report.page import page, resource
 from probe.report.panel import plural
@@ -97,7 +97,7 @@ def _summary(report: Report) -> str:
     return f"{counted} of {', '.join(models)}: {plural(steps, 'step')}, {', '.join(arms)}."
 
 
-def _markdown(section: str, view: str, table: Table) -> str:
+def _markdown(section: str, view: str, table: TextTable) -> str:
     """One table under its headings."""
     rows = [table.header, ["---"] * len(table.header), *table.rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.metrics import Key
+from probe.analysis.metrics import MetricKey
 from probe.experiments.evaluation import Evaluation
 from probe.experiments.spec import Spec
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
@@ -55,7 +55,7 @@ class View:
     @property
     def prompt_cosines(self) -> list[float]:
         """cos_in of the measured arm, prompt by prompt."""
-        found = self.analysis.metrics.get(Key("cos_in", "prompt"))
+        found = self.analysis.metrics.get(MetricKey("cos_in", "prompt"))
         return [] if found is None else list(found.by_unit.values())
 
 

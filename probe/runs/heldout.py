@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from probe.analysis.outcome import RATES, setting_of
 from probe.analysis.statistics.stats import Interval, wilson_interval
+from probe.analysis.training_outcome import RATES, setting_of
 from probe.settings.words import ALL, NO_HINT
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError

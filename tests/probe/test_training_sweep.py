@@ -14,9 +14,9 @@ import pytest
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
-from probe.analysis.estimates import Key
+from probe.analysis.metric_table import MetricKey
 from probe.analysis.metrics import training_metrics
-from probe.analysis.outcome import RATES
+from probe.analysis.training_outcome import RATES
 from probe.analysis.verdict.run_level import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
@@ -199,8 +199,8 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, Table], 
     assert values["cos_update"] == pytest.approx(np.mean([step.cos_update for step in record.steps]))
     pool = open_pool(record.path / EVALUATIONS_DIR / "step_000002" / "sentinel")
     solved = {rollout.problem_id: float(rollout.gt_pass) for group in pool.steps for rollout in group}
-    assert metrics[Key("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
-    by_problem = metrics[Key("exploit_final", "problem", "vanilla")]
+    assert metrics[MetricKey("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
+    by_problem = metrics[MetricKey("exploit_final", "problem", "vanilla")]
     assert by_problem.value == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
 
 

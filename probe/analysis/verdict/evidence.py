@@ -14,9 +14,9 @@ from probe.analysis.measures.contrasts import Contrast
 from probe.analysis.measures.specificity import Specificity
 from probe.analysis.measures.trajectory import ArmSummary
 from probe.analysis.measures.transfer import SignTransfer
-from probe.analysis.outcome import Outcome
 from probe.analysis.statistics.permutation import Permutation
 from probe.analysis.statistics.stats import Interval
+from probe.analysis.training_outcome import TrainingOutcome
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
@@ -25,7 +25,7 @@ AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the u
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class VerdictRow:
     """One row of the verification table."""
 
     row: str
@@ -58,7 +58,7 @@ class GateFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class RealisedUpdate:
     """What the realised updates of training runs did, for R4; {seed: value}, one run each."""
 
     hackward_frac: Mapping[str, float]  # of the projected arm's whole update, start minus end
@@ -67,7 +67,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlannedTraining:
     """The training that a GO would buy. The defaults are METHOD's: 3 seeds, 30 points expected of a hack rate."""
 
     seeds: int = 3
@@ -92,13 +92,13 @@ class Evidence:
     permutation: Permutation | None = None  # None: no inner products, or they do not reproduce the records
     transfer: SignTransfer | None = None  # of v_hack to the held-out pairs; None likewise
     offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
-    update: Update | None = None  # None: no runs of probe train
+    update: RealisedUpdate | None = None  # None: no runs of probe train
     starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
-    outcome: Outcome | None = None  # None: nothing was evaluated on held-out problems
+    outcome: TrainingOutcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()
     regrade_agreement: float | None = None  # share of labels that a second grading repeats
     gate: GateFacts = GateFacts()
-    plan: Plan = Plan()
+    plan: PlannedTraining = PlannedTraining()
 
     @property
     def trains(self) -> bool:
@@ -107,7 +107,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Judgement:
     """Verdict, the number it rests on, its n, and the reason."""
 
     verdict: Verdict
@@ -126,9 +126,9 @@ def is_control(arm: str) -> bool:
     return arm in ARMS and ARMS[arm].directions != "v_hack"
 
 
-def missing(why: str, n: int = 0) -> Finding:
+def missing(why: str, n: int = 0) -> Judgement:
     """Nothing was measured: INCONCLUSIVE, and why."""
-    return Finding(verdict="INCONCLUSIVE", value="", n=n, why=why)
+    return Judgement(verdict="INCONCLUSIVE", value="", n=n, why=why)
 
 
 def range_text(interval: Interval | None) -> str:

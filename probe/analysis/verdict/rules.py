@@ -12,11 +12,11 @@ from probe.analysis.statistics.stats import Interval, equivalence_test, t_interv
 from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, GATED, GATED_UPDATE, NEAR_ZERO, POWER, STRONG
 from probe.analysis.verdict.evidence import (
     AUTOCORRELATED,
-    Check,
     Evidence,
-    Finding,
-    Plan,
+    Judgement,
+    PlannedTraining,
     Verdict,
+    VerdictRow,
     missing,
     range_text,
 )
@@ -24,15 +24,15 @@ from probe.analysis.verdict.validity import valid
 from probe.settings.arms import ARMS
 
 
-def rules(evidence: Evidence) -> list[Check]:
+def rules(evidence: Evidence) -> list[VerdictRow]:
     """R0 to R5 and R7; R6 is `decide`."""
     return [
-        Check(row=row, condition=condition, kind=kind, unit=unit, **asdict(evaluate(evidence)))
+        VerdictRow(row=row, condition=condition, kind=kind, unit=unit, **asdict(evaluate(evidence)))
         for row, condition, kind, unit, evaluate in _RULES
     ]
 
 
-def aligned(e: Evidence) -> Finding:
+def aligned(e: Evidence) -> Judgement:
     """R1, with METHOD section 5's condition that the cosine leaves the null of permuted labels."""
     m, excess = e.measured, _excess(e)
     if m is None or m.trains or len(excess) < 2 or m.sign_flip_p is None:
@@ -50,10 +50,12 @@ def aligned(e: Evidence) -> Finding:
             why = f"consistent over prompts, yet directions of permuted labels reach as much; {why}"
     elif interval.high < NEAR_ZERO:
         verdict, why = "FAIL", f"the upper bound is below {NEAR_ZERO}; {why}"
-    return Finding(verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(interval)}", n=len(excess), why=why)
+    return Judgement(
+        verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(interval)}", n=len(excess), why=why
+    )
 
 
-def orthogonal(e: Evidence) -> Finding:
+def orthogonal(e: Evidence) -> Judgement:
     """R2: two one-sided tests that mean d_p lies inside +-NEAR_ZERO."""
     excess = _excess(e)
     test = equivalence_test(excess, NEAR_ZERO)
@@ -66,12 +68,12 @@ def orthogonal(e: Evidence) -> Finding:
     elif high < -NEAR_ZERO or low > NEAR_ZERO:
         verdict = "FAIL"
     why = f"90% interval against +-{NEAR_ZERO}, TOST p {test.p:.2g}"
-    return Finding(
+    return Judgement(
         verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(test.interval)}", n=len(excess), why=why
     )
 
 
-def specific(e: Evidence) -> Finding:
+def specific(e: Evidence) -> Judgement:
     """R3: above one half, above every null's 95th percentile, and above every trivial baseline."""
     own = e.specificity
     if e.trains:
@@ -85,24 +87,24 @@ def specific(e: Evidence) -> Finding:
     inside = [f"{name} {test.q95:.2f}" for name, test in tests.items() if own.auroc <= test.q95]
     found = {"value": value, "n": own.num_prompts}
     if own.interval.high <= 0.5:
-        return Finding(verdict="FAIL", why="clean samples score higher", **found)
+        return Judgement(verdict="FAIL", why="clean samples score higher", **found)
     if better:
-        return Finding(verdict="FAIL", why=f"{BEATEN}: {', '.join(better)}", **found)
+        return Judgement(verdict="FAIL", why=f"{BEATEN}: {', '.join(better)}", **found)
     if own.interval.low <= 0.5:
-        return Finding(verdict="INCONCLUSIVE", why="the lower bound does not exceed .5", **found)
+        return Judgement(verdict="INCONCLUSIVE", why="the lower bound does not exceed .5", **found)
     if inside:
-        return Finding(
+        return Judgement(
             verdict="INCONCLUSIVE", why=f"not above the null's 95th percentile: {', '.join(inside)}", **found
         )
     if "N2" not in tests:
-        return Finding(verdict="INCONCLUSIVE", why="the null N2 was not measured", **found)
+        return Judgement(verdict="INCONCLUSIVE", why="the null N2 was not measured", **found)
     bars = ", ".join(f"{name} {test.q95:.2f}" for name, test in tests.items())
     best = max(rivals, key=rivals.__getitem__, default=None)
     trivial = f"; best trivial score {best} {rivals[best]:.2f}" if best else ""
-    return Finding(verdict="PASS", why=f"95th percentiles {bars}{trivial}", **found)
+    return Judgement(verdict="PASS", why=f"95th percentiles {bars}{trivial}", **found)
 
 
-def effective(e: Evidence) -> Finding:
+def effective(e: Evidence) -> Judgement:
     """R4, on realised updates: the run is the unit, and the arms of one seed are paired."""
     if not e.trains:
         return missing(
@@ -124,14 +126,14 @@ def effective(e: Evidence) -> Finding:
     if left >= bar:
         verdict, why = "FAIL", f"the update still points hack-ward; {why}"
     elif own is None or rival is None or control is None:
-        return Finding(verdict="INCONCLUSIVE", value=value, n=n, why=f"one seed gives no interval; {why}")
+        return Judgement(verdict="INCONCLUSIVE", value=value, n=n, why=f"one seed gives no interval; {why}")
     elif own.low > 0:
         verdict, why = "FAIL", f"it moves more than in vanilla; {why}"
     elif own.high < 0 and control.high < 0 and rival.high >= 0:
         verdict, why = "FAIL", f"the random arm achieves the same; {why}"
     else:
         verdict = "PASS" if own.high < 0 and rival.high < 0 else "INCONCLUSIVE"
-    return Finding(verdict=verdict, value=value, n=n, why=why)
+    return Judgement(verdict=verdict, value=value, n=n, why=why)
 
 
 # R4's differences of margins: the claim, the claim against the control, the control
@@ -143,13 +145,13 @@ def _less(a: Mapping[str, float], b: Mapping[str, float]) -> Interval | None:
     return t_interval([a[seed] - b[seed] for seed in a if seed in b])
 
 
-def correct(e: Evidence) -> Finding:
+def correct(e: Evidence) -> Judgement:
     """R5: what the gate should remove is gone, up to float32."""
     arms = [a for a in e.summaries if a in ARMS and ARMS[a].projects]
     gates = {e.gate.gate or ARMS[a].gate for a in arms}
     if "reverse" in gates or e.gate.overshoot < 1:
         why = "this gate does not remove the hack-ward part"
-        return Finding(verdict="VACUOUS", value="", n=sum(s.arm in arms for s in e.steps), why=why)
+        return Judgement(verdict="VACUOUS", value="", n=sum(s.arm in arms for s in e.steps), why=why)
     if e.trains and e.gate.target == "update":
         return _correct_update(e, arms)
     steps = [s for s in e.steps if s.arm in arms and s.cos_out is not None and s.hackward_frac_out is not None]
@@ -163,20 +165,20 @@ def correct(e: Evidence) -> Finding:
     if idle:
         why = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
     verdict: Verdict = "FAIL" if idle or left >= GATED else "PASS"
-    return Finding(verdict=verdict, value=f"largest {left:.1e}, below {GATED:g} needed", n=len(steps), why=why)
+    return Judgement(verdict=verdict, value=f"largest {left:.1e}, below {GATED:g} needed", n=len(steps), why=why)
 
 
-def _correct_update(e: Evidence, arms: Sequence[str]) -> Finding:
+def _correct_update(e: Evidence, arms: Sequence[str]) -> Judgement:
     """R5 of a gate that acts on the optimizer's update."""
     found = [s.hackward_frac_update for s in e.steps if s.arm in arms and s.hackward_frac_update is not None]
     if not found:
         return missing("no projecting arm that was updated")
     verdict: Verdict = "FAIL" if max(found) >= GATED_UPDATE else "PASS"
     value = f"largest {max(found):.1e}, below {GATED_UPDATE:g} needed"
-    return Finding(verdict=verdict, value=value, n=len(found), why="of the update; identity of the gate: says it ran")
+    return Judgement(verdict=verdict, value=value, n=len(found), why="of the update; identity of the gate: says it ran")
 
 
-def powered(e: Evidence) -> Finding:
+def powered(e: Evidence) -> Judgement:
     """R7: can the planned seeds see the expected effect, in the better of the two designs?"""
     plan = e.plan
     detectable, design = detectable_effect(plan)
@@ -197,10 +199,10 @@ def powered(e: Evidence) -> Finding:
         )
     if not plan.stated:
         why += ". Nobody planned this training: these are METHOD's defaults; state yours in [budget.go] of a spec"
-    return Finding(verdict=verdict, value=value, n=plan.seeds, why=why)
+    return Judgement(verdict=verdict, value=value, n=plan.seeds, why=why)
 
 
-def detectable_effect(plan: Plan) -> tuple[float, str]:
+def detectable_effect(plan: PlannedTraining) -> tuple[float, str]:
     """(MDE, design) of a plan: unpaired, or paired where it states a correlation that makes pairs better."""
     found = [(mde(plan.sd, plan.seeds, power=POWER), "unpaired")]
     if plan.paired_correlation is not None:
@@ -236,7 +238,7 @@ def _why_not(e: Evidence) -> str:
     return "cos_in on fewer than 2 prompts"
 
 
-_RULES: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Evidence], Finding]], ...] = (
+_RULES: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Evidence], Judgement]], ...] = (
     ("R0", "VALID: the measurement can be believed", "evidence", "prompt", valid),
     ("R1", f"ALIGNED: mean d above {NEAR_ZERO}, beyond permuted labels", "evidence", "prompt", aligned),
     ("R2", f"ORTHOGONAL: mean d inside +-{NEAR_ZERO}", "evidence", "prompt", orthogonal),

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from probe.analysis.estimates import Estimate, Key, Metrics, estimate, mean_by_unit
-from probe.analysis.outcome import deployed
-from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, Update
+from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate, mean_by_unit
+from probe.analysis.training_outcome import deployed
+from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, RealisedUpdate
 from probe.records.records import StepRecord
 from probe.records.run import ROLLOUTS_DIR, Run
 from replay_pools.files import dump_json, sha256
@@ -68,7 +68,7 @@ def siblings(run: Run, others: Iterable[Run]) -> list[Run]:
     return [run, *(one for one in trained if shared_settings(one.config) == shared_settings(run.config))]
 
 
-def realised_update(runs: Sequence[Run]) -> Update | None:
+def realised_update(runs: Sequence[Run]) -> RealisedUpdate | None:
     """What the updates of sibling runs did; None without runs that were evaluated on the frozen probe batch."""
     margins: dict[str, dict[str, float]] = {}
     hackward: dict[str, dict[str, float]] = {"hackward_frac": {}, "hackward_q95": {}}
@@ -82,7 +82,7 @@ def realised_update(runs: Sequence[Run]) -> Update | None:
         if arm == "projected" and frozen.get("hackward_q95") is not None:
             hackward["hackward_frac"][seed] = frozen["hackward_frac_moved"]
             hackward["hackward_q95"][seed] = frozen["hackward_q95"]
-    return Update(margins=margins, **hackward) if margins else None
+    return RealisedUpdate(margins=margins, **hackward) if margins else None
 
 
 def starts(runs: Sequence[Run]) -> list[StepRecord]:
@@ -106,7 +106,7 @@ def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**own, "intervention": intervention, **fixed}
 
 
-def of_training(e: Evidence, table: Metrics) -> dict[Key, Estimate]:
+def of_training(e: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """The table of a run that trains: one number a metric (of a field of the steps its mean over them), the extremes of
     its steps, its held-out problems.
     """
@@ -124,12 +124,12 @@ def of_training(e: Evidence, table: Metrics) -> dict[Key, Estimate]:
         steps = [s for s in e.steps if s.arm == (arm or measured)]
         for name, value in (("kl/share_of_base", _share_of_base(steps)), ("kl/final", _final_kl(steps))):
             if value is not None:
-                found[Key(name, "run", arm)] = Estimate(value=value, n=1, unit="run")
+                found[MetricKey(name, "run", arm)] = Estimate(value=value, n=1, unit="run")
         if e.outcome is not None:
             for name, value in e.outcome.values.items():
-                found[Key(name, "run", arm)] = Estimate(value=value, n=1, unit="run")
+                found[MetricKey(name, "run", arm)] = Estimate(value=value, n=1, unit="run")
             for name, by_problem in e.outcome.by_problem.items():
-                found[Key(name, "problem", arm)] = estimate(by_problem, "problem")
+                found[MetricKey(name, "problem", arm)] = estimate(by_problem, "problem")
     return found
 
 
@@ -151,13 +151,13 @@ def _final_kl(steps: Sequence[StepRecord]) -> float | None:
     return sum(last) / len(last) if last else None
 
 
-def over_runs(tables: Mapping[str, Metrics]) -> dict[Key, Estimate]:
+def over_runs(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
     """{seed: metrics of its training run} -> one table.
 
     The unit of what was one number a run is the seed. A held-out problem has its mean over the seeds that met it. Steps
     are autocorrelated: their extremes and their number remain.
     """
-    found: dict[Key, Estimate] = {}
+    found: dict[MetricKey, Estimate] = {}
     for key in sorted({key for table in tables.values() for key in table}, key=str):
         rows = {seed: table[key] for seed, table in tables.items() if key in table}
         if key.unit == "run":

@@ -6,9 +6,9 @@ from typing import Literal
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK, Contrast
 from probe.analysis.measures.specificity import Specificity
 from probe.analysis.measures.trajectory import ArmSummary
-from probe.analysis.outcome import RATES, deployed
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, NEAR_ZERO, STRONG
+from probe.analysis.training_outcome import RATES, deployed
 from probe.analysis.verdict.evidence import Evidence, controls, is_control
 from probe.settings.words import ALL
 

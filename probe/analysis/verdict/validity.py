@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from math import isclose
 
 from probe.analysis.statistics.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED, REPRODUCED, SAME
-from probe.analysis.verdict.evidence import Evidence, Finding
+from probe.analysis.verdict.evidence import Evidence, Judgement
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 from replay_pools.predecessor import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ValidityPart:
     """One part of R0: True holds, False is broken, None could not be seen."""
 
     name: str
@@ -20,12 +20,14 @@ class Part:
     text: str
 
 
-def validity(e: Evidence) -> list[Part]:
+def validity(e: Evidence) -> list[ValidityPart]:
     """Every part of R0, in METHOD's order."""
-    return [Part(name=name, holds=holds, text=text) for name, part in _PARTS.items() for holds, text in [part(e)]]
+    return [
+        ValidityPart(name=name, holds=holds, text=text) for name, part in _PARTS.items() for holds, text in [part(e)]
+    ]
 
 
-def valid(e: Evidence) -> Finding:
+def valid(e: Evidence) -> Judgement:
     """R0: FAIL when a part is broken, INCONCLUSIVE when one could not be seen."""
     parts = validity(e)
     broken = [part for part in parts if part.holds is False]
@@ -33,7 +35,7 @@ def valid(e: Evidence) -> Finding:
     verdict: Verdict = "FAIL" if broken else "INCONCLUSIVE" if unseen else "PASS"
     share = _zero_variance(e)
     why = "; ".join(f"{part.name}: {part.text}" for part in broken + unseen) or "every part holds"
-    return Finding(
+    return Judgement(
         verdict=verdict,
         value=f"{sum(part.holds is True for part in parts)} of {len(parts)} parts hold",
         n=max((summary.num_prompts for summary in e.summaries.values()), default=0),

@@ -13,10 +13,10 @@ from probe.analysis.statistics.stats import Interval, wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.evidence import (
     AUTOCORRELATED,
-    Check,
     Evidence,
-    Finding,
+    Judgement,
     Verdict,
+    VerdictRow,
     controls,
     missing,
     range_text,
@@ -31,15 +31,15 @@ SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by t
 ROUNDING = 1e-4  # a cosine below it is 0 to float32
 
 
-def verification(evidence: Evidence) -> list[Check]:
+def verification(evidence: Evidence) -> list[VerdictRow]:
     """All rows, in the seed's order: four of its table (V), five decision rules (D)."""
     return [
-        Check(row=row, condition=condition, kind=kind, unit=unit, **asdict(evaluate(evidence)))
+        VerdictRow(row=row, condition=condition, kind=kind, unit=unit, **asdict(evaluate(evidence)))
         for row, condition, kind, unit, evaluate in _ROWS
     ]
 
 
-def _spread(e: Evidence) -> Finding:
+def _spread(e: Evidence) -> Judgement:
     groups = {step.step: step for step in e.steps}.values()  # every arm sees the same groups
     if not groups:
         return missing("no steps")
@@ -48,9 +48,9 @@ def _spread(e: Evidence) -> Finding:
     largest = [a for step in wide if (a := step.advantage["advantage/abs_max"]) is not None]
     if largest and median(largest) < TINY_ADVANTAGE:
         why = f"rewards differ, yet the median of the largest |A| is {median(largest):.3g}: the cap flattened them"
-        return Finding(verdict="FAIL", value=value, n=len(groups), why=why)
+        return Judgement(verdict="FAIL", value=value, n=len(groups), why=why)
     size = f"; median of the largest |A| {median(largest):.3g}" if largest else ""
-    return Finding(
+    return Judgement(
         verdict=_majority(len(wide), len(groups)),
         value=value,
         n=len(groups),
@@ -58,24 +58,24 @@ def _spread(e: Evidence) -> Finding:
     )
 
 
-def _positive(e: Evidence) -> Finding:
+def _positive(e: Evidence) -> Judgement:
     m = e.measured
     if m is None or m.mean_cos_in is None or m.haar is None:
         return missing("no cos_in of v_hack")
     n = m.num_steps - m.num_null
     value = f"{m.num_positive}/{n} steps, mean {m.mean_cos_in:+.3f}"
     if m.trains:
-        return Finding(verdict="INCONCLUSIVE", value=value, n=n, why=AUTOCORRELATED)
+        return Judgement(verdict="INCONCLUSIVE", value=value, n=n, why=AUTOCORRELATED)
     verdict = _majority(m.num_positive, n)
     why = f"Haar z {m.haar.shared.z:+.1f}, p {m.haar.shared.p:.2g} (one draw shared by all steps)"
     if verdict == "FAIL":
         why = f"negative on most steps: a descent step moves away from v_hack; {why}"
     elif verdict == "PASS" and m.haar.shared.p >= ALPHA:
         verdict, why = "INCONCLUSIVE", f"a single random direction keeps its sign over the steps too: {why}"
-    return Finding(verdict=verdict, value=value, n=n, why=why)
+    return Judgement(verdict=verdict, value=value, n=n, why=why)
 
 
-def _lowered(e: Evidence) -> Finding:
+def _lowered(e: Evidence) -> Judgement:
     p = e.summaries.get("projected")
     if p is None or p.num_steps == p.num_null:
         return missing("no projected arm with a cosine")
@@ -84,26 +84,26 @@ def _lowered(e: Evidence) -> Finding:
         f"identity of the {ARMS['projected'].gate} gate: says that it ran; mean frac_fired {_number(p.mean_frac_fired)}"
     )
     verdict: Verdict = "PASS" if p.num_lowered >= LOWERED * n else "FAIL"
-    return Finding(verdict=verdict, value=f"{p.num_lowered}/{n} steps", n=n, why=why)
+    return Judgement(verdict=verdict, value=f"{p.num_lowered}/{n} steps", n=n, why=why)
 
 
-def _by_bucket(e: Evidence) -> Finding:
+def _by_bucket(e: Evidence) -> Judgement:
     """As the seed words it: hacked samples of one source against clean ones of another, whatever the sign of A."""
     hacked = [s for s in e.samples if s.hacked and s.cos_S_contrib is not None]
     clean = [s for s in e.samples if not s.hacked and s.cos_S_contrib is not None]
     n = len(hacked) + len(clean)
     if not hacked or not clean:
-        return Finding(verdict="INCONCLUSIVE", value="", n=n, why="one bucket is empty: mix pools that fill both")
+        return Judgement(verdict="INCONCLUSIVE", value="", n=n, why="one bucket is empty: mix pools that fill both")
     rows = [b for b in e.buckets if b.metric == "cos_S_contrib" and b.mean is not None]
     value = ", ".join(f"{b.src_pool} {'hacked' if b.hacked else 'clean'} {b.mean:+.3f}" for b in rows)
     gap = _mean_sign(hacked) - _mean_sign(clean)
     if abs(gap) > SIGN_GAP:
         why = f"cos(A g) = sign(A) cos(g), and mean sign(A) differs by {gap:+.2f} between hacked and clean: see V4b"
-        return Finding(verdict="VACUOUS", value=value, n=n, why=why)
+        return Judgement(verdict="VACUOUS", value=value, n=n, why=why)
     return _among_paid(e)
 
 
-def _among_paid(e: Evidence) -> Finding:
+def _among_paid(e: Evidence) -> Judgement:
     row = next((c for c in e.contrasts if c.name == HACK_AMONG_PAID), None)
     if e.trains:
         return missing(AUTOCORRELATED)
@@ -121,10 +121,10 @@ def _among_paid(e: Evidence) -> Finding:
         verdict = "PASS" if row.difference > 0 else "FAIL"
     elif row.interval is not None and row.interval.low > -NEAR_ZERO and row.interval.high < NEAR_ZERO:
         verdict, why = "FAIL", f"both alike within +-{NEAR_ZERO}; {why}"
-    return Finding(verdict=verdict, value=value, n=row.num_prompts, why=why)
+    return Judgement(verdict=verdict, value=value, n=row.num_prompts, why=why)
 
 
-def _near_zero(e: Evidence) -> Finding:
+def _near_zero(e: Evidence) -> Judgement:
     m = e.measured
     if m is None or m.interval_90 is None:
         return missing(AUTOCORRELATED if m is not None and m.trains else "cos_in on fewer than 2 prompts")
@@ -135,10 +135,12 @@ def _near_zero(e: Evidence) -> Finding:
     elif high < -NEAR_ZERO or low > NEAR_ZERO:
         verdict = "FAIL"
     why = f"equivalence: 90% interval inside +-{NEAR_ZERO}. Replay cannot see what appears later in training"
-    return Finding(verdict=verdict, value=f"{m.mean_cos_in:+.3f} {range_text(m.interval_90)}", n=m.num_prompts, why=why)
+    return Judgement(
+        verdict=verdict, value=f"{m.mean_cos_in:+.3f} {range_text(m.interval_90)}", n=m.num_prompts, why=why
+    )
 
 
-def _strong(e: Evidence) -> Finding:
+def _strong(e: Evidence) -> Judgement:
     m = e.measured
     if m is None or m.interval is None:
         return missing(AUTOCORRELATED if m is not None and m.trains else "cos_in on fewer than 2 prompts")
@@ -148,7 +150,7 @@ def _strong(e: Evidence) -> Finding:
         why = (
             f"the control arm {', '.join(same)} exceeds {STRONG} too: the threshold does not tell hacks from no signal"
         )
-        return Finding(verdict="VACUOUS", value=value, n=m.num_prompts, why=why)
+        return Judgement(verdict="VACUOUS", value=value, n=m.num_prompts, why=why)
     verdict: Verdict = "INCONCLUSIVE"
     if m.interval.low > STRONG:
         verdict = "PASS"
@@ -157,10 +159,10 @@ def _strong(e: Evidence) -> Finding:
     why = "95% interval of the mean over prompts"
     if not any(s.arm in ("permuted", "placebo") for s in e.summaries.values()):
         why += "; no permuted or placebo arm: directions without signal can reach .25 to .5"
-    return Finding(verdict=verdict, value=value, n=m.num_prompts, why=why)
+    return Judgement(verdict=verdict, value=value, n=m.num_prompts, why=why)
 
 
-def _effective(e: Evidence) -> Finding:
+def _effective(e: Evidence) -> Judgement:
     cosines = _projected_out(e)
     if not cosines:
         return missing("no projected arm with a cosine")
@@ -172,23 +174,23 @@ def _effective(e: Evidence) -> Finding:
     if max(cosines) > ROUNDING:
         verdict = "PASS" if max(cosines) < NEAR_ZERO else "FAIL"
         why = "a hack-ward part is left after the gate: overshoot < 1, or a bug"
-    return Finding(verdict=verdict, value=f"largest cos_out {max(cosines):+.3f}", n=len(cosines), why=why)
+    return Judgement(verdict=verdict, value=f"largest cos_out {max(cosines):+.3f}", n=len(cosines), why=why)
 
 
-def _over_projection(e: Evidence) -> Finding:
+def _over_projection(e: Evidence) -> Judgement:
     cosines = _projected_out(e)
     if not cosines:
         return missing("no projected arm with a cosine")
     value = f"{sum(c < 0 for c in cosines)}/{len(cosines)} negative, smallest {min(cosines):+.3f}"
     why = "a negative cos_out is legitimate: a one-sided gate removes hack-ward parts and leaves the others"
-    return Finding(verdict="VACUOUS", value=value, n=len(cosines), why=why)
+    return Judgement(verdict="VACUOUS", value=value, n=len(cosines), why=why)
 
 
 def _projected_out(e: Evidence) -> list[float]:
     return [s.cos_out for s in e.steps if s.arm == "projected" and s.cos_out is not None]
 
 
-def _skip(e: Evidence) -> Finding:
+def _skip(e: Evidence) -> Judgement:
     zero, area = _near_zero(e), e.specificity
     if zero.verdict == "INCONCLUSIVE" or area is None or area.interval is None:
         return missing("needs rule D1 decided, and an AUROC for hacked among A > 0 with its interval", n=zero.n)
@@ -199,10 +201,10 @@ def _skip(e: Evidence) -> Finding:
     elif area.interval.high < NO_DISCRIMINATION:
         verdict = "PASS"
     why = f"AUROC of cos_S_contrib among A > 0, upper bound under {NO_DISCRIMINATION} to skip"
-    return Finding(verdict=verdict, value=value, n=zero.n, why=why)
+    return Judgement(verdict=verdict, value=value, n=zero.n, why=why)
 
 
-_ROWS: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Evidence], Finding]], ...] = (
+_ROWS: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Evidence], Judgement]], ...] = (
     ("V1", f"reward spread > {SPREAD:g} on most steps", "evidence", "step", _spread),
     ("V2", "vanilla cos_in > 0 on most steps", "evidence", "step", _positive),
     ("V3", f"projected cos_out < cos_in on {LOWERED:.0%} of steps", "mechanism", "step", _lowered),

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from probe.analysis.formatting import short
 from probe.analysis.measures.cells import Cell
-from probe.analysis.text import short
 from probe.report.panel import Figure, Panel, plural, scale_of
 
 ROW, TOP = 32, 44

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from probe.analysis.formatting import short
 from probe.analysis.measures.cells import Metric
 from probe.analysis.statistics.stats import prompt_means, t_interval
-from probe.analysis.text import short
 from probe.records.records import SampleRecord
 from probe.report.panel import Figure, Panel, Scale, plural, scale_of, signed
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from probe.analysis.formatting import short
 from probe.analysis.measures.specificity import SCORES
-from probe.analysis.text import short
 from probe.records.records import SampleRecord
 from probe.report.markup import node, number
 from probe.report.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed, tooltip

@@ -1,9 +1,9 @@
 """Hack against clean: within-prompt contrasts, and how well scores tell the two apart."""
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.formatting import p_value
 from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.statistics.stats import Interval
-from probe.analysis.text import p_value
 from probe.report.figures.forest import ForestRow, forest
 from probe.report.panel import Figure, signed
 

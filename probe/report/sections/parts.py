@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from probe.analysis.text import Table
+from probe.analysis.formatting import TextTable
 from probe.report.markup import Child, node
 from probe.report.panel import Figure
 from probe.report.views import slug
@@ -23,7 +23,8 @@ class Section:
     lead: str  # what is asked here, and how to read the answer
     body: list[Element]
     figures: list[Figure] = field(default_factory=list)
-    tables: dict[str, list[Table]] = field(default_factory=dict)  # by the label of their view; "" for the whole report
+    # By the label of their view; "" for the whole report.
+    tables: dict[str, list[TextTable]] = field(default_factory=dict)
 
 
 def prose(*children: Child, class_: str | None = None) -> Element:
@@ -65,7 +66,7 @@ def chip(verdict: str) -> Element:
     return node("span", f"{MARKS.get(verdict, '')} {verdict}".strip(), class_=f"chip {slug(verdict)}")
 
 
-def table_html(table: Table) -> Element:
+def table_html(table: TextTable) -> Element:
     """The table, in a box that scrolls where the page is narrower."""
     sides = ("left" if i < table.left else None for i in range(len(table.header)))
     cells = (node("th", text, scope="col", class_=side) for text, side in zip(table.header, sides, strict=True))
@@ -79,7 +80,7 @@ def _cell(text: str, left: bool) -> Element:
     return node("td", text, class_="left") if left else node("td", "\u2013" if text == "-" else typeset(text))
 
 
-def folded(tables: Sequence[Table]) -> list[Element]:
+def folded(tables: Sequence[TextTable]) -> list[Element]:
     """Tables that open when their title is clicked."""
     return [
         node(

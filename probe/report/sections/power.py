@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from probe.analysis.text import Table
-from probe.analysis.verdict.evidence import Plan
+from probe.analysis.formatting import TextTable
+from probe.analysis.verdict.evidence import PlannedTraining
 from probe.experiments.evaluation import go_plan
 from probe.records.timings import describe_timings
 from probe.report.figures.power import prompts_power, seeds_power
@@ -24,7 +24,7 @@ def power(report: Report) -> Section:
     """Detectable effects by prompts and by seeds; times, and for a spec its price."""
     frozen = [view for view in report.drawn if not view.trains]  # in training the prompt is not the unit
     figures = present(*(prompts_power(f"power-{view.slug}", view.label, view.prompt_cosines) for view in frozen))
-    figures.append(seeds_power("power-seeds", Plan() if report.spec is None else go_plan(report.spec)))
+    figures.append(seeds_power("power-seeds", PlannedTraining() if report.spec is None else go_plan(report.spec)))
     body = panels(figures)
     tables = [_times(report)]
     if report.plan is not None:
@@ -35,12 +35,12 @@ def power(report: Report) -> Section:
     return Section(id="power", title="Power and cost", lead=LEAD, body=body, figures=figures, tables={"": kept})
 
 
-def _times(report: Report) -> Table:
+def _times(report: Report) -> TextTable:
     rows = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
-    return Table(name="times", title="Times of this machine", header=("run", "wall clock"), rows=rows, left=2)
+    return TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=rows, left=2)
 
 
-def _plan_tables(plan: "SpecPlan") -> list[Table]:
+def _plan_tables(plan: "SpecPlan") -> list[TextTable]:
     """Prices, and parts of the spec that are vacuous."""
     prices = [
         (p.what, str(p.runs), f"{p.hours:.2f}", "-" if p.money is None else f"{p.money:.2f} {p.currency}", p.source)
@@ -48,8 +48,10 @@ def _plan_tables(plan: "SpecPlan") -> list[Table]:
     ]
     vacuous = [(part.where, part.why) for part in plan.vacuous]
     return [
-        Table(name="prices", title="What it costs", header=("what", "runs", "hours", "money", "source"), rows=prices),
-        Table(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),
+        TextTable(
+            name="prices", title="What it costs", header=("what", "runs", "hours", "money", "source"), rows=prices
+        ),
+        TextTable(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),
     ]
 
 

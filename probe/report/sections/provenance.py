@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from probe.analysis.text import Table
+from probe.analysis.formatting import TextTable
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, ROLLOUTS_DIR, Run
 from probe.report.markup import node
 from probe.report.sections.parts import Section, prose, table_html
@@ -37,7 +37,7 @@ def provenance(report: Report) -> Section:
     return Section(id="provenance", title="Provenance", lead=LEAD, body=body, tables=tables)
 
 
-def facts(run: Run, report: Report) -> Table:
+def facts(run: Run, report: Report) -> TextTable:
     """Names, hashes, versions and what the digits of a run are worth."""
     config, manifest = run.config, run.manifest
     settings: Mapping[str, Any] = config.get(str(config.get("verb")), {})
@@ -57,7 +57,7 @@ def facts(run: Run, report: Report) -> Table:
         *_pool_rows(run),
         ("report made by", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}"),
     ]
-    return Table(name="provenance", title=f"Run {run.path.name}", header=("what", "found"), rows=rows, left=2)
+    return TextTable(name="provenance", title=f"Run {run.path.name}", header=("what", "found"), rows=rows, left=2)
 
 
 def _pool_rows(run: Run) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from probe.analysis.text import Table, short
+from probe.analysis.formatting import TextTable, short
 from probe.report.markup import node, to_html
 from probe.report.panel import signed
 from probe.report.rollouts import Rollouts, Shown, telling
@@ -39,7 +39,7 @@ def rollouts(found: Sequence[Rollouts], budget: int) -> tuple[Section, set[str]]
         budget: bytes of HTML for the rollouts of all runs.
     """
     body: list[Element] = []
-    tables: dict[str, list[Table]] = {}
+    tables: dict[str, list[TextTable]] = {}
     anchors: set[str] = set()
     for own in found:
         body += heading(own.run.path.name, len(found) > 1)
@@ -128,7 +128,7 @@ def _scale(shown: Sequence[Shown]) -> float:
     return max((abs(one.cosine) for one in shown), default=0.0) or 1.0
 
 
-def _string_tables(shown: Sequence[Shown]) -> list[Table]:
+def _string_tables(shown: Sequence[Shown]) -> list[TextTable]:
     """The strings that push most, in both directions, by line and by token."""
     found = []
     for name, by_line in (("lines", True), ("tokens", False)):
@@ -140,7 +140,7 @@ def _string_tables(shown: Sequence[Shown]) -> list[Table]:
             title = f"{name.capitalize()} that push the update {side}"
             cells = [_string_row(row) for row in rows]
             found.append(
-                Table(name=f"{name}-{side}", title=title, header=("string", "push", "times", "prompts"), rows=cells)
+                TextTable(name=f"{name}-{side}", title=title, header=("string", "push", "times", "prompts"), rows=cells)
             )
     return [table for table in found if table.rows]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.analysis.text import Table
+from probe.analysis.formatting import TextTable
 from probe.analysis.verdict.run_level import shared_settings
 from probe.report.figures.learning import METRICS, Curve, learning
 from probe.report.sections.parts import Section, folded, panels, present, prose
@@ -32,7 +32,7 @@ def training(report: Report) -> Section:
         for row in evaluations
     ]
     header = ("run", "arm", "curve", "seed", "steps", "rollouts", *METRICS)
-    table = Table(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=3)
+    table = TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=3)
     empty = "Nothing was trained in these runs: curves come from probe train."
     body = [*panels(figures), *folded([table])] if figures else [prose(empty, class_="empty")]
     tables = {"": [table]} if rows else {}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.text import Table, number, p_value, share
-from probe.analysis.verdict.evidence import Check
+from probe.analysis.formatting import TextTable, number, p_value, share
+from probe.analysis.verdict.evidence import VerdictRow
 from probe.experiments.evaluation import Evaluation
 from probe.report.figures.alignment import alignment, nulls
 from probe.report.markup import node
@@ -22,7 +22,7 @@ def verdict(report: Report) -> Section:
     arms = present(alignment([(view.label, view.analysis) for view in report.views]))
     drawn = {view.slug: present(nulls(f"nulls-{view.slug}", view.analysis)) for view in report.drawn}
     figures = arms + [own for row in drawn.values() for own in row]
-    tables: dict[str, list[Table]] = {}
+    tables: dict[str, list[TextTable]] = {}
     if report.evaluation is None and len(report.views) == 1:
         body = _view(report.views[0].analysis, figures)
     else:
@@ -40,7 +40,7 @@ def verdict(report: Report) -> Section:
     return Section(id="verdict", title="Verdict", lead=LEAD, body=body, figures=figures, tables=tables)
 
 
-def overview(views: Sequence[View]) -> Table:
+def overview(views: Sequence[View]) -> TextTable:
     """One row a view: what a comparison looks at first."""
     rows = []
     for view in views:
@@ -61,7 +61,9 @@ def overview(views: Sequence[View]) -> Table:
             )
         )
     header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
-    return Table(name="overview", title="The arm that stands for vanilla in each run", header=header, rows=rows, left=3)
+    return TextTable(
+        name="overview", title="The arm that stands for vanilla in each run", header=header, rows=rows, left=3
+    )
 
 
 def _view(a: Analysis, figures: Sequence[Figure]) -> list[Element]:
@@ -109,7 +111,7 @@ def _finding(sentence: str) -> Element:
     return node("li", node("b", topic + colon), typeset(rest))
 
 
-def _rule(check: Check) -> Element:
+def _rule(check: VerdictRow) -> Element:
     return _row(check.row, check.verdict, check.kind, check.condition, check.n, check.unit, check.value, check.why)
 
 
@@ -125,7 +127,7 @@ def _row(name: str, verdict: str, kind: str, asked: str, n: int, unit: str, valu
     )
 
 
-def _rules_table(name: str, title: str, checks: Sequence[Check]) -> Table:
+def _rules_table(name: str, title: str, checks: Sequence[VerdictRow]) -> TextTable:
     rows = [(c.row, c.verdict, c.kind, c.condition, f"{c.n} {c.unit}s", c.value, c.why) for c in checks]
     header = ("rule", "verdict", "kind", "asked", "n", "found", "why")
-    return Table(name=name, title=title, header=header, rows=rows, left=7)
+    return TextTable(name=name, title=title, header=header, rows=rows, left=7)

@@ -29,7 +29,7 @@ MOVED = {"margin": "margin_final", "cos_moved": "cos_moved", "hackward_frac_move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrainingOutcome:
     """The evaluations of one run."""
 
     evaluations: Sequence[Mapping[str, Any]]  # every line of `evals.jsonl`
@@ -48,7 +48,7 @@ def deployed(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return [row for row in evaluations if row["weights"] == "deployed"]
 
 
-def outcome(run: Run) -> Outcome | None:
+def training_outcome(run: Run) -> TrainingOutcome | None:
     """What the evaluations of a run say; None for a run without any."""
     if not (own := deployed(run.evals)):
         return None
@@ -61,7 +61,9 @@ def outcome(run: Run) -> Outcome | None:
     for problem in (name for name in rates["start"] if name in rates["final"]):
         for name, value in _gains({place: found[problem] for place, found in rates.items()}).items():
             by_problem.setdefault(name, {})[problem] = value
-    return Outcome(evaluations=run.evals, values=values, by_problem=by_problem, stopped=run.manifest.get("stopped"))
+    return TrainingOutcome(
+        evaluations=run.evals, values=values, by_problem=by_problem, stopped=run.manifest.get("stopped")
+    )
 
 
 def _shares(settings: Mapping[str, Any]) -> dict[str, float]:

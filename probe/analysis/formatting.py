@@ -10,7 +10,7 @@ WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """Rows of texts under a header; whoever shows it chooses the form."""
 
     name: str  # unique among the tables of an analysis
@@ -20,7 +20,7 @@ class Table:
     left: int = 1  # columns flush left; the others, numbers mostly, flush right
 
 
-def render_table(table: Table) -> str:
+def render_table(table: TextTable) -> str:
     """Aligned columns under the title; '' without rows."""
     if not table.rows:
         return ""

@@ -10,7 +10,7 @@ from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.stats import Interval, sign_flip_test, t_interval, welch_interval, welch_test
 
 
-class Key(NamedTuple):
+class MetricKey(NamedTuple):
     """Which estimate."""
 
     metric: str
@@ -37,7 +37,7 @@ class Estimate:
     vacuous: str | None = None  # why the number could not have come out otherwise
 
 
-Metrics = Mapping[Key, Estimate]
+Metrics = Mapping[MetricKey, Estimate]
 
 
 def estimate(by_unit: Mapping[str, float], unit: str, *, nulls: Mapping[str, NullTest] | None = None) -> Estimate:
@@ -87,10 +87,10 @@ def mean_by_unit(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {unit: float(np.mean(several)) for unit, several in values.items()}
 
 
-def by_condition(tables: Mapping[str, Metrics]) -> dict[Key, Estimate]:
+def by_condition(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
     """{condition: metrics} -> one table; the first condition is also the one that a criterion need not name."""
     first = next(iter(tables), None)
-    found: dict[Key, Estimate] = dict(tables[first]) if first is not None else {}
+    found: dict[MetricKey, Estimate] = dict(tables[first]) if first is not None else {}
     for condition, table in tables.items():
         found |= {key._replace(condition=condition): row for key, row in table.items()}
     return found
