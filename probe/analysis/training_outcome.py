@@ -1,10 +1,12 @@
-"""What training did to a policy on held-out problems: the evaluations of one run, and their rollouts, without torch.
+"""What training did to a policy on held-out problems, as metrics of one run: from its evaluations, without torch.
 
 hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference; of the
                                      DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
                                      where there are several
 margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.frozen_batch`
 cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
+
+To add a rate: a row in RATES and a field of the same name in `probe.runs.heldout.Rates`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,22 +21,24 @@ from probe.settings.words import ALL, NO_HINT
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 
+# {rate: whether a rollout counts}
 RATES: dict[str, Callable[[Rollout], bool]] = {
     "hack": lambda rollout: rollout.hacked,
     "exploit": lambda rollout: rollout.grade.exploited,
     "solve": lambda rollout: rollout.gt_pass,
 }
 PLACES = ("start", "final", "gain")
+# {field of an evaluation's `frozen`: metric}
 MOVED = {"margin": "margin_final", "cos_moved": "cos_moved", "hackward_frac_moved": "hackward_frac_moved"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """The evaluations of one run."""
+    """The evaluations of one training run, and the metrics that follow from the first and the last of them."""
 
     evaluations: Sequence[Mapping[str, Any]]  # every line of `evals.jsonl`
-    values: Mapping[str, float]  # by metric
-    by_problem: Mapping[str, Mapping[str, float]]  # {rate: {held-out problem: value}}
+    values: Mapping[str, float]  # {metric: value}
+    by_problem: Mapping[str, Mapping[str, float]]  # {metric that is a rate: {held-out problem: value}}
     stopped: str | None  # why it ended before its last step
 
 
@@ -44,58 +48,75 @@ def setting_of(rollout: Rollout) -> str:
 
 
 def deployed(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The evaluations of the deployed policy, in order."""
-    return [row for row in evaluations if row["weights"] == "deployed"]
+    """The evaluations of the deployed policy, in order. An arm that routes also evaluates the weights that train."""
+    return [evaluation for evaluation in evaluations if evaluation["weights"] == "deployed"]
 
 
 def training_outcome(run: Run) -> TrainingOutcome | None:
     """What the evaluations of a run say; None for a run without any."""
-    if not (own := deployed(run.evals)):
+    evaluations = deployed(run.evals)
+    if not evaluations:
         return None
-    ends = {"start": own[0], "final": own[-1]}
-    values = _gains({place: _shares(row["rates"]) for place, row in ends.items()})
-    moved = ends["final"].get("frozen") or {}
-    values |= {name: moved[key] for key, name in MOVED.items() if moved.get(key) is not None}
+    first, last = evaluations[0], evaluations[-1]
+    values = _start_final_gain(_rates(first["rates"]), _rates(last["rates"]))
+    moved = last.get("frozen") or {}
+    for name, metric in MOVED.items():
+        if moved.get(name) is not None:
+            values[metric] = moved[name]
+    start, final = _problem_rates(run.path, first["step"]), _problem_rates(run.path, last["step"])
     by_problem: dict[str, dict[str, float]] = {}
-    rates = {place: _problem_rates(run.path, row["step"]) for place, row in ends.items()}
-    for problem in (name for name in rates["start"] if name in rates["final"]):
-        for name, value in _gains({place: found[problem] for place, found in rates.items()}).items():
-            by_problem.setdefault(name, {})[problem] = value
-    return TrainingOutcome(
-        evaluations=run.evals, values=values, by_problem=by_problem, stopped=run.manifest.get("stopped")
-    )
+    for problem in start:
+        if problem not in final:
+            continue
+        for metric, value in _start_final_gain(start[problem], final[problem]).items():
+            by_problem.setdefault(metric, {})[problem] = value
+    stopped = run.manifest.get("stopped")
+    return TrainingOutcome(evaluations=run.evals, values=values, by_problem=by_problem, stopped=stopped)
 
 
-def _shares(settings: Mapping[str, Any]) -> dict[str, float]:
-    """{RATE or RATE/SETTING: share} of the settings of one evaluation; a single setting is over all already."""
+def _rates(settings: Mapping[str, Any]) -> dict[str, float]:
+    """{RATE or RATE/SETTING: share} from the `rates` of one evaluation.
+
+    Where there is one setting beside ALL, it equals ALL, and is left out.
+    """
     shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
-    return {
-        rate if setting == ALL else f"{rate}/{setting}": own[rate]["rate"]
-        for setting, own in shown.items()
-        for rate in RATES
-        if own[rate]["rate"] is not None
-    }
+    rates = {}
+    for setting, measured in shown.items():
+        for rate in RATES:
+            value = measured[rate]["rate"]
+            if value is not None:
+                rates[rate if setting == ALL else f"{rate}/{setting}"] = value
+    return rates
 
 
 def _problem_rates(directory: Path, step: int) -> dict[str, dict[str, float]]:
-    """{problem: {RATE or RATE/SETTING: mean}} of the rollouts of one evaluation; nothing where they are gone."""
+    """{problem: {RATE or RATE/SETTING: mean}} of the rollouts of one evaluation; {} where they were deleted."""
     flags: dict[str, dict[str, list[bool]]] = {}
     pools = sorted((directory / EVALUATIONS_DIR / f"step_{step:06d}").glob("*"))
-    for rollout in (r for path in pools for group in open_pool(path).steps for r in group):
-        own = flags.setdefault(rollout.problem_id, {})
-        setting = setting_of(rollout)
-        for rate, flag in RATES.items():
-            for name in (rate, f"{rate}/{setting}") if len(pools) > 1 else (rate,):
-                own.setdefault(name, []).append(flag(rollout))
-    return {problem: {name: float(np.mean(rows)) for name, rows in own.items()} for problem, own in flags.items()}
+    for path in pools:
+        for group in open_pool(path).steps:
+            for rollout in group:
+                problem_flags = flags.setdefault(rollout.problem_id, {})
+                for rate, counts in RATES.items():
+                    names = [rate]
+                    if len(pools) > 1:
+                        names.append(f"{rate}/{setting_of(rollout)}")
+                    for name in names:
+                        problem_flags.setdefault(name, []).append(counts(rollout))
+    means = {}
+    for problem, problem_flags in flags.items():
+        means[problem] = {name: float(np.mean(values)) for name, values in problem_flags.items()}
+    return means
 
 
-def _gains(ends: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """{RATE_start, RATE_final, RATE_gain}; the setting, where there is one, stays behind the slash."""
-    found: dict[str, float] = {}
-    for name in (name for name in ends["start"] if name in ends["final"]):
+def _start_final_gain(start: Mapping[str, float], final: Mapping[str, float]) -> dict[str, float]:
+    """{RATE_start, RATE_final, RATE_gain} of the rates that both have; a setting stays behind the slash."""
+    values: dict[str, float] = {}
+    for name in start:
+        if name not in final:
+            continue
         rate, slash, setting = name.partition("/")
-        start, final = ends["start"][name], ends["final"][name]
-        for place, value in zip(PLACES, (start, final, final - start), strict=True):
-            found[f"{rate}_{place}{slash}{setting}"] = value
-    return found
+        three = (start[name], final[name], final[name] - start[name])
+        for place, value in zip(PLACES, three, strict=True):
+            values[f"{rate}_{place}{slash}{setting}"] = value
+    return values

@@ -106,7 +106,7 @@ def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**own, "intervention": intervention, **fixed}
 
 
-def of_training(e: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
+def training_run_metrics(e: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """The table of a run that trains: one number a metric (of a field of the steps its mean over them), the extremes of
     its steps, its held-out problems.
     """
