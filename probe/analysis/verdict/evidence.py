@@ -1,12 +1,15 @@
-"""What every verdict is made from, and the shape of a verdict.
+"""What verdicts are made from (Evidence) and what they look like (Judgement, VerdictRow).
 
 PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
 fail) whatever the data say, and the reason is given. Rows of kind "mechanism" are identities of the code: they show
 that it ran, and are no evidence about hacking.
+
+A rule asks something (Rule) by a function `Evidence -> Judgement`. To let rules see something new: add a field to
+Evidence, and fill it in `probe.analysis.analyze.analyze`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from probe.analysis.measures.cells import Bucket
@@ -23,18 +26,33 @@ from probe.settings.words import Verdict
 
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
+Kind = Literal["evidence", "mechanism"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow:
-    """One row of the verification table."""
+class Judgement:
+    """What a rule says: its verdict, the number that it rests on, n, and the reason."""
 
-    row: str
-    condition: str
-    kind: Literal["evidence", "mechanism"]
     verdict: Verdict
     value: str
     n: int
-    unit: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRow:
+    """The judgement of one rule together with what was asked: a row of the tables R, V and D.
+
+    Field names are keys of the JSON.
+    """
+
+    row: str  # R0, ..., V1, ..., D5
+    condition: str  # what was asked, in words
+    kind: Kind
+    verdict: Verdict
+    value: str
+    n: int
+    unit: str  # what n counts
     why: str
 
 
@@ -50,9 +68,9 @@ class PoolFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateFacts:
-    """The gate options of a run; None is each arm's own."""
+    """The gate options of a run."""
 
-    gate: str | None = None
+    gate: str | None = None  # None: each arm's own
     overshoot: float = 1.0
     target: str = "gradient"  # what it acts on where weights move
 
@@ -79,13 +97,16 @@ class PlannedTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the rows are evaluated from; `measured` is the arm that stands for vanilla (None: v_hack unmeasured)."""
+    """Everything that the rules see of one run under one condition.
 
-    steps: Sequence[StepRecord]
+    The measured arm is the one that stands for vanilla (`probe.settings.arms.measured_arm`).
+    """
+
+    steps: Sequence[StepRecord]  # of all arms
     samples: Sequence[SampleRecord]  # of the measured arm
-    measured: ArmSummary | None
-    summaries: Mapping[str, ArmSummary]
-    buckets: Sequence[Bucket]
+    measured: ArmSummary | None  # None: no arm uses v_hack
+    summaries: Mapping[str, ArmSummary]  # by arm
+    buckets: Sequence[Bucket]  # of the measured arm
     contrasts: Sequence[Contrast]  # of the measured arm
     specificity: Specificity | None  # of cos_S_contrib in the measured arm
     baselines: Sequence[Specificity] = ()  # the trivial scores
@@ -106,19 +127,25 @@ class Evidence:
         return any(summary.trains for summary in self.summaries.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """Verdict, the number it rests on, its n, and the reason."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A row of the tables R, V and D before it is evaluated; the fields are those of VerdictRow."""
 
-    verdict: Verdict
-    value: str
-    n: int
-    why: str
+    row: str
+    condition: str
+    kind: Kind
+    unit: str
+    judge: Callable[[Evidence], Judgement]
+
+    def evaluate(self, evidence: Evidence) -> VerdictRow:
+        """The row with its verdict."""
+        judgement = self.judge(evidence)
+        return VerdictRow(row=self.row, condition=self.condition, kind=self.kind, unit=self.unit, **asdict(judgement))
 
 
 def controls(summaries: Mapping[str, ArmSummary]) -> list[ArmSummary]:
     """The arms whose directions carry no hack signal."""
-    return [s for s in summaries.values() if is_control(s.arm)]
+    return [summary for summary in summaries.values() if is_control(summary.arm)]
 
 
 def is_control(arm: str) -> bool:
@@ -127,10 +154,10 @@ def is_control(arm: str) -> bool:
 
 
 def missing(why: str, n: int = 0) -> Judgement:
-    """Nothing was measured: INCONCLUSIVE, and why."""
+    """INCONCLUSIVE, because something was not measured."""
     return Judgement(verdict="INCONCLUSIVE", value="", n=n, why=why)
 
 
 def range_text(interval: Interval | None) -> str:
-    """[low, high], or nothing."""
+    """`[+0.050, +0.120]`, or '' for None."""
     return f"[{interval.low:+.3f}, {interval.high:+.3f}]" if interval else ""

@@ -1,9 +1,13 @@
-"""The rules R0 to R5 and R7 of METHOD section 7, each to a verdict with its numbers and its reason (R6: `decision`)."""
+"""The rules R1 to R5 and R7 of METHOD section 7, each to a verdict with its numbers and its reason.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+R0 is `validity`, R6 is `decision`. To add a rule: write a function that takes Evidence and returns a Judgement, add a
+row to _RULES at the end of this file, the threshold to `probe.analysis.statistics.thresholds`, and a line to METHOD
+section 7. Decisions of a spec may require it once `probe.experiments.spec.RULES` names it; R6 sees it once
+`decision.NEEDED` does.
+"""
+
+from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Literal
 
 from probe.analysis.measures.specificity import BEATEN, beaten_by, strength
 from probe.analysis.statistics.nulls import NullTest
@@ -15,52 +19,54 @@ from probe.analysis.verdict.evidence import (
     Evidence,
     Judgement,
     PlannedTraining,
-    Verdict,
+    Rule,
     VerdictRow,
     missing,
     range_text,
 )
 from probe.analysis.verdict.validity import valid
 from probe.settings.arms import ARMS
+from probe.settings.words import Verdict
 
 
 def rules(evidence: Evidence) -> list[VerdictRow]:
-    """R0 to R5 and R7; R6 is `decide`."""
-    return [
-        VerdictRow(row=row, condition=condition, kind=kind, unit=unit, **asdict(evaluate(evidence)))
-        for row, condition, kind, unit, evaluate in _RULES
-    ]
+    """R0 to R5 and R7, in this order."""
+    return [rule.evaluate(evidence) for rule in _RULES]
 
 
-def aligned(e: Evidence) -> Judgement:
-    """R1, with METHOD section 5's condition that the cosine leaves the null of permuted labels."""
-    m, excess = e.measured, _excess(e)
-    if m is None or m.trains or len(excess) < 2 or m.sign_flip_p is None:
-        return missing(_why_not(e))
-    interval, n2 = t_interval(excess), _null(e, "cos_in", "N2")
-    if interval is None or n2 is None:
-        return missing(_why_not(e))
-    nulls = _null_text(e, "cos_in")
-    why = f"sign-flip p {m.sign_flip_p:.2g}; mean cos_in {m.mean_cos_in:+.3f} against {nulls}"
+def aligned(evidence: Evidence) -> Judgement:
+    """R1, with METHOD section 5's condition that the cosine leaves the null of permuted labels.
+
+    d_p is the cos_in of prompt p minus its mean under N2.
+    """
+    measured, excess = evidence.measured, _excess(evidence)
+    if measured is None or measured.trains or len(excess) < 2 or measured.sign_flip_p is None:
+        return missing(_why_unmeasured(evidence))
+    interval, permuted = t_interval(excess), _null(evidence, "cos_in", "N2")
+    if interval is None or permuted is None:
+        return missing(_why_unmeasured(evidence))
+    why = (
+        f"sign-flip p {measured.sign_flip_p:.2g}; mean cos_in {measured.mean_cos_in:+.3f} against "
+        f"{_cosine_nulls(evidence)}"
+    )
     verdict: Verdict = "INCONCLUSIVE"
-    if interval.low > NEAR_ZERO and m.sign_flip_p < ALIGNED_ALPHA:
-        if n2.p < ALIGNED_ALPHA:
+    if interval.low > NEAR_ZERO and measured.sign_flip_p < ALIGNED_ALPHA:
+        if permuted.p < ALIGNED_ALPHA:
             verdict, why = "PASS", f"{'STRONG: lower bound above .2; ' if interval.low > STRONG else ''}{why}"
         else:
             why = f"consistent over prompts, yet directions of permuted labels reach as much; {why}"
     elif interval.high < NEAR_ZERO:
         verdict, why = "FAIL", f"the upper bound is below {NEAR_ZERO}; {why}"
-    return Judgement(
-        verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(interval)}", n=len(excess), why=why
-    )
+    value = f"mean d {mean(excess):+.3f} {range_text(interval)}"
+    return Judgement(verdict=verdict, value=value, n=len(excess), why=why)
 
 
-def orthogonal(e: Evidence) -> Judgement:
+def orthogonal(evidence: Evidence) -> Judgement:
     """R2: two one-sided tests that mean d_p lies inside +-NEAR_ZERO."""
-    excess = _excess(e)
+    excess = _excess(evidence)
     test = equivalence_test(excess, NEAR_ZERO)
-    if test is None or e.measured is None or e.measured.trains:
-        return missing(_why_not(e))
+    if test is None or evidence.measured is None or evidence.measured.trains:
+        return missing(_why_unmeasured(evidence))
     low, high = test.interval.low, test.interval.high
     verdict: Verdict = "INCONCLUSIVE"
     if low > -NEAR_ZERO and high < NEAR_ZERO:
@@ -68,182 +74,208 @@ def orthogonal(e: Evidence) -> Judgement:
     elif high < -NEAR_ZERO or low > NEAR_ZERO:
         verdict = "FAIL"
     why = f"90% interval against +-{NEAR_ZERO}, TOST p {test.p:.2g}"
-    return Judgement(
-        verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(test.interval)}", n=len(excess), why=why
-    )
+    value = f"mean d {mean(excess):+.3f} {range_text(test.interval)}"
+    return Judgement(verdict=verdict, value=value, n=len(excess), why=why)
 
 
-def specific(e: Evidence) -> Judgement:
+def specific(evidence: Evidence) -> Judgement:
     """R3: above one half, above every null's 95th percentile, and above every trivial baseline."""
-    own = e.specificity
-    if e.trains:
+    area = evidence.specificity
+    if evidence.trains:
         return missing(AUTOCORRELATED)
-    if own is None or own.auroc is None or own.interval is None:
+    if area is None or area.auroc is None or area.interval is None:
         return missing("no hacked and clean samples with A > 0 on two prompts")
-    value = f"AUROC {own.auroc:.2f} [{own.interval.low:.2f}, {own.interval.high:.2f}]"
-    rivals = {b.score: strength(b) for b in e.baselines if b.auroc is not None}
-    better = beaten_by(own, e.baselines)
-    tests = {name: test for name in ("N2", "N3", "N4") if (test := _null(e, "auroc", name)) is not None}
-    inside = [f"{name} {test.q95:.2f}" for name, test in tests.items() if own.auroc <= test.q95]
-    found = {"value": value, "n": own.num_prompts}
-    if own.interval.high <= 0.5:
-        return Judgement(verdict="FAIL", why="clean samples score higher", **found)
-    if better:
-        return Judgement(verdict="FAIL", why=f"{BEATEN}: {', '.join(better)}", **found)
-    if own.interval.low <= 0.5:
-        return Judgement(verdict="INCONCLUSIVE", why="the lower bound does not exceed .5", **found)
-    if inside:
-        return Judgement(
-            verdict="INCONCLUSIVE", why=f"not above the null's 95th percentile: {', '.join(inside)}", **found
-        )
-    if "N2" not in tests:
-        return Judgement(verdict="INCONCLUSIVE", why="the null N2 was not measured", **found)
-    bars = ", ".join(f"{name} {test.q95:.2f}" for name, test in tests.items())
-    best = max(rivals, key=rivals.__getitem__, default=None)
-    trivial = f"; best trivial score {best} {rivals[best]:.2f}" if best else ""
-    return Judgement(verdict="PASS", why=f"95th percentiles {bars}{trivial}", **found)
+    tests: dict[str, NullTest] = {}
+    for null in ("N2", "N3", "N4"):
+        test = _null(evidence, "auroc", null)
+        if test is not None:
+            tests[null] = test
+    better = beaten_by(area, evidence.baselines)
+    inside = [f"{null} {test.q95:.2f}" for null, test in tests.items() if area.auroc <= test.q95]
+    verdict: Verdict = "INCONCLUSIVE"
+    if area.interval.high <= 0.5:
+        verdict, why = "FAIL", "clean samples score higher"
+    elif better:
+        verdict, why = "FAIL", f"{BEATEN}: {', '.join(better)}"
+    elif area.interval.low <= 0.5:
+        why = "the lower bound does not exceed .5"
+    elif inside:
+        why = f"not above the null's 95th percentile: {', '.join(inside)}"
+    elif "N2" not in tests:
+        why = "the null N2 was not measured"
+    else:
+        bars = ", ".join(f"{null} {test.q95:.2f}" for null, test in tests.items())
+        verdict, why = "PASS", f"95th percentiles {bars}"
+        rivals = [baseline for baseline in evidence.baselines if baseline.auroc is not None]
+        if rivals:
+            best = max(rivals, key=strength)
+            why += f"; best trivial score {best.score} {strength(best):.2f}"
+    value = f"AUROC {area.auroc:.2f} [{area.interval.low:.2f}, {area.interval.high:.2f}]"
+    return Judgement(verdict=verdict, value=value, n=area.num_prompts, why=why)
 
 
-def effective(e: Evidence) -> Judgement:
-    """R4, on realised updates: the run is the unit, and the arms of one seed are paired."""
-    if not e.trains:
+def effective(evidence: Evidence) -> Judgement:
+    """R4, on realised updates: the run is the unit, and the arms of one seed are paired.
+
+    The margin is the change of held-out logp(hack) - logp(clean). The projected arm has to move it less than vanilla,
+    and less than the random arm, which shows that the directions did it and not the gate alone.
+    """
+    if not evidence.trains:
         return missing(
             "NOT EVALUATED: the weights were frozen and nothing was updated; probe train in vanilla, projected and "
             "random with one seed, then probe analyze RUN RUN RUN"
         )
-    u = e.update
-    if u is None or not {"vanilla", "projected", "random"} <= u.margins.keys() or not u.hackward_frac:
+    update, arms = evidence.update, ("vanilla", "projected", "random")
+    if update is None or not update.hackward_frac or not set(arms) <= update.margins.keys():
         return missing("needs the held-out margins of vanilla, projected and random training runs (probe analyze SPEC)")
-    left, bar = mean(u.hackward_frac.values()), mean(u.hackward_q95.values())
+    left, bar = mean(update.hackward_frac.values()), mean(update.hackward_q95.values())
     value = f"hackward_frac of the update {left:.3f}, null's 95th percentile {bar:.3f}"
-    less = {(a, b): _less(u.margins[a], u.margins[b]) for a, b in _CLAIMS}
-    why = "held-out logp(hack) - logp(clean) moves by " + ", ".join(
-        f"{arm} {mean(by_seed.values()):+.3f}" for arm, by_seed in u.margins.items()
+    n = min(len(update.margins[arm]) for arm in arms)
+    vanilla, projected, random = (update.margins[arm] for arm in arms)
+    claim = _paired_interval(projected, vanilla)
+    against_control = _paired_interval(projected, random)
+    control = _paired_interval(random, vanilla)
+    moves = ", ".join(f"{arm} {mean(by_seed.values()):+.3f}" for arm, by_seed in update.margins.items())
+    why = (
+        f"held-out logp(hack) - logp(clean) moves by {moves}; "
+        f"projected - vanilla {range_text(claim) or 'no interval'}, "
+        f"projected - random {range_text(against_control) or 'no interval'}, "
+        f"random - vanilla {range_text(control) or 'no interval'}"
     )
-    why += "; " + ", ".join(f"{a} - {b} {range_text(i) or 'no interval'}" for (a, b), i in less.items())
-    n = min(len(u.margins[arm]) for arm in ("vanilla", "projected", "random"))
-    own, rival, control = (less[claim] for claim in _CLAIMS)
+    verdict: Verdict = "INCONCLUSIVE"
     if left >= bar:
         verdict, why = "FAIL", f"the update still points hack-ward; {why}"
-    elif own is None or rival is None or control is None:
-        return Judgement(verdict="INCONCLUSIVE", value=value, n=n, why=f"one seed gives no interval; {why}")
-    elif own.low > 0:
+    elif claim is None or against_control is None or control is None:
+        why = f"one seed gives no interval; {why}"
+    elif claim.low > 0:
         verdict, why = "FAIL", f"it moves more than in vanilla; {why}"
-    elif own.high < 0 and control.high < 0 and rival.high >= 0:
+    elif claim.high < 0 and control.high < 0 and against_control.high >= 0:
         verdict, why = "FAIL", f"the random arm achieves the same; {why}"
-    else:
-        verdict = "PASS" if own.high < 0 and rival.high < 0 else "INCONCLUSIVE"
+    elif claim.high < 0 and against_control.high < 0:
+        verdict = "PASS"
     return Judgement(verdict=verdict, value=value, n=n, why=why)
 
 
-# R4's differences of margins: the claim, the claim against the control, the control
-_CLAIMS = (("projected", "vanilla"), ("projected", "random"), ("random", "vanilla"))
-
-
-def _less(a: Mapping[str, float], b: Mapping[str, float]) -> Interval | None:
-    """95% of a - b over the seeds that both have; None below two."""
+def _paired_interval(a: Mapping[str, float], b: Mapping[str, float]) -> Interval | None:
+    """95% interval of a - b over the seeds that both have; None below two."""
     return t_interval([a[seed] - b[seed] for seed in a if seed in b])
 
 
-def correct(e: Evidence) -> Judgement:
+def correct(evidence: Evidence) -> Judgement:
     """R5: what the gate should remove is gone, up to float32."""
-    arms = [a for a in e.summaries if a in ARMS and ARMS[a].projects]
-    gates = {e.gate.gate or ARMS[a].gate for a in arms}
-    if "reverse" in gates or e.gate.overshoot < 1:
-        why = "this gate does not remove the hack-ward part"
-        return Judgement(verdict="VACUOUS", value="", n=sum(s.arm in arms for s in e.steps), why=why)
-    if e.trains and e.gate.target == "update":
-        return _correct_update(e, arms)
-    steps = [s for s in e.steps if s.arm in arms and s.cos_out is not None and s.hackward_frac_out is not None]
-    if not steps:
+    arms = [arm for arm in evidence.summaries if arm in ARMS and ARMS[arm].projects]
+    gates = {evidence.gate.gate or ARMS[arm].gate for arm in arms}
+    if "reverse" in gates or evidence.gate.overshoot < 1:
+        n = sum(step.arm in arms for step in evidence.steps)
+        return Judgement(verdict="VACUOUS", value="", n=n, why="this gate does not remove the hack-ward part")
+    if evidence.trains and evidence.gate.target == "update":
+        return _correct_update(evidence, arms)
+    # A two-sided gate without overshoot leaves nothing along the directions, a one-sided one only nothing hack-ward.
+    both_sides = gates == {"two_sided"} and evidence.gate.overshoot == 1
+    fired = dict.fromkeys(arms, False)
+    parts_left = []
+    for step in evidence.steps:
+        if step.arm not in arms or step.cos_out is None or step.hackward_frac_out is None:
+            continue
+        fired[step.arm] |= bool(step.frac_fired)
+        parts_left.append(max(step.hackward_frac_out, abs(step.cos_out) if both_sides else 0.0))
+    if not parts_left:
         return missing("no projecting arm with a cosine")
-    both = gates == {"two_sided"} and e.gate.overshoot == 1
-    left = max(max(s.hackward_frac_out or 0.0, abs(s.cos_out or 0.0) if both else 0.0) for s in steps)
-    kind = "|V g'| / |g'|" if both else "its positive part"
-    idle = [arm for arm in arms if not any(s.frac_fired for s in steps if s.arm == arm)]
+    left = max(parts_left)
+    idle = [arm for arm in arms if not fired[arm]]
+    kind = "|V g'| / |g'|" if both_sides else "its positive part"
     why = f"{kind}, {', '.join(arms)}; identity of the gate: says that it ran"
     if idle:
         why = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
     verdict: Verdict = "FAIL" if idle or left >= GATED else "PASS"
-    return Judgement(verdict=verdict, value=f"largest {left:.1e}, below {GATED:g} needed", n=len(steps), why=why)
+    value = f"largest {left:.1e}, below {GATED:g} needed"
+    return Judgement(verdict=verdict, value=value, n=len(parts_left), why=why)
 
 
-def _correct_update(e: Evidence, arms: Sequence[str]) -> Judgement:
-    """R5 of a gate that acts on the optimizer's update."""
-    found = [s.hackward_frac_update for s in e.steps if s.arm in arms and s.hackward_frac_update is not None]
-    if not found:
+def _correct_update(evidence: Evidence, arms: Sequence[str]) -> Judgement:
+    """R5 of a gate that acts on the optimizer's update; the gradient keeps its hack-ward part there."""
+    updated = [step for step in evidence.steps if step.arm in arms]
+    parts_left = [step.hackward_frac_update for step in updated if step.hackward_frac_update is not None]
+    if not parts_left:
         return missing("no projecting arm that was updated")
-    verdict: Verdict = "FAIL" if max(found) >= GATED_UPDATE else "PASS"
-    value = f"largest {max(found):.1e}, below {GATED_UPDATE:g} needed"
-    return Judgement(verdict=verdict, value=value, n=len(found), why="of the update; identity of the gate: says it ran")
+    verdict: Verdict = "FAIL" if max(parts_left) >= GATED_UPDATE else "PASS"
+    value = f"largest {max(parts_left):.1e}, below {GATED_UPDATE:g} needed"
+    why = "of the update; identity of the gate: says it ran"
+    return Judgement(verdict=verdict, value=value, n=len(parts_left), why=why)
 
 
-def powered(e: Evidence) -> Judgement:
+def powered(evidence: Evidence) -> Judgement:
     """R7: can the planned seeds see the expected effect, in the better of the two designs?"""
-    plan = e.plan
+    plan = evidence.plan
     detectable, design = detectable_effect(plan)
-    paired = 0.5 if plan.paired_correlation is None else plan.paired_correlation
-    table = "; ".join(
-        f"{n} seeds: unpaired {mde(plan.sd, n, power=POWER):.2f}, "
-        f"paired {mde(plan.sd, n, paired_correlation=paired, power=POWER):.2f}"
-        for n in sorted({3, 5, 10, plan.seeds})
-        if n > 1
-    )
-    verdict: Verdict = "PASS" if detectable <= plan.expected_effect else "FAIL"
-    value = f"{detectable:.2f} detectable ({design}), {plan.expected_effect:.2f} expected"
-    why = f"80% power, sd {plan.sd:g} between seeds (pairs: correlation {paired:g}): {table}"
-    if plan.seeds > 1 and (needed := pairing_pays_above(plan.seeds, power=POWER)) > paired:
-        why += (
-            f". Pairs have {plan.seeds - 1} degrees of freedom against {2 * plan.seeds - 2}: with {plan.seeds} seeds "
-            f"they pay above a correlation of {needed:.2f}, and the test must be unpaired to see so much"
-        )
+    correlation = 0.5 if plan.paired_correlation is None else plan.paired_correlation
+    sizes = []
+    for seeds in sorted({3, 5, 10, plan.seeds}):
+        if seeds > 1:
+            unpaired = mde(plan.sd, seeds, power=POWER)
+            paired = mde(plan.sd, seeds, paired_correlation=correlation, power=POWER)
+            sizes.append(f"{seeds} seeds: unpaired {unpaired:.2f}, paired {paired:.2f}")
+    why = f"80% power, sd {plan.sd:g} between seeds (pairs: correlation {correlation:g}): {'; '.join(sizes)}"
+    if plan.seeds > 1:
+        needed = pairing_pays_above(plan.seeds, power=POWER)
+        if needed > correlation:
+            why += (
+                f". Pairs have {plan.seeds - 1} degrees of freedom against {2 * plan.seeds - 2}: with {plan.seeds} "
+                f"seeds they pay above a correlation of {needed:.2f}, and the test must be unpaired to see so much"
+            )
     if not plan.stated:
         why += ". Nobody planned this training: these are METHOD's defaults; state yours in [budget.go] of a spec"
+    verdict: Verdict = "PASS" if detectable <= plan.expected_effect else "FAIL"
+    value = f"{detectable:.2f} detectable ({design}), {plan.expected_effect:.2f} expected"
     return Judgement(verdict=verdict, value=value, n=plan.seeds, why=why)
 
 
 def detectable_effect(plan: PlannedTraining) -> tuple[float, str]:
-    """(MDE, design) of a plan: unpaired, or paired where it states a correlation that makes pairs better."""
-    found = [(mde(plan.sd, plan.seeds, power=POWER), "unpaired")]
-    if plan.paired_correlation is not None:
-        own = mde(plan.sd, plan.seeds, paired_correlation=plan.paired_correlation, power=POWER)
-        found.append((own, "paired"))
-    return min(found)
+    """(minimum detectable effect, design) of a plan: unpaired, or paired where a stated correlation makes it better."""
+    unpaired = mde(plan.sd, plan.seeds, power=POWER)
+    if plan.paired_correlation is None:
+        return unpaired, "unpaired"
+    paired = mde(plan.sd, plan.seeds, paired_correlation=plan.paired_correlation, power=POWER)
+    return min((unpaired, "unpaired"), (paired, "paired"))
 
 
-def _excess(e: Evidence) -> list[float]:
-    return list(e.permutation.excess.values()) if e.permutation is not None else []
+def _excess(evidence: Evidence) -> list[float]:
+    """d_p of every prompt; [] without inner products."""
+    return list(evidence.permutation.excess.values()) if evidence.permutation is not None else []
 
 
-def _null(e: Evidence, metric: str, null: str) -> NullTest | None:
-    return e.permutation.get(metric, null) if e.permutation is not None else None
+def _null(evidence: Evidence, metric: str, null: str) -> NullTest | None:
+    return evidence.permutation.get(metric, null) if evidence.permutation is not None else None
 
 
-def _null_text(e: Evidence, metric: str) -> str:
-    """Every null that was measured, with its p."""
-    tests = [(name, _null(e, metric, name)) for name in ("N2", "N3", "N4")]
-    parts = [f"{name} mean {t.mean:+.3f} sd {t.sd:.3f} p {t.p:.2g}" for name, t in tests if t is not None]
-    if e.measured is not None and e.measured.haar is not None:
-        parts.insert(0, f"N1 sd {e.measured.haar.sd_shared:.3f} p {e.measured.haar.shared.p:.2g}")
+def _cosine_nulls(evidence: Evidence) -> str:
+    """Every null of cos_in that was measured, with its p."""
+    parts = []
+    if evidence.measured is not None and evidence.measured.haar is not None:
+        parts.append(f"N1 sd {evidence.measured.haar.sd_shared:.3f} p {evidence.measured.haar.shared.p:.2g}")
+    for null in ("N2", "N3", "N4"):
+        test = _null(evidence, "cos_in", null)
+        if test is not None:
+            parts.append(f"{null} mean {test.mean:+.3f} sd {test.sd:.3f} p {test.p:.2g}")
     return ", ".join(parts)
 
 
-def _why_not(e: Evidence) -> str:
-    if e.measured is None or e.measured.mean_cos_in is None:
+def _why_unmeasured(evidence: Evidence) -> str:
+    if evidence.measured is None or evidence.measured.mean_cos_in is None:
         return "no cos_in of v_hack"
-    if e.measured.trains:
+    if evidence.measured.trains:
         return AUTOCORRELATED
-    if e.permutation is None:
+    if evidence.permutation is None:
         return "the null N2 could not be drawn: see R0, offline geometry"
     return "cos_in on fewer than 2 prompts"
 
 
-_RULES: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Evidence], Judgement]], ...] = (
-    ("R0", "VALID: the measurement can be believed", "evidence", "prompt", valid),
-    ("R1", f"ALIGNED: mean d above {NEAR_ZERO}, beyond permuted labels", "evidence", "prompt", aligned),
-    ("R2", f"ORTHOGONAL: mean d inside +-{NEAR_ZERO}", "evidence", "prompt", orthogonal),
-    ("R3", "SPECIFIC: tells hacks from clean among A > 0", "evidence", "prompt", specific),
-    ("R4", "EFFECTIVE: on the realised update", "evidence", "run", effective),
-    ("R5", "CORRECT: the gate removes what it should", "mechanism", "step", correct),
-    ("R7", "POWERED: the planned seeds see the expected effect", "evidence", "seed", powered),
+_RULES = (
+    Rule("R0", "VALID: the measurement can be believed", "evidence", "prompt", valid),
+    Rule("R1", f"ALIGNED: mean d above {NEAR_ZERO}, beyond permuted labels", "evidence", "prompt", aligned),
+    Rule("R2", f"ORTHOGONAL: mean d inside +-{NEAR_ZERO}", "evidence", "prompt", orthogonal),
+    Rule("R3", "SPECIFIC: tells hacks from clean among A > 0", "evidence", "prompt", specific),
+    Rule("R4", "EFFECTIVE: on the realised update", "evidence", "run", effective),
+    Rule("R5", "CORRECT: the gate removes what it should", "mechanism", "step", correct),
+    Rule("R7", "POWERED: the planned seeds see the expected effect", "evidence", "seed", powered),
 )
