@@ -122,14 +122,11 @@ def analyze(
     """
     if condition is None:
         condition = next(iter(conditions(run)), DEFAULT_CONDITION)
-    run = replace(
-        run,
-        samples=[sample for sample in run.samples if sample.condition == condition],
-        steps=[step for step in run.steps if step.condition == condition],
-    )
-    arms = tuple(dict.fromkeys(step.arm for step in run.steps))
+    steps = [step for step in run.steps if step.condition == condition]
+    run = replace(run, steps=steps, samples=[sample for sample in run.samples if sample.condition == condition])
+    arms = tuple(dict.fromkeys(step.arm for step in steps))
     measured = measured_arm(arms)
-    summaries = {arm: summarise(run.steps, arm, seed=seed) for arm in arms}
+    summaries = {arm: summarise(steps, arm, seed=seed) for arm in arms}
     contrast_rows: list[Contrast] = []
     bucket_rows: list[Bucket] = []
     areas: list[Specificity] = []
@@ -142,10 +139,9 @@ def analyze(
             areas = [specificity(sure, score, arm, seed=seed) for score in SCORES]
     samples = [sample for sample in run.samples if sample.arm == measured]
     offline = _offline(run, measured, summaries, samples, num_draws, seed)
-    comparable = siblings(run, others)
-    trained = is_training(run)
+    comparable, trained = siblings(run, others), is_training(run)
     evidence = Evidence(
-        steps=run.steps,
+        steps=steps,
         samples=samples,
         measured=summaries[measured] if measured else None,
         summaries=summaries,

@@ -119,6 +119,7 @@ def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricK
         arm_samples = [sample for sample in samples if sample.arm == arm]
         for (metric, unit), by_unit in (_step_values(steps) | _sample_values(arm_samples)).items():
             table[MetricKey(metric, unit, arm)] = estimate(by_unit, unit)
+        # A share that is 0 under any rewards must not pass a criterion such as "at most .1".
         for unit in ("step", "prompt"):
             capped = MetricKey("adv_cap_fraction", unit, arm)
             if capped in table:

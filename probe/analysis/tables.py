@@ -34,8 +34,9 @@ def all_tables(analysis: Analysis) -> list[TextTable]:
 
 def heldout_table(analysis: Analysis) -> TextTable:
     """The evaluations of a training run on held-out problems, a row a setting."""
+    evaluations = analysis.outcome.evaluations if analysis.outcome else []
     rows = []
-    for evaluation in analysis.outcome.evaluations if analysis.outcome else ():
+    for evaluation in evaluations:
         moved = evaluation["frozen"] or {}
         for setting, rates in evaluation["rates"].items():
             # With one setting, the row over all settings would repeat it.
@@ -86,21 +87,24 @@ def null_table(analysis: Analysis) -> TextTable:
 
 def arm_table(analysis: Analysis) -> TextTable:
     """cos_in of every arm over prompts, against the Haar null."""
-    rows = [
-        (
-            summary.arm,
-            str(summary.num_steps),
-            str(summary.num_null),
-            str(summary.num_prompts),
-            number(summary.mean_cos_in),
-            interval(summary.interval),
-            p_value(summary.sign_flip_p),
-            number(summary.haar.shared.z if summary.haar else None, 1),
-            p_value(summary.haar.shared.p if summary.haar else None),
-            number(summary.haar.independent.z if summary.haar else None, 1),
+    rows = []
+    for summary in analysis.summaries:
+        haar = ("-", "-", "-")
+        if summary.haar:
+            shared, independent = summary.haar.shared, summary.haar.independent
+            haar = (number(shared.z, 1), p_value(shared.p), number(independent.z, 1))
+        rows.append(
+            (
+                summary.arm,
+                str(summary.num_steps),
+                str(summary.num_null),
+                str(summary.num_prompts),
+                number(summary.mean_cos_in),
+                interval(summary.interval),
+                p_value(summary.sign_flip_p),
+                *haar,
+            )
         )
-        for summary in analysis.summaries
-    ]
     header = ("arm", "steps", "null", "prompts", "cos_in", "95% interval", "flip p", "z", "p", "z ind")
     title = "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps; z ind: a draw a step, optimistic)"
     return TextTable(name="arms", title=title, header=header, rows=rows)
@@ -249,7 +253,7 @@ def other_k_table(analysis: Analysis) -> TextTable:
     """What another number k of directions a module would have measured."""
     rows = [
         (
-            f"{setting.k}{' (this run)' if setting.chosen else ''}",
+            f"{setting.k} (this run)" if setting.chosen else str(setting.k),
             str(setting.num_directions),
             number(setting.cos_in),
             number(setting.cos_out),

@@ -99,6 +99,7 @@ def _problem_rates(directory: Path, step: int) -> dict[str, dict[str, float]]:
                 problem_flags = flags.setdefault(rollout.problem_id, {})
                 for rate, counts in RATES.items():
                     names = [rate]
+                    # A setting has a pool of its own; the rates of a single one are those over all.
                     if len(pools) > 1:
                         names.append(f"{rate}/{setting_of(rollout)}")
                     for name in names:

@@ -17,6 +17,7 @@ from probe.analysis.measures.contrasts import Contrast
 from probe.analysis.measures.specificity import Specificity
 from probe.analysis.measures.trajectory import ArmSummary
 from probe.analysis.measures.transfer import SignTransfer
+from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.permutation import Permutation
 from probe.analysis.statistics.stats import Interval
 from probe.analysis.training_outcome import TrainingOutcome
@@ -125,6 +126,12 @@ class Evidence:
     def trains(self) -> bool:
         """Whether an optimizer stepped: then the run is the unit."""
         return any(summary.trains for summary in self.summaries.values())
+
+    def null(self, metric: str, name: str) -> NullTest | None:
+        """A statistic (`cos_in`, `auroc`, ...) against N2, N3 or N4; None where that null was not drawn."""
+        if self.permutation is None:
+            return None
+        return self.permutation.get(metric, name)
 
 
 @dataclass(frozen=True, slots=True)

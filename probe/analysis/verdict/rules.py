@@ -42,7 +42,7 @@ def aligned(evidence: Evidence) -> Judgement:
     measured, excess = evidence.measured, _excess(evidence)
     if measured is None or measured.trains or len(excess) < 2 or measured.sign_flip_p is None:
         return missing(_why_unmeasured(evidence))
-    interval, permuted = t_interval(excess), _null(evidence, "cos_in", "N2")
+    interval, permuted = t_interval(excess), evidence.null("cos_in", "N2")
     if interval is None or permuted is None:
         return missing(_why_unmeasured(evidence))
     why = (
@@ -51,8 +51,11 @@ def aligned(evidence: Evidence) -> Judgement:
     )
     verdict: Verdict = "INCONCLUSIVE"
     if interval.low > NEAR_ZERO and measured.sign_flip_p < ALIGNED_ALPHA:
+        # One direction without signal can be consistent over prompts too: only the permuted labels show that.
         if permuted.p < ALIGNED_ALPHA:
-            verdict, why = "PASS", f"{'STRONG: lower bound above .2; ' if interval.low > STRONG else ''}{why}"
+            verdict = "PASS"
+            if interval.low > STRONG:
+                why = f"STRONG: lower bound above .2; {why}"
         else:
             why = f"consistent over prompts, yet directions of permuted labels reach as much; {why}"
     elif interval.high < NEAR_ZERO:
@@ -87,12 +90,13 @@ def specific(evidence: Evidence) -> Judgement:
         return missing("no hacked and clean samples with A > 0 on two prompts")
     tests: dict[str, NullTest] = {}
     for null in ("N2", "N3", "N4"):
-        test = _null(evidence, "auroc", null)
+        test = evidence.null("auroc", null)
         if test is not None:
             tests[null] = test
     better = beaten_by(area, evidence.baselines)
     inside = [f"{null} {test.q95:.2f}" for null, test in tests.items() if area.auroc <= test.q95]
     verdict: Verdict = "INCONCLUSIVE"
+    # What fails needs no null, so that both FAILs come first.
     if area.interval.high <= 0.5:
         verdict, why = "FAIL", "clean samples score higher"
     elif better:
@@ -149,6 +153,7 @@ def effective(evidence: Evidence) -> Judgement:
         why = f"one seed gives no interval; {why}"
     elif claim.low > 0:
         verdict, why = "FAIL", f"it moves more than in vanilla; {why}"
+    # A random direction that also beats vanilla, and is not beaten: removing any direction would have done it.
     elif claim.high < 0 and control.high < 0 and against_control.high >= 0:
         verdict, why = "FAIL", f"the random arm achieves the same; {why}"
     elif claim.high < 0 and against_control.high < 0:
@@ -244,17 +249,13 @@ def _excess(evidence: Evidence) -> list[float]:
     return list(evidence.permutation.excess.values()) if evidence.permutation is not None else []
 
 
-def _null(evidence: Evidence, metric: str, null: str) -> NullTest | None:
-    return evidence.permutation.get(metric, null) if evidence.permutation is not None else None
-
-
 def _cosine_nulls(evidence: Evidence) -> str:
     """Every null of cos_in that was measured, with its p."""
     parts = []
     if evidence.measured is not None and evidence.measured.haar is not None:
         parts.append(f"N1 sd {evidence.measured.haar.sd_shared:.3f} p {evidence.measured.haar.shared.p:.2g}")
     for null in ("N2", "N3", "N4"):
-        test = _null(evidence, "cos_in", null)
+        test = evidence.null("cos_in", null)
         if test is not None:
             parts.append(f"{null} mean {test.mean:+.3f} sd {test.sd:.3f} p {test.p:.2g}")
     return ", ".join(parts)

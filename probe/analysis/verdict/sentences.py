@@ -10,7 +10,6 @@ from typing import Literal
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK, Contrast
 from probe.analysis.measures.specificity import Specificity
 from probe.analysis.measures.trajectory import ArmSummary
-from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, NEAR_ZERO, STRONG
 from probe.analysis.training_outcome import RATES, deployed
 from probe.analysis.verdict.evidence import Evidence, controls, is_control
@@ -28,7 +27,7 @@ def alignment(evidence: Evidence) -> Alignment:
     `few`: the nulls of the direction are left behind, and so few prompts could not have brought the sign-flip p below
     ALPHA. In training the run is the unit: no verdict.
     """
-    measured, permuted = evidence.measured, _permuted(evidence, "cos_in")
+    measured, permuted = evidence.measured, evidence.null("cos_in", "N2")
     if measured is None:
         return "unmeasured"
     if measured.mean_cos_in is None or measured.haar is None:
@@ -109,7 +108,7 @@ def _outcome(evidence: Evidence) -> list[str]:
 
 
 def _alignment_sentence(evidence: Evidence) -> str:
-    measured, state, permuted = evidence.measured, alignment(evidence), _permuted(evidence, "cos_in")
+    measured, state, permuted = evidence.measured, alignment(evidence), evidence.null("cos_in", "N2")
     if measured is None:
         return "Alignment: not measured; no arm of this run uses v_hack."
     if measured.mean_cos_in is None or measured.haar is None:
@@ -162,7 +161,7 @@ def _controls_sentence(measured: ArmSummary, evidence: Evidence) -> str:
             label_controls |= control.arm in ("permuted", "placebo")
     shown = ", ".join(readings) or "no control arm"
     sentence = f"Controls: mean cos_in of {measured.arm} {measured.mean_cos_in:+.3f}; {shown}."
-    if _permuted(evidence, "cos_in") is None and not label_controls:
+    if evidence.null("cos_in", "N2") is None and not label_controls:
         sentence += " Haar directions are a floor, not the label-permutation null, which this run did not measure."
     return sentence
 
@@ -176,13 +175,14 @@ def _hack_versus_clean(evidence: Evidence, contrasts: Sequence[Contrast]) -> str
         return f"{start} {size}the run trains, so the run is the unit and no p over prompts is given."
     if row is None or row.difference is None or row.p is None or row.haar is None:
         return f"{start} cannot be compared; no prompt holds both (n = 0 prompts)."
-    permuted = _permuted(evidence, "hack_difference")
+    permuted = evidence.null("hack_difference", "N2")
     permuted_text = f", permuted-label p {permuted.p:.2g}" if permuted else ""
     numbers = (
         f"{row.difference:+.3f} in cos_S_contrib (n = {row.num_prompts} prompts, sign-flip p {row.p:.2g}, "
         f"Haar p {row.haar.p:.2g}{permuted_text})"
     )
     but = f" Here it cannot be told from {', '.join(row.confounded_with)}." if row.confounded_with else ""
+    # Above every null of the directions, yet with too few prompts for the sign flip: undecided, not absent.
     directions_p = max(row.haar.p, permuted.p if permuted else 0.0)
     if directions_p < ALPHA <= row.p and _too_few(row.num_prompts):
         return f"{start} not decided; {row.num_prompts} prompts cannot reach p < {ALPHA:g}; {numbers}.{but}"
@@ -240,8 +240,8 @@ def _specificity_sentence(specificities: Sequence[Specificity]) -> list[str]:
 
 
 def _pure_hack_sentence(measured: ArmSummary | None, contrasts: Sequence[Contrast]) -> list[str]:
-    rows = [row for row in contrasts if row.name == PURE_HACK and measured is not None and row.arm == measured.arm]
-    row = rows[0] if rows else None
+    by_arm = {contrast.arm: contrast for contrast in contrasts if contrast.name == PURE_HACK}
+    row = by_arm.get(measured.arm) if measured is not None else None
     if row is None or row.mean_a is None or row.mean_b is None:
         return []
     sentence = (
@@ -260,11 +260,6 @@ def _pure_hack_sentence(measured: ArmSummary | None, contrasts: Sequence[Contras
         f"{sentence}; within prompts {row.difference:+.3f}, {verdict} (n = {row.num_prompts} prompts, sign-flip p "
         f"{row.p:.2g}, Haar p {row.haar.p:.2g})."
     ]
-
-
-def _permuted(evidence: Evidence, metric: str) -> NullTest | None:
-    """A statistic against N2, labels permuted across pairs; None where that was not drawn."""
-    return evidence.permutation.get(metric, "N2") if evidence.permutation is not None else None
 
 
 def _too_few(n: int) -> bool:

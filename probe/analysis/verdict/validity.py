@@ -82,7 +82,8 @@ def _regraded(evidence: Evidence) -> tuple[bool | None, str]:
 def _enough(evidence: Evidence) -> tuple[bool | None, str]:
     n = _num_prompts(evidence)
     # Too few prompts break nothing: the part is unseen, not broken.
-    return (True if n >= MIN_PROMPTS else None), f"{n} with a policy gradient, {MIN_PROMPTS} needed"
+    holds = True if n >= MIN_PROMPTS else None
+    return holds, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
 def _same_start(evidence: Evidence) -> tuple[bool | None, str]:
@@ -103,7 +104,9 @@ def _same_start(evidence: Evidence) -> tuple[bool | None, str]:
     twin = _twin(evidence)
     if twin:
         return False, f"{twin} reads the same cosines as the measured arm: it is no control"
-    return (True, "equal") if first else (None, "no steps")
+    if not first:
+        return None, "no steps"
+    return True, "equal"
 
 
 def _equal(values: Sequence[float | None]) -> bool:
@@ -160,7 +163,9 @@ def _tails(evidence: Evidence) -> tuple[bool | None, str]:
     tails = {pool.prompt_tail for pool in evidence.pools}
     if None in tails or not tails:
         return None, "not recorded by every pool"
-    return len(tails) == 1, "the same in every pool" if len(tails) == 1 else f"{len(tails)} different"
+    if len(tails) > 1:
+        return False, f"{len(tails)} different"
+    return True, "the same in every pool"
 
 
 def _reproduced(evidence: Evidence) -> tuple[bool | None, str]:

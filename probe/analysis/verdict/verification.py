@@ -92,13 +92,15 @@ def _by_bucket(evidence: Evidence) -> Judgement:
     n = len(with_cosine)
     if not hacked or not clean:
         return missing("one bucket is empty: mix pools that fill both", n=n)
+    # Where one side is mostly paid and the other mostly not, their cosines differ without any signal.
     gap = _mean_sign(hacked) - _mean_sign(clean)
     if abs(gap) <= SIGN_GAP:
         return _among_paid(evidence)
     means = []
     for bucket in evidence.buckets:
         if bucket.metric == "cos_S_contrib" and bucket.mean is not None:
-            means.append(f"{bucket.src_pool} {'hacked' if bucket.hacked else 'clean'} {bucket.mean:+.3f}")
+            label = "hacked" if bucket.hacked else "clean"
+            means.append(f"{bucket.src_pool} {label} {bucket.mean:+.3f}")
     why = f"cos(A g) = sign(A) cos(g), and mean sign(A) differs by {gap:+.2f} between hacked and clean: see V4b"
     return Judgement(verdict="VACUOUS", value=", ".join(means), n=n, why=why)
 
