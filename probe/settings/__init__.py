@@ -1,1 +1,1 @@
-"""What a run is told: arms, loss settings and the words that options accept. No torch."""
+"""The settings of a run: `RunConfig` and its presets, the loss, arms, gates, and the words that they accept. No torch."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from extraction.words import ExtractionSettings, Normaliser, Storage
 from probe.settings.arms import get_arm, measured_arm
-from probe.settings.loss import Condition, LossSettings, check_recorded
+from probe.settings.loss import LossCondition, LossSettings, check_recorded
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Dtype, Gate, Match, Target, Verb
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import get_loophole
@@ -260,7 +260,7 @@ class RunConfig:
     source: SourceConfig | None = None  # of a replay
     rollouts: RolloutConfig | None = None  # of all but a replay
     objective: LossSettings = field(default_factory=LossSettings)
-    conditions: tuple[Condition, ...] = ()  # of a replay; none = the objective alone, under the name `default`
+    conditions: tuple[LossCondition, ...] = ()  # of a replay; none = the objective alone, under the name `default`
     planning_phrases: tuple[str, ...] = PLANNING_PHRASES  # what token credit calls planning
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
