@@ -1,1 +1,1 @@
-"""The settings of a run: `RunConfig` and its presets, the loss, arms, gates, and the words that they accept. No torch."""
+"""The settings of a run: `RunConfig`, its tables and presets, arms, gates, and the words they accept. No torch."""

@@ -129,7 +129,7 @@ class LossCondition:
     changes: dict[str, Any] = field(default_factory=dict)  # {key of LossSettings: value}; none = the objective itself
 
     def __post_init__(self) -> None:
-        """Refuse a name that is no file name and keys that the loss lacks; convert values to the types of their fields."""
+        """Refuse a name that is no file name and keys that the loss lacks; give each value the type of its field."""
         if not CONDITION_NAME.fullmatch(self.name):
             raise InputError("condition name", expected="letters, digits and . _ -", found=repr(self.name))
         where = f"condition {self.name}"

@@ -21,7 +21,7 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.run import CheckpointConfig, ControlConfig, Limits
+from probe.settings.training import CheckpointConfig, ControlConfig, Limits
 from probe.step.groups import Group, Key, make_group
 from probe.step.passes import Bases
 from probe.step.reference import References
