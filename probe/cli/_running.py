@@ -13,7 +13,7 @@ from probe.cli._progress import say, shown_progress
 from probe.records.records import StepRecord
 from probe.records.tracking import TRACKERS, tracked
 from probe.runs.rates import Evaluation, Rate
-from probe.settings.run import ModelConfig
+from probe.settings.model import ModelConfig
 from probe.settings.words import ALL
 
 if TYPE_CHECKING:

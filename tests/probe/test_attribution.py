@@ -16,7 +16,7 @@ from probe.records.timings import TIMINGS_FILE
 from probe.records.tokens import read_tokens
 from probe.runs import loop
 from probe.runs.pieces import Pieces
-from probe.step.passes import axis, token_shares
+from probe.step.attribution import axis, token_shares
 from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.files import read_jsonl_gz
