@@ -47,7 +47,7 @@ def shard_base(model: PeftModel, device: str) -> None:
     backbone = base.base_model
     blocks = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
-        raise InputError("--shard-base", expected="a model made of transformers' blocks", found=type(base).__name__)
+        raise InputError("model.shard_base", expected="a model made of transformers' blocks", found=type(base).__name__)
     assert isinstance(model.base_model, BaseTuner)
     whole = {parameter for name, parameter in base.named_parameters() if model.base_model.prefix in name}
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
@@ -202,7 +202,7 @@ def joined(device: str, *, shards_base: bool = False) -> Iterator[World]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         if shards_base:
-            raise InputError("--shard-base", expected="torchrun with 2 or more processes", found="one process")
+            raise InputError("model.shard_base", expected="torchrun with 2 or more processes", found="one process")
         yield SOLO
         return
     if missing := [name for name in NEEDED if name not in os.environ]:
