@@ -224,7 +224,7 @@ def shard_base(model: PeftModel, device: str) -> None:
     backbone = base.base_model
     blocks = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
-        raise InputError("--shard-base", expected="a model made of transformers' blocks", found=type(base).__name__)
+        raise InputError("model.shard_base", expected="a model made of transformers' blocks", found=type(base).__name__)
     assert isinstance(model.base_model, BaseTuner)
     whole = {parameter for name, parameter in base.named_parameters() if model.base_model.prefix in name}
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))

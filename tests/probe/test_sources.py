@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.step.groups import Group, RolloutKey, ReplaySource
+from probe.step.groups import Group, ReplaySource, RolloutKey
 from replay_pools.consistency import prompt_sha
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter

@@ -121,7 +121,7 @@ def _additivity(summary: Mapping[str, Any] | None) -> str:
 def _noise(summary: Mapping[str, Any] | None) -> str:
     """The error of the dtype by basis, from the run's manifest; the other keys of the summary are no tables."""
     if not summary:
-        return "not measured (--dtype-noise N)"
+        return "not measured (--set model.dtype_noise=N)"
     parts = []
     for basis, noise in summary.items():
         if isinstance(noise, dict):

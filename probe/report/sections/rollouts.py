@@ -19,7 +19,7 @@ LEAD = (
     "one token's loss, and not what the rollout without that token would give."
 )
 ABSENT = (
-    "No shares of tokens were recorded: probe replay and probe train record them with --token-attribution, and "
+    "No shares of tokens were recorded: probe replay and probe train record them with --set token_attribution=N, and "
     "completions are then coloured by them."
 )
 STRINGS = (
