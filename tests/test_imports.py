@@ -36,7 +36,7 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "probe/experiments/spec.py",
     "probe/experiments/stopping.py",
     "probe/experiments/sweep.py",
-    "probe/experiments/sweep_table.py",
+    "probe/experiments/sweep_metrics.py",
     "probe/report/**/*.py",
 )
 WORDS = {"probe.settings.words", "probe.settings.gate", "extraction.words", "probe.objective.bound"}

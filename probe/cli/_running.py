@@ -17,7 +17,8 @@ from probe.settings.model import ModelConfig
 from probe.settings.words import ALL
 
 if TYPE_CHECKING:
-    from probe.runs.footprint import Footprint, Preview
+    from probe.runs.footprint import Footprint
+    from probe.runs.preview import Preview
     from probe.step.distributed import World
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from probe.experiments.spec import Condition, ResolvedCondition, Spec
+from probe.experiments.spec import ResolvedCondition, Spec, SpecCondition
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
@@ -79,7 +79,7 @@ def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
     return runs
 
 
-def _resolve(spec: Spec, condition: Condition, verb: Verb) -> ResolvedCondition:
+def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondition:
     arms = spec.arms_of(condition)
     tables = overlaid(spec.settings, condition.settings)
     given = [key for key in flat(tables) if key not in ("verb", "preset")]

@@ -18,8 +18,8 @@ from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.prereg import decide, unmet
 from probe.experiments.spec import RULES, Criterion, Role, Spec, SpecStatus
-from probe.experiments.sweep import read_foreseen
-from probe.experiments.sweep_table import Analyses, analyse_all, sweep_table
+from probe.experiments.sweep_metrics import Analyses, analyse_all, sweep_metrics
+from probe.experiments.vacuity import read_foreseen
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
@@ -29,7 +29,7 @@ from replay_pools.tables import flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CriterionVerdict:
     """One criterion and its verdict."""
 
     name: str
@@ -43,7 +43,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class RunStatus:
     """What there is of one run that the spec asks for."""
 
     name: str
@@ -62,14 +62,14 @@ class ArmOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class SpecVerdict:
     """The verdict of an experiment."""
 
     spec: str
     sha256: str
     question: str
-    runs: list[RunState]
-    rows: list[Row]
+    runs: list[RunStatus]
+    rows: list[CriterionVerdict]
     rules: list[VerdictRow]  # METHOD section 7, under the primary's condition
     rules_run: str
     decision: str
@@ -91,7 +91,7 @@ class Evaluation:
 
 def evaluate_spec(
     spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0, regrade_agreement: float | None = None
-) -> Evaluation:
+) -> SpecVerdict:
     """Every criterion on the runs that are there, and the decision.
 
     Args:
@@ -115,11 +115,11 @@ def analyse_runs(
     return analyse_all(done, **settings)
 
 
-def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
+def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     """Every criterion on the analyses of `analyse_runs`, and the decision."""
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
-    table = sweep_table(spec, done, analyses)
+    table = sweep_metrics(spec, done, analyses)
     vacuous = read_foreseen(spec, out_dir)
     rows = [_unless_vacuous(row, vacuous) for row in _rows(spec.criteria, table)]
     rules_of = _rules_of(spec, done)
@@ -129,11 +129,11 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
     for name in RULES:
         verdicts.setdefault(name, "INCONCLUSIVE")
     decision = decide(spec, verdicts)
-    return Evaluation(
+    return SpecVerdict(
         spec=spec.name,
         sha256=spec.sha256,
         question=spec.experiment.question,
-        runs=[RunState(name=r.job.name, complete=r.complete, spec_status=r.spec_status) for r in runs],
+        runs=[RunStatus(name=r.job.name, complete=r.complete, spec_status=r.spec_status) for r in runs],
         rows=rows,
         rules=rules,
         rules_run=" ".join(rules_of or ()),
@@ -158,7 +158,7 @@ def go_plan(spec: Spec) -> PlannedTraining:
     return replace(PlannedTraining(stated=True), **given, paired_correlation=go.paired_correlation)
 
 
-def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
+def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdict]:
     """The verdicts; p-values of the registered family are adjusted together (Holm)."""
     p_values = {c.name: p for c in criteria if (p := p_of(c, table)) is not None}
     adjusted = holm(p_values)
@@ -167,21 +167,21 @@ def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
     ]
 
 
-def _unless_vacuous(row: Row, vacuous: Mapping[str, str]) -> Row:
+def _unless_vacuous(row: CriterionVerdict, vacuous: Mapping[str, str]) -> CriterionVerdict:
     """What passes and could not have failed shows nothing."""
     own = f"criteria.{row.name}"
     why = next((why for where, why in vacuous.items() if where == own or where.startswith(f"{own}.")), None)
     return row if why is None or row.verdict != "PASS" else replace(row, verdict="VACUOUS", why=f"{why}; {row.why}")
 
 
-def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> Row:
+def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> CriterionVerdict:
     found = evaluate(criterion, table)
     verdict, why = found.verdict, found.why
     if p_holm is not None:
         why += f"; Holm-adjusted p {p_holm:.2g}"
         if verdict == "PASS" and isinstance(criterion.threshold, float) and p_holm >= criterion.threshold:
             verdict = "INCONCLUSIVE"
-    return Row(
+    return CriterionVerdict(
         name=criterion.name,
         role=criterion.role,
         condition=_words(criterion),

@@ -16,7 +16,7 @@ from replay_pools.policy import Policy, load_policy, load_tokenizer
 from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
-class Inputs:
+class ReplayInputs:
     """What a replay reads. `config` is the given one with every default that the pools decide filled in.
 
     Args:

@@ -156,7 +156,7 @@ def joined(device: str, *, shards_base: bool = False) -> Iterator[World]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         if shards_base:
-            raise InputError("--shard-base", expected="torchrun with 2 or more processes", found="one process")
+            raise InputError("model.shard_base", expected="torchrun with 2 or more processes", found="one process")
         yield SOLO
         return
     if missing := [name for name in NEEDED if name not in os.environ]:

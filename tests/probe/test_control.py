@@ -1,4 +1,4 @@
-"""probe.runs.control and probe.runs.control: this step's objective, and what of a step the controllers get to see."""
+"""probe.runs.controllers, training_state: this step's objective, and what of a step the controllers get to see."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +8,8 @@ import orjson
 import pytest
 import torch
 
-from probe.runs.control import Control, Training
+from probe.runs.controllers import Control
+from probe.runs.training_state import TrainingState
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits
 
@@ -75,7 +76,7 @@ def finish(own: list[bool], logprob: float | None = None) -> tuple[dict[str, Any
     """(what the controllers are told of a step of four rollouts, how often the references moved)."""
     moves: list[int] = []
     control, references = Watched(), SimpleNamespace(update=lambda: moves.append(1))
-    training = Training(SimpleNamespace(), references, control)  # pyright: ignore
+    training = TrainingState(SimpleNamespace(), references, control)  # pyright: ignore
     training.logprob = logprob
     result = SimpleNamespace(
         nll=torch.tensor([1.0, 2.0, 3.0, 10.0]),

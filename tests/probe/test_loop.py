@@ -16,9 +16,10 @@ from directories import contents
 from extraction.adapters.interface import Coordinates
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
-from probe.runs.control import Control, Training
+from probe.runs.controllers import Control
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
+from probe.runs.training_state import TrainingState
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.settings.training import CheckpointConfig, ControlConfig, Limits
@@ -72,15 +73,17 @@ def directions(coordinates: Coordinates) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def make_run(make_tiny: Callable[..., Coordinates], make_rollout: Callable[..., Rollout]) -> Callable[..., Training]:
+def make_run(
+    make_tiny: Callable[..., Coordinates], make_rollout: Callable[..., Rollout]
+) -> Callable[..., TrainingState]:
     """make_run(directory, case) runs, or resumes, and returns what was trained."""
 
-    def make(directory: Path, case: Case, before_step=lambda done, last: None) -> Training:
+    def make(directory: Path, case: Case, before_step=lambda done, last: None) -> TrainingState:
         coordinates = make_tiny(moved=0.0)
         arm, vectors = get_arm(case.arm), directions(coordinates)
         stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=Decay(warmup_steps=1, steps=STEPS))
         references = References(coordinates, ema_decay=case.control.ema_decay, ema_every=case.control.ema_every)
-        training = Training(Updater(stepper, arm), references, Control(case.objective, case.control))
+        training = TrainingState(Updater(stepper, arm), references, Control(case.objective, case.control))
         setup = Setup(
             bases=Bases(coordinates=[coordinates]),
             conditions={"default": case.objective},

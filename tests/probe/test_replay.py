@@ -141,15 +141,9 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
     ],
     ids=" ".join,
 )
-<<<<<<< HEAD
 def test_every_objective_and_gate_runs(replay: Callable[..., Path], few_pairs: list[str], options: list[str]) -> None:
-    name = "-".join(part.strip("-") for part in options)
-    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options, *few_pairs)).steps
-=======
-def test_every_objective_and_gate_runs(replay: Callable[..., Path], options: list[str]) -> None:
     name = "-".join(re.sub(r"[^\w.-]", "-", part.strip("-")) for part in options)
-    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options)).steps
->>>>>>> fix-c
+    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options, *few_pairs)).steps
     assert len(rows) == 2
     assert all(row.cos_in is None or abs(row.cos_in) <= 1 for row in rows)
 

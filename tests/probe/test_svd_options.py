@@ -9,7 +9,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import Timings
-from probe.runs.directions import attach_bases
+from probe.runs.assemble import attach_bases
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
 from replay_pools.errors import InputError

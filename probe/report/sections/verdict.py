@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import TextTable, number, p_value, share
 from probe.analysis.verdict.evidence import VerdictRow
-from probe.experiments.verdict import Evaluation
+from probe.experiments.verdict import SpecVerdict
 from probe.report.figures.alignment import alignment, nulls
 from probe.report.figures.panel import Figure, plural
 from probe.report.html import node
@@ -95,7 +95,7 @@ def _run_verdict(analysis: Analysis, figures: Sequence[Figure]) -> list[Element]
     ]
 
 
-def _experiment_verdict(evaluation: Evaluation) -> list[Element]:
+def _experiment_verdict(evaluation: SpecVerdict) -> list[Element]:
     """The decision of a spec, its cautions and criteria."""
     refused = []
     for name, requirements in evaluation.refused.items():

@@ -8,7 +8,7 @@ from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit
 from probe.analysis.verdict.run_level import is_training, over_runs
 from probe.experiments.jobs import SweepRun, runs_of
-from probe.experiments.spec import Condition, Spec
+from probe.experiments.spec import Spec, SpecCondition
 from probe.records.run import read_run
 
 Analyses = Mapping[tuple[str, str], Analysis]  # by run and condition
@@ -26,7 +26,7 @@ def analyse_all(done: Sequence[SweepRun], **settings: Any) -> Analyses:
     }
 
 
-def sweep_table(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
+def sweep_metrics(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
     """Every metric of the spec's conditions over the seeds that are there."""
     return by_condition({c.name: _of_condition(spec, c, done, analyses) for c in spec.conditions})
 
@@ -57,7 +57,7 @@ def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) 
     return found[0].value if found else None
 
 
-def _of_condition(spec: Spec, condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:
+def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:
     """The metrics of one condition over its seeds."""
     seeds = dict.fromkeys(run.job.seed for run in done)
     tables = {str(s): _merged(condition, [run for run in done if run.job.seed == s], analyses) for s in seeds}
@@ -67,7 +67,7 @@ def _of_condition(spec: Spec, condition: Condition, done: Sequence[SweepRun], an
     return _pooled(list(tables.values()))
 
 
-def _merged(condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
+def _merged(condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
     """The metrics of one condition and seed: of its one run, or of its runs of one arm each, the first arm first."""
     found: dict[MetricKey, Estimate] = {}
     for run in done:
