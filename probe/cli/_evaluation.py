@@ -18,7 +18,7 @@ _RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
 
 def format_text(found: "Evaluation") -> str:
     """Decision first, then cautions, criteria, and the rules of METHOD; at most 100 columns."""
-    from probe.analysis.text import wrap
+    from probe.analysis.formatting import wrap
 
     complete = sum(run.complete for run in found.runs)
     lines = [f"{found.spec}: {complete} of {len(found.runs)} runs, spec sha256 {found.sha256[:12]}"]

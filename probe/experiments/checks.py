@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.catalogue import Entry, of_replay, of_training
+from probe.analysis.metrics import Availability, replay_metrics, training_metrics
 from probe.experiments.prereg import load_spec
 from probe.experiments.spec import Condition, Criterion, ResolvedCondition, Spec
 from probe.objective.bound import advantage_bound
@@ -268,7 +268,7 @@ def _sides(spec: Spec, criterion: Criterion) -> list[Condition]:
 
 def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
     trains = not spec.resolved[condition.name].frozen
-    known = of_training() if trains else of_replay()
+    known = training_metrics() if trains else replay_metrics()
     kind = "runs that train" if trains else "a replay"
     entry = known.get(criterion.metric)
     if entry is None:
@@ -287,7 +287,7 @@ def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
         _check_arm(spec, criterion, condition, entry)
 
 
-def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Entry) -> None:
+def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Availability) -> None:
     """What is derived, and every null, is of the arm that stands for vanilla."""
     measured = measured_arm(spec.arms_of(condition))
     of_one_arm = entry.measured_alone or _has_null(criterion)
@@ -305,7 +305,7 @@ def _has_null(criterion: Criterion) -> bool:
     return criterion.null not in ("none", "pair-swap")
 
 
-def _no_null(criterion: Criterion, entry: Entry) -> str:
+def _no_null(criterion: Criterion, entry: Availability) -> str:
     """What to expect instead of a null that is never measured; empty where it is."""
     if criterion.versus_arm is not None or criterion.versus_condition is not None:
         return "none of a difference, which is tested against 0"

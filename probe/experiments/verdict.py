@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.estimates import Key, Metrics
+from probe.analysis.metric_table import MetricKey, Metrics
 from probe.analysis.statistics.significance import holm
-from probe.analysis.verdict.evidence import Check, Plan
-from probe.analysis.verdict.siblings import shared_settings
+from probe.analysis.verdict.evidence import PlannedTraining, VerdictRow
+from probe.analysis.verdict.run_level import shared_settings
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.prereg import decide, unmet
@@ -70,7 +70,7 @@ class Evaluation:
     question: str
     runs: list[RunState]
     rows: list[Row]
-    rules: list[Check]  # METHOD section 7, under the primary's condition
+    rules: list[VerdictRow]  # METHOD section 7, under the primary's condition
     rules_run: str
     decision: str
     then: str
@@ -146,16 +146,16 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
     )
 
 
-def go_plan(spec: Spec) -> Plan:
+def go_plan(spec: Spec) -> PlannedTraining:
     """What rule R7 judges: what a GO buys, in a training spec its own runs; METHOD's plan where nothing is stated."""
     go = spec.budget.go
     if go is None and spec.settings["verb"] == "train":
         go = spec.budget.model_copy(update={"seeds": len(spec.seeds)})
     if go is None:
-        return Plan()
+        return PlannedTraining()
     stated = {"seeds": go.seeds, "expected_effect": go.expected_effect, "sd": go.sd}
     given = {name: value for name, value in stated.items() if value is not None}
-    return replace(Plan(stated=True), **given, paired_correlation=go.paired_correlation)
+    return replace(PlannedTraining(stated=True), **given, paired_correlation=go.paired_correlation)
 
 
 def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
@@ -227,7 +227,7 @@ def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
     seeds, found = list(map(str, spec.seeds)), []
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
-            rows = {name: table.get(Key(name, "seed", arm, condition.name)) for name in SHOWN}
+            rows = {name: table.get(MetricKey(name, "seed", arm, condition.name)) for name in SHOWN}
             values = {name: [row.by_unit.get(seed) for seed in seeds] for name, row in rows.items() if row is not None}
             if values:
                 found.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))

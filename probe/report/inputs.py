@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.estimates import Key
+from probe.analysis.metric_table import MetricKey
 from probe.experiments.spec import Spec
 from probe.experiments.verdict import Evaluation
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
@@ -59,7 +59,7 @@ class View:
     @property
     def prompt_cosines(self) -> list[float]:
         """cos_in of the measured arm, one value per prompt."""
-        estimate = self.analysis.metrics.get(Key("cos_in", "prompt"))
+        estimate = self.analysis.metrics.get(MetricKey("cos_in", "prompt"))
         return [] if estimate is None else list(estimate.by_unit.values())
 
 

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from probe.runs.controllers import BetaController, SepaSchedule, Tripwires
 from probe.settings.loss import LossSettings
-from probe.settings.run import ControlConfig
+from probe.settings.training import ControlConfig
 from probe.step.reference import References
 from probe.step.step import StepResult
 from probe.step.update import Updater

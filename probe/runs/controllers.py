@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from probe.settings.run import Limits
+from probe.settings.training import Limits
 
 FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
 

@@ -28,8 +28,10 @@ from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
 from probe.records.timings import Timings
 from probe.settings.arms import Arm, DirectionKind
+from probe.settings.intervention import GateConfig, InterventionConfig
 from probe.settings.loss import LossSettings
-from probe.settings.run import GateConfig, InterventionConfig, ModelConfig, normaliser
+from probe.settings.model import ModelConfig
+from probe.settings.run import normaliser
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.step import Measure
 from probe.step.update import Updater

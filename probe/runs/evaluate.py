@@ -28,7 +28,8 @@ from probe.records.run import (
 from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.heldout import HeldOut, hold_out, make_settings
 from probe.runs.rates import Evaluation, Weights, evaluate
-from probe.settings.run import EvaluationConfig, RunConfig
+from probe.settings.run import RunConfig
+from probe.settings.training import EvaluationConfig
 from probe.step.distributed import SOLO, World
 from probe.step.update import Updater
 from replay_pools.engines import LocalEngine

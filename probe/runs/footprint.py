@@ -15,7 +15,8 @@ from extraction.pairs import load_pairs
 from extraction.words import Basis
 from probe.runs.resume import find_run, is_complete
 from probe.settings.arms import get_arm
-from probe.settings.run import ModelConfig, RunConfig
+from probe.settings.model import ModelConfig
+from probe.settings.run import RunConfig
 from replay_pools.policy import load_skeleton
 
 

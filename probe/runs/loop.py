@@ -39,7 +39,7 @@ from probe.runs.join import sample_records, step_record, token_records
 from probe.runs.pieces import Pieces
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.settings.loss import LossSettings
-from probe.settings.run import CheckpointConfig
+from probe.settings.training import CheckpointConfig
 from probe.step.checks import summarise_additivity
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from probe.analysis.outcome import RATES, setting_of
 from probe.analysis.statistics.intervals import Interval, wilson_interval
+from probe.analysis.training_outcome import RATES, setting_of
 from probe.settings.words import ALL, NO_HINT
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout

@@ -26,7 +26,9 @@ from probe.runs.mixed import MixedSource, taught_problems
 from probe.runs.resume import is_complete, open_run
 from probe.runs.served import PushedEngine
 from probe.settings.loss import check_recorded
-from probe.settings.run import EvaluationConfig, RolloutConfig, RunConfig
+from probe.settings.rollouts import RolloutConfig
+from probe.settings.run import RunConfig
+from probe.settings.training import EvaluationConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.engines import Engine, LocalEngine
 from replay_pools.environments.base import Problem

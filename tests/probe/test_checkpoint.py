@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
-from probe.settings.run import CheckpointConfig
+from probe.settings.training import CheckpointConfig
 
 
 class State:

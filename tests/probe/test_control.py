@@ -10,7 +10,7 @@ import torch
 
 from probe.runs.control import Control, Training
 from probe.settings.loss import LossSettings
-from probe.settings.run import ControlConfig, Limits
+from probe.settings.training import ControlConfig, Limits
 
 OBJECTIVE = LossSettings(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
 CONFIG = ControlConfig(

@@ -21,8 +21,8 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.run import CheckpointConfig, ControlConfig, Limits
-from probe.step.groups import Group, Key, make_group
+from probe.settings.training import CheckpointConfig, ControlConfig, Limits
+from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.passes import Bases
 from probe.step.reference import References
 from probe.step.step import Measure
@@ -55,13 +55,13 @@ class HandMade:
     def __init__(self, make_rollout: Callable[..., Rollout], wild_step: int | None) -> None:
         self._make, self._wild_step = make_rollout, wild_step
 
-    def rollout(self, key: Key) -> Rollout:
+    def rollout(self, key: RolloutKey) -> Rollout:
         recorded = [-800.0 if key.step == self._wild_step else -3.0] * 5
         hacked, gt_pass = key.sample_id == 0, (key.sample_id + key.step) % 3 == 0
         return self._make(key.step, key.sample_id, hacked=hacked, gt_pass=gt_pass, sampling_logprobs=recorded)
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        keys = [Key("rollouts", step, i) for i in range(4)]
+        keys = [RolloutKey("rollouts", step, i) for i in range(4)]
         return (make_group(step, [(key, self.rollout(key)) for key in keys]),)
 
 

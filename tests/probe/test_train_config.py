@@ -8,7 +8,8 @@ import pytest
 from extraction.words import ExtractionSettings
 from probe.settings.loss import LossSettings
 from probe.settings.presets import PRESETS, preset_names
-from probe.settings.run import ControlConfig, Limits, TrainConfig, load_preset
+from probe.settings.run import TrainConfig, load_preset
+from probe.settings.training import ControlConfig, Limits
 from replay_pools.errors import InputError
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
-from probe.analysis.catalogue import of_training
-from probe.analysis.estimates import Key
-from probe.analysis.outcome import RATES
-from probe.analysis.verdict.siblings import realised_update, siblings
+from probe.analysis.metric_table import MetricKey
+from probe.analysis.metrics import training_metrics
+from probe.analysis.training_outcome import RATES
+from probe.analysis.verdict.run_level import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.checks import open_spec
@@ -200,8 +200,8 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, Table], 
     assert values["cos_update"] == pytest.approx(np.mean([step.cos_update for step in record.steps]))
     pool = open_pool(record.path / EVALUATIONS_DIR / "step_000002" / "sentinel")
     solved = {rollout.problem_id: float(rollout.gt_pass) for group in pool.steps for rollout in group}
-    assert metrics[Key("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
-    by_problem = metrics[Key("exploit_final", "problem", "vanilla")]
+    assert metrics[MetricKey("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
+    by_problem = metrics[MetricKey("exploit_final", "problem", "vanilla")]
     assert by_problem.value == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
 
 
@@ -210,7 +210,7 @@ def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, Ta
     spec, own, _ = swept
     done = runs_of(spec, own)
     table = sweep_table(spec, done, analyse_all(done, num_draws=99))
-    known = of_training()
+    known = training_metrics()
     there: dict[str, set[str]] = {}
     for key, row in table.items():
         assert key.metric in known, key
