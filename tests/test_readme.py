@@ -1,9 +1,10 @@
-"""README and spec/*.md are the manual: commands and snippets run, the tree is the tree, and what is named exists."""
+"""README, guide and spec/*.md are the manual: commands and snippets run, the tree is the tree, what is named exists."""
 
 import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from probe.cli import VERBS, cli
@@ -11,32 +12,71 @@ from probe.cli._frame import run
 from probe.experiments.checks import open_spec
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
+from probe.settings.describe import settings
+from probe.settings.presets import parse_setting, preset_names
 
 ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "spec" / "guide"
 README = (ROOT / "README.md").read_text()
 METHOD = (ROOT / "spec" / "METHOD.md").read_text()
-EXAMPLES = ("spec/NAME.toml", "spec/same-prompt.toml")  # names that stand for a reader's own
-EXAMPLE = (ROOT / "spec" / "example.md").read_text()
+PAGES = {"README.md": 2, "spec/example.md": 5}  # {document: how many blocks it has at least}
+PAGES |= {f"spec/guide/{path.name}": path.read_text().count("\n```bash") for path in sorted(GUIDE.glob("*.md"))}
+EXAMPLES = ("spec/NAME.toml", "spec/NAME.md", "spec/same-prompt.toml")  # names that stand for a reader's own
 BLOCK = re.compile(r"```(bash|python)\n(.*?)```", re.S)
+PACKAGES = ("replay_pools", "extraction", "probe")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, common: Path) -> Path:
+    """Where the pages are tried: caches are shared, the specs are copies, and rollouts have been logged."""
+    place = tmp_path_factory.mktemp("manual")
+    (place / "out").mkdir()
+    (place / "out" / "cache").symlink_to(common / "cache")
+    (place / "spec").mkdir()
+    for path in (ROOT / "spec").glob("*.toml"):
+        (place / "spec" / path.name).write_bytes(path.read_bytes())
+    snippet = re.search(r"```python\n(.*?)```", (GUIDE / "pools.md").read_text(), re.S)
+    assert snippet is not None
+    code = snippet[1].replace('Path("out/logged")', f"Path({str(place / 'out' / 'logged')!r})")
+    exec(compile(code, "pools.md", "exec"), {})
+    for command in ("replay --arm vanilla,projected,random --steps 4 --name first", "extract --name v_hack"):
+        assert run(cli, [*command.split(), "--out", str(place / "out")]) == 0
+    return place
 
 
 @pytest.mark.filterwarnings("ignore")  # snippets call trl and peft, which warn of transformers' renamed settings
-def test_every_command_and_snippet_runs(tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one folder, from top to bottom; the python blocks of a text share one namespace."""
-    monkeypatch.chdir(tmp_path)
-    Path("out").mkdir()
-    Path("out/cache").symlink_to(common / "cache")
-    for text, at_least in ((README, 8), (EXAMPLE, 5)):
-        blocks, names = BLOCK.findall(text), {}
-        assert len(blocks) >= at_least
-        for language, block in blocks:
-            if language == "python":
-                exec(compile(block, block.splitlines()[0], "exec"), names)
-                continue
-            for line in filter(None, block.splitlines()):
-                program, *arguments = shlex.split(line)
-                assert program == "probe"
-                assert run(cli, arguments) == 0, line
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_snippet_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom; the python blocks of a page share one namespace."""
+    monkeypatch.chdir(folder)
+    blocks, names = BLOCK.findall((ROOT / page).read_text()), {}
+    assert len(blocks) >= PAGES[page]
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, block.splitlines()[0], "exec"), names)
+            continue
+        for line in filter(None, block.splitlines()):
+            program, *arguments = shlex.split(line)
+            assert program == "probe"
+            assert run(cli, arguments) == 0, line
+
+
+def test_commands_that_need_a_gpu_or_hours_are_commands() -> None:
+    """Indented ones are not run: verb, options and settings are read as the program reads them."""
+    lines = []
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        lines += re.findall(r"^    (?:torchrun .* -m )?probe (.+)$", text, re.M)
+    assert len(lines) >= 8
+    for line in lines:
+        arguments = shlex.split(line)
+        command, context = cli, click.Context(cli)
+        while isinstance(command, click.Group):
+            command = command.get_command(context, arguments.pop(0))
+            assert command is not None, line
+        context = command.make_context(command.name, arguments, parent=context)
+        for setting in context.params.get("settings", ()):
+            parse_setting(setting)
 
 
 def test_the_make_targets_exist() -> None:
@@ -45,31 +85,60 @@ def test_the_make_targets_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_the_tree_lists_every_source_file_once() -> None:
+def test_the_readme_is_short_and_links_every_page() -> None:
+    assert len(README.splitlines()) <= 300
+    assert all(f"(spec/guide/{path.name})" in README for path in GUIDE.glob("*.md"))
+
+
+def test_the_links_lead_somewhere() -> None:
+    """Files exist, and headings that are named have that name, as GitHub makes anchors of them."""
+    for page in [ROOT / "README.md", *(ROOT / "spec").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if link.startswith("http"):
+                continue
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name} links {link}"
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M) if anchor else []
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert not anchor or anchor in anchors, f"{page.name} links {link}"
+
+
+def test_the_tree_has_a_row_for_every_folder_of_code() -> None:
+    """And every row is a folder or a file that exists."""
     tree = next(block for block in README.split("```\n") if block.startswith("replay_pools/"))
-    listed, folder = [], ""
+    rows, path = set(), []
     for line in tree.splitlines():
-        name = line.split()[0]
-        if name.endswith("/") and not line.startswith(" "):
-            folder = name
-        elif name.endswith(".py"):
-            listed.append(folder + name)
-    found = [
-        str(path.relative_to(ROOT))
-        for package in ("replay_pools", "extraction", "probe")
-        for path in (ROOT / package).rglob("*.py")
-        if path.name not in ("__init__.py", "__main__.py")
-    ]
-    assert sorted(listed) == sorted(found)
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        path = [*path[:depth], name]
+        rows.add("".join(path))
+    missing = {row for row in rows if not (ROOT / row).exists()}
+    assert not missing, f"the tree names {', '.join(sorted(missing))}"
+    code = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {f"{folder.relative_to(ROOT)}/" for folder in code} == {
+        row for row in rows if row.endswith("/") and row not in ("spec/", "tests/")
+    }
 
 
-def test_every_verb_and_arm_is_described() -> None:
+def test_every_verb_arm_and_preset_is_described() -> None:
+    replay = (GUIDE / "replay.md").read_text()
+    presets = (GUIDE / "settings.md").read_text()
     assert all(f"`probe {verb}" in README for verb in VERBS)
-    assert all(f"| `{arm}` |" in README for arm in ARMS)
+    assert all(f"| `{arm}` |" in replay for arm in ARMS)
+    assert all(f"| `{preset}` |" in presets for preset in preset_names())
+
+
+def test_the_settings_are_those_of_the_page() -> None:
+    """Keys, types and defaults are those of the dataclasses; every setting has a meaning."""
+    rows = re.findall(r"^\| `([\w.]+)` \| (.+) \| (.+) \| (.+) \|$", (GUIDE / "settings.md").read_text(), re.M)
+    listed = {key: (kind, default) for key, kind, default, _ in rows}
+    assert len(listed) == len(rows)
+    correct = {setting.key: (setting.type, setting.default) for setting in settings()}
+    assert listed == correct, "compare with: python -m probe.settings.describe"
 
 
 def test_every_file_that_the_documents_name_exists() -> None:
-    for document in (ROOT / "README.md", *(ROOT / "spec").glob("*.md")):
+    for document in (ROOT / "README.md", *(ROOT / "spec").rglob("*.md")):
         named = re.findall(r"`((?:probe|extraction|replay_pools|tests|spec)/[\w./-]+\.\w+)`", document.read_text())
         missing = {name for name in named if name not in EXAMPLES and not (ROOT / name).exists()}
         assert not missing, f"{document.name} names {', '.join(sorted(missing))}"
@@ -92,8 +161,8 @@ def test_the_method_names_fields_of_the_records() -> None:
 
 
 def test_the_example_of_a_spec_is_one(tmp_path: Path) -> None:
-    """Every table and option is read as `probe plan`, `sweep` and `analyze` read it."""
-    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "spec" / "README.md").read_text(), re.S)
+    """Every table and setting is read as `probe plan`, `sweep` and `analyze` read it."""
+    (example,) = re.findall(r"```toml\n(.*?)```", (GUIDE / "specs.md").read_text(), re.S)
     path = tmp_path / "same-prompt.toml"
     path.write_text(example)
     assert [criterion.name for criterion in open_spec(path).criteria] == ["aligned"]

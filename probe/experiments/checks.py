@@ -80,7 +80,7 @@ def _check(spec: Spec, criterion: Criterion, condition: SpecCondition) -> None:
     entry = known.get(criterion.metric)
     if entry is None:
         close = get_close_matches(criterion.metric, known, n=1)
-        fix = f"did you mean {close[0]}?" if close else "see spec/README.md"
+        fix = f"did you mean {close[0]}?" if close else "see spec/guide/specs.md"
         raise _wrong(spec, criterion, "metric", f"a metric of {kind}", repr(criterion.metric), fix)
     if criterion.unit not in entry.units:
         units = " or ".join(entry.units)

@@ -1,6 +1,6 @@
 """The tables of a preregistered experiment, `spec/NAME.toml`: types only; `prereg` reads and checks them.
 
-No table has a key that is not declared here, and no value is converted; `spec/README.md` is the manual.
+No table has a key that is not declared here, and no value is converted; `spec/guide/specs.md` is the manual.
 """
 
 from collections.abc import Mapping
