@@ -167,7 +167,7 @@ def _explained(
     if first["type"] in ("missing", "missing_argument"):
         return InputError(place, expected="a value", found="no such key", fix=fix)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = nearest(key, known or _keys_at(kind, key))
+        near = nearest(key, known or _keys_at(kind, first["loc"]))
         fix = "; ".join(filter(None, [f"did you mean {near}?" if near else "", fix]))
         names = ", ".join(_names_at(kind, first["loc"]))
         return InputError(place, expected=f"one of the keys {names}", found="an unknown key", fix=fix)
@@ -232,8 +232,8 @@ def _key(table: Any, loc: Sequence[int | str]) -> str:
     return key.lstrip(".")
 
 
-def _keys_at(kind: Any, key: str) -> list[str]:
-    return keys_of(kind) if is_dataclass(kind) else [key]
+def _keys_at(kind: Any, loc: Sequence[int | str]) -> list[str]:
+    return keys_of(kind) if is_dataclass(kind) else _names_at(kind, loc)
 
 
 def _names_at(kind: Any, loc: Sequence[int | str]) -> list[str]:
