@@ -185,7 +185,7 @@ def _explained(
     if first["type"] in ("missing", "missing_argument"):
         return InputError(place, expected="a value", found="no such key", fix=fix)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = nearest(key, known or (keys_of(kind) if is_dataclass(kind) else [key]))
+        near = nearest(key, known or (keys_of(kind) if is_dataclass(kind) else _names_at(kind, first["loc"])))
         if near:
             fix = "; ".join(filter(None, [f"did you mean {near}?", fix]))
         names = ", ".join(_names_at(kind, first["loc"]))

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from probe.analysis.training_outcome import RATES
 from probe.cli._frame import echo_json, echo_table
 from probe.cli._progress import say, shown_progress
 from probe.records.records import StepRecord
 from probe.records.tracking import TRACKERS, tracked
-from probe.runs.rates import Evaluation, Rate
 from probe.settings.model import ModelConfig
 from probe.settings.words import ALL
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.footprint import Footprint
     from probe.runs.preview import Preview
+    from probe.runs.rates import Evaluation, Rate
     from probe.step.distributed import World
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -96,8 +95,10 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes * 1024 / GIB:.2f} MiB"
 
 
-def echo_evaluations(evaluations: Sequence[Evaluation]) -> None:
+def echo_evaluations(evaluations: "Sequence[Evaluation]") -> None:
     """A row for every evaluation and setting; `all` only where it is not the one setting."""
+    from probe.analysis.training_outcome import RATES
+
     rows = []
     for evaluation in evaluations:
         for setting, rates in evaluation.rates.items():
@@ -108,7 +109,7 @@ def echo_evaluations(evaluations: Sequence[Evaluation]) -> None:
     echo_table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
 
 
-def _cell(rate: Rate) -> str:
+def _cell(rate: "Rate") -> str:
     if rate.rate is None or rate.interval is None:
         return "-"
     return f"{rate.rate:.0%} [{rate.interval.low:.0%}, {rate.interval.high:.0%}]"

@@ -1,5 +1,6 @@
 """probe extract: directions from contrast pairs, as a file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ FLAGS = {
 
 @click.command(cls=SettingsCommand)
 @name_option("directions", default="v_hack", show_default=True)
-@click.option("--model", default="organism", show_default=True, help="organism, a directory, a .gguf file or a hub id.")
+@click.option("--model", help="organism, a directory, a .gguf file or a hub id. Default: organism.")
 @click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Module coordinates.")
 @click.option("--pairs", help="builtin, builtin:MODE, builtin:placebo, or a .jsonl file of pairs. Default: builtin.")
 @click.option("--k", type=click.IntRange(1), help="Directions in a module. Default: 4.")
@@ -57,6 +58,8 @@ def extract(
     from replay_pools.policy import load_policy
 
     config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
+    if config.model.name is None:
+        config = replace(config, model=replace(config.model, name="organism"))
     model, extraction = config.model, config.intervention.extraction
     policy = load_policy(str(model.name), dtype=model.dtype, device=model.device)
     coordinates = attach_basis(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import Real, dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli._running import echo_work
 from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
@@ -53,7 +53,9 @@ FLAGS = {
 @click.option("--group", type=click.IntRange(1), help="Rollouts in a group. Default: 8.")
 @click.option("--seed", type=int, help="Of the choice of problems and of the sampling. Default: 0.")
 @click.option(
-    "--temperature", type=float, help="Default: 1, the policy's own law, which recorded log-probabilities need."
+    "--temperature",
+    type=Real(0, min_open=True),
+    help="Default: 1, the policy's own law, which recorded log-probabilities need.",
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Of a completion. Default: 160.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")

@@ -52,6 +52,7 @@ def pool_config(name: str, settings: Mapping[str, Any], where: str) -> RunConfig
     Raises:
         InputError: as `resolve`; `where` is named.
     """
+    _check_reserved(settings, f"{where} pools.{name}", ("verb", "preregistered"))
     return _configured("generate", settings, f"{where} pools.{name}")
 
 
@@ -83,12 +84,8 @@ def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondit
     arms = spec.arms_of(condition)
     tables = overlaid(spec.settings, condition.settings)
     given = [key for key in flat(tables) if key not in ("verb", "preset")]
-    for where, table in (("settings", spec.settings), (f"conditions.{condition.name}", condition.settings)):
-        allowed = ("verb",) if where == "settings" else ()
-        reserved = [key for key in flat(table) if key in RESERVED and key not in allowed]
-        if reserved:
-            expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
-            raise InputError(f"{spec.path} {where}", expected=expected, found=reserved[0])
+    _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])  # the verb is stated there
+    _check_reserved(condition.settings, f"{spec.path} conditions.{condition.name}", RESERVED)
     where = f"{spec.path} settings" if not condition.settings else f"{spec.path} conditions.{condition.name}"
     config = _configured(verb, overlaid(tables, {"intervention": {"arms": arms[:1]}}), where)
     if not config.trains:
@@ -96,10 +93,18 @@ def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondit
     return ResolvedCondition(name=condition.name, arms=arms, config=config, given=frozenset(given))
 
 
+def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
+    if found := [key for key in flat(table) if key in reserved]:
+        expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
+        raise InputError(where, expected=expected, found=found[0])
+
+
 def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> RunConfig:
     leaves = flat(tables)
     preset = leaves.pop("preset", None)
     leaves.pop("verb", None)
+    if not isinstance(preset, str | None):
+        raise InputError(f"{where}.preset", expected="a name or a .toml file", found=repr(preset))
     try:
         return configure(verb, preset=preset, options=leaves)
     except InputError as error:

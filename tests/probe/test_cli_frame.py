@@ -126,6 +126,7 @@ def test_debug_is_a_flag_before_the_verb(capsys: pytest.CaptureFixture[str], mon
         (["pool", "show", "x", "--nope"], "No such option"),
         (["pool", "import", ".", "--name", "../x"], "--name: expected letters, digits and . _ -, found '../x'"),
         (["pool", "show", "./absent"], "absent: expected a pool directory, found no such directory"),
+        (["extract", "--set", "model.name=./absent"], "model ./absent: expected a model directory, found no such"),
     ],
 )
 def test_usage_errors_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], line: str) -> None:

@@ -48,7 +48,7 @@ def test_load_reads_the_run(loaded: Run, many_arms: Path) -> None:
     """Config, manifest and records, from a text or a path; what `read_run` refuses is refused."""
     assert len(repr(loaded)) < 200, "thousands of records"
     assert loaded == probe.load(many_arms)
-    assert loaded.config["verb"] == "replay"
+    assert (loaded.config["settings"]["verb"], loaded.verb) == ("replay", "replay")
     assert len(loaded.samples) == 6 * 5 * 8
     assert len(loaded.steps) == 6 * 5
     assert loaded.evals == []

@@ -14,9 +14,10 @@ from extraction.words import Storage
 from probe.analysis.statistics.power import mde
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.checks import open_spec, resolved
+from probe.experiments.checks import open_spec
 from probe.experiments.vacuity import vacuous_parts
 from probe.runs.footprint import memory
+from probe.settings.model import ModelConfig
 from replay_pools.policy import load_policy, load_skeleton
 
 ROOT = Path(__file__).parents[2]
@@ -87,10 +88,14 @@ expected_effect = 0.5
 """
 
 
+OTHER = "conditions.other.settings"
+K = "settings.intervention.extraction.k = 2"
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
     """write(other, metric, main, budget, seeds, arms) -> a spec with these lines."""
-    defaults = {"other": "k = 2", "metric": "cos_in", "main": 'null = "N2"', "budget": "", "seeds": "0"}
+    defaults = {"other": K, "metric": "cos_in", "main": 'null = "N2"', "budget": "", "seeds": "0"}
     defaults["arms"] = '"vanilla", "projected", "placebo"'
 
     def make(**lines: str) -> Path:
@@ -102,9 +107,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def vacuous(path: Path) -> dict[str, str]:
-    spec = open_spec(path)
-    found = vacuous_parts(spec, resolved(spec))
-    return {part.where: part.why for part in found}
+    return {part.where: part.why for part in vacuous_parts(open_spec(path))}
 
 
 def test_a_sound_spec_has_no_vacuous_part(write: Callable[..., Path]) -> None:
@@ -112,17 +115,52 @@ def test_a_sound_spec_has_no_vacuous_part(write: Callable[..., Path]) -> None:
 
 
 VACUOUS: list[tuple[dict[str, str], str, str]] = [
-    ({"other": "advantage_clip = 5.0"}, "conditions.other.advantage_clip", "not below 3.06"),
-    ({"other": 'advantage_clip = 7.0\nadvantage_estimator = "maxrl"'}, "conditions.other.advantage_clip", "below 7,"),
-    ({"other": 'advantage_clip = 2.5\nscale_rewards = "group"'}, "conditions.other.advantage_clip", "not below 2.47"),
-    ({"other": 'loss_type = "nll"\nadvantage_clip = 1.0'}, "conditions.other.advantage_clip", "no advantage"),
-    ({"other": "epsilon = 0.1"}, "conditions.other.epsilon", "the ratio is 1 in every step"),
-    ({"other": 'reference = "base"\nbeta = 0.01'}, "conditions.other.beta", "the policy is its reference"),
-    ({"other": 'reference = "ema"\nbeta = 0.01\nkl_estimator = "k2"'}, "conditions.other.beta", "its gradient are 0"),
-    ({"other": ""}, "conditions.other", "same options as plain"),
-    ({"other": 'pairs = "builtin:placebo"'}, "conditions.other.pairs", "no control"),
     (
-        {"other": 'scale_rewards = "group"', "main": 'condition = "other"\nversus_condition = "plain"'},
+        {"other": "settings.objective.advantage_clip = 5.0"},
+        f"{OTHER}.objective.advantage_clip",
+        "not below 3.06",
+    ),
+    (
+        {"other": 'settings.objective = { advantage_clip = 7.0, advantage_estimator = "maxrl" }'},
+        f"{OTHER}.objective.advantage_clip",
+        "below 7,",
+    ),
+    (
+        {"other": 'settings.objective = { advantage_clip = 2.5, scale_rewards = "group" }'},
+        f"{OTHER}.objective.advantage_clip",
+        "not below 2.47",
+    ),
+    (
+        {"other": 'settings.objective = { loss_type = "nll", advantage_clip = 1.0 }'},
+        f"{OTHER}.objective.advantage_clip",
+        "no advantage",
+    ),
+    (
+        {"other": "settings.objective.epsilon = 0.1"},
+        f"{OTHER}.objective.epsilon",
+        "the ratio is 1 in every step",
+    ),
+    (
+        {"other": 'settings.objective = { reference = "base", beta = 0.01 }'},
+        f"{OTHER}.objective.beta",
+        "the policy is its reference",
+    ),
+    (
+        {"other": 'settings.objective = { reference = "ema", beta = 0.01, kl_estimator = "k2" }'},
+        f"{OTHER}.objective.beta",
+        "its gradient are 0",
+    ),
+    ({"other": ""}, "conditions.other", "same settings as plain"),
+    (
+        {"other": 'settings.intervention.extraction.pairs = "builtin:placebo"'},
+        f"{OTHER}.intervention.extraction.pairs",
+        "no control",
+    ),
+    (
+        {
+            "other": 'settings.objective.scale_rewards = "group"',
+            "main": 'condition = "other"\nversus_condition = "plain"',
+        },
         "criteria.main",
         "one positive number",
     ),
@@ -151,25 +189,28 @@ def test_vacuous_parts_are_named_with_the_reason(
 def test_a_quarantine_of_frozen_weights_is_empty(write: Callable[..., Path]) -> None:
     """In a replay, in the condition whose arms hold it; with a learning rate something is parked."""
     arms = '"vanilla", "route"'
-    found = vacuous(write(arms=arms, other='k = 2\narms = ["vanilla"]'))
+    found = vacuous(write(arms=arms, other=f'{K}\narms = ["vanilla"]'))
     assert list(found) == ["conditions.plain.arms"]
     assert "the arm route is vanilla" in found["conditions.plain.arms"]
-    assert "conditions.other.arms" not in vacuous(write(arms=arms, other="lr = 0.001"))
+    assert "conditions.other.arms" not in vacuous(write(arms=arms, other="settings.optimizer.lr = 0.001"))
 
 
 def test_what_may_act_is_left_alone(write: Callable[..., Path]) -> None:
     """Clips of a ratio to recorded log-probabilities; a KL from those; the same penalty once weights move."""
-    assert vacuous(write(other='epsilon = 0.1\nold_logprobs = "recorded"')) == {}
-    assert vacuous(write(other='reference = "recorded"\nbeta = 0.01')) == {}
-    assert vacuous(write(other='reference = "base"\nbeta = 0.01\nlr = 0.001')) == {}
+    assert vacuous(write(other='settings.objective = { epsilon = 0.1, old_logprobs = "recorded" }')) == {}
+    assert vacuous(write(other='settings.objective = { reference = "recorded", beta = 0.01 }')) == {}
+    assert (
+        vacuous(write(other='settings.objective = { reference = "base", beta = 0.01 }\nsettings.optimizer.lr = 0.001'))
+        == {}
+    )
 
 
 TRAIN_VACUOUS: list[tuple[str, str, str]] = [
-    ("set.objective.advantage_clip = 3.1", "conditions.other.advantage_clip", "a group of 8"),
-    ("set.objective.epsilon = 0.1", "conditions.other.epsilon", "the ratio is 1"),
-    ("set.control.ema_decay = 0.5", "conditions.other.control.ema_decay", "the reference is None"),
-    ("set.control.beta_warmup_steps = 5", "conditions.other.control.beta_warmup_steps", "beta is 0"),
-    ("", "conditions.other", "same options as plain"),
+    ("settings.objective.advantage_clip = 3.1", f"{OTHER}.objective.advantage_clip", "a group of 8"),
+    ("settings.objective.epsilon = 0.1", f"{OTHER}.objective.epsilon", "the ratio is 1"),
+    ("settings.control.ema_decay = 0.5", f"{OTHER}.control.ema_decay", "the reference is None"),
+    ("settings.control.beta_warmup_steps = 5", f"{OTHER}.control.beta_warmup_steps", "beta is 0"),
+    ("", "conditions.other", "same settings as plain"),
 ]
 
 
@@ -185,10 +226,18 @@ def test_vacuous_parts_of_a_training_spec(tmp_path: Path, other: str, where: str
 
 def test_caps_that_can_bind_are_left_alone(write: Callable[..., Path]) -> None:
     """2 < 3.06 centred; 5 < 7 for maxrl; a scaled comparison with a cap is no identity."""
-    assert vacuous(write(other="advantage_clip = 2.0")) == {}
-    assert vacuous(write(other='advantage_clip = 5.0\nadvantage_estimator = "maxrl"')) == {}
+    assert vacuous(write(other="settings.objective.advantage_clip = 2.0")) == {}
+    assert vacuous(write(other='settings.objective = { advantage_clip = 5.0, advantage_estimator = "maxrl" }')) == {}
     compared = 'condition = "other"\nversus_condition = "plain"'
-    assert vacuous(write(other='scale_rewards = "group"\nadvantage_clip = 1.0', main=compared)) == {}
+    assert (
+        vacuous(
+            write(
+                other='settings.objective = { scale_rewards = "group", advantage_clip = 1.0 }',
+                main=compared,
+            )
+        )
+        == {}
+    )
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:
@@ -224,9 +273,9 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
 
 
 def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """9 runs (two arms and one, three seeds) of 10 steps; times of the spec's own finished runs; one arm in memory."""
+    """9 runs (two arms and one, three seeds) of 10 and 20 steps; times of the spec's own finished runs; one arm."""
     path, out = tmp_path / "trained.toml", tmp_path / "out"
-    path.write_text(TRAINED.format(other="set.steps = 20"))
+    path.write_text(TRAINED.format(other="settings.steps = 20"))
     for arm, seconds in (("vanilla", 20), ("route", 40)):
         run_dir = out / "runs" / f"trained-plain-{arm}-seed0"
         run_dir.mkdir(parents=True)
@@ -234,7 +283,7 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
         (run_dir / "timings.jsonl").write_text(f'{{"step":0,"seconds":{seconds}}}\n')
     found = plan(capsys, str(path), "--out", str(out))
     assert found["runs"] == 9
-    assert found["prices"][0]["hours"] == pytest.approx(9 * 10 * 30 / 3600), "`steps` comes after `set`"
+    assert found["prices"][0]["hours"] == pytest.approx((6 * 10 + 3 * 20) * 30 / 3600), "a condition's own steps"
     assert "measured in 2 finished runs of this spec" in found["prices"][0]["source"]
     assert any("moments of AdamW" in row["what"] for row in found["memory"])
     assert any("32 sample gradients" in row["what"] for row in found["memory"]), "4 prompts x 8 rollouts a step"
@@ -245,7 +294,7 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_what_cannot_be_said_is_noted(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """No timings, no stated hours, pools that are not there: notes, not errors, and no invented number."""
-    found = plan(capsys, str(write(other='replay_dirs = ["nowhere"]')))
+    found = plan(capsys, str(write(other='settings.source.replay_dirs = ["nowhere"]')))
     assert found["prices"] == []
     notes = " ".join(found["notes"])
     assert "no hours" in notes
@@ -255,9 +304,9 @@ def test_what_cannot_be_said_is_noted(write: Callable[..., Path], capsys: pytest
 def test_check_exits_with_one_for_a_vacuous_part(
     write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(write(other="advantage_clip = 5.0"))
+    path = str(write(other="settings.objective.advantage_clip = 5.0"))
     assert run(cli, ["plan", path]) == 0
-    assert "VACUOUS  conditions.other.advantage_clip" in capsys.readouterr().out
+    assert "VACUOUS  conditions.other.settings.objective.advantage_clip" in capsys.readouterr().out
     assert run(cli, ["plan", path, "--check"]) == 1
 
 
@@ -269,11 +318,8 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
     assert all(p.is_meta for p in skeleton.parameters())
     rows = memory(
         skeleton,
-        dtype="float32",
+        ModelConfig(lora_rank=4),
         bases={"svd", "lora"},
-        lora_rank=4,
-        svd_rank=None,
-        svd_storage="float32",
         num_samples=8,
         k=2,
         num_direction_sets=3,
@@ -313,11 +359,8 @@ def test_memory_of_a_large_model_needs_no_weights(
         model = AutoModelForCausalLM.from_config(config)
     rows = memory(
         model,
-        dtype="bfloat16",
+        ModelConfig(dtype="bfloat16", svd_rank=rank, svd_storage=storage),
         bases={"svd"},
-        lora_rank=32,
-        svd_rank=rank,
-        svd_storage=storage,
         num_samples=8,
         k=4,
         num_direction_sets=3,
@@ -341,4 +384,4 @@ def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         commands = capsys.readouterr().out.splitlines()
         assert len([line for line in commands if line.startswith(("probe replay", "probe train"))]) == own["runs"]
         assert own["memory"], f"{path.stem}: no memory"
-    assert found == ["advantage-capping conditions.C2-cap5.advantage_clip"]
+    assert found == ["advantage-capping conditions.C2-cap5.settings.objective.advantage_clip"]

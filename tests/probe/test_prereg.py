@@ -1,6 +1,7 @@
 """Specs: what is read is what the file says, what does not fit is refused in one line, edits are noticed."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.experiments.checks import open_spec
+from probe.experiments.jobs import block, pool_jobs
 from probe.experiments.prereg import decide, load_spec, preregistered, spec_status
+from probe.settings.intervention import InterventionConfig
+from probe.settings.loss import LossSettings
+from probe.settings.model import ModelConfig
+from probe.settings.rollouts import RolloutConfig, SourceConfig, TeacherConfig
+from probe.settings.run import RunConfig
+from probe.settings.training import EvaluationConfig, OptimizerConfig
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
+from replay_pools.rollout import Sampler
+from replay_pools.tables import flat
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "spec").glob("*.toml"))
@@ -85,23 +95,69 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_spec_is_read_whole(write: Callable[..., Path]) -> None:
-    """Every table arrives with its types; options keep the names of the file."""
+    """Every table arrives with its types; settings keep the keys of the file, and get the defaults of a run beside."""
     spec = load_spec(write())
     assert (spec.name, spec.arms, spec.seeds, spec.primary.name) == ("small", ("vanilla", "random"), (0, 1), "aligned")
-    assert spec.base.options == {"steps": 2, "per_pool": 4}
-    assert spec.options(spec.conditions[1]) == {"steps": 2, "per_pool": 4, "advantage_clip": 2.0}
+    assert spec.settings == {"verb": "replay", "steps": 2, "source": {"per_pool": 4}}
+    assert spec.conditions[1].settings == {"objective": {"advantage_clip": 2.0}}
+    plain, capped = spec.resolved.values()
+    assert plain.given == {"steps", "source.per_pool"}
+    assert capped.given == {"steps", "source.per_pool", "objective.advantage_clip"}
+    expected = RunConfig(
+        source=SourceConfig(per_pool=4),
+        intervention=InterventionConfig(arms=("vanilla", "random")),
+        optimizer=OptimizerConfig(schedule="constant", max_grad_norm=None),
+        steps=2,
+    )
+    assert plain.config == expected
+    assert capped.config == replace(expected, objective=LossSettings(advantage_clip=2.0))
     assert spec.criteria[1].threshold == (-0.05, 0.05)
     assert spec.decisions[1].requires == {"near": ("PASS", "VACUOUS")}
 
 
+CLIP = "settings.objective.advantage_clip = 2.0"
+SWEEPS = "expected no key that the sweep sets (arms, seeds, conditions, verb), found"
 REFUSED = [
-    ('name = "plain"', 'name = "plain"\nsede = 1', "conditions.plain.sede: expected an option of probe replay"),
-    ("steps = 2", "stepz = 2", "did you mean steps?"),
-    ("steps = 2", "steps = 0", "conditions.plain: expected options of probe replay"),
-    ("advantage_clip = 2.0", 'scale_rewards = "some"', "'some' is not one of"),
-    ("advantage_clip = 2.0", "seed = 3", "no option that the sweep sets, found seed"),
-    ('verb = "replay"', 'verb = "sample"', "base.verb: expected 'replay' or 'train', found 'sample'"),
-    ('verb = "replay"', 'verb = "train"', "base.per_pool: expected an option of probe train"),
+    (
+        'name = "plain"',
+        'name = "plain"\nsede = 1',
+        "plain.sede: expected one of the keys name, settings, arms",
+    ),
+    ("steps = 2", "stepz = 2", "settings: stepz: expected one of the keys verb, model, source,"),
+    ("steps = 2", "stepz = 2", "found an unknown key; did you mean steps?"),
+    (
+        "source.per_pool",
+        "source.per_poll",
+        "settings: source.per_poll: expected one of the keys replay_dirs,",
+    ),
+    ("source.per_pool", "source.per_poll", "found an unknown key; did you mean source.per_pool?"),
+    ("source.per_pool", "per_pool", "settings: per_pool: expected one of the keys verb, model"),
+    ("source.per_pool", "per_pool", "found an unknown key; did you mean source.per_pool?"),
+    (
+        CLIP,
+        "settings.objective.advantage_clp = 2",
+        "capped: objective.advantage_clp: expected one of the keys loss",
+    ),
+    (CLIP, "settings.objective.advantage_clp = 2", "found an unknown key; did you mean objective.advantage_clip?"),
+    (CLIP, "settings.advantage_clip = 2.0", "conditions.capped: advantage_clip: expected one of the keys verb, model"),
+    (CLIP, "settings.advantage_clip = 2.0", "found an unknown key; did you mean objective.advantage_clip?"),
+    (CLIP, "advantage_clip = 2.0", "conditions.capped.advantage_clip: expected one of the keys name, settings, arms"),
+    ("steps = 2", "steps = 0", "settings: steps: expected at least 1, found 0"),
+    (CLIP, 'settings.objective.scale_rewards = "some"', "objective.scale_rewards: expected 'none', 'group' or 'batch'"),
+    (CLIP, "settings.seed = 3", f"small.toml conditions.capped: {SWEEPS} seed"),
+    (CLIP, 'settings.verb = "replay"', f"small.toml conditions.capped: {SWEEPS} verb"),
+    (CLIP, 'settings.intervention.arms = ["random"]', f"small.toml conditions.capped: {SWEEPS} intervention.arms"),
+    (CLIP, 'settings.conditions = [{ name = "a" }]', f"small.toml conditions.capped: {SWEEPS} conditions"),
+    (CLIP, 'settings.preregistered = "small@0"', f"small.toml conditions.capped: {SWEEPS} preregistered"),
+    ("steps = 2", "seed = 3", f"small.toml settings: {SWEEPS} seed"),
+    ("steps = 2", 'intervention.arms = ["random"]', f"small.toml settings: {SWEEPS} intervention.arms"),
+    ("steps = 2", 'conditions = [{ name = "a" }]', f"small.toml settings: {SWEEPS} conditions"),
+    ("steps = 2", 'preregistered = "small@0"', f"small.toml settings: {SWEEPS} preregistered"),
+    ('verb = "replay"', 'verb = "sample"', "settings.verb: expected replay or train, found 'sample'"),
+    ('verb = "replay"', "", "settings.verb: expected replay or train, found none"),
+    ('verb = "replay"', 'verb = "train"', "settings: source: expected the tables of train: rollouts, evaluation"),
+    ("[settings]", '[[pools]]\nname = "p"\nsettings.stepz = 2\n[settings]', "pools.p: stepz: expected one of the keys"),
+    ("[settings]", '[[pools]]\nname = "p"\nsettings.verb = "train"\n[settings]', "pools.p: expected no key that the"),
     ("seeds = [0, 1]", "seeds = [0, 0]", "seeds: expected different names, found 0 twice"),
     ("seeds = [0, 1]", "", "seeds: expected a value, found no such key"),
     ("seeds = [0, 1]", 'seeds = ["0"]', "seeds[0]: expected a whole number, found '0'"),
@@ -124,7 +180,7 @@ REFUSED = [
     ('name = "capped"', 'name = "a/b"', "letters, digits and"),
     ("[experiment]", "[experiment", "expected TOML"),
     ("seeds = [0, 1]", "seeds = 0", "seeds: expected a list, found 0"),
-    ("steps = 2", 'steps = "2"', "base.steps: expected a number, found a text, '2'"),
+    ("steps = 2", 'steps = "2"', "settings: steps: expected a whole number, found '2'"),
     (
         'metric = "cos_in"',
         'metric = "cos_inn"',
@@ -152,7 +208,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "line"), REFUSED, ids=[line for _, _, line in REFUSED])
+@pytest.mark.parametrize(("old", "new", "line"), REFUSED, ids=[f"{new}: {line}" for _, new, line in REFUSED])
 def test_what_does_not_fit_is_refused_in_one_line(write: Callable[..., Path], old: str, new: str, line: str) -> None:
     """The error names the file and the key, what was expected and what was found."""
     with pytest.raises(InputError) as error:
@@ -164,7 +220,10 @@ def test_what_does_not_fit_is_refused_in_one_line(write: Callable[..., Path], ol
 def test_the_hash_is_of_what_the_file_says(write: Callable[..., Path]) -> None:
     """Comments, blanks and the order of keys do not change it; a threshold does."""
     spec = load_spec(write())
-    assert load_spec(write("steps = 2\nper_pool = 4", "# so many\nper_pool=4\n\nsteps = 2")).sha256 == spec.sha256
+    assert (
+        load_spec(write("steps = 2\nsource.per_pool = 4", "# so many\nsource.per_pool=4\n\nsteps = 2")).sha256
+        == spec.sha256
+    )
     assert load_spec(write("threshold = 0.05", "threshold = 0.04")).sha256 != spec.sha256
 
 
@@ -173,14 +232,14 @@ def test_a_run_under_an_edited_spec_is_noticed(write: Callable[..., Path]) -> No
     spec = load_spec(write())
 
     def config(mark: str | None) -> dict[str, Any]:
-        return {"verb": "replay", "replay": {"preregistered": mark}}
+        return {"settings": {"verb": "replay", "preregistered": mark}}
 
     frozen = config(preregistered(spec))
     assert spec_status(frozen, spec) == "frozen"
     assert spec_status(frozen, load_spec(write("threshold = 0.05", "threshold = 0.04"))) == "edited"
     assert spec_status(config("other@" + spec.sha256), spec) == "none"
     assert spec_status(config(None), spec) == "none"
-    assert spec_status({"verb": "replay", "replay": {}}, spec) == "none", "a run older than specs"
+    assert spec_status({"settings": {"verb": "replay"}}, spec) == "none", "a run older than specs"
 
 
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "VACUOUS")
@@ -200,13 +259,189 @@ def test_there_is_always_exactly_one_decision(
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_specs_are_sound_and_explained(path: Path) -> None:
-    """Every NAME.toml passes the parser of its verb and has a NAME.md with its log."""
+    """Every NAME.toml is settings that its verb takes and has a NAME.md with its log."""
     open_spec(path)
     text = path.with_suffix(".md").read_text()
     for heading in ("## Why", "## What would change our mind", "## Results"):
         assert heading in text, f"{path.stem}.md has no section {heading}"
 
 
+# Of every seed, in the order of the sweep.
+RUNS = {
+    "advantage-capping": ["C1-uncapped", "M1-maxrl"],
+    "advantage-scaling": [""],
+    "kl-control": ["none-vanilla", "fixed-vanilla", "warm-up-vanilla", "adaptive-vanilla"],
+    "phase1": ["base"],
+    "phase2": ["mixed", "same-prompt", "crossed"],
+    "phase3-organism": [
+        "gradient-vanilla",
+        "gradient-projected",
+        "gradient-random",
+        "update-projected",
+        "refreshed-projected",
+    ],
+    "phase3-replication": ["gradient-vanilla", "gradient-projected", "gradient-random", "kl-vanilla"],
+    "reference-bypass": ["ema-vanilla", "bypassed-vanilla"],
+    "stability-ablation": ["A-baseline", "C-token-level", "D-rank-32"],
+}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_specs_ask_for_the_runs_that_their_results_are_of(path: Path, tmp_path: Path) -> None:
+    """Names, verbs, arms and seeds: results of a spec are found by them."""
+    spec = open_spec(path)
+    jobs = [job for seed in spec.seeds for job in block(spec, seed, tmp_path)]
+    names = [
+        "-".join(filter(None, (spec.name, name, f"seed{seed}"))) for seed in spec.seeds for name in RUNS[spec.name]
+    ]
+    assert [job.name for job in jobs] == names
+    for job in jobs:
+        assert (job.config.seed, job.config.preregistered) == (job.seed, preregistered(spec))
+        assert job.config.intervention.arms == job.arms
+        assert RunConfig.from_json(asdict(job.config), job.name) == job.config
+        trains = spec.name in ("kl-control", "phase3-organism", "phase3-replication", "reference-bypass")
+        assert (job.command, job.config.trains, len(job.arms) == 1) == (
+            (("train",), True, True) if trains else (("replay",), False, spec.arms == ("vanilla",))
+        )
+        if not trains:
+            assert job.arms == spec.arms
+            assert [condition.name for condition in job.config.conditions] == [*job.conditions]
+
+
+TWENTY = {"steps": 20, "optimizer.lr": 0.0, "optimizer.schedule": "constant", "optimizer.max_grad_norm": None}
+MIXED = {"source.replay_dirs": ("teacher", "base"), "source.per_pool": 4, "source.match": "problem", **TWENTY}
+MAXRL = {"source.replay_dirs": ("base",), "source.per_pool": 8, **TWENTY}
+FAST = {
+    "model.name": "organism",
+    "rollouts.prompts_per_step": 4,
+    "rollouts.group": 8,
+    "rollouts.sampler.max_new_tokens": 160,
+    "rollouts.teacher.pool": "teacher",
+    "rollouts.teacher.fraction": 0.5,
+    "rollouts.teacher.off_step": 16,
+    "optimizer.lr": 4e-2,
+    "optimizer.warmup_steps": 2,
+    "steps": 48,
+    "evaluation.every": 12,
+    "evaluation.num_problems": 64,
+    "control.limits.patience": 3,
+}
+KL = FAST | {
+    "rollouts.teacher.off_step": 12,
+    "steps": 24,
+    "evaluation.every": 24,
+    "evaluation.num_problems": 32,
+    "objective.reference": "base",
+}
+BYPASS = {
+    "model.name": "organism",
+    "rollouts.prompts_per_step": 2,
+    "rollouts.group": 4,
+    "rollouts.sampler.max_new_tokens": 160,
+    "rollouts.teacher": None,
+    "optimizer.lr": 4e-2,
+    "optimizer.warmup_steps": 1,
+    "steps": 8,
+    "evaluation.every": 8,
+    "evaluation.num_problems": 4,
+    "objective.beta": 0.01,
+}
+ADAPTIVE = {"target_kl": 0.02, "kl_horizon": 5, "beta_min": 0.2, "beta_max": 5.0}
+# What the options of the specs said before they were settings; what is not named here keeps the default of a run.
+SETTINGS: list[tuple[str, str, dict[str, object]]] = [
+    ("advantage-capping", "C1-uncapped", MIXED),
+    ("advantage-capping", "C2-cap5", MIXED | {"objective.advantage_clip": 5.0}),
+    ("advantage-capping", "C3-cap2", MIXED | {"objective.advantage_clip": 2.0}),
+    (
+        "advantage-capping",
+        "C4-sepa-cap5",
+        MIXED | {"objective.advantage_clip": 5.0, "objective.gtpo_beta": 0.1, "objective.sepa_lambda": 0.94},
+    ),
+    ("advantage-capping", "M1-maxrl", MAXRL | {"objective.advantage_estimator": "maxrl"}),
+    (
+        "advantage-capping",
+        "M2-maxrl-cap5",
+        MAXRL | {"objective.advantage_estimator": "maxrl", "objective.advantage_clip": 5.0},
+    ),
+    (
+        "advantage-capping",
+        "M3-maxrl-cap2",
+        MAXRL | {"objective.advantage_estimator": "maxrl", "objective.advantage_clip": 2.0},
+    ),
+    ("advantage-scaling", "unscaled", MIXED),
+    ("advantage-scaling", "scaled", MIXED | {"objective.scale_rewards": "group"}),
+    (
+        "advantage-scaling",
+        "scaled-eps",
+        MIXED | {"objective.scale_rewards": "group", "objective.advantage_eps": 0.1},
+    ),
+    (
+        "advantage-scaling",
+        "scaled-floor",
+        MIXED | {"objective.scale_rewards": "group", "objective.min_group_std": 0.5},
+    ),
+    ("kl-control", "none", KL),
+    ("kl-control", "fixed", KL | {"objective.beta": 1.0}),
+    ("kl-control", "warm-up", KL | {"objective.beta": 1.0, "control.beta_warmup_steps": 20}),
+    ("kl-control", "adaptive", KL | {"objective.beta": 0.2} | {f"control.{key}": v for key, v in ADAPTIVE.items()}),
+    (
+        "phase1",
+        "base",
+        {"source.replay_dirs": ("teacher",), "source.per_pool": 8, "objective.loss_type": "nll", **TWENTY},
+    ),
+    ("phase2", "mixed", MIXED),
+    ("phase2", "same-prompt", MIXED | {"source.replay_dirs": ("teacher", "base-hinted"), "source.match": "prompt"}),
+    (
+        "phase2",
+        "crossed",
+        MIXED | {"source.replay_dirs": ("teacher", "teacher-unhinted", "base", "base-hinted"), "source.per_pool": 2},
+    ),
+    ("phase3-organism", "gradient", FAST),
+    ("phase3-organism", "update", FAST | {"intervention.gate.target": "update"}),
+    ("phase3-organism", "refreshed", FAST | {"intervention.refresh_every": 12}),
+    ("phase3-replication", "gradient", FAST | {"steps": 64}),
+    ("phase3-replication", "kl", FAST | {"steps": 64, "objective.reference": "base", "objective.beta": 1.0}),
+    ("reference-bypass", "ema", BYPASS | {"objective.reference": "ema", "control.ema_decay": 0.5}),
+    ("reference-bypass", "bypassed", BYPASS | {"objective.reference": "base"}),
+    ("stability-ablation", "A-baseline", MIXED | {"model.lora_rank": 16}),
+    ("stability-ablation", "C-token-level", MIXED | {"model.lora_rank": 16, "objective.loss_type": "dapo"}),
+    ("stability-ablation", "D-rank-32", MIXED | {"model.lora_rank": 32}),
+]
+
+
+@pytest.mark.parametrize(("name", "condition", "settings"), SETTINGS, ids=[f"{a} {b}" for a, b, _ in SETTINGS])
+def test_shipped_conditions_are_those_of_before(name: str, condition: str, settings: dict[str, object]) -> None:
+    """Every setting of every condition, and of the run that measures it."""
+    spec = open_spec(ROOT / "spec" / f"{name}.toml")
+    found = spec.resolved[condition]
+    default = RunConfig(
+        verb=found.config.verb,
+        model=ModelConfig(name="organism"),
+        source=SourceConfig() if found.frozen else None,
+        rollouts=None if found.frozen else RolloutConfig(teacher=TeacherConfig()),
+        evaluation=None if found.frozen else EvaluationConfig(),
+        optimizer=OptimizerConfig(lr=0.0 if found.frozen else 1.0),
+        steps=1,
+    )
+    expected = flat(asdict(default)) | {"model.name": None} | settings
+    if settings.get("rollouts.teacher", ...) is None:
+        expected = {key: value for key, value in expected.items() if not key.startswith("rollouts.teacher.")}
+    expected |= {"intervention.arms": found.config.intervention.arms}
+    assert flat(asdict(found.config)) == expected
+    job = next(job for job in block(spec, spec.seeds[0], ROOT / "none") if condition in job.conditions)
+    of_run = job.config.objectives()[condition if found.frozen else "default"]
+    assert of_run == found.config.objective
+
+
+def test_the_pool_of_phase2_is_that_of_before(tmp_path: Path) -> None:
+    """Twenty unhinted groups of eight of the teacher's."""
+    (job,) = pool_jobs(open_spec(ROOT / "spec" / "phase2.toml"), tmp_path)
+    rollouts = RolloutConfig(hint=False, group=8, mode="run_tests", sampler=Sampler(max_new_tokens=160))
+    model = ModelConfig(name="organism", adapter="teacher")
+    assert (job.name, job.command, job.target) == ("pool-teacher-unhinted", ("pool", "generate"), "teacher-unhinted")
+    assert job.config == RunConfig(verb="generate", model=model, rollouts=rollouts, steps=20)
+
+
 def test_specs_ship() -> None:
     """The list above is not empty."""
-    assert {"phase1", "phase2", "advantage-capping", "advantage-scaling"} <= {path.stem for path in SHIPPED}
+    assert {*RUNS} == {name for name, _, _ in SETTINGS} == {path.stem for path in SHIPPED}

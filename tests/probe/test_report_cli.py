@@ -8,7 +8,7 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.jobs import runs_of
+from probe.experiments.jobs import runs_of, write_settings
 from probe.experiments.prereg import load_spec
 
 SPEC = """
@@ -106,8 +106,10 @@ def test_a_spec(tmp_path: Path, out: Path, few_pairs: list[str], capsys: pytest.
     (place / "cache").symlink_to(out / "cache")
     assert run(cli, ["report", str(path), "--out", str(place)]) == 2
     assert "probe sweep" in capsys.readouterr().err, "without runs it says what to do"
-    for own in runs_of(load_spec(path), place):
-        assert run(cli, list(own.job.args)) == 0
+    jobs = [own.job for own in runs_of(load_spec(path), place)]
+    write_settings(jobs)
+    for job in jobs:
+        assert run(cli, list(job.args)) == 0
     capsys.readouterr()
     found = report(capsys, str(path), "--out", str(place))
     text = Path(found["html"]).read_text()

@@ -15,15 +15,18 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli.train import configured
 from probe.experiments import launch
-from probe.experiments.checks import open_spec, pool_faults, resolved
+from probe.experiments.checks import open_spec, pool_faults
 from probe.experiments.jobs import Job, block, runs_of
 from probe.experiments.launch import Attempt, Processes, Submitit
 from probe.experiments.prereg import load_spec, preregistered, spec_status
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import JobState, Runner, SweepState, sweep
 from probe.experiments.vacuity import read_foreseen
+from probe.settings.loss import LossSettings
+from probe.settings.presets import configure
+from probe.settings.rollouts import SourceConfig
+from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
 from replay_pools.pool import Pool
@@ -102,7 +105,7 @@ class Scripted:
         code = self.codes.get(name, [0]).pop(0) if self.codes.get(name) else 0
         if code == 0:
             directory = self.out / "runs" / name
-            config = {"verb": "replay", "replay": {"preregistered": preregistered(self.spec)}}
+            config = {"settings": {"verb": "replay", "preregistered": preregistered(self.spec)}}
             write_json(directory / "config.json", config)
             (directory / "steps.jsonl").write_bytes(b"")
             write_json(directory / "manifest.json", {})
@@ -126,9 +129,9 @@ def test_a_sweep_runs_everything_once_and_resumes(tiny: Callable[..., Spec], out
     assert [args[args.index("--name") + 1] for args in first.launched] == names
     runs = runs_of(spec, out)
     assert all(one.complete and one.spec_status == "frozen" for one in runs)
-    config = read_json(runs[1].job.directory / "config.json")
-    assert config["replay"]["preregistered"] == preregistered(spec)
-    assert config["replay"]["arms"] == ["vanilla", "random"]
+    settings = read_json(runs[1].job.directory / "config.json")["settings"]
+    assert settings["preregistered"] == preregistered(spec)
+    assert settings["intervention"]["arms"] == ["vanilla", "random"]
     assert sweep(spec, out, launch=second, block_value=no_value).failed is False
     assert second.launched == []
 
@@ -207,7 +210,7 @@ def test_an_interrupt_stops_what_runs(tiny: Callable[..., Spec], tmp_path: Path)
 
 def test_training_runs_one_arm_each(tiny: Callable[..., Spec], tmp_path: Path) -> None:
     """With a learning rate the arms part ways: conditions x arms runs, all of one seed before the next."""
-    jobs = block(tiny(base="lr = 1e-3"), 1, tmp_path)
+    jobs = block(tiny(base="optimizer.lr = 1e-3"), 1, tmp_path)
     assert [(job.conditions, job.arms) for job in jobs] == [
         (("plain",), ("vanilla",)),
         (("plain",), ("random",)),
@@ -218,15 +221,18 @@ def test_training_runs_one_arm_each(tiny: Callable[..., Spec], tmp_path: Path) -
 
 
 def test_conditions_of_the_loss_share_a_pass(tmp_path: Path) -> None:
-    """Conditions that differ in settings of the loss alone are one run; base settings go to each of them."""
-    text = TINY.format(seeds="0", base='scale_rewards = "group"', threshold=0.0)
-    (tmp_path / "tiny.toml").write_text(text.replace("k = 2", "advantage_clip = 2.0\ngtpo_beta = 0.1"))
+    """Conditions that differ in settings of the loss alone are one run; the spec's settings go to each of them."""
+    text = TINY.format(seeds="0", base='objective.scale_rewards = "group"', threshold=0.0)
+    own = "settings.objective.advantage_clip = 2.0\nsettings.objective.gtpo_beta = 0.1"
+    (tmp_path / "tiny.toml").write_text(text.replace("settings.intervention.extraction.k = 2", own))
     spec = open_spec(tmp_path / "tiny.toml")
     (job,) = block(spec, 0, tmp_path)
     assert (job.name, job.conditions) == ("tiny-seed0", ("plain", "narrow"))
-    own = [job.args[i + 1] for i, part in enumerate(job.args) if part == "--condition"]
-    assert own == ["plain:scale_rewards=group", "narrow:scale_rewards=group,advantage_clip=2.0,gtpo_beta=0.1"]
-    assert "--scale-rewards" not in job.args
+    assert [(one.name, dict(one.changes)) for one in job.config.conditions] == [
+        ("plain", {"scale_rewards": "group"}),
+        ("narrow", {"scale_rewards": "group", "advantage_clip": 2.0, "gtpo_beta": 0.1}),
+    ]
+    assert job.config.objective == LossSettings(), "what a condition says is no setting of the whole run"
 
 
 TRAINED = """
@@ -240,7 +246,6 @@ hypotheses = ["It does."]
 verb = "train"
 preset = "smoke"
 steps = 2
-[settings.set]
 rollouts.group = 4
 objective.reference = "base"
 evaluation.modes = ["run_tests", "sentinel"]
@@ -279,7 +284,7 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_path: Path) -> None:
-    """Conditions lay their tables over the base's, and the parser of `probe train` reads the same settings back."""
+    """Conditions lay their tables over the spec's, and those over the preset's."""
     spec = open_spec(trained())
     jobs = block(spec, 1, tmp_path)
     assert [job.name for job in jobs] == [
@@ -287,42 +292,54 @@ def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_
         "trained-plain-projected-seed1",
         "trained-pulled-vanilla-seed1",
     ], "a condition with arms of its own has no other runs"
-    pulled = jobs[2].args
-    settings = [pulled[i + 1] for i, part in enumerate(pulled) if part == "--set"]
-    assert {*settings} == {
-        "rollouts.group=6",
-        'objective.reference="base"',
-        "objective.beta=0.05",
-        'evaluation.modes=["run_tests","sentinel"]',
-    }
-    config = configured(
-        "smoke",
-        settings,
-        arm="vanilla",
-        seed=1,
-        steps=2,
-        hint=None,
-        token_attribution=0,
-        preregistered=preregistered(spec),
+    pulled = jobs[2]
+    assert pulled.config == configure(
+        "train",
+        preset="smoke",
+        settings=[
+            "rollouts.group=6",
+            'objective.reference="base"',
+            "objective.beta=0.05",
+            'evaluation.modes=["run_tests","sentinel"]',
+            'intervention.arms=["vanilla"]',
+            "seed=1",
+            "steps=2",
+            f'preregistered="{preregistered(spec)}"',
+        ],
     )
-    assert (config.rollouts.group, config.objective.beta, config.evaluation.modes) == (
-        6,
-        0.05,
-        ("run_tests", "sentinel"),
-    )
-    assert (config.intervention.arm, config.seed, config.steps) == ("vanilla", 1, 2)
-    assert spec_status({"verb": "train", "train": asdict(config)}, spec) == "frozen"
-    assert "--condition" not in pulled
+    assert pulled.args[0] == "train"
+    assert spec_status({"settings": asdict(pulled.config)}, spec) == "frozen"
+    plain = jobs[1].config
+    assert plain.rollouts is not None
+    assert (plain.rollouts.group, plain.objective.beta, plain.intervention.arms) == (4, 0.0, ("projected",))
 
 
+BETA = "settings.objective.beta = 0.05"
 REFUSED = [
-    ("set.objective.beta = 0.05", "set.objective.bta = 0.05", "--set objective: expected fields out of .*unknown: bta"),
-    ("set.objective.beta = 0.05", 'set.objective.beta = "x"', "--set objective beta: expected float, found 'x'"),
-    ("set.objective.beta = 0.05", "set.control.target_kl = 0.1", "conditions.pulled"),
-    ("set.objective.beta = 0.05", "hint = false", "conditions.pulled.hint: expected true, or the setting itself"),
-    ("set.objective.beta = 0.05\nset.rollouts.group = 6", "set = 3", "conditions.pulled.set: expected a table"),
-    ("set.objective.beta = 0.05", "per_pool = 3", "per_pool: expected an option of probe train"),
-    ('preset = "smoke"', 'preset = "smok"', "--preset: expected fast, full, smoke"),
+    (
+        BETA,
+        "settings.objective.bta = 0.05",
+        "conditions.pulled: objective.bta: expected one of the keys loss_type, .*did you mean objective.beta",
+    ),
+    (BETA, 'settings.objective.beta = "x"', "conditions.pulled: objective.beta: expected a number, found 'x'"),
+    (BETA, "settings.control.target_kl = 0.1", "conditions.pulled: control.target_kl: expected 0 < beta_min"),
+    (
+        BETA,
+        "hint = false",
+        "conditions.pulled.hint: expected one of the keys name, settings, arms, found .* key$",
+    ),
+    (BETA + "\nsettings.rollouts.group = 6", "settings = 3", "conditions.pulled.settings: expected a table, found 3"),
+    (
+        BETA,
+        "settings.source.per_pool = 3",
+        "pulled: source: expected the tables of train: rollouts, evaluation, found a table source",
+    ),
+    ('preset = "smoke"', "preset = 3", "settings.preset: expected a name or a .toml file, found 3"),
+    (
+        'preset = "smoke"',
+        'preset = "smok"',
+        "settings: --preset: expected eval, fast, full, generate, replay, smoke, or .* 'smok'",
+    ),
     ('arms = ["vanilla"]', 'arms = ["random"]', "conditions.pulled.arms: expected some of vanilla, projected"),
     ("hack_final", "hack_fnal", "criteria.main.metric: expected a metric of runs that train.*did you mean hack_final"),
     ("hack_final", "pair_sign", "criteria.main.metric: expected a metric of runs that train, found 'pair_sign'"),
@@ -366,7 +383,7 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     tmp_path: Path, tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name and a path; `probe plan` has them among its notes, and a pool of [[pools]] is none of them."""
-    spec = tiny(base='replay_dirs = ["tacher", "./gone", "base"]')
+    spec = tiny(base='source.replay_dirs = ["tacher", "./gone", "base"]')
     arguments = [str(spec.path), "--out", str(tmp_path / "out")]
     assert run(cli, ["sweep", *arguments]) == 2
     error = capsys.readouterr().err
@@ -378,37 +395,119 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     notes = capsys.readouterr().out
     assert "tiny.toml pool tacher: expected a directory in" in notes
     assert "tiny.toml pool ./gone: expected a directory, found no such directory" in notes
-    long = tiny(base='replay_dirs = ["teacher", "base"]').path
+    long = tiny(base='source.replay_dirs = ["teacher", "base"]').path
     long.write_text(long.read_text().replace("steps = 1", "steps = 21"))
     assert run(cli, ["sweep", str(long), "--out", str(tmp_path / "out")]) == 2
-    assert "conditions.plain.steps: expected at most 20, the steps of pool teacher, found 21" in capsys.readouterr().err
-    made = tiny(base='replay_dirs = ["tacher", "base"]').path
-    made.write_text(made.read_text().replace("[base]", '[[pools]]\nname = "tacher"\n[base]'))
-    assert pool_faults(load_spec(made), resolved(load_spec(made)), tmp_path / "out") == []
+    assert (
+        "conditions.plain.settings.steps: expected at most 20, the steps of pool teacher, found 21"
+        in capsys.readouterr().err
+    )
+    made = tiny(base='source.replay_dirs = ["tacher", "base"]').path
+    made.write_text(made.read_text().replace("[settings]", '[[pools]]\nname = "tacher"\n[settings]'))
+    assert pool_faults(load_spec(made), tmp_path / "out") == []
 
 
 def test_set_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A setting that is not TOML says how to quote; an unknown table names those that are there."""
+    """A setting that is not TOML says how to quote; an unknown table names those that are there, or the key meant."""
     options = ["train", "--out", str(tmp_path)]
-    assert run(cli, [*options, "--set", "objective.reference=base"]) == 2
-    assert "a text needs quotes" in capsys.readouterr().err
+    assert run(cli, [*options, "--set", "rollouts.env=leetcode:my problems.jsonl"]) == 2
+    assert """a text with blanks needs quotes: --set 'rollouts.env="..."'""" in capsys.readouterr().err
     assert run(cli, [*options, "--set", "loss.beta=0.1"]) == 2
-    assert "--set: expected fields out of model, rollouts" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--set loss.beta: expected a setting of a run, found an unknown key; did you mean objective.beta?" in error
+    assert run(cli, [*options, "--set", "zzz.zzz=0.1"]) == 2
+    assert "the tables are verb, model, source, rollouts, " in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_dry_run_prints_the_commands(
     tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line a run, in order, and nothing is written."""
-    spec = tiny()
-    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--out", str(tmp_path / "none")]) == 0
+    """One line a run, in order; nothing but the settings that the commands read is written."""
+    spec, out = tiny(), tmp_path / "none"
+    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
-    assert lines[1].startswith("probe replay --name tiny-narrow-seed0 ")
-    assert " --per-pool 2 --steps 1 --k 2" in lines[1]
-    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--json", "--out", str(tmp_path / "none")]) == 0
+    file = out / "sweeps" / "tiny" / "settings" / "tiny-narrow-seed0.json"
+    assert lines[1] == f"probe replay --config {file} --name tiny-narrow-seed0 --out {out}"
+    config = RunConfig.from_json(read_json(file)["settings"], file)
+    assert config == block(spec, 0, out)[1].config
+    assert config.source is not None
+    assert (config.source.per_pool, config.steps, config.intervention.extraction.k) == (2, 1, 2)
+    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--json", "--out", str(out)]) == 0
     assert [shlex.join(["probe", *row["args"]]) for row in json.loads(capsys.readouterr().out)] == lines
-    assert not (tmp_path / "none").exists()
+    names = [f"tiny-{condition}-seed{seed}.json" for condition in ("narrow", "plain") for seed in (0, 1)]
+    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == names
+
+
+def test_the_commands_of_a_dry_run_can_be_run_by_hand(
+    tiny: Callable[..., Spec], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A printed line is a whole command: its run is one of the sweep, which then has nothing left to do for it."""
+    spec = tiny(seeds="7")
+    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--out", str(out)]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    program, *arguments = shlex.split(line)
+    assert program == "probe"
+    assert run(cli, [*arguments, "--dry-run"]) == 0
+    assert run(cli, arguments) == 0
+    plain, narrow = runs_of(spec, out)
+    assert (plain.complete, narrow.complete, narrow.spec_status) == (False, True, "frozen")
+    settings = read_json(narrow.job.directory / "config.json")["settings"]
+    assert RunConfig.from_json(settings, "config.json") == narrow.job.config
+    capsys.readouterr()
+    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"# done: {line}"
+
+
+def test_settings_of_a_job_stand_alone(
+    tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside --config every other setting is refused; so are the settings of another verb."""
+    spec, out = tiny(seeds="0"), tmp_path / "out"
+    assert run(cli, ["sweep", str(spec.path), "--dry-run", "--out", str(out)]) == 0
+    arguments = shlex.split(capsys.readouterr().out.splitlines()[0])[1:]
+    others = {
+        "steps": ["--steps", "2"],
+        "conditions": ["--condition", "default"],
+        "preset": ["--preset", "full"],
+        "settings": ["--set", "seed=1"],
+        "k, seed": ["--seed", "0", "--k", "2"],
+    }
+    for named, given in others.items():
+        assert run(cli, [*arguments, *given]) == 2
+        line = f"probe: error: --config: expected no other setting beside it, found {named}\n"
+        assert capsys.readouterr().err == line
+    for verb in (["train"], ["pool", "generate"]):
+        assert run(cli, [*verb, *arguments[1:]]) == 2
+        wanted = f"expected the config.json of a run of probe {'train' if verb == ['train'] else 'generate'}"
+        assert f"{wanted}, found that of probe replay" in capsys.readouterr().err
+    assert not (out / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "verb", [["replay"], ["train"], ["eval"], ["extract"], ["pool", "generate", "--name", "p"]], ids=" ".join
+)
+@pytest.mark.parametrize(
+    ("option", "value", "setting"),
+    [
+        ("--advantage-clip", "2", "objective.advantage_clip"),
+        ("--dtype", "bfloat16", "model.dtype"),
+        ("--token-attribution", "3", "token_attribution"),
+        ("--lora-rank", "8", "model.lora_rank"),
+    ],
+)
+def test_an_option_that_is_gone_names_its_setting(
+    verb: list[str], option: str, value: str, setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that setting is one that the verb takes."""
+    assert run(cli, [*verb, "--out", str(tmp_path), option, value]) == 2
+    line = f"{option}: expected a flag, found a setting without one; say --set {setting}=VALUE"
+    assert line in capsys.readouterr().err
+    assert run(cli, [*verb, "--out", str(tmp_path), f"{option}={value}"]) == 2
+    assert line in capsys.readouterr().err
+    name = {"pool": "generate", "extract": "replay"}.get(verb[0], verb[0])
+    assert configure(name, settings=[f"{setting}={value}"]) != configure(name)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -448,6 +547,14 @@ def test_a_cluster_option_needs_a_cluster(tiny: Callable[..., Spec], capsys: pyt
     assert "expected --cluster beside it" in capsys.readouterr().err
 
 
+class ImportJob(Job):
+    """A command that is quick: it reads a folder in the place of settings."""
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        return (*self.command, str(self.settings_file), "--name", self.target, "--out", str(self.out_dir))
+
+
 def test_a_cluster_job_that_is_killed_is_submitted_again(
     tmp_path: Path, fake_pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,10 +567,14 @@ def test_a_cluster_job_that_is_killed_is_submitted_again(
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (source / f"step_{group[0].step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     jobs = [
-        Job(
+        ImportJob(
             name=f"job{i}",
-            args=("pool", "import", str(source), "--name", f"job{i}", "--out", str(tmp_path)),
+            command=("pool", "import"),
+            config=RunConfig(source=SourceConfig()),
+            settings_file=source,
             directory=tmp_path / "pools" / f"job{i}",
+            out_dir=tmp_path,
+            target=f"job{i}",
         )
         for i in range(4)
     ]

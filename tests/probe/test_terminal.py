@@ -170,7 +170,7 @@ def test_completion_knows_verbs_options_pools_and_arms(monkeypatch, capfd, tmp_p
     assert "vanilla,vanilla" not in complete("probe replay --arm vanilla,", 3, monkeypatch, capfd)
     assert complete("probe pool show teac", 3, monkeypatch, capfd) == ["teacher"]
     assert complete("probe train --preset sm", 3, monkeypatch, capfd) == ["smoke"]
-    assert complete("probe replay --set objective.loss_type=dr", 3, monkeypatch, capfd) == ["dr_grpo"]
+    assert complete("probe replay --match pro", 3, monkeypatch, capfd) == ["problem", "prompt"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -69,7 +69,8 @@ def test_a_complete_run_is_told_again(replay, few_pairs, out: Path, own_environm
 def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_environment) -> None:
     """As a run that trains grows: evaluation 0, steps 0 and 1, evaluation 2; each line once, at its step."""
     directory, told = tmp_path / "runs" / "grows", []
-    write_json(directory / "config.json", {"verb": "train", "train": {"seed": None, "arms": ["a"]}})
+    settings = {"verb": "train", "seed": None, "intervention": {"arms": ["a"]}}
+    write_json(directory / "config.json", {"settings": settings})
     rate = {"count": 1, "rate": 0.25, "interval": None}
     rates = {"num_rollouts": 4, "num_problems": 4, "hack": rate, "exploit": rate, "solve": rate}
     hearing = heard_by(lambda what, done, total: told.append((what, done, total)))
@@ -118,7 +119,7 @@ class Failing:
         self.logged: list[int] = []
 
     def store_init_configuration(self, values: dict) -> None:
-        assert values["verb"] == "replay"
+        assert values["settings.verb"] == "replay"
 
     def log(self, values: dict, step: int) -> None:
         print("chatter")

@@ -30,6 +30,7 @@ from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.files import read_json, sha256, write_json
 from replay_pools.pool import open_pool
+from replay_pools.tables import overlaid
 
 SPEC = """
 arms = ["vanilla", "projected"]
@@ -42,7 +43,6 @@ hypotheses = ["It does."]
 verb = "train"
 preset = "smoke"
 steps = 2
-[settings.set]
 intervention.extraction.pairs = "{pairs}"
 intervention.extraction.k = 2
 rollouts.sampler.max_new_tokens = 48
@@ -252,10 +252,10 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, Sw
     _, own, _ = swept
     vanilla, projected = one_run(own, "vanilla"), one_run(own, "projected")
     assert [one.path for one in siblings(vanilla, [projected, vanilla])] == [vanilla.path, projected.path]
-    settings = {**projected.config["train"], "optimizer": {**projected.config["train"]["optimizer"], "lr": 1.0}}
+    settings = overlaid(projected.settings, {"optimizer": {"lr": 1.0}})
     other = Run(
         path=projected.path,
-        config={**projected.config, "train": settings},
+        config={**projected.config, "settings": settings},
         manifest=projected.manifest,
         samples=projected.samples,
         steps=projected.steps,
@@ -286,7 +286,7 @@ def test_a_preset_that_was_edited_in_between_is_noticed(swept: tuple[Spec, Path,
     shutil.copytree(own, tmp_path / "out", symlinks=True)
     directory = tmp_path / "out" / "runs" / VICTIM
     config, manifest = read_json(directory / "config.json"), read_json(directory / "manifest.json")
-    config["train"]["optimizer"]["lr"] = 0.06
+    config["settings"]["optimizer"]["lr"] = 0.06
     write_json(directory / "config.json", config)
     manifest["files"]["config.json"] = sha256((directory / "config.json").read_bytes())
     write_json(directory / "manifest.json", manifest)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from probe.analysis.analyze import analyze, conditions
-from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
+from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord
 from probe.records.run import file_hashes, read_run, write_samples, write_steps
 from probe.records.tokens import TokenRecord, token_hashes, write_tokens
 from probe.report.inputs import Report, View
@@ -60,17 +60,15 @@ class Maker:
         if directory.exists():
             return directory
         rollouts = self._pools(recipe, directory)
-        settings = {"seed": recipe.seed, "preregistered": None, "model": {"dtype": "float32"}}
-        config: dict[str, Any] = {
-            "verb": "replay",
-            "replay": settings,
-            "model": "fake",
-            "base_weights_sha256": "0" * 64,
+        settings = {
+            "verb": "train" if recipe.trains else "replay",
+            "seed": recipe.seed,
+            "preregistered": None,
+            "model": {"dtype": "float32"},
+            "intervention": {"arms": [*recipe.arms]},
         }
-        if recipe.trains:
-            settings |= {"intervention": {"arm": recipe.arms[0]}}
-            config = {"verb": "train", "train": settings, "model": "fake", "base_weights_sha256": "0" * 64}
-        else:
+        config: dict[str, Any] = {"settings": settings, "model": "fake", "base_weights_sha256": "0" * 64}
+        if not recipe.trains:
             paths = {name: self.out / f"pools-{recipe.name}" / name for name in ("teacher", "base")}
             config["pools"] = [
                 {
@@ -106,7 +104,7 @@ class Maker:
             write_atomic(directory / "evals.jsonl", encode_jsonl(rows))
         write_atomic(directory / "timings.jsonl", encode_jsonl([{"start": {}}, {"step": 0, "seconds": 1.5}]))
         manifest = {
-            "schema": 1,
+            "schema": RUN_SCHEMA,
             "num_steps": recipe.num_steps,
             "num_modules": {"svd": 7},
             "additivity": {"tolerance": 1e-4, "largest": 1e-7, "exceeded_steps": []},

@@ -228,8 +228,9 @@ def test_runs_of_one_arm_under_other_settings_are_another_curve() -> None:
     """A mean over seeds is a mean over seeds: not over a penalty or a gate as well."""
 
     def config(seed: int, arm: str = "vanilla", beta: float = 0.0) -> tuple[str, dict]:
-        train = {"intervention": {"arm": arm}, "objective": {"beta": beta}, "seed": seed, "preregistered": None}
-        return arm, {"train": train, "base_weights_sha256": "w", "directions": {"pairs_sha256": "p"}}
+        settings = {"verb": "train", "seed": seed, "preregistered": None}
+        settings |= {"intervention": {"arms": [arm]}, "objective": {"beta": beta}}
+        return arm, {"settings": settings, "base_weights_sha256": "w", "directions": {"pairs_sha256": "p"}}
 
     runs = [config(0), config(0, "projected"), config(0, beta=1.0), config(1), config(1, beta=1.0), config(2, "random")]
     assert group_names(runs) == ["vanilla", "projected", "beta 1.0", "vanilla", "beta 1.0", "random"]
