@@ -1,4 +1,4 @@
-"""probe.runs.control and probe.runs.control: this step's objective, and what of a step the controllers get to see."""
+"""probe.runs.control: this step's objective, and what of a step the controllers get to see."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -51,11 +51,6 @@ def test_a_control_goes_on_from_its_state(cut: int) -> None:
 
     assert trajectory(cut) == trajectory(None)
     assert trajectory(None)[-1][2] == "kl 9 above 5 for 2 steps"
-
-
-def test_a_target_needs_a_beta_to_move() -> None:
-    with pytest.raises(ValueError, match="target_kl"):
-        Control(LossSettings(reference="base"), ControlConfig(target_kl=0.1))
 
 
 class Watched:
