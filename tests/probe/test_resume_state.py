@@ -1,4 +1,4 @@
-"""The checkpoints of probe.runs.resume: the same state gives the same bytes, whole or not at all; the right ones stay."""
+"""Checkpoints of probe.runs.resume: the same state gives the same bytes, whole or not at all; the right ones stay."""
 
 import os
 from pathlib import Path
