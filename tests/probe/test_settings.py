@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction.words import LOSS_TYPES, ExtractionSettings, Normaliser
+from probe.cli import cli
+from probe.cli._frame import run
 from probe.settings.arms import ARMS, measured_arm
 from probe.settings.loss import Condition, LossSettings
 from probe.settings.presets import (
@@ -388,6 +390,13 @@ def test_a_start_takes_the_place_of_a_preset() -> None:
     found = configure("replay", start=start, settings=["source.match=none"], options={"steps": 3})
     assert found == configure("replay", settings=["seed=9", "source.per_pool=2", "source.match=none", "steps=3"])
     assert configure("replay", start=start, preset="replay") == configure("replay")
+
+
+@pytest.mark.parametrize("option", ["preset", "model", "adapter", "env"])
+def test_the_policy_of_a_run_is_not_another(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`probe eval RUN --preset eval` would evaluate the preset's policy and call it the run's."""
+    assert run(cli, ["eval", "some-run", f"--{option}", "eval"]) == 2
+    assert f"--{option}: expected none beside RUN, which has its own, found 'eval'" in capsys.readouterr().err
 
 
 REFUSED = {
