@@ -103,7 +103,7 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         InputError: unknown dtype, no such device, no such model or adapter.
     """
     if dtype not in DTYPES:
-        raise InputError("--dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
+        raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
     source, options = _source(name)
     with _readable(name):

@@ -1,8 +1,9 @@
-"""Tables (of JSON or TOML) as frozen dataclasses, checked by pydantic; one table laid over another; flat names.
+"""Tables of JSON or TOML: read into frozen dataclasses, overlaid, flattened to keys with dots.
 
     decode(RunConfig, {"model": {"dtype": "bfloat16"}}, "preset.toml")       # what is left out keeps its default
 
-`decode` is the inverse of `dataclasses.asdict` and strict: no field that the dataclass lacks, no value of another type.
+`decode` is the inverse of `dataclasses.asdict`. It is strict: a key that the dataclass lacks is an error, and so is a
+value of another type. pydantic validates; this file turns its complaints into an `InputError` of one line.
 """
 
 import tomllib
@@ -26,22 +27,22 @@ NO_VALUE = "none"  # TOML has no null: this text stands for it where the field m
 def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = ()) -> Kind:
     """The dataclass `kind` from a table; what the table leaves out keeps its default.
 
-    A whole number is taken for a float, a list for a tuple, and "none" for None; nothing else is converted.
+    A whole number becomes a float, a list a tuple, and "none" None where the field asks for it; nothing else is
+    converted.
 
     Args:
+        kind: a dataclass, whose fields may be dataclasses.
+        table: as `json.loads` or `tomllib.loads` returns it.
         where: names the table in errors (a file, an option).
-        known: keys with dots that a misspelt key may have meant; those of `kind` where none are given.
+        known: keys with dots to suggest for an unknown key; those of `kind` where none are given.
 
     Raises:
         InputError: not a table; an unknown key, a value of another type or out of its range, a number that is not
-            finite. It names the first of them, and counts the others.
+            finite. It describes the first fault and names the places of the others.
     """
     if not isinstance(table, Mapping):
         raise InputError(where, expected="a table", found=repr(table))
-    # JSON has no nan: orjson would write null, which a field that may be None takes.
-    for key, value in flat(table).items():
-        if strange := [number for number in _floats(value) if not isfinite(number)]:
-            raise InputError(f"{where} {key}", expected="a finite number", found=repr(strange[0]))
+    _check_finite(table, where)
     try:
         document = orjson.dumps(table)
     except TypeError as error:  # what JSON cannot hold: a number beyond 64 bits, text that is not Unicode
@@ -50,7 +51,8 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         return _validated(kind, table, document)
     except ValidationError as error:
         raise _explained(kind, table, error, where, tuple(known)) from error
-    except InputError as error:  # of a name that a field looks up, as an arm
+    except InputError as error:
+        # A check of the dataclass raised one that is no ValueError (an unknown arm), which pydantic lets through.
         place = f"{where} {error.where}"
         raise InputError(place, expected=error.expected, found=error.found, fix=error.fix) from error
 
@@ -59,7 +61,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table in a TOML file.
 
     Args:
-        what: the file is, for errors.
+        what: names the kind of the file in errors, as "a preset".
 
     Raises:
         InputError: no such file, or not TOML in UTF-8.
@@ -73,7 +75,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`table` with the values of `over`; tables inside are merged key by key, everything else is replaced.
+    """`table` with the values of `over`; inner tables are merged key by key, every other value is replaced.
 
     >>> overlaid({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}})
     {'a': {'b': 1, 'c': 4}, 'd': 3}
@@ -88,7 +90,7 @@ def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """{name with dots: value} of everything in a table that is no table itself.
+    """{key with dots: value} of every value in a table that is not a table itself.
 
     >>> flat({"a": {"b": 1, "c": [2]}, "d": 3})
     {'a.b': 1, 'a.c': [2], 'd': 3}
@@ -106,8 +108,12 @@ def keys_of(kind: Any, path: str = "") -> list[str]:
     """The keys with dots that a table of the dataclass `kind` may have, those of its inner dataclasses included."""
     keys: list[str] = []
     for name, hint in get_type_hints(kind).items():
-        inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
-        if inner is None or get_args(hint)[1:] == (...,):  # a list of tables has no keys of its own
+        inner = None
+        for part in (hint, *get_args(hint)):  # a dataclass, or `dataclass | None`
+            if inner is None and is_dataclass(part):
+                inner = part
+        is_list = get_args(hint)[1:] == (...,)  # tuple[X, ...]: the tables in a list have no key with dots
+        if inner is None or is_list:
             keys.append(f"{path}{name}")
         else:
             keys += keys_of(inner, f"{path}{name}.")
@@ -117,15 +123,29 @@ def keys_of(kind: Any, path: str = "") -> list[str]:
 def nearest(key: str, known: Iterable[str]) -> str | None:
     """The known key that a wrong one most likely means: the nearest with the same last part, else a near spelling."""
     known = list(known)
-    table, _, leaf = key.rpartition(".")
-    if same_leaf := [name for name in known if name.rpartition(".")[2] == leaf]:
+    table, leaf = key.rpartition(".")[0], _leaf(key)
+    if same_leaf := [name for name in known if _leaf(name) == leaf]:
         return max(same_leaf, key=lambda name: SequenceMatcher(None, table, name.rpartition(".")[0]).ratio())
-    by_leaf = {name.rpartition(".")[2]: name for name in reversed(known)}
+    # Reversed, so that of several keys with one last part the first stays.
+    by_leaf = {_leaf(known_key): known_key for known_key in reversed(known)}
     ways = [(key, {name: name for name in known}), (leaf, by_leaf)]
-    for text, names in ways if table else reversed(ways):  # the last part alone is compared with last parts first
+    # A last part alone is compared with last parts first.
+    for text, names in ways if table else reversed(ways):
         if close := get_close_matches(text, names, n=1):
             return names[close[0]]
     return None
+
+
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _check_finite(table: Mapping[str, Any], where: object) -> None:
+    """Refuse nan and inf before pydantic sees the table: orjson writes null for them, which an optional field takes."""
+    for key, value in flat(table).items():
+        for item in _floats(value):
+            if not isfinite(item):
+                raise InputError(f"{where} {key}", expected="a finite number", found=repr(item))
 
 
 @cache
@@ -145,7 +165,10 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def _validated(kind: type[Kind], table: Mapping[str, Any], document: bytes) -> Kind:
-    """Validate; where the only complaints are of "none", validate once more with null in their places."""
+    """Validate; where values "none" are among the complaints, validate once more with null in their places.
+
+    A text field keeps the text "none": it does not complain.
+    """
     adapter = _adapter(kind)
     try:
         return adapter.validate_json(document, strict=True, extra="forbid")
@@ -168,39 +191,39 @@ def _set_null(document: Any, place: Sequence[int | str]) -> None:
 def _explained(
     kind: Any, table: Mapping[str, Any], error: ValidationError, where: object, known: tuple[str, ...]
 ) -> InputError:
-    """pydantic's complaints in one line: place, expected, found, fix; the first in full, the others by their number."""
-    errors = error.errors()
+    """pydantic's complaints as one error: the first fault in full, the places of the others in its `fix`."""
     # The same place has one complaint for each member of a union: they are one fault.
     faults: dict[str, list[Any]] = {}
-    for entry in errors:
-        faults.setdefault(_key(table, entry["loc"]), []).append(entry)
-    key, entries = next(iter(faults.items()))
-    first, fix = entries[0], ""
-    value = _at(table, _place(table, first["loc"]))
+    for complaint in error.errors():
+        faults.setdefault(_key(table, complaint["loc"]), []).append(complaint)
+    key, complaints = next(iter(faults.items()))
+    first, fix = complaints[0], ""
     if len(faults) > 1:
         fix = f"wrong too: {', '.join(list(faults)[1:])}"
     place = f"{where} {key}".rstrip()
     if first["type"] in ("missing", "missing_argument"):
         return InputError(place, expected="a value", found="no such key", fix=fix)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = nearest(key, known or _keys_at(kind, key))
-        fix = "; ".join(filter(None, [f"did you mean {near}?" if near else "", fix]))
+        near = nearest(key, known or (keys_of(kind) if is_dataclass(kind) else [key]))
+        if near:
+            fix = "; ".join(filter(None, [f"did you mean {near}?", fix]))
         names = ", ".join(_names_at(kind, first["loc"]))
         return InputError(place, expected=f"one of the keys {names}", found="an unknown key", fix=fix)
-    if first["type"] == "value_error":  # what the dataclass itself refuses
+    if first["type"] == "value_error":  # raised by __post_init__ of the dataclass
         cause = first["ctx"]["error"]
         if isinstance(cause, FieldError):
             dotted = f"{key}.{cause.where}" if key else cause.where
             return InputError(f"{where} {dotted}", expected=cause.expected, found=cause.found, fix=fix)
         return InputError(place, expected="values that fit together", found=str(cause), fix=fix)
-    expected = " or ".join(dict.fromkeys(_plain(entry["msg"]) for entry in entries))
+    expected = " or ".join(dict.fromkeys(_plain(complaint["msg"]) for complaint in complaints))
+    value = _value_at(table, _place(table, first["loc"]))
     return InputError(place, expected=expected, found=repr(value), fix=fix)
 
 
 def _plain(message: str) -> str:
-    """pydantic's words in those of a table."""
+    """A message of pydantic in the words that this package uses of tables: list, text, whole number."""
     text = message.removeprefix("Input should be ")
-    words = {
+    plain_words = {
         "array": "list",
         "tuple": "list",
         "string": "text",
@@ -208,8 +231,8 @@ def _plain(message: str) -> str:
         "dictionary": "table",
         "object": "table",
     }
-    for theirs, ours in words.items():
-        text = text.replace(f"a valid {theirs}", f"a {ours}").replace(f"an {theirs}", f"a {ours}")
+    for word, plain_word in plain_words.items():
+        text = text.replace(f"a valid {word}", f"a {plain_word}").replace(f"an {word}", f"a {plain_word}")
     return text.replace("a valid number", "a number").replace("a valid boolean", "true or false")
 
 
@@ -227,7 +250,8 @@ def _place(table: Any, loc: Sequence[int | str]) -> list[int | str]:
     return place
 
 
-def _at(table: Any, place: Sequence[int | str]) -> Any:
+def _value_at(table: Any, place: Sequence[int | str]) -> Any:
+    """The value at the keys and indices of `_place`; None for a key that is missing."""
     value = table
     for part in place:
         value = value.get(part) if isinstance(value, Mapping) else cast(Any, value)[part]
@@ -235,7 +259,7 @@ def _at(table: Any, place: Sequence[int | str]) -> Any:
 
 
 def _key(table: Any, loc: Sequence[int | str]) -> str:
-    """A location as a key with dots; an entry of a list of tables goes by its `name` where it has one."""
+    """A location as a key with dots; a table in a list is named by its `name` where it has one, else by its index."""
     key, value = "", table
     for part in _place(table, loc):
         value = value.get(part) if isinstance(value, Mapping) else cast(Any, value)[part]
@@ -248,19 +272,17 @@ def _key(table: Any, loc: Sequence[int | str]) -> str:
     return key.lstrip(".")
 
 
-def _keys_at(kind: Any, key: str) -> list[str]:
-    return keys_of(kind) if is_dataclass(kind) else [key]
-
-
 def _names_at(kind: Any, loc: Sequence[int | str]) -> list[str]:
-    """The keys of the table in which an unknown key stands."""
+    """The keys of the table in which an unknown key stands: follows the type hints of `kind` along the location."""
     for part in loc[:-1]:
         hints = get_type_hints(kind) if isinstance(kind, type) else {}
         if part not in hints:
             continue
         hint = hints[str(part)]
-        candidates = (hint, *get_args(hint), *(inner for outer in get_args(hint) for inner in get_args(outer)))
-        kind = next((entry for entry in candidates if _is_table(entry)), kind)
+        candidates = [hint, *get_args(hint)]
+        for argument in get_args(hint):  # `tuple[X, ...] | None` holds its table two levels down
+            candidates += get_args(argument)
+        kind = next(filter(_is_table, candidates), kind)
     if is_dataclass(kind):
         return [field.name for field in fields(kind)]
     return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -46,13 +46,14 @@ def test_script_and_type_marker() -> None:
         assert (ROOT / name / "py.typed").exists()
 
 
-@pytest.mark.parametrize("folder", ["organism", "builtin"])
+@pytest.mark.parametrize("folder", ["replay_pools/organism", "replay_pools/builtin", "probe", "extraction"])
 def test_data_files_are_in_the_wheel(folder: str) -> None:
-    """Every data file below replay_pools/organism and replay_pools/builtin matches a package-data pattern."""
-    base = ROOT / "replay_pools"
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["replay_pools"]
+    """Every data file below the folder matches a package-data pattern: weights, pools, presets, the report's styles."""
+    base = ROOT / folder.partition("/")[0]
+    package_data = PROJECT["tool"]["setuptools"]["package-data"]
+    patterns = [*package_data["*"], *package_data.get(base.name, [])]
     matched = {path for pattern in patterns for path in base.glob(pattern)}
-    data = {path for path in (base / folder).rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    data = {path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert data <= matched, f"left out of the wheel: {sorted(str(path) for path in data - matched)}"
 
 

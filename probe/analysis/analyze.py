@@ -1,11 +1,18 @@
-"""analyze: one run to one plain, JSON-able Analysis."""
+"""analyze: the records and inner products of one run to one Analysis, from which text, JSON and report are made.
+
+    analysis = analyze(read_run(Path("out/runs/demo")))
+    analysis.decision.outcome         GO, SKIP, BUY MORE PROMPTS or TRAINED
+    analysis.to_json()                what `probe analyze --json` prints
+
+To add a result: measure it in `probe.analysis.measures`, give it a field of Analysis, and a table in
+`probe.analysis.tables`. To add a verdict rule: see `probe.analysis.verdict.rules`.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from probe.analysis.estimates import Estimate, Key
 from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
 from probe.analysis.measures.contrasts import Contrast, contrasts
 from probe.analysis.measures.sensitivity import Setting, settings
@@ -20,29 +27,34 @@ from probe.analysis.measures.trajectory import (
     summarise,
     trajectory,
 )
+from probe.analysis.metric_table import Estimate, MetricKey
 from probe.analysis.metrics import metrics
-from probe.analysis.outcome import Outcome, outcome
 from probe.analysis.statistics.gram import has_gram
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.run_gradients import link
 from probe.analysis.statistics.thresholds import REPRODUCED
-from probe.analysis.verdict.evidence import Check, Evidence, Plan
-from probe.analysis.verdict.provenance import gate_facts, pool_facts
-from probe.analysis.verdict.rules import Decision, decide, rules
+from probe.analysis.training_outcome import TrainingOutcome, training_outcome
+from probe.analysis.verdict.decision import TrainingDecision, decide
+from probe.analysis.verdict.evidence import Evidence, PlannedTraining, VerdictRow
+from probe.analysis.verdict.rules import rules
+from probe.analysis.verdict.run_level import gate_facts, is_training, pool_facts, realised_update, siblings, starts
 from probe.analysis.verdict.sentences import conclusions
-from probe.analysis.verdict.siblings import is_training, realised_update, siblings, starts
-from probe.analysis.verdict.validity import Part, validity
+from probe.analysis.verdict.validity import ValidityPart, validity
 from probe.analysis.verdict.verification import verification
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.arms import ARMS, measured_arm
 
-FATAL = ("R0", "R1", "R3", "R4", "R5")  # a FAIL of one of these stands against a GO; R2 is the opposite of R1
+# A FAIL of one of these stands against a GO; R2 is the opposite of R1.
+FATAL = ("R0", "R1", "R3", "R4", "R5")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """Everything that the records and the inner products of one run say under one condition."""
+    """Everything that the records and the inner products of one run say under one condition.
+
+    Field names are keys of the JSON.
+    """
 
     run: str
     condition: str
@@ -53,35 +65,38 @@ class Analysis:
     num_prompts: int  # problems, each once
     mixed_steps: int  # steps whose group answers different prompts
     loss_types: tuple[str, ...]
-    decision: Decision
-    rules: list[Check]
-    validity: list[Part]
-    checks: list[Check]
+    decision: TrainingDecision  # R6
+    rules: list[VerdictRow]  # R0 to R5 and R7
+    validity: list[ValidityPart]  # the parts of R0
+    checks: list[VerdictRow]  # the seed's table V and rules D
     conclusions: list[str]
     permutation: Permutation | None
     transfer: SignTransfer | None
     settings: list[Setting]  # what another k would have measured; empty without inner products
     comparisons: list[ArmComparison]
     cells: list[Cell]
-    trajectory: list[TrajectoryRow]
-    summaries: list[ArmSummary]
+    trajectory: list[TrajectoryRow]  # a row a step and arm
+    summaries: list[ArmSummary]  # a row an arm
     buckets: list[Bucket]
     contrasts: list[Contrast]
     specificity: list[Specificity]
-    outcome: Outcome | None  # of training; None: nothing was evaluated on held-out problems
+    outcome: TrainingOutcome | None  # of training; None: nothing was evaluated on held-out problems
     null_reasons: dict[str, int]  # samples of the measured arm without cos_S_contrib; buckets count both metrics
-    metrics: dict[Key, Estimate]  # what preregistered criteria are evaluated from
+    metrics: dict[MetricKey, Estimate]  # what preregistered criteria are evaluated from
 
     @property
     def failed(self) -> bool:
         """Whether a rule that a GO needs has failed."""
-        return any(check.verdict == "FAIL" for check in self.rules if check.row in FATAL)
+        return any(rule.verdict == "FAIL" for rule in self.rules if rule.row in FATAL)
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and None."""
         plain = asdict(replace(self, metrics={}))
-        named = {key: row for key, row in self.metrics.items() if key.arm is not None or self.measured_arm is None}
-        plain["metrics"] = [{**key._asdict(), **asdict(row)} for key, row in named.items()]
+        plain["metrics"] = []
+        for key, estimated in self.metrics.items():
+            # Keys without an arm repeat those of the measured arm.
+            if key.arm is not None or self.measured_arm is None:
+                plain["metrics"].append({**key._asdict(), **asdict(estimated)})
         return plain
 
 
@@ -97,7 +112,7 @@ def analyze(
     *,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
-    plan: Plan | None = None,
+    plan: PlannedTraining | None = None,
     regrade_agreement: float | None = None,
     others: Sequence[Run] = (),
 ) -> Analysis:
@@ -112,69 +127,72 @@ def analyze(
         regrade_agreement: share of the pools' labels that a second grading repeats, when one was made.
         others: runs beside this one; of those that train, other arms and seeds of the same settings enter rules R0, R4.
     """
-    condition = next(iter(conditions(run)), DEFAULT_CONDITION) if condition is None else condition
-    run = replace(
-        run,
-        samples=[s for s in run.samples if s.condition == condition],
-        steps=[s for s in run.steps if s.condition == condition],
-    )
-    arms = tuple(dict.fromkeys(step.arm for step in run.steps))
-    samples = {arm: [s for s in run.samples if s.arm == arm] for arm in arms}
-    summaries = {arm: summarise(run.steps, arm, seed=seed) for arm in arms}
+    if condition is None:
+        condition = next(iter(conditions(run)), DEFAULT_CONDITION)
+    steps = [step for step in run.steps if step.condition == condition]
+    run = replace(run, steps=steps, samples=[sample for sample in run.samples if sample.condition == condition])
+    arms = tuple(dict.fromkeys(step.arm for step in steps))
     measured = measured_arm(arms)
-    own = samples[measured] if measured else []
-    sure = {arm: [s for s in samples[arm] if not s.flaky] for arm in arms}
-    found = [row for arm in arms for row in contrasts(sure[arm], arm, trains=summaries[arm].trains, seed=seed)]
-    areas = [specificity(sure[measured], score, measured, seed=seed) for score in SCORES] if measured else []
-    beside = siblings(run, others)
-    rows = [row for arm in arms for row in buckets(sure[arm], arm)]
-    offline = _offline(run, measured, summaries, own, num_draws, seed)
+    summaries = {arm: summarise(steps, arm, seed=seed) for arm in arms}
+    contrast_rows: list[Contrast] = []
+    bucket_rows: list[Bucket] = []
+    areas: list[Specificity] = []
+    for arm in arms:
+        # A sample that was graded twice with different labels is on no side of a contrast.
+        sure = [sample for sample in run.samples if sample.arm == arm and not sample.flaky]
+        contrast_rows += contrasts(sure, arm, trains=summaries[arm].trains, seed=seed)
+        bucket_rows += buckets(sure, arm)
+        if arm == measured:
+            areas = [specificity(sure, score, arm, seed=seed) for score in SCORES]
+    samples = [sample for sample in run.samples if sample.arm == measured]
+    offline = _offline(run, measured, summaries, samples, num_draws, seed)
+    comparable, trained = siblings(run, others), is_training(run)
     evidence = Evidence(
-        steps=run.steps,
-        samples=own,
+        steps=steps,
+        samples=samples,
         measured=summaries[measured] if measured else None,
         summaries=summaries,
-        buckets=[row for row in rows if row.arm == measured],
-        contrasts=[row for row in found if row.arm == measured],
+        buckets=[row for row in bucket_rows if row.arm == measured],
+        contrasts=[row for row in contrast_rows if row.arm == measured],
         specificity=areas[0] if areas else None,
         baselines=areas[1:],
         permutation=offline.permutation,
         transfer=offline.transfer,
         offline_error=offline.error,
-        update=realised_update(beside) if is_training(run) else None,
-        starts=starts(beside),
-        outcome=outcome(run) if is_training(run) else None,
+        update=realised_update(comparable) if trained else None,
+        starts=starts(comparable),
+        outcome=training_outcome(run) if trained else None,
         pools=pool_facts(run),
         regrade_agreement=regrade_agreement,
         gate=gate_facts(run),
-        plan=plan or Plan(),
+        plan=plan or PlannedTraining(),
     )
-    return _assemble(run, condition, evidence, rows, found, areas, offline, seed)
+    return _assemble(run, condition, evidence, bucket_rows, contrast_rows, areas, offline, seed)
 
 
 def _assemble(
     run: Run,
     condition: str,
     evidence: Evidence,
-    rows: list[Bucket],
-    found: list[Contrast],
+    bucket_rows: list[Bucket],
+    contrast_rows: list[Contrast],
     areas: list[Specificity],
     offline: "_Offline",
     seed: int,
 ) -> Analysis:
-    """The verdicts, and every table beside them."""
+    """The verdicts on the evidence, and every table beside them."""
     measured = evidence.measured.arm if evidence.measured else None
-    own = evidence.samples
     verdicts = rules(evidence)
     mixed_steps = len({step.step for step in run.steps if step.mixed_prompt})
-    reasons = dict(Counter(s.null_reason or "" for s in own if s.cos_S_contrib is None))
+    without_cosine = [sample for sample in evidence.samples if sample.cos_S_contrib is None]
+    null_reasons = dict(Counter(sample.null_reason or "" for sample in without_cosine))
     return Analysis(
         run=run.path.name,
         condition=condition,
         arms=tuple(evidence.summaries),
         measured_arm=measured,
         num_steps=len({step.step for step in run.steps}),
-        num_samples=len(own),
+        num_samples=len(evidence.samples),
         num_prompts=num_problems(run.steps),
         mixed_steps=mixed_steps,
         loss_types=tuple(dict.fromkeys(step.loss_type for step in run.steps)),
@@ -182,26 +200,29 @@ def _assemble(
         rules=verdicts,
         validity=validity(evidence),
         checks=verification(evidence),
-        conclusions=conclusions(evidence, found, areas, reasons, mixed_steps),
+        conclusions=conclusions(evidence, contrast_rows, areas, null_reasons, mixed_steps),
         permutation=offline.permutation,
         transfer=offline.transfer,
         settings=offline.settings,
         comparisons=_comparisons(run.steps, evidence.summaries, measured, seed),
-        cells=advantage_cells(own),
+        cells=advantage_cells(evidence.samples),
         trajectory=trajectory(run.steps),
         summaries=list(evidence.summaries.values()),
-        buckets=rows,
-        contrasts=found,
+        buckets=bucket_rows,
+        contrasts=contrast_rows,
         specificity=areas,
         outcome=evidence.outcome,
-        null_reasons=reasons,
+        null_reasons=null_reasons,
         metrics=metrics(evidence, run.samples),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Offline:
-    """What the inner products of a run give; nothing for a run that has none that fit its records."""
+    """What follows from the inner products of a run; empty for a run without them.
+
+    Where they miss the recorded cosines by more than REPRODUCED, `error` alone is set.
+    """
 
     permutation: Permutation | None = None
     transfer: SignTransfer | None = None
@@ -223,6 +244,7 @@ def _offline(
     if summaries[measured].trains:
         return _Offline()
     linked = link(run, samples, [step for step in run.steps if step.arm == measured])
+    # A null that was drawn from other gradients than the records' would be compared with the wrong statistic.
     if linked.error > REPRODUCED:
         return _Offline(error=linked.error)
     return _Offline(
@@ -234,13 +256,15 @@ def _offline(
 
 
 def _comparisons(
-    steps: Iterable[StepRecord], summaries: Mapping[str, ArmSummary], measured: str | None, seed: int
+    steps: Sequence[StepRecord], summaries: Mapping[str, ArmSummary], measured: str | None, seed: int
 ) -> list[ArmComparison]:
-    """Every other arm against the measured one."""
-    rows = list(steps)
-    return [
-        compare_arms(rows, arm, measured, metric, trains=summaries[arm].trains, seed=seed)
-        for arm in summaries
-        if measured is not None and arm != measured
-        for metric in MEASURES
-    ]
+    """Every other arm against the measured one, in every measure."""
+    if measured is None:
+        return []
+    rows = []
+    for arm, summary in summaries.items():
+        if arm != measured:
+            rows += [
+                compare_arms(steps, arm, measured, measure, trains=summary.trains, seed=seed) for measure in MEASURES
+            ]
+    return rows

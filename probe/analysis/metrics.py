@@ -1,8 +1,8 @@
-"""Every number of a run as one flat table of estimates, which criteria are evaluated from.
+"""Every number of a run as one table, from which criteria are evaluated; and which metrics there are (below).
 
-A key names the metric, the unit of its n, and the arm and condition where it is not those that stand for vanilla and
-the first. Names are those of the records (`cos_in`, `advantage/abs_max`, `kl/mean`, `cos_S_contrib`, `hacked`, ...), in
-training those of `probe.analysis.outcome` (`hack_final`, ...), and
+A key names the metric, the unit that its n counts, and the arm and condition where those are not the arm that stands
+for vanilla and the first condition. Names are those of the records (`cos_in`, `advantage/abs_max`, `kl/mean`,
+`cos_S_contrib`, `hacked`, ...), in training those of `probe.analysis.training_outcome` (`hack_final`, ...), and
 
     cos_in_mean         cos_in along the direction of the mean pair difference
     d_cos_in            cos_in of a prompt minus its mean under N2
@@ -17,148 +17,256 @@ training those of `probe.analysis.outcome` (`hack_final`, ...), and
 
 In a run that trains, the steps are autocorrelated: the run is the unit, and gives one number a metric (unit `run`).
 Over several such runs the seed is the unit, and, secondary, the held-out problem (its mean over the seeds).
+
+To add a metric that is a field of a record: name it in STEP_METRICS or SAMPLE_METRICS. To add one that is computed:
+compute it in `_derived`, and say in _DERIVED for which units and nulls it exists. A spec that names anything else is
+refused before its sweep.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 
-from probe.analysis.catalogue import SAMPLE_METRICS, STEP_METRICS
-from probe.analysis.estimates import Estimate, Key, Metrics, estimate
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
-from probe.analysis.measures.specificity import beaten_by
+from probe.analysis.measures.specificity import SCORES, beaten_by
+from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate
 from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import NullTest
+from probe.analysis.training_outcome import MOVED, PLACES, RATES
 from probe.analysis.verdict.evidence import Evidence
-from probe.analysis.verdict.trained import of_training
-from probe.records.records import SampleRecord, StepRecord
+from probe.analysis.verdict.run_level import training_run_metrics
+from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, SampleRecord, StepRecord
+from probe.settings.words import NO_HINT
+from replay_pools.environments.loopholes import LOOPHOLES
+
+SAMPLE_METRICS = (
+    *("reward", "hacked", "gt_pass", "fmt_ok", "comp_len", "advantage", "hint", "nll"),
+    *("cos_S_contrib", "cos_S_nll", "grad_norm_contrib"),
+)
+STEP_METRICS = (
+    *("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired"),
+    *("reward_mean", "reward_std", "reward_spread", "grad_norm", "num_effective", "additivity_error"),
+    *("cos_update", "hackward_frac_update", "direction_age", "direction_overlap"),
+)
+# The other fields of steps, flattened as on the wire.
+_STEP_NAMES = (
+    *STEP_METRICS,
+    *ADVANTAGE_KEYS,
+    *(f"kl/{key}" for key in KL_KEYS),
+    *(f"ratio/{key}" for key in RATIO_KEYS),
+)
+# Of steps in which the policy moves, and with it its reference, its directions and the strength of its penalty.
+_MOVING = (
+    *("cos_update", "hackward_frac_update", "direction_overlap"),
+    *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
+)
+_TRIVIAL_SCORES = tuple(score for score in SCORES if score != "cos_S_contrib")
+_PERMUTED = ("N2", "N3", "N4")  # the nulls of `probe.analysis.statistics.permutation`
 
 
-def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[Key, Estimate]:
-    """The table of one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """For which units and nulls a metric exists."""
+
+    units: tuple[str, ...]
+    nulls: tuple[str, ...] = ()
+    measured_alone: bool = False  # of the arm that stands for vanilla, and of no other
+
+
+_DERIVED = {
+    "cos_in_mean": Availability(units=("prompt",), nulls=("pair-swap",), measured_alone=True),
+    "d_cos_in": Availability(units=("prompt",), nulls=_PERMUTED, measured_alone=True),
+    "hack_difference": Availability(units=("prompt",), nulls=("N1", *_PERMUTED), measured_alone=True),
+    "pure_hack_difference": Availability(units=("prompt",), nulls=("N1",), measured_alone=True),
+    "auroc": Availability(units=("prompt",), nulls=(*_PERMUTED, "baselines"), measured_alone=True),
+    **{f"auroc/{score}": Availability(units=("prompt",), measured_alone=True) for score in _TRIVIAL_SCORES},
+    "module_p": Availability(units=("module",), measured_alone=True),
+    "pair_sign": Availability(units=("pair",), measured_alone=True),
+}
+
+
+def replay_metrics() -> dict[str, Availability]:
+    """The metrics of a replay with frozen weights. A null of `cos_in` is of the measured arm alone."""
+    table = {name: Availability(units=("prompt", "step")) for name in _STEP_NAMES if name not in _MOVING}
+    table |= dict.fromkeys(SAMPLE_METRICS, Availability(units=("prompt", "sample")))
+    table["cos_in"] = Availability(units=("prompt", "step"), nulls=("N1", *_PERMUTED))
+    return table | _DERIVED
+
+
+def training_metrics() -> dict[str, Availability]:
+    """The metrics of runs that train: one number a run, so that the seed is the unit; no nulls."""
+    by_seed = Availability(units=("seed",))
+    table = dict.fromkeys(SAMPLE_METRICS, by_seed)
+    table |= {name: by_seed for name, available in _DERIVED.items() if "prompt" in available.units}
+    table |= dict.fromkeys(_STEP_NAMES, Availability(units=("seed", "step")))
+    table |= dict.fromkeys(("kl/final", "kl/share_of_base", *MOVED.values()), by_seed)
+    settings = ["", *(f"/{name}" for name in (*LOOPHOLES, NO_HINT))]
+    for rate, place, setting in product(RATES, PLACES, settings):
+        table[f"{rate}_{place}{setting}"] = Availability(units=("seed", "problem"))
+    return table
+
+
+def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricKey, Estimate]:
+    """The table of one run under one condition; keys without an arm are of the measured arm.
 
     Args:
         evidence: what the verdicts are made from.
         samples: of all arms.
     """
-    table: dict[Key, Estimate] = {}
-    measured = evidence.measured.arm if evidence.measured else None
+    table: dict[MetricKey, Estimate] = {}
     for arm in evidence.summaries:
-        steps, own = [s for s in evidence.steps if s.arm == arm], [s for s in samples if s.arm == arm]
-        for (metric, unit), by_unit in (_step_rows(steps) | _sample_rows(own)).items():
-            table[Key(metric, unit, arm)] = estimate(by_unit, unit)
-        for key in [key for key in table if key.metric == "adv_cap_fraction" and key.arm == arm]:
-            table[key] = replace(table[key], vacuous=_never_caps(steps))
+        steps = [step for step in evidence.steps if step.arm == arm]
+        arm_samples = [sample for sample in samples if sample.arm == arm]
+        for (metric, unit), by_unit in (_step_values(steps) | _sample_values(arm_samples)).items():
+            table[MetricKey(metric, unit, arm)] = estimate(by_unit, unit)
+        # A share that is 0 under any rewards must not pass a criterion such as "at most .1".
+        for unit in ("step", "prompt"):
+            capped = MetricKey("adv_cap_fraction", unit, arm)
+            if capped in table:
+                table[capped] = replace(table[capped], vacuous=_never_caps(steps))
+    measured = evidence.measured.arm if evidence.measured else None
     table |= {key._replace(arm=None): row for key, row in table.items() if key.arm == measured}
     for key, row in _derived(evidence, table).items():
-        table |= {key._replace(arm=arm): row for arm in (None, measured)}
-    return of_training(evidence, table) if evidence.trains else table
+        table[key] = table[key._replace(arm=measured)] = row
+    return training_run_metrics(evidence, table) if evidence.trains else table
 
 
 def _never_caps(steps: Sequence[StepRecord]) -> str | None:
-    """Why the share of capped advantages is 0 whatever the rewards are."""
+    """Why the share of capped advantages is 0 whatever the rewards are; None where the cap can act."""
     if not all(step.advantage["adv_cap_vacuous"] is True for step in steps):
         return None
     return "the cap is not below the largest advantage that a group can have"
 
 
-def _derived(e: Evidence, table: Metrics) -> dict[Key, Estimate]:
-    """Statistics that are no plain mean of a field, and the nulls of those that are."""
-    found: dict[Key, Estimate] = {}
-    cosine = table.get(Key("cos_in", "prompt"))
+def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
+    """Of the measured arm: statistics that are no plain mean of a field, and `cos_in` with its nulls."""
+    derived: dict[MetricKey, Estimate] = {}
+    cosine = table.get(MetricKey("cos_in", "prompt"))
     if cosine is not None:
-        found[Key("cos_in", "prompt")] = estimate(cosine.by_unit, "prompt", nulls=_nulls(e, "cos_in") | _haar(e))
-    if e.permutation is not None:
-        swapped = _nulls(e, "cos_in_mean")
-        value = next((row.value for row in e.permutation.rows if row.metric == "cos_in_mean"), None)
-        n = len(e.permutation.excess)
-        found[Key("cos_in_mean", "prompt")] = Estimate(value=value, n=n, unit="prompt", nulls=swapped)
-        found[Key("d_cos_in", "prompt")] = estimate(e.permutation.excess, "prompt", nulls=_nulls(e, "cos_in"))
-        by_module = {row.module: row.p_max_t for row in e.permutation.modules}
-        found[Key("module_p", "module")] = estimate(by_module, "module")
-    paid = [s for s in e.samples if s.advantage > 0]
-    hack = _differences([(s, s.cos_S_contrib, s.hacked) for s in paid])
-    pure = _differences([(s, s.cos_S_nll, not s.gt_pass) for s in e.samples if s.hacked])
-    found[Key("hack_difference", "prompt")] = estimate(
-        hack, "prompt", nulls=_nulls(e, "hack_difference") | _haar_of(e, HACK_AMONG_PAID)
-    )
-    found[Key("pure_hack_difference", "prompt")] = estimate(pure, "prompt", nulls=_haar_of(e, PURE_HACK))
-    for row in (e.specificity, *e.baselines):
-        if row is not None:
-            own = row is e.specificity
-            found[Key("auroc" if own else f"auroc/{row.score}", "prompt")] = Estimate(
-                value=row.auroc,
-                n=row.num_prompts,
-                unit="prompt",
-                interval=row.interval,
-                nulls=_nulls(e, "auroc") if own else {},
-                beaten_by=tuple(beaten_by(row, e.baselines)) if own and e.baselines else None,
-            )
-    if e.transfer is not None:
-        found[Key("pair_sign", "pair")] = Estimate(
-            value=e.transfer.accuracy, n=e.transfer.num_pairs, unit="pair", interval=e.transfer.interval
+        nulls = _nulls(evidence, "cos_in")
+        if evidence.measured is not None and evidence.measured.haar is not None:
+            nulls["N1"] = evidence.measured.haar.null()
+        derived[MetricKey("cos_in", "prompt")] = estimate(cosine.by_unit, "prompt", nulls=nulls)
+    derived |= _permutation_metrics(evidence)
+    derived |= _difference_metrics(evidence)
+    derived |= _auroc_metrics(evidence)
+    transfer = evidence.transfer
+    if transfer is not None:
+        derived[MetricKey("pair_sign", "pair")] = Estimate(
+            value=transfer.accuracy, n=transfer.num_pairs, unit="pair", interval=transfer.interval
         )
-    return found
+    return derived
 
 
-def _step_rows(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str, float]]:
+def _permutation_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
+    """What was measured from the inner products of the run, together with its nulls."""
+    permutation = evidence.permutation
+    if permutation is None:
+        return {}
+    along_mean = next((row.value for row in permutation.rows if row.metric == "cos_in_mean"), None)
+    by_module = {row.module: row.p_max_t for row in permutation.modules}
+    return {
+        MetricKey("cos_in_mean", "prompt"): Estimate(
+            value=along_mean, n=len(permutation.excess), unit="prompt", nulls=_nulls(evidence, "cos_in_mean")
+        ),
+        MetricKey("d_cos_in", "prompt"): estimate(permutation.excess, "prompt", nulls=_nulls(evidence, "cos_in")),
+        MetricKey("module_p", "module"): estimate(by_module, "module"),
+    }
+
+
+def _difference_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
+    """Within-prompt differences of the sample cosines."""
+    paid = [sample for sample in evidence.samples if sample.advantage > 0]
+    hacks = [sample for sample in evidence.samples if sample.hacked]
+    hack = _differences([(sample, sample.cos_S_contrib, sample.hacked) for sample in paid])
+    pure_hack = _differences([(sample, sample.cos_S_nll, not sample.gt_pass) for sample in hacks])
+    nulls = _nulls(evidence, "hack_difference") | _haar_null(evidence, HACK_AMONG_PAID)
+    return {
+        MetricKey("hack_difference", "prompt"): estimate(hack, "prompt", nulls=nulls),
+        MetricKey("pure_hack_difference", "prompt"): estimate(
+            pure_hack, "prompt", nulls=_haar_null(evidence, PURE_HACK)
+        ),
+    }
+
+
+def _auroc_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
+    """The AUROC of the measurement, with the trivial scores that beat it, and of each trivial score."""
+    rows: dict[MetricKey, Estimate] = {}
+    area = evidence.specificity
+    if area is not None:
+        rows[MetricKey("auroc", "prompt")] = Estimate(
+            value=area.auroc,
+            n=area.num_prompts,
+            unit="prompt",
+            interval=area.interval,
+            nulls=_nulls(evidence, "auroc"),
+            beaten_by=tuple(beaten_by(area, evidence.baselines)) if evidence.baselines else None,
+        )
+    for baseline in evidence.baselines:
+        rows[MetricKey(f"auroc/{baseline.score}", "prompt")] = Estimate(
+            value=baseline.auroc, n=baseline.num_prompts, unit="prompt", interval=baseline.interval
+        )
+    return rows
+
+
+def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str, float]]:
     """{(metric, unit): {unit: value}} of the fields of one arm's steps, by step and by prompt."""
     by_step: dict[str, dict[str, float]] = {}
-    problem: dict[str, str] = {}
+    problem_of: dict[str, str] = {}
     for step in steps:
         name = str(step.step)
-        problem[name] = step.problem_id
+        problem_of[name] = step.problem_id
         values = {metric: getattr(step, metric) for metric in STEP_METRICS} | step.advantage
         values |= {f"kl/{key}": value for key, value in step.kl.items()}
         values |= {f"ratio/{key}": value for key, value in step.ratio.items()}
         for metric, value in values.items():
             if value is not None:
                 by_step.setdefault(metric, {})[name] = float(value)
-    found = {}
-    for metric, rows in by_step.items():
-        found[metric, "step"] = rows
-        found[metric, "prompt"] = _strings(prompt_means(list(rows.values()), [problem[name] for name in rows]))
-    return found
+    tables = {}
+    for metric, values in by_step.items():
+        tables[metric, "step"] = values
+        means = prompt_means(list(values.values()), [problem_of[name] for name in values])
+        tables[metric, "prompt"] = _with_names(means)
+    return tables
 
 
-def _sample_rows(samples: Iterable[SampleRecord]) -> dict[tuple[str, str], dict[str, float]]:
+def _sample_values(samples: Sequence[SampleRecord]) -> dict[tuple[str, str], dict[str, float]]:
     """{(metric, unit): {unit: value}} of the fields of one arm's samples, by sample (naive) and by prompt."""
-    rows = list(samples)
-    found = {}
+    tables = {}
     for metric in SAMPLE_METRICS:
-        values = [(s, float(v)) for s in rows if (v := getattr(s, metric)) is not None]
-        found[metric, "sample"] = {f"{s.step}/{s.sample_id}": value for s, value in values}
-        by_prompt = prompt_means([value for _, value in values], [s.problem_id for s, _ in values])
-        found[metric, "prompt"] = _strings(by_prompt)
-    return found
+        present = [sample for sample in samples if getattr(sample, metric) is not None]
+        values = [float(getattr(sample, metric)) for sample in present]
+        names = [f"{sample.step}/{sample.sample_id}" for sample in present]
+        tables[metric, "sample"] = dict(zip(names, values, strict=True))
+        tables[metric, "prompt"] = _with_names(prompt_means(values, [sample.problem_id for sample in present]))
+    return tables
 
 
 def _differences(rows: Sequence[tuple[SampleRecord, float | None, bool]]) -> dict[str, float]:
     """{prompt: mean of the labelled minus mean of the others} of (sample, value, label)."""
-    present = [(s, value, label) for s, value, label in rows if value is not None]
-    found = within_prompt_differences(
-        [value for _, value, _ in present], [label for _, _, label in present], [s.problem_id for s, _, _ in present]
-    )
-    return _strings(found)
+    values, labels, problems = [], [], []
+    for sample, value, label in rows:
+        if value is not None:
+            values.append(value)
+            labels.append(label)
+            problems.append(sample.problem_id)
+    return _with_names(within_prompt_differences(values, labels, problems))
 
 
-def _nulls(e: Evidence, metric: str) -> dict[str, NullTest]:
-    return {row.null: row.test for row in e.permutation.rows if row.metric == metric} if e.permutation else {}
+def _nulls(evidence: Evidence, metric: str) -> dict[str, NullTest]:
+    """{null: test} of a statistic, from the permutations of the run."""
+    rows = evidence.permutation.rows if evidence.permutation else []
+    return {row.null: row.test for row in rows if row.metric == metric}
 
 
-def _haar(e: Evidence) -> dict[str, NullTest]:
-    """N1 of the mean cosine."""
-    if e.measured is None or e.measured.haar is None:
-        return {}
-    return {"N1": e.measured.haar.null()}
+def _haar_null(evidence: Evidence, contrast_name: str) -> dict[str, NullTest]:
+    """N1 of a within-prompt difference, where it exists."""
+    for contrast in evidence.contrasts:
+        if contrast.name == contrast_name and contrast.haar is not None and contrast.difference is not None:
+            return {"N1": contrast.haar.null(contrast.difference)}
+    return {}
 
 
-def _haar_of(e: Evidence, contrast: str) -> dict[str, NullTest]:
-    """N1 of a within-prompt difference."""
-    row = next((c for c in e.contrasts if c.name == contrast), None)
-    if row is None or row.haar is None or row.difference is None:
-        return {}
-    return {"N1": row.haar.null(row.difference)}
-
-
-def _strings(values: Mapping) -> dict[str, float]:
-    return {str(key): value for key, value in values.items()}
+def _with_names(values: Mapping) -> dict[str, float]:
+    """The same values under the names of their units as text."""
+    return {str(name): value for name, value in values.items()}

@@ -1,221 +1,289 @@
-"""The tables of an Analysis, and format_analysis: all of it as plain text, at most 100 columns wide."""
+"""The tables of an Analysis, as text cells.
 
-from collections.abc import Sequence
+To add a table: write a function here that makes a `TextTable` of an Analysis (without rows where there is nothing to
+show), and name it in `all_tables`, from which the report picks by table name (`probe.report.sections.evidence`), and in
+`probe.analysis.text_report.format_analysis`, which `probe analyze` prints.
+"""
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.evidence_tables import comparisons, heldout, modules, nulls, parts, sensitivity
+from probe.analysis.formatting import TextTable, interval, number, p_value, share, share_interval, short, yes
 from probe.analysis.measures.contrasts import CONTRASTS
-from probe.analysis.measures.trajectory import ArmSummary
-from probe.analysis.text import Table, area, interval, number, p_value, render_table, share, short, wrap, yes
-from probe.analysis.verdict.evidence import Check
-from probe.records.records import DEFAULT_CONDITION
+from probe.analysis.training_outcome import RATES
+from probe.settings.words import ALL
+
+MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
 
 
-def all_tables(analysis: Analysis) -> list[Table]:
-    """Every table that has rows, in the order of reading."""
-    found = [
-        nulls(analysis),
-        _summaries(analysis),
-        comparisons(analysis),
-        _gates(analysis),
-        _cells(analysis),
-        _buckets(analysis),
-        *_contrasts(analysis),
-        _specificity(analysis),
-        modules(analysis),
-        sensitivity(analysis),
-        _trajectory(analysis),
+def all_tables(analysis: Analysis) -> list[TextTable]:
+    """Every table of the records that has rows, in the order of reading."""
+    tables = [
+        null_table(analysis),
+        arm_table(analysis),
+        comparison_table(analysis),
+        gate_table(analysis),
+        cell_table(analysis),
+        bucket_table(analysis),
+        *contrast_tables(analysis),
+        specificity_table(analysis),
+        module_table(analysis),
+        other_k_table(analysis),
+        step_table(analysis),
     ]
-    return [table for table in found if table.rows]
+    return [table for table in tables if table.rows]
 
 
-def format_analysis(analysis: Analysis) -> str:
-    """The whole analysis: the verdict first, then its reasons, then the tables that they rest on; the verdict again."""
-    condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
-    head = (
-        f"run {analysis.run}{condition}: {analysis.num_steps} steps, {analysis.num_prompts} prompts, "
-        f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
+def heldout_table(analysis: Analysis) -> TextTable:
+    """The evaluations of a training run on held-out problems, a row a setting."""
+    evaluations = analysis.outcome.evaluations if analysis.outcome else []
+    rows = []
+    for evaluation in evaluations:
+        moved = evaluation["frozen"] or {}
+        for setting, rates in evaluation["rates"].items():
+            # With one setting, the row over all settings would repeat it.
+            if setting == ALL and len(evaluation["rates"]) <= 2:
+                continue
+            rows.append(
+                (
+                    str(evaluation["step"]),
+                    evaluation["weights"],
+                    setting,
+                    str(rates["num_problems"]),
+                    *(share(rates[rate]["rate"]) for rate in RATES),
+                    number(moved.get("margin")),
+                    number(moved.get("cos_moved")),
+                    number(moved.get("hackward_frac_moved")),
+                )
+            )
+    header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac")
+    title = "Held-out problems (margin: change of held-out logp(hack) - logp(clean); moved: start minus now)"
+    return TextTable(name="held-out", title=title, header=header, rows=rows, left=3)
+
+
+def null_table(analysis: Analysis) -> TextTable:
+    """Every statistic against every null that was drawn."""
+    drawn = [] if analysis.permutation is None else analysis.permutation.rows
+    rows = [
+        (
+            row.metric,
+            row.null,
+            number(row.value),
+            number(row.test.mean),
+            f"{row.test.sd:.3f}",
+            number(row.test.q95),
+            number(row.test.d),
+            number(row.test.z, 1),
+            p_value(row.test.p),
+            str(row.test.num_draws),
+        )
+        for row in sorted(drawn, key=lambda row: (row.metric, row.null))
+    ]
+    header = ("statistic", "null", "value", "mean", "sd", "95th pct", "d", "z", "p", "draws")
+    title = (
+        f"Nulls (arm {analysis.measured_arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels "
+        "permuted within prompts, pair-swap: hack and clean swapped within pairs)"
     )
-    verdict = f"VERDICT (R6): {analysis.decision.outcome}: {analysis.decision.why}"
-    sections = [
-        "\n".join(wrap(head)),
-        "\n".join(wrap(verdict, indent="  ")),
-        "\n".join(line for sentence in analysis.conclusions for line in wrap(f"- {sentence}", indent="  ")),
-        _checks("Rules R0 to R7 (METHOD section 7; mechanism rows are no evidence)", analysis.rules),
-        parts(analysis),
-        render_table(heldout(analysis)),
-        render_table(nulls(analysis)),
-        _checks(
-            "Verification (the seed's table V and decision rules D; mechanism rows are no evidence)", analysis.checks
-        ),
-        *map(render_table, (_summaries(analysis), comparisons(analysis), _gates(analysis))),
-        *map(render_table, (_cells(analysis), _buckets(analysis))),
-        _contrasts_text(_contrasts(analysis)),
-        *map(render_table, (_specificity(analysis), modules(analysis), sensitivity(analysis), _trajectory(analysis))),
-        "\n".join(wrap(f"again, {verdict}", indent="  ")),  # where a terminal has scrolled to
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return TextTable(name="nulls", title=title, header=header, rows=rows, left=2)
 
 
-def _checks(title: str, checks: Sequence[Check]) -> str:
-    lines = [title]
-    for c in checks:
-        lines += wrap(f"  {c.row:<4}{c.verdict:<13}{c.kind:<10} {c.condition}", indent=" " * 28)
-        value = f"{c.value}; " if c.value else ""
-        lines += wrap(f"      n = {c.n} {c.unit}s: {value}{c.why}", indent=" " * 6)
-    return "\n".join(lines)
-
-
-def _summaries(a: Analysis) -> Table:
+def arm_table(analysis: Analysis) -> TextTable:
+    """cos_in of every arm over prompts, against the Haar null."""
+    rows = []
+    for summary in analysis.summaries:
+        haar = ("-", "-", "-")
+        if summary.haar:
+            shared, independent = summary.haar.shared, summary.haar.independent
+            haar = (number(shared.z, 1), p_value(shared.p), number(independent.z, 1))
+        rows.append(
+            (
+                summary.arm,
+                str(summary.num_steps),
+                str(summary.num_null),
+                str(summary.num_prompts),
+                number(summary.mean_cos_in),
+                interval(summary.interval),
+                p_value(summary.sign_flip_p),
+                *haar,
+            )
+        )
     header = ("arm", "steps", "null", "prompts", "cos_in", "95% interval", "flip p", "z", "p", "z ind")
     title = "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps; z ind: a draw a step, optimistic)"
-    return Table(name="arms", title=title, header=header, rows=[_summary(s) for s in a.summaries])
+    return TextTable(name="arms", title=title, header=header, rows=rows)
 
 
-def _summary(s: ArmSummary) -> tuple[str, ...]:
-    return (
-        s.arm,
-        str(s.num_steps),
-        str(s.num_null),
-        str(s.num_prompts),
-        number(s.mean_cos_in),
-        interval(s.interval),
-        p_value(s.sign_flip_p),
-        number(s.haar.shared.z if s.haar else None, 1),
-        p_value(s.haar.shared.p if s.haar else None),
-        number(s.haar.independent.z if s.haar else None, 1),
-    )
+def comparison_table(analysis: Analysis) -> TextTable:
+    """Every other arm against the measured arm, paired by prompt."""
+    rows = [
+        (
+            comparison.metric,
+            comparison.arm,
+            str(comparison.num_prompts),
+            number(comparison.difference),
+            "identical" if comparison.identical else interval(comparison.interval),
+            p_value(comparison.p),
+            p_value(comparison.equivalence.p if comparison.equivalence else None),
+        )
+        for comparison in sorted(analysis.comparisons, key=lambda comparison: comparison.metric)
+    ]
+    header = ("measure", "arm", "prompts", "difference", "95% interval", "flip p", "TOST p")
+    title = f"Arms minus {analysis.measured_arm}, paired by prompt (TOST: equivalence within +-.05)"
+    return TextTable(name="comparisons", title=title, header=header, rows=rows, left=2)
 
 
-def _gates(a: Analysis) -> Table:
+def gate_table(analysis: Analysis) -> TextTable:
+    """What the gate of every arm did to the gradient."""
+    rows = [
+        (
+            summary.arm,
+            number(summary.mean_cos_out),
+            f"{summary.num_lowered}/{summary.num_steps - summary.num_null}",
+            share(summary.mean_frac_fired),
+            share(summary.mean_hackward_frac_in),
+            number(summary.mean_cos_update),
+        )
+        for summary in analysis.summaries
+    ]
     header = ("arm", "cos_out", "cos_out < cos_in", "frac_fired", "hackward_frac_in", "cos_update")
-    rows = [
-        (
-            s.arm,
-            number(s.mean_cos_out),
-            f"{s.num_lowered}/{s.num_steps - s.num_null}",
-            share(s.mean_frac_fired),
-            share(s.mean_hackward_frac_in),
-            number(s.mean_cos_update),
-        )
-        for s in a.summaries
-    ]
     title = "Gates (means over steps; mechanism, no evidence but for cos_update)"
-    return Table(name="gates", title=title, header=header, rows=rows)
+    return TextTable(name="gates", title=title, header=header, rows=rows)
 
 
-def _cells(a: Analysis) -> Table:
-    header = ("source", "hint", "hacked", "gt", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "sum dot")
+def cell_table(analysis: Analysis) -> TextTable:
+    """Which samples of the measured arm carry the gradient: by source, hint, labels and sign of the advantage."""
     rows = [
         (
-            short(c.src_pool, 16),
-            yes(c.hint),
-            yes(c.hacked),
-            yes(c.gt_pass),
-            "-0+"[c.advantage_sign + 1],
-            str(c.n),
-            str(c.num_prompts),
-            number(c.mean_advantage),
-            number(c.mean_cos_contrib),
-            number(c.mean_cos_nll),
-            f"{c.dot:+.3g}",
+            short(cell.src_pool, 16),
+            yes(cell.hint),
+            yes(cell.hacked),
+            yes(cell.gt_pass),
+            "-0+"[cell.advantage_sign + 1],
+            str(cell.n),
+            str(cell.num_prompts),
+            number(cell.mean_advantage),
+            number(cell.mean_cos_contrib),
+            number(cell.mean_cos_nll),
+            f"{cell.dot:+.3g}",
         )
-        for c in a.cells
+        for cell in analysis.cells
     ]
-    title = f"Advantage cells (arm {a.measured_arm}; n in samples)"
-    return Table(name="cells", title=title, header=header, rows=rows, left=4)
+    header = ("source", "hint", "hacked", "gt", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "sum dot")
+    title = f"Advantage cells (arm {analysis.measured_arm}; n in samples)"
+    return TextTable(name="cells", title=title, header=header, rows=rows, left=4)
 
 
-def _buckets(a: Analysis) -> Table:
+def bucket_table(analysis: Analysis) -> TextTable:
+    """Sample cosines of the measured arm by source and label."""
+    rows = []
+    for bucket in analysis.buckets:
+        if bucket.arm != analysis.measured_arm:
+            continue
+        label = "hacked" if bucket.hacked else "clean"
+        mean = number(bucket.mean) if bucket.n else "empty"
+        sd = "-" if bucket.n == 0 or bucket.sd is None else f"{bucket.sd:.3f}"
+        rows.append((bucket.metric, short(bucket.src_pool, 24), label, str(bucket.n), str(bucket.num_null), mean, sd))
     header = ("metric", "source", "label", "n", "null", "mean", "sd")
-    rows = [
-        (b.metric, short(b.src_pool, 24), "hacked" if b.hacked else "clean", str(b.n), str(b.num_null))
-        + ((number(b.mean), "-" if b.sd is None else f"{b.sd:.3f}") if b.n else ("empty", "-"))
-        for b in a.buckets
-        if b.arm == a.measured_arm
-    ]
-    title = f"Buckets (arm {a.measured_arm}; unit: sample)"
-    return Table(name="buckets", title=title, header=header, rows=rows, left=3)
+    title = f"Buckets (arm {analysis.measured_arm}; unit: sample)"
+    return TextTable(name="buckets", title=title, header=header, rows=rows, left=3)
 
 
-def _contrasts(a: Analysis) -> list[Table]:
-    header = (
-        "arm",
-        "n a",
-        "n b",
-        "Welch p",
-        "prompts",
-        "within",
-        "95% interval",
-        "flip p",
-        "Holm",
-        "Haar p",
-        "adj",
-    )
+def contrast_tables(analysis: Analysis) -> list[TextTable]:
+    """One table a contrast, a row an arm; its title names what the contrast is confounded with."""
+    header = ("arm", "n a", "n b", "Welch p", "prompts", "within", "95% interval", "flip p", "Holm", "Haar p", "adj")
     tables = []
     for place, spec in enumerate(CONTRASTS, 1):
-        rows = [
-            (
-                c.arm,
-                str(c.n_a),
-                str(c.n_b),
-                p_value(c.welch_p),
-                str(c.num_prompts),
-                number(c.difference),
-                interval(c.interval),
-                p_value(c.p),
-                p_value(c.p_holm),
-                p_value(c.haar.p if c.haar else None),
-                number(c.adjusted.effect),
+        rivals = [spec.caveat] if spec.caveat else []
+        rows = []
+        for contrast in analysis.contrasts:
+            if contrast.name != spec.name:
+                continue
+            if contrast.arm == analysis.measured_arm:
+                rivals += contrast.confounded_with
+            rows.append(
+                (
+                    contrast.arm,
+                    str(contrast.n_a),
+                    str(contrast.n_b),
+                    p_value(contrast.welch_p),
+                    str(contrast.num_prompts),
+                    number(contrast.difference),
+                    interval(contrast.interval),
+                    p_value(contrast.p),
+                    p_value(contrast.p_holm),
+                    p_value(contrast.haar.p if contrast.haar else None),
+                    number(contrast.adjusted.effect),
+                )
             )
-            for c in a.contrasts
-            if c.name == spec.name
-        ]
-        own = next((c for c in a.contrasts if c.name == spec.name and c.arm == a.measured_arm), None)
-        rivals = [spec.caveat] * bool(spec.caveat) + list(own.confounded_with if own else ())
         caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
         title = f"{spec.metric}: {spec.name}{caution}"
-        tables.append(Table(name=f"contrast-{place}", title=title, header=header, rows=rows))
+        tables.append(TextTable(name=f"contrast-{place}", title=title, header=header, rows=rows))
     return tables
 
 
-def _contrasts_text(tables: Sequence[Table]) -> str:
-    """The tables under their common title."""
-    if not any(table.rows for table in tables):
-        return ""
-    title = (
-        "Contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt; Holm: over the "
-        "contrasts of an arm; adj: regression within prompts on source, gt_pass, log length and hint"
-    )
-    return "\n".join([*wrap(title), *map(render_table, tables)])
-
-
-def _specificity(a: Analysis) -> Table:
-    rows = [
-        (s.score, str(s.n_hacked), str(s.n_clean), str(s.num_prompts), share(s.auroc), area(s.interval))
-        for s in a.specificity
-    ]
-    title = f"AUROC for hacked among A > 0 (arm {a.measured_arm}; interval: bootstrap over prompts)"
-    header = ("score", "hacked", "clean", "prompts", "AUROC", "95% interval")
-    return Table(name="specificity", title=title, header=header, rows=rows)
-
-
-def _trajectory(a: Analysis) -> Table:
-    header = ("step", "arm", "problem", "cos_in", "Haar z", "p", "cos_out", "hackward", "fired", "spread")
+def specificity_table(analysis: Analysis) -> TextTable:
+    """How well the cosine, and each trivial score, tells hacked from clean samples."""
     rows = [
         (
-            str(t.step),
-            t.arm,
-            short(t.problem_id, 16),
-            number(t.cos_in),
-            number(t.haar_z, 1),
-            p_value(t.haar_p),
-            number(t.cos_out),
-            share(t.hackward_frac_in),
-            share(t.frac_fired),
-            f"{t.reward_spread:.2f}",
+            area.score,
+            str(area.n_hacked),
+            str(area.n_clean),
+            str(area.num_prompts),
+            share(area.auroc),
+            share_interval(area.interval),
         )
-        for t in a.trajectory
+        for area in analysis.specificity
     ]
+    title = f"AUROC for hacked among A > 0 (arm {analysis.measured_arm}; interval: bootstrap over prompts)"
+    header = ("score", "hacked", "clean", "prompts", "AUROC", "95% interval")
+    return TextTable(name="specificity", title=title, header=header, rows=rows)
+
+
+def module_table(analysis: Analysis) -> TextTable:
+    """The modules whose cosine is furthest from the null of permuted labels."""
+    drawn = [] if analysis.permutation is None else analysis.permutation.modules
+    ordered = sorted(drawn, key=lambda module: -abs(module.z))
+    rows = [
+        (short(module.module, 60), number(module.mean_cos), number(module.z, 1), p_value(module.p_max_t))
+        for module in ordered[:MOST_MODULES]
+    ]
+    more = f"; {len(ordered) - MOST_MODULES} more in --json" if len(ordered) > MOST_MODULES else ""
+    title = f"Modules (mean cos_in over prompts; z: N2; p: max-T over {len(ordered)} modules{more})"
+    return TextTable(name="modules", title=title, header=("module", "cos_in", "z", "p"), rows=rows)
+
+
+def other_k_table(analysis: Analysis) -> TextTable:
+    """What another number k of directions a module would have measured."""
+    rows = [
+        (
+            f"{setting.k} (this run)" if setting.chosen else str(setting.k),
+            str(setting.num_directions),
+            number(setting.cos_in),
+            number(setting.cos_out),
+            share(setting.hackward_frac_in),
+            share(setting.auroc),
+        )
+        for setting in analysis.settings
+    ]
+    header = ("k", "directions", "cos_in", "cos_out one-sided", "hackward_frac_in", "AUROC")
+    title = "Other k, from inner products (exploratory: choosing k here spends the data)"
+    return TextTable(name="other-k", title=title, header=header, rows=rows)
+
+
+def step_table(analysis: Analysis) -> TextTable:
+    """Every step of every arm."""
+    rows = [
+        (
+            str(step.step),
+            step.arm,
+            short(step.problem_id, 16),
+            number(step.cos_in),
+            number(step.haar_z, 1),
+            p_value(step.haar_p),
+            number(step.cos_out),
+            share(step.hackward_frac_in),
+            share(step.frac_fired),
+            f"{step.reward_spread:.2f}",
+        )
+        for step in analysis.trajectory
+    ]
+    header = ("step", "arm", "problem", "cos_in", "Haar z", "p", "cos_out", "hackward", "fired", "spread")
     title = "Steps (Haar z of cos_in; '-' where a cosine does not exist)"
-    return Table(name="steps", title=title, header=header, rows=rows, left=3)
+    return TextTable(name="steps", title=title, header=header, rows=rows, left=3)

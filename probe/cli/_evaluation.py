@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replay_pools.files import write_atomic
 
 if TYPE_CHECKING:
-    from probe.experiments.verdict import Evaluation
+    from probe.experiments.verdict import SpecVerdict
 
 _TRAINED = (
     "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
@@ -16,9 +16,9 @@ _TRAINED = (
 _RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
 
 
-def format_text(found: "Evaluation") -> str:
+def format_text(found: "SpecVerdict") -> str:
     """Decision first, then cautions, criteria, and the rules of METHOD; at most 100 columns."""
-    from probe.analysis.text import wrap
+    from probe.analysis.formatting import wrap
 
     complete = sum(run.complete for run in found.runs)
     lines = [f"{found.spec}: {complete} of {len(found.runs)} runs, spec sha256 {found.sha256[:12]}"]
@@ -47,7 +47,7 @@ def format_text(found: "Evaluation") -> str:
     return "\n".join(lines)
 
 
-def format_markdown(found: "Evaluation") -> str:
+def format_markdown(found: "SpecVerdict") -> str:
     """The same as tables, for `out/reports/` and for the log of the spec."""
     complete = sum(run.complete for run in found.runs)
     lines = [
@@ -83,7 +83,7 @@ def format_markdown(found: "Evaluation") -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_report(found: "Evaluation", spec_file: Path, out: Path) -> list[Path]:
+def write_report(found: "SpecVerdict", spec_file: Path, out: Path) -> list[Path]:
     """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`, new or not."""
     entry = format_markdown(found)
     report, log = out / "reports" / f"{found.spec}.md", spec_file.with_suffix(".md")

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from probe.analysis.outcome import RATES
+from probe.analysis.training_outcome import RATES
 from probe.cli._frame import echo_json, echo_table
 from probe.cli._progress import say, shown_progress
 from probe.records.records import StepRecord
 from probe.records.tracking import TRACKERS, tracked
 from probe.runs.rates import Evaluation, Rate
-from probe.settings.run import ModelConfig
+from probe.settings.model import ModelConfig
 from probe.settings.words import ALL
 
 if TYPE_CHECKING:
-    from probe.runs.footprint import Footprint, Preview
+    from probe.runs.footprint import Footprint
+    from probe.runs.preview import Preview
     from probe.step.distributed import World
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

@@ -92,7 +92,11 @@ def run_config(ctx: click.Context, verb: Verb, flags: Mapping[str, str], out: Pa
 
 def given_flags(ctx: click.Context, flags: Mapping[str, str]) -> dict[str, Any]:
     """{key of a setting: value} of the flags that were given."""
-    return {key: ctx.params[name] for name, key in flags.items() if ctx.params[name] not in (None, (), [])}
+    return {
+        key: ctx.params[name]
+        for name, key in flags.items()
+        if _given(ctx, name) or ctx.params[name] not in (None, (), [])
+    }
 
 
 def _stored(ctx: click.Context, verb: Verb, path: Path) -> RunConfig:

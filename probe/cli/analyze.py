@@ -53,7 +53,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
     """Print the analysis of every run; whether a rule that a GO needs has failed."""
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
-    from probe.analysis.tables import format_analysis
+    from probe.analysis.text_report import format_analysis
 
     read = [read_run(resolve_run(run, out)) for run in runs]
     analyses = [analyze_run(run, own, others=read, **settings) for run in read for own in conditions(run)]

@@ -10,7 +10,7 @@ from probe.cli._running import echo_footprint
 from probe.records.run import resolve_run
 
 if TYPE_CHECKING:
-    from probe.experiments.plan import Effect, Plan
+    from probe.experiments.plan import Effect, SpecPlan
 
 
 @click.command()
@@ -49,7 +49,7 @@ def plan(
     ctx.exit(1 if check and found.vacuous else 0)
 
 
-def _print(found: "Plan") -> None:
+def _print(found: "SpecPlan") -> None:
     for title, effects in (("this spec", found.effects), ("what a GO buys", found.go_effects)):
         if effects:
             click.echo(f"\nSmallest effect seen with 80% power at 5%, two-sided: {title}")

@@ -9,7 +9,7 @@ from probe.cli._frame import dry_run_option, echo_json, elsewhere, json_option, 
 from probe.cli._progress import say, shown_progress
 from probe.cli._running import echo_work
 from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
-from probe.settings.run import ModelConfig
+from probe.settings.model import ModelConfig
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError

@@ -14,7 +14,7 @@ from probe.cli._settings import SettingsCommand, config_option, run_config, sett
 from probe.records.run import read_run
 from probe.records.timings import describe_timings
 from probe.settings.arms import ARMS
-from probe.settings.loss import Condition
+from probe.settings.loss import LossCondition
 from probe.settings.words import MATCHES
 
 FLAGS = {
@@ -38,7 +38,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> 
 
 
 def _conditions(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> list[dict[str, Any]]:
-    conditions = [Condition.parse(text) for text in texts]
+    conditions = [LossCondition.parse(text) for text in texts]
     return [{"name": condition.name, "changes": condition.changes} for condition in conditions]
 
 

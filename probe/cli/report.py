@@ -36,7 +36,7 @@ def report(
     runs of SPEC (spec/NAME.toml), as OUT/reports/NAME.html: one file that loads nothing, with its figures (SVG) and
     tables (Markdown, JSON) in NAME/.
 
-    Tokens are coloured by their share of the cosine where the run recorded it (--token-attribution).
+    Tokens are coloured by their share of the cosine where the run recorded it (--set token_attribution=N).
     Several runs are compared; training runs are grouped by arm, a line a seed. Reads what the runs stored; no model.
 
     Examples:

@@ -13,10 +13,10 @@ from probe.cli._progress import on_terminal, say
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table as Grid
+    from rich.table import Table
 
     from probe.experiments.launch import Launcher
-    from probe.experiments.sweep import Row, Table
+    from probe.experiments.sweep import JobState, SweepState
 
 STYLES = {"running": "bold", "done": "green", "failed": "red", "waiting": "dim"}
 
@@ -49,10 +49,11 @@ def sweep(
 
       probe sweep spec/phase2.toml --workers 2
     """
-    from probe.experiments.checks import open_spec, pool_faults, vacuous_parts
+    from probe.experiments.checks import open_spec, pool_faults
     from probe.experiments.jobs import block, pool_jobs, sweep_folder, write_settings
     from probe.experiments.sweep import sweep as run_sweep
-    from probe.experiments.sweep_table import block_value
+    from probe.experiments.sweep_metrics import block_value
+    from probe.experiments.vacuity import vacuous_parts
 
     spec = open_spec(spec_file)
     if faults := pool_faults(spec, out):
@@ -101,7 +102,7 @@ def _setting(text: str) -> tuple[str, str | int]:
     return key, int(value) if value.isdecimal() else value
 
 
-def _cells(row: "Row") -> dict[str, Any]:
+def _cells(row: "JobState") -> dict[str, Any]:
     """One line of the table."""
     job = row.job
     steps = len(list(job.directory.glob("step_*.gz")))
@@ -116,7 +117,7 @@ def _cells(row: "Row") -> dict[str, Any]:
 
 
 @contextmanager
-def _shown() -> "Iterator[Callable[[Table], None]]":
+def _shown() -> "Iterator[Callable[[SweepState], None]]":
     """On a terminal the whole table, redrawn in place; elsewhere a line for every change."""
     if not on_terminal():
         yield _plain()
@@ -128,22 +129,22 @@ def _shown() -> "Iterator[Callable[[Table], None]]":
         yield lambda table: live.update(_grid(table), refresh=True)
 
 
-def _grid(table: "Table") -> "Grid":
-    from rich.table import Table as Grid
+def _grid(table: "SweepState") -> "Table":
+    from rich.table import Table
     from rich.text import Text
 
     rows = [_cells(row) for row in table.rows]
-    grid = Grid(*rows[0], box=None)
+    grid = Table(*rows[0], box=None)
     for cells in rows:
         grid.add_row(*(Text(str(cell)) for cell in cells.values()), style=STYLES.get(cells["status"]))
     return grid
 
 
-def _plain() -> "Callable[[Table], None]":
+def _plain() -> "Callable[[SweepState], None]":
     """A line whenever a run changes its status or is tried again."""
     shown: dict[str, tuple[str, int]] = {}
 
-    def show(table: "Table") -> None:
+    def show(table: "SweepState") -> None:
         for row in table.rows:
             now = (row.status, row.attempts)
             if now != shown.get(row.job.name) and row.status != "waiting":
@@ -153,7 +154,7 @@ def _plain() -> "Callable[[Table], None]":
     return show
 
 
-def _line(row: "Row") -> str:
+def _line(row: "JobState") -> str:
     cells = _cells(row)
     error = f"  {cells['error']}" if cells["error"] else ""
     return (
@@ -162,7 +163,7 @@ def _line(row: "Row") -> str:
     )
 
 
-def _print(table: "Table", spec_file: Path, out: Path) -> None:
+def _print(table: "SweepState", spec_file: Path, out: Path) -> None:
     from probe.cli._frame import echo_table
 
     rows = [_cells(row) for row in table.rows]

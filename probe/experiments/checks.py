@@ -1,52 +1,22 @@
-"""What a spec cannot show and what no run of it could answer, said before anything is run.
+"""Refusals before anything is run: criteria that no run of a spec could answer, and pools that are not there.
 
-Vacuous parts: settings that do nothing, and criteria that hold whatever happens. To add a check, write one function
-from the spec to (key of the file, why), and add it to `VACUITY`. `probe plan` prints them all; a criterion that a sweep
-found vacuous before its first run is never PASS.
+`prereg` checks that a spec fits together, this file that its questions have answers, `vacuity` that the answers can
+come out either way.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-from probe.analysis.catalogue import Entry, of_replay, of_training
+from probe.analysis.metrics import Availability, replay_metrics, training_metrics
 from probe.experiments.prereg import load_spec
-from probe.experiments.spec import Condition, Criterion, ResolvedCondition, Spec
-from probe.objective.bound import advantage_bound
-from probe.settings.arms import ARMS, measured_arm
-from probe.settings.loss import LossSettings
-from probe.settings.run import RunConfig
+from probe.experiments.spec import Criterion, ResolvedCondition, Spec, SpecCondition
+from probe.experiments.vacuity import settings_key
+from probe.settings.arms import measured_arm
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
-from replay_pools.rollout import REWARD_RANGE
-from replay_pools.tables import flat
 
-# Measures of a direction: no factor > 0 on the gradient changes them.
-SCALE_FREE = ("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired")
-# What these options do to the advantages of one group is to multiply them by one positive number.
-SCALE_KEYS = ("objective.advantage_estimator", "objective.scale_rewards")
-# Identities of the one-sided gate at frozen weights (METHOD section 4), evidence of nothing but that the gate ran.
-GATE_IDENTITIES = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
-# The one statistic that swaps within pairs are a null of: they flip signs of its terms.
-MEAN_DIRECTION = "cos_in_mean"
-# The only settings of the objective that read the advantages, or what becomes of them.
-ADVANTAGE_KEYS = ("advantage_estimator", "scale_rewards", "advantage_clip", "min_group_std")
-CLIPS = ("epsilon", "epsilon_high", "delta", "importance_sampling_level")
-DEFAULTS = {entry.name: entry.default for entry in fields(LossSettings)}
 EXTREMES = ("min", "max", "n")  # all that there is of steps of training, which are autocorrelated
-Reasons = Iterator[tuple[str, str]]  # (key of the file, why)
-
-
-@dataclass(frozen=True, slots=True)
-class Vacuous:
-    """A part of the spec that is vacuous, and why."""
-
-    where: str  # key of the file
-    why: str
 
 
 def open_spec(path: Path) -> Spec:
@@ -58,169 +28,6 @@ def open_spec(path: Path) -> Spec:
     spec = load_spec(path)
     check_answerable(spec)
     return spec
-
-
-def vacuous_parts(spec: Spec) -> list[Vacuous]:
-    """What every check finds."""
-    return [Vacuous(where, why) for check in VACUITY for where, why in check(spec)]
-
-
-def _key(condition: str, setting: str) -> str:
-    return f"conditions.{condition}.settings.{setting}"
-
-
-def _cap(spec: Spec) -> Reasons:
-    """An advantage cap at or above what any group can reach."""
-    for name, condition in spec.resolved.items():
-        loss = condition.config.objective
-        clip = loss.advantage_clip
-        if clip is None or loss.loss_type == "nll" or loss.has_credit:
-            continue  # the advantages of single tokens have no such bound
-        if loss.scale_rewards == "batch" and condition.prompts_per_step > 1:
-            continue  # the standard deviation of a whole step may be as small as it likes
-        # In a replay step the batch is the group, so both scalings divide by the group's standard deviation.
-        scale = "none" if loss.scale_rewards == "none" else "group"
-        bound = advantage_bound(condition.group, REWARD_RANGE, estimator=loss.advantage_estimator, scale=scale)
-        if clip >= bound:
-            yield (
-                _key(name, "objective.advantage_clip"),
-                f"the cap {clip:g} is not below {bound:.3g}, the largest |A| of a group of {condition.group} "
-                f"(estimator {loss.advantage_estimator}, scale {loss.scale_rewards}): it never binds",
-            )
-
-
-def _ratio(spec: Spec) -> Reasons:
-    """A clip of the policy ratio where old and current policy are the same."""
-    for name, condition in spec.resolved.items():
-        for clip in CLIPS:
-            key = f"objective.{clip}"
-            if key in condition.given and condition.config.objective.old_logprobs == "current":
-                why = "old log-probabilities are the current ones: the ratio is 1 in every step and the clip never acts"
-                yield _key(name, key), why
-
-
-def _penalty(spec: Spec) -> Reasons:
-    """A KL penalty whose gradient is 0, and controllers of a penalty or a reference that is not there."""
-    for name, condition in spec.resolved.items():
-        loss = condition.config.objective
-        if condition.frozen and loss.beta and loss.reference in ("base", "ema") and loss.kl_estimator != "k1":
-            why = "at frozen weights the policy is its reference: the KL and its gradient are 0"
-            yield _key(name, "objective.beta"), why
-        for key in ("control.ema_decay", "control.ema_every"):
-            if key in condition.given and loss.reference != "ema":
-                yield _key(name, key), f"the reference is {loss.reference}: no EMA is compared with"
-        if "control.beta_warmup_steps" in condition.given and not loss.beta:
-            yield _key(name, "control.beta_warmup_steps"), "beta is 0, and stays 0 while it warms up"
-
-
-def _route(spec: Spec) -> Reasons:
-    """A quarantine that stays empty."""
-    for name, condition in spec.resolved.items():
-        if condition.frozen and any(ARMS[arm].routes for arm in condition.arms):
-            why = "nothing is trained, so nothing is parked: the arm route is vanilla"
-            yield f"conditions.{name}.arms", why
-
-
-def _no_advantage(spec: Spec) -> Reasons:
-    """Advantage settings under a loss that has no advantage."""
-    for name, condition in spec.resolved.items():
-        loss = condition.config.objective
-        if loss.loss_type == "nll":
-            for key in ADVANTAGE_KEYS:
-                if getattr(loss, key) != DEFAULTS[key]:
-                    why = "the nll loss has no advantage: this setting does nothing"
-                    yield _key(name, f"objective.{key}"), why
-
-
-def _same(spec: Spec) -> Reasons:
-    """Conditions that are the same experiment."""
-    for (a, left), (b, right) in combinations(spec.resolved.items(), 2):
-        if _numbers(left.config) == _numbers(right.config):
-            yield f"conditions.{b}", f"has the same settings as {a}: comparing them compares a run with itself"
-
-
-def _numbers(config: RunConfig) -> dict[str, Any]:
-    """{key with dots: value} of what shapes the numbers; a training's arm is chosen beside its condition."""
-    values = flat(asdict(config))
-    if config.trains:
-        del values["intervention.arms"]
-    return values
-
-
-def _scale_only(spec: Spec) -> Reasons:
-    """A direction compared between conditions that differ by a positive factor of each group's gradient."""
-    for criterion in spec.criteria:
-        if criterion.versus_condition is None or criterion.metric not in SCALE_FREE:
-            continue
-        left = spec.resolved[criterion.condition or spec.conditions[0].name]
-        right = spec.resolved[criterion.versus_condition]
-        here, there = _numbers(left.config), _numbers(right.config)
-        different = {key for key in here if here[key] != there.get(key)}
-        capped = any(side.config.objective.advantage_clip is not None for side in (left, right))
-        if left.frozen and different and different <= {*SCALE_KEYS} and not capped:
-            yield (
-                f"criteria.{criterion.name}",
-                f"the conditions differ in {', '.join(sorted(different))} alone, which multiplies all advantages of a "
-                f"group by one positive number; a step is one group, so {criterion.metric} cannot change",
-            )
-
-
-def _identity(spec: Spec) -> Reasons:
-    """Evidence that the gate's arithmetic gives, whatever the direction is."""
-    for criterion in spec.criteria:
-        gated = criterion.arm is not None and ARMS[criterion.arm].projects
-        if criterion.role != "mechanism" and criterion.metric in GATE_IDENTITIES and gated:
-            yield (
-                f"criteria.{criterion.name}",
-                f"{criterion.metric} of an arm that projects is an identity of the gate (for random directions too): "
-                "give it role = mechanism",
-            )
-
-
-def _controls(spec: Spec) -> Reasons:
-    """Controls that cannot differ from what they control, and evidence without any."""
-    for criterion in spec.criteria:
-        if criterion.null == "pair-swap" and criterion.metric != MEAN_DIRECTION:
-            yield (
-                f"criteria.{criterion.name}.null",
-                "swapping hack and clean within a pair changes signs of rows alone and leaves the directions "
-                "identical: that control is void, use N2 (labels permuted across pairs)",
-            )
-    for name, condition in spec.resolved.items():
-        if "placebo" in condition.arms and condition.config.intervention.extraction.pairs == "builtin:placebo":
-            why = "v_hack comes from the placebo pairs: the placebo arm is no control"
-            yield _key(name, "intervention.extraction.pairs"), why
-    primary = spec.primary
-    compared = primary.versus_arm is not None or primary.versus_condition is not None
-    if primary.metric in SCALE_FREE and primary.null == "none" and not compared:
-        why = "a cosine is readable only against the same statistic under a matched null: name one (N1 to N4)"
-        yield f"criteria.{primary.name}.null", why
-
-
-def _blocks(spec: Spec) -> Reasons:
-    """Stop rules that count blocks which are not independent."""
-    frozen = any(condition.frozen for condition in spec.resolved.values())
-    if spec.stop is not None and frozen:
-        why = "replays of one pool share their prompts: seeds are no independent blocks, and alpha is not held"
-        yield "stop", why
-    if len(spec.seeds) > 1 and frozen and any(criterion.null != "none" for criterion in spec.criteria):
-        yield "seeds", "nulls belong to one run: criteria with a null stay INCONCLUSIVE over several seeds of a replay"
-    if len(spec.seeds) > 1 and any(criterion.unit == "seed" for criterion in spec.criteria) and frozen:
-        yield "criteria", "the unit seed in a replay: seeds draw from the same rollouts, the prompt is the unit"
-
-
-VACUITY: tuple[Callable[[Spec], Reasons], ...] = (
-    _cap,
-    _ratio,
-    _penalty,
-    _route,
-    _no_advantage,
-    _same,
-    _scale_only,
-    _identity,
-    _controls,
-    _blocks,
-)
 
 
 def check_answerable(spec: Spec) -> None:
@@ -256,19 +63,19 @@ def _check_pool(spec: Spec, pool: str, condition: ResolvedCondition, out_dir: Pa
     if condition.frozen and wanted is not None and manifest.is_file():
         steps = read_json(manifest)["counts"]["steps"]
         if wanted > steps:
-            where = f"{spec.path} {_key(condition.name, 'steps')}"
+            where = f"{spec.path} {settings_key(condition.name, 'steps')}"
             raise InputError(where, expected=f"at most {steps}, the steps of pool {pool}", found=str(wanted))
 
 
-def _sides(spec: Spec, criterion: Criterion) -> list[Condition]:
+def _sides(spec: Spec, criterion: Criterion) -> list[SpecCondition]:
     """Both sides; the first condition where none is named."""
     names = (criterion.condition or spec.conditions[0].name, criterion.versus_condition)
     return [condition for condition in spec.conditions if condition.name in names]
 
 
-def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
+def _check(spec: Spec, criterion: Criterion, condition: SpecCondition) -> None:
     trains = not spec.resolved[condition.name].frozen
-    known = of_training() if trains else of_replay()
+    known = training_metrics() if trains else replay_metrics()
     kind = "runs that train" if trains else "a replay"
     entry = known.get(criterion.metric)
     if entry is None:
@@ -287,7 +94,7 @@ def _check(spec: Spec, criterion: Criterion, condition: Condition) -> None:
         _check_arm(spec, criterion, condition, entry)
 
 
-def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: Entry) -> None:
+def _check_arm(spec: Spec, criterion: Criterion, condition: SpecCondition, entry: Availability) -> None:
     """What is derived, and every null, is of the arm that stands for vanilla."""
     measured = measured_arm(spec.arms_of(condition))
     of_one_arm = entry.measured_alone or _has_null(criterion)
@@ -301,11 +108,11 @@ def _check_arm(spec: Spec, criterion: Criterion, condition: Condition, entry: En
 
 
 def _has_null(criterion: Criterion) -> bool:
-    """Apart from pairs swapped within themselves, which are void: probe.experiments.checks explains it."""
+    """Apart from pairs swapped within themselves, which are void: `probe.experiments.checks` says so."""
     return criterion.null not in ("none", "pair-swap")
 
 
-def _no_null(criterion: Criterion, entry: Entry) -> str:
+def _no_null(criterion: Criterion, entry: Availability) -> str:
     """What to expect instead of a null that is never measured; empty where it is."""
     if criterion.versus_arm is not None or criterion.versus_condition is not None:
         return "none of a difference, which is tested against 0"

@@ -9,10 +9,10 @@ within the criterion's own null, or the two sides of a comparison are identical.
 import operator
 from collections.abc import Callable
 
-from probe.analysis.estimates import Estimate, Key, Metrics, difference, unpaired_difference
 from probe.analysis.measures.specificity import BEATEN
+from probe.analysis.metric_table import Estimate, MetricKey, Metrics, difference, unpaired_difference
 from probe.analysis.statistics.thresholds import ALPHA
-from probe.analysis.verdict.evidence import Finding, missing, range_text
+from probe.analysis.verdict.evidence import Judgement, missing, range_text
 from probe.experiments.spec import Criterion
 from probe.settings.words import Verdict
 
@@ -25,13 +25,13 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 
 
-def evaluate(criterion: Criterion, metrics: Metrics) -> Finding:
+def evaluate(criterion: Criterion, metrics: Metrics) -> Judgement:
     """The verdict of one criterion, its numbers and the reason."""
     found = _estimate(criterion, metrics)
-    if isinstance(found, Finding):
+    if isinstance(found, Judgement):
         return found
     if found.vacuous is not None:
-        return Finding(verdict="VACUOUS", value=_text(found), n=found.n, why=found.vacuous)
+        return Judgement(verdict="VACUOUS", value=_text(found), n=found.n, why=found.vacuous)
     verdict, why = _compare(criterion, found)
     if criterion.null == "baselines":
         verdict, why = _against_baselines(found, verdict, why)
@@ -39,7 +39,7 @@ def evaluate(criterion: Criterion, metrics: Metrics) -> Finding:
         verdict, why = _against_null(criterion, found, why)
     if criterion.role == "mechanism":
         why = f"{why}; mechanism: says that the code ran"
-    return Finding(verdict=verdict, value=_text(found), n=found.n, why=why)
+    return Judgement(verdict=verdict, value=_text(found), n=found.n, why=why)
 
 
 def p_of(criterion: Criterion, metrics: Metrics) -> float | None:
@@ -48,15 +48,15 @@ def p_of(criterion: Criterion, metrics: Metrics) -> float | None:
     return _statistic(criterion, found) if isinstance(found, Estimate) else None
 
 
-def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Finding:
-    """The estimate that a criterion names, a difference where it says versus; a Finding when there is none."""
-    key = Key(criterion.metric, criterion.unit, criterion.arm, criterion.condition)
+def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Judgement:
+    """The estimate that a criterion names, a difference where it says versus; a Judgement when there is none."""
+    key = MetricKey(criterion.metric, criterion.unit, criterion.arm, criterion.condition)
     own = metrics.get(key)
     if own is None:
         return missing(f"{_name(key)} was not measured{_nearest(key, metrics)}")
     if criterion.versus_arm is None and criterion.versus_condition is None:
         return own
-    rival = Key(
+    rival = MetricKey(
         criterion.metric,
         criterion.unit,
         criterion.versus_arm or criterion.arm,
@@ -71,7 +71,7 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Finding:
     # Rates of separate training runs may be equal by chance; measures of one replay are equal where nothing differs.
     if criterion.role == "primary" and criterion.unit not in SEPARATE and own.by_unit == other.by_unit:
         why = f"{_name(key)} and {_name(rival)} are identical in every {criterion.unit}: nothing was compared"
-        return Finding(verdict="VACUOUS", value=_text(found), n=found.n, why=why)
+        return Judgement(verdict="VACUOUS", value=_text(found), n=found.n, why=why)
     return found
 
 
@@ -147,12 +147,12 @@ def _text(found: Estimate) -> str:
     return "" if found.value is None else f"{found.value:+.3g} {range_text(found.interval)}".strip()
 
 
-def _name(key: Key) -> str:
+def _name(key: MetricKey) -> str:
     place = [f"arm {key.arm}" if key.arm else "", f"condition {key.condition}" if key.condition else ""]
     return " ".join([key.metric, f"by {key.unit}", *(part for part in place if part)])
 
 
-def _nearest(key: Key, metrics: Metrics) -> str:
+def _nearest(key: MetricKey, metrics: Metrics) -> str:
     """What there is instead: the same metric with one other part of the key."""
     for part in ("unit", "arm", "condition"):
         same = [other for other in metrics if other._replace(**{part: getattr(key, part)}) == key]

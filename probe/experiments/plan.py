@@ -6,7 +6,7 @@
     modules   which part of the model is adapted (probe.runs.footprint)
     memory    exact sizes of what the probe holds beside activations (probe.runs.footprint)
 
-What cannot be said is said to be so: `Plan.notes`.
+What cannot be said is said to be so: `SpecPlan.notes`.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.statistics.power import mde, pairing_pays_above
-from probe.experiments.checks import Vacuous, pool_faults, vacuous_parts
+from probe.experiments.checks import pool_faults
 from probe.experiments.jobs import runs_of
 from probe.experiments.spec import Cost, ResolvedCondition, Spec
+from probe.experiments.vacuity import Vacuous, vacuous_parts
 from probe.records.timings import Measured, measured
 from replay_pools.errors import InputError
 from replay_pools.files import read_json
@@ -53,7 +54,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SpecPlan:
     """Everything that can be known before the first run."""
 
     spec: str
@@ -72,7 +73,7 @@ class Plan:
         return row | (row.pop("footprint") or {"model": None, "modules": [], "memory": []})
 
 
-def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str | None = None) -> Plan:
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str | None = None) -> SpecPlan:
     """The plan of a spec.
 
     Args:
@@ -83,7 +84,7 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str 
     notes = [str(error) for error in pool_faults(spec, out_dir)]
     go = spec.budget.go or Cost()
     needed = _most(spec, out_dir, model, notes)
-    return Plan(
+    return SpecPlan(
         spec=spec.name,
         sha256=spec.sha256,
         runs=len(runs_of(spec, out_dir)),

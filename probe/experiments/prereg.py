@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from probe.experiments.resolve import pool_config, resolve
-from probe.experiments.spec import RULES, Criterion, Decision, Spec, SpecStatus
+from probe.experiments.spec import RULES, Criterion, Spec, SpecDecision, SpecStatus
 from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
@@ -55,12 +55,12 @@ def preregistered(spec: Spec) -> str:
     return f"{spec.name}@{spec.sha256}"
 
 
-def decide(spec: Spec, verdicts: Mapping[str, Verdict]) -> Decision:
+def decide(spec: Spec, verdicts: Mapping[str, Verdict]) -> SpecDecision:
     """The first decision whose requirements hold; `verdicts` is {criterion or rule: verdict}, all of them."""
     return next(decision for decision in spec.decisions if not unmet(decision, verdicts))
 
 
-def unmet(decision: Decision, verdicts: Mapping[str, Verdict]) -> list[str]:
+def unmet(decision: SpecDecision, verdicts: Mapping[str, Verdict]) -> list[str]:
     """The requirements of a decision that do not hold, each with the verdict it got."""
     return [
         f"{name} {verdicts[name]}"

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from probe.experiments.spec import Condition, ResolvedCondition, Spec
-from probe.settings.loss import LOSS_KEYS, LossSettings
-from probe.settings.loss import Condition as LossChange
+from probe.experiments.spec import ResolvedCondition, Spec, SpecCondition
+from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
 from probe.settings.words import Verb
@@ -80,7 +79,7 @@ def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
     return runs
 
 
-def _resolve(spec: Spec, condition: Condition, verb: Verb) -> ResolvedCondition:
+def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondition:
     arms = spec.arms_of(condition)
     tables = overlaid(spec.settings, condition.settings)
     given = [key for key in flat(tables) if key not in ("verb", "preset")]
@@ -142,5 +141,5 @@ def _side_by_side(config: RunConfig, conditions: list[ResolvedCondition]) -> Run
         for key in LOSS_KEYS:
             if getattr(objective, key) != getattr(base, key):
                 different[key] = getattr(objective, key)
-        changes.append(LossChange(name=condition.name, changes=different))
+        changes.append(LossCondition(name=condition.name, changes=different))
     return replace(config, objective=base, conditions=tuple(changes))

@@ -78,7 +78,7 @@ class Experiment(_Table):
     hypotheses: tuple[str, ...] = Field(min_length=1)
 
 
-class Condition(_Table):
+class SpecCondition(_Table):
     """A named set of settings that replace those of the spec; a table replaces key by key."""
 
     name: str
@@ -86,7 +86,7 @@ class Condition(_Table):
     arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
 
 
-class PoolPlan(_Table):
+class SpecPool(_Table):
     """A pool that the sweep generates first, unless it is there: settings of `probe pool generate`."""
 
     name: str
@@ -112,7 +112,7 @@ class Criterion(_Table):
     why: str = ""
 
 
-class Decision(_Table):
+class SpecDecision(_Table):
     """What follows when every named criterion, or rule R0 to R7 of METHOD section 7 under the primary's condition, has
     (one of) the required verdicts; the last decision needs nothing.
     """
@@ -159,13 +159,13 @@ class Spec(_Table):
     """One experiment, as `load_spec` read it."""
 
     experiment: Experiment
-    pools: tuple[PoolPlan, ...] = ()
+    pools: tuple[SpecPool, ...] = ()
     settings: dict[str, Any]  # tables of a run, with `verb`, and `preset` to begin from
-    conditions: tuple[Condition, ...] = (Condition(name=BASE_CONDITION),)
+    conditions: tuple[SpecCondition, ...] = (SpecCondition(name=BASE_CONDITION),)
     arms: tuple[str, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     criteria: tuple[Criterion, ...] = Field(min_length=1)
-    decisions: tuple[Decision, ...] = Field(min_length=1)
+    decisions: tuple[SpecDecision, ...] = Field(min_length=1)
     budget: Budget = Budget()
     stop: Stop | None = None
 
@@ -203,6 +203,6 @@ class Spec(_Table):
         """Whether no condition trains: all arms then see the same gradients."""
         return all(condition.frozen for condition in self._resolved.values())
 
-    def arms_of(self, condition: Condition) -> tuple[str, ...]:
+    def arms_of(self, condition: SpecCondition) -> tuple[str, ...]:
         """The arms under a condition."""
         return condition.arms or self.arms

@@ -18,6 +18,7 @@ from probe.experiments.launch import Launcher
 from probe.experiments.prereg import preregistered
 from probe.experiments.spec import Spec
 from probe.experiments.stopping import Look, look
+from probe.experiments.vacuity import write_foreseen
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
 
@@ -28,7 +29,7 @@ BlockValue = Callable[[Spec, int], float | None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
+class JobState:
     """A job of the table; every job has one, from the beginning to the end."""
 
     job: Job
@@ -39,11 +40,11 @@ class Row:
 
 
 @dataclass(slots=True, kw_only=True)
-class Table:
+class SweepState:
     """The state of a sweep: what `show` displays and `state.json` keeps."""
 
     spec: str
-    rows: list[Row]
+    rows: list[JobState]
     looks: list[Look] = field(default_factory=list)
     stopped: str = ""  # why it ended before the last block
 
@@ -62,8 +63,8 @@ def sweep(
     retries: int = 1,
     block_value: BlockValue,
     vacuous: Mapping[str, str] | None = None,
-    show: Callable[[Table], None] = lambda table: None,
-) -> Table:
+    show: Callable[[SweepState], None] = lambda table: None,
+) -> SweepState:
     """Run what is missing, block by block; returns the table, failed rows included.
 
     Args:
@@ -118,7 +119,7 @@ def _only_one(folder: Path) -> Iterator[None]:
         yield
 
 
-def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> Table:
+def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> SweepState:
     """The table of these jobs, with the attempts that earlier calls under the same spec made."""
     path, mark = folder / "state.json", preregistered(spec)
     state = read_json(path) if path.is_file() else {}
@@ -127,15 +128,23 @@ def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> Table:
     for job in jobs:
         past = earlier.get(job.name, {})
         status: Status = "done" if job.complete else "waiting"
-        rows.append(Row(job=job, status=status, attempts=past.get("attempts", 0), seconds=past.get("seconds", 0.0)))
-    return Table(spec=mark, rows=rows)
+        rows.append(
+            JobState(job=job, status=status, attempts=past.get("attempts", 0), seconds=past.get("seconds", 0.0))
+        )
+    return SweepState(spec=mark, rows=rows)
 
 
 class Runner:
     """Runs the jobs of a table, `workers` at a time, and keeps `state.json` up to date."""
 
     def __init__(
-        self, table: Table, folder: Path, launch: Launcher, workers: int, retries: int, show: Callable[[Table], None]
+        self,
+        table: SweepState,
+        folder: Path,
+        launch: Launcher,
+        workers: int,
+        retries: int,
+        show: Callable[[SweepState], None],
     ) -> None:
         self._table, self._folder, self._launch = table, folder, launch
         self._workers, self._retries, self._show = workers, retries, show
@@ -174,7 +183,7 @@ class Runner:
             _, left = wait(left, timeout=REFRESH_S)
             self.save()
 
-    def _attempt(self, row: Row) -> None:
+    def _attempt(self, row: JobState) -> None:
         """Run one job until it is done, its input is bad, or its attempts are used up."""
         tries = 0
         while tries <= self._retries:
@@ -187,7 +196,7 @@ class Runner:
         row.status = "done" if row.job.complete and not row.error else "failed"
 
 
-def _look(spec: Spec, table: Table, seed: int, block_value: BlockValue) -> str:
+def _look(spec: Spec, table: SweepState, seed: int, block_value: BlockValue) -> str:
     """Look at the blocks so far; the reason to stop, or nothing. Blocks without a value are not looked at."""
     assert spec.stop is not None
     done = spec.seeds[: spec.seeds.index(seed) + 1]
@@ -208,18 +217,3 @@ def _look(spec: Spec, table: Table, seed: int, block_value: BlockValue) -> str:
     power = "" if found.conditional_power is None else f", conditional power {found.conditional_power:.2f}"
     p = "" if found.p is None else f", p {found.p:.2g} against {found.level:.2g}"
     return f"{found.action} after {found.num_blocks} of {found.planned} blocks: mean {found.mean:+.3g}{p}{power}"
-
-
-FILE = "vacuous.json"
-
-
-def write_foreseen(spec: Spec, out_dir: Path, vacuous: Mapping[str, str]) -> None:
-    """`vacuous` is {key of the spec: why}."""
-    write_json(sweep_folder(spec, out_dir) / FILE, {"spec": preregistered(spec), "vacuous": vacuous})
-
-
-def read_foreseen(spec: Spec, out_dir: Path) -> dict[str, str]:
-    """{key of the spec: why} of this very spec; empty where its sweep has not begun."""
-    path = sweep_folder(spec, out_dir) / FILE
-    stored = read_json(path) if path.is_file() else {}
-    return stored["vacuous"] if stored.get("spec") == preregistered(spec) else {}

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.estimates import Key, Metrics
+from probe.analysis.metric_table import MetricKey, Metrics
 from probe.analysis.statistics.significance import holm
-from probe.analysis.verdict.evidence import Check, Plan
-from probe.analysis.verdict.siblings import shared_settings
+from probe.analysis.verdict.evidence import PlannedTraining, VerdictRow
+from probe.analysis.verdict.run_level import shared_settings
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.prereg import decide, unmet
 from probe.experiments.spec import RULES, Criterion, Role, Spec, SpecStatus
-from probe.experiments.sweep import read_foreseen
-from probe.experiments.sweep_table import Analyses, analyse_all, sweep_table
+from probe.experiments.sweep_metrics import Analyses, analyse_all, sweep_metrics
+from probe.experiments.vacuity import read_foreseen
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
@@ -29,7 +29,7 @@ from replay_pools.tables import flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CriterionVerdict:
     """One criterion and its verdict."""
 
     name: str
@@ -43,7 +43,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class RunStatus:
     """What there is of one run that the spec asks for."""
 
     name: str
@@ -62,15 +62,15 @@ class ArmOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class SpecVerdict:
     """The verdict of an experiment."""
 
     spec: str
     sha256: str
     question: str
-    runs: list[RunState]
-    rows: list[Row]
-    rules: list[Check]  # METHOD section 7, under the primary's condition
+    runs: list[RunStatus]
+    rows: list[CriterionVerdict]
+    rules: list[VerdictRow]  # METHOD section 7, under the primary's condition
     rules_run: str
     decision: str
     then: str
@@ -91,7 +91,7 @@ class Evaluation:
 
 def evaluate_spec(
     spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0, regrade_agreement: float | None = None
-) -> Evaluation:
+) -> SpecVerdict:
     """Every criterion on the runs that are there, and the decision.
 
     Args:
@@ -115,11 +115,11 @@ def analyse_runs(
     return analyse_all(done, **settings)
 
 
-def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
+def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     """Every criterion on the analyses of `analyse_runs`, and the decision."""
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
-    table = sweep_table(spec, done, analyses)
+    table = sweep_metrics(spec, done, analyses)
     vacuous = read_foreseen(spec, out_dir)
     rows = [_unless_vacuous(row, vacuous) for row in _rows(spec.criteria, table)]
     rules_of = _rules_of(spec, done)
@@ -129,11 +129,11 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
     for name in RULES:
         verdicts.setdefault(name, "INCONCLUSIVE")
     decision = decide(spec, verdicts)
-    return Evaluation(
+    return SpecVerdict(
         spec=spec.name,
         sha256=spec.sha256,
         question=spec.experiment.question,
-        runs=[RunState(name=r.job.name, complete=r.complete, spec_status=r.spec_status) for r in runs],
+        runs=[RunStatus(name=r.job.name, complete=r.complete, spec_status=r.spec_status) for r in runs],
         rows=rows,
         rules=rules,
         rules_run=" ".join(rules_of or ()),
@@ -146,19 +146,19 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> Evaluation:
     )
 
 
-def go_plan(spec: Spec) -> Plan:
+def go_plan(spec: Spec) -> PlannedTraining:
     """What rule R7 judges: what a GO buys, in a training spec its own runs; METHOD's plan where nothing is stated."""
     go = spec.budget.go
     if go is None and spec.settings["verb"] == "train":
         go = spec.budget.model_copy(update={"seeds": len(spec.seeds)})
     if go is None:
-        return Plan()
+        return PlannedTraining()
     stated = {"seeds": go.seeds, "expected_effect": go.expected_effect, "sd": go.sd}
     given = {name: value for name, value in stated.items() if value is not None}
-    return replace(Plan(stated=True), **given, paired_correlation=go.paired_correlation)
+    return replace(PlannedTraining(stated=True), **given, paired_correlation=go.paired_correlation)
 
 
-def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
+def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdict]:
     """The verdicts; p-values of the registered family are adjusted together (Holm)."""
     p_values = {c.name: p for c in criteria if (p := p_of(c, table)) is not None}
     adjusted = holm(p_values)
@@ -167,21 +167,21 @@ def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[Row]:
     ]
 
 
-def _unless_vacuous(row: Row, vacuous: Mapping[str, str]) -> Row:
+def _unless_vacuous(row: CriterionVerdict, vacuous: Mapping[str, str]) -> CriterionVerdict:
     """What passes and could not have failed shows nothing."""
     own = f"criteria.{row.name}"
     why = next((why for where, why in vacuous.items() if where == own or where.startswith(f"{own}.")), None)
     return row if why is None or row.verdict != "PASS" else replace(row, verdict="VACUOUS", why=f"{why}; {row.why}")
 
 
-def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> Row:
+def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> CriterionVerdict:
     found = evaluate(criterion, table)
     verdict, why = found.verdict, found.why
     if p_holm is not None:
         why += f"; Holm-adjusted p {p_holm:.2g}"
         if verdict == "PASS" and isinstance(criterion.threshold, float) and p_holm >= criterion.threshold:
             verdict = "INCONCLUSIVE"
-    return Row(
+    return CriterionVerdict(
         name=criterion.name,
         role=criterion.role,
         condition=_words(criterion),
@@ -227,7 +227,7 @@ def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
     seeds, found = list(map(str, spec.seeds)), []
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
-            rows = {name: table.get(Key(name, "seed", arm, condition.name)) for name in SHOWN}
+            rows = {name: table.get(MetricKey(name, "seed", arm, condition.name)) for name in SHOWN}
             values = {name: [row.by_unit.get(seed) for seed in seeds] for name, row in rows.items() if row is not None}
             if values:
                 found.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))

@@ -1,1 +1,1 @@
-"""Rewards to the numbers of a loss: advantages, token credit, ratio, KL, normaliser."""
+"""The loss: advantages, token credit, ratio, KL and normaliser, from rewards to the weight of every token."""

@@ -1,4 +1,4 @@
-"""Advantages of one group of rewards, and how hard their cap bites.
+"""Advantages of one group of rewards, and their diagnostics: spread, bound, and how often their cap acts.
 
 Shapes: G samples in a group. r are the rewards, m their mean, s their standard deviation (ddof = 1), R their range.
 
@@ -9,6 +9,9 @@ Shapes: G samples in a group. r are the rewards, m their mean, s their standard 
     scale "group": A / (s + eps);  "batch": A / (batch_std + eps);  "none": A (Liu et al. 2025, arXiv 2503.20783)
 
 A group without reward variance stays in the batch with advantages of exactly zero.
+
+To add an estimator: its word in `Estimator` of `probe.settings.words`, its function as a row of `ESTIMATORS` here, the
+largest advantage that it can give in `probe.objective.bound.advantage_bound`.
 """
 
 import math
@@ -38,8 +41,18 @@ def _rloo(rewards: Tensor) -> Tensor:
     return _centred(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-# To add an estimator: its word to `Estimator` in probe.settings.words, its row here, its bound in `advantage_bound`.
+# Rewards (G,) to advantages (G,), before scale and cap.
 ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl, "rloo": _rloo}
+
+
+class AdvantageSettings(TypedDict):
+    """The keywords of `advantages` except the cap."""
+
+    estimator: Estimator
+    scale: Scale
+    min_group_std: float
+    eps: float
+    batch_std: float | None
 
 
 def advantages(
@@ -56,8 +69,9 @@ def advantages(
 
     Args:
         rewards: (G,) finite rewards.
-        estimator: the baseline.
-        scale: what divides the centred rewards; maxrl is already divided by its mean and takes "none" only.
+        estimator: a row of `ESTIMATORS`.
+        scale: whose standard deviation divides the centred rewards; maxrl is divided by its mean already and takes
+            "none" only.
         clip: cap on |A|; None = no cap.
         min_group_std: a group with s below it is skipped: all its advantages are zero.
         eps: added to the standard deviation before dividing.
@@ -73,16 +87,20 @@ def advantages(
         raise ValueError("batch_std: scale 'batch' needs the standard deviation of the rewards of the whole batch")
     rewards = _as_vector(rewards)
     std = group_std(rewards)
+    # Without this, the rounding of the mean would leave tiny advantages, which a division by std + eps magnifies.
     if std == 0.0 or std < min_group_std:
         return torch.zeros_like(rewards)
     values = ESTIMATORS[estimator](rewards)
-    if scale != "none":
-        values = values / ((std if scale == "group" else batch_std or 0.0) + eps)
+    if scale == "group":
+        values = values / (std + eps)
+    elif scale == "batch":
+        assert batch_std is not None
+        values = values / (batch_std + eps)
     return values if clip is None else values.clamp(-clip, clip)
 
 
 def group_std(rewards: Tensor) -> float:
-    """Standard deviation with ddof = 1; exactly 0 for equal rewards (where rounding of the mean would leave dust)."""
+    """Standard deviation with ddof = 1; exactly 0 for equal rewards, where the rounding of their mean would show."""
     if len(rewards) < 2 or bool(rewards.max() == rewards.min()):
         return 0.0
     return float(rewards.std(correction=1))
@@ -100,12 +118,14 @@ def advantage_diagnostics(
     reward_range: float | None = None,
     token_advantages: Tensor | None = None,
 ) -> dict[str, float | bool | None]:
-    """What the advantages of a step look like and what the cap did to them, under their wire names.
+    """Statistics of the advantages of a step and of what the cap did to them, under their wire names.
 
-    Takes the settings of `advantages`, with rewards (G,) of one group or (P, G) of the P groups of a step, and
-        reward_range: R of the environment; None = the range seen in this group.
-        token_advantages: (N,) A_it of all completion tokens before the cap, where token credit made them differ within
-            a sample. They are then what is described; they have no bound, so no cap on them is vacuous.
+    Args:
+        rewards: (G,) of one group, or (P, G) of the P groups of a step.
+        estimator, scale, clip, min_group_std, eps, batch_std: as `advantages`.
+        reward_range: R of the environment; None = the range of `rewards`.
+        token_advantages: (N,) A_it of all completion tokens before the cap, where token credit makes them differ within
+            a sample. The statistics are then of them; they have no bound, so no cap on them is vacuous.
 
     Returns:
         `advantage/{mean,std,abs_max}` after the cap; `advantage/bound` (None: unbounded); `adv_cap_fraction` =
@@ -121,8 +141,9 @@ def advantage_diagnostics(
         "eps": eps,
         "batch_std": batch_std,
     }
-    own = torch.cat([advantages(group, **settings) for group in groups])
-    before = own if token_advantages is None else token_advantages
+    before = token_advantages
+    if before is None:
+        before = torch.cat([advantages(group, **settings) for group in groups])
     after = before if clip is None else before.clamp(-clip, clip)
     spread = float(rewards.max() - rewards.min()) if reward_range is None else reward_range
     bound = None
@@ -145,18 +166,8 @@ def advantage_diagnostics(
     }
 
 
-class AdvantageSettings(TypedDict):
-    """The keywords of `advantages` but for the cap."""
-
-    estimator: Estimator
-    scale: Scale
-    min_group_std: float
-    eps: float
-    batch_std: float | None
-
-
 class RewardStats(TypedDict):
-    """Rewards of a step, under their wire names: means over its groups."""
+    """Statistics of the rewards of a step, under their wire names: means over its groups."""
 
     reward_mean: float
     reward_std: float  # within a group, ddof = 1
@@ -174,7 +185,7 @@ def reward_stats(rewards: Tensor) -> RewardStats:
 
 
 def as_groups(rewards: Tensor) -> Tensor:
-    """(P, G) of a step's rewards, which are (G,) where it has one group."""
+    """The rewards of a step as (P, G): one group may come as (G,)."""
     return rewards if rewards.ndim == 2 else rewards[None]
 
 

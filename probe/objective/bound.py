@@ -1,4 +1,4 @@
-"""The largest advantage that any group can reach: what makes a cap vacuous. No torch, so that plans can ask."""
+"""The largest advantage that any group can reach: a cap at or above it is vacuous. No torch: plans ask before a run."""
 
 import math
 
@@ -14,7 +14,7 @@ def advantage_bound(
     eps: float = ADVANTAGE_EPS,
     batch_std: float | None = None,
 ) -> float:
-    """The largest |A| that any group can reach, so that a cap at or above it does nothing.
+    """The largest |A| that any group can reach; a cap at or above it does nothing.
 
         centred         R (G - 1) / G          one sample at one end of the range, the others at the other end
         rloo            R                      the centred bound times G / (G - 1)
@@ -25,6 +25,7 @@ def advantage_bound(
     Args:
         num_samples: G.
         reward_range: R, largest minus smallest reward.
+        estimator, scale, eps, batch_std: as `probe.objective.advantages.advantages`.
     """
     if num_samples < 2:
         return 0.0
@@ -35,4 +36,7 @@ def advantage_bound(
         bound *= num_samples / (num_samples - 1)
     if scale == "group":
         return bound
-    return bound * reward_range / ((batch_std or 0.0) + eps if scale == "batch" else 1.0)
+    divisor = 1.0
+    if scale == "batch":
+        divisor = (batch_std or 0.0) + eps
+    return bound * reward_range / divisor

@@ -1,8 +1,8 @@
 """Token credit: how a sample's advantage is spread over its completion tokens. Off by default.
 
-Shapes: G samples, T tokens. A_i is the advantage of sample i, h_it its surprisal at token t, and what a rule gives is
-the factor c_it of A_it = A_i c_it, 0 off the completion. Planning tokens are those of phrases such as "let me think"
-(`planning_tokens`); all others are execution tokens.
+Shapes: G samples, T tokens. A_i is the advantage of sample i and h_it its surprisal at token t. A rule gives factors
+c_it, 0 off the completion, of the token advantages A_it = A_i c_it. Planning tokens are those of phrases such as
+"let me think" (`planning_tokens`); all others are execution tokens.
 
     h_it = min(-logp_it, 50)                                              nats
     SEPA     h_it <- lambda mean_exec(h_i) + (1 - lambda) h_it            on execution tokens
@@ -13,8 +13,11 @@ the factor c_it of A_it = A_i c_it, 0 off the completion. Planning tokens are th
 They apply in this order, each where its number is not the neutral one; the advantage cap comes last, on A_it.
 Simplified: the papers of GTPO and of the top fraction weigh tokens by the ENTROPY of the whole distribution; here it is
 the surprisal of the sampled token, whose mean is that entropy and which costs no [tokens, vocabulary] pass. GTPO's
-paper compares samples at the same t and inverts the entropy where A_i < 0; here the mean is over the own completion and
-both signs are alike.
+paper compares samples at the same t and inverts the entropy where A_i < 0; here the mean is over the sample's own
+completion and both signs are alike.
+
+To add a rule: its function here, its factor in `token_credit`, its number (with a neutral default) in
+`probe.settings.loss.LossSettings`, also in `has_credit`, and its keyword in `probe.objective.objective.sample_credit`.
 """
 
 import re
@@ -40,12 +43,13 @@ def sepa(h: Tensor, execution: Tensor, *, strength: float) -> Tensor:
 def gtpo(h: Tensor, completion_mask: Tensor, *, beta: float) -> Tensor:
     """Factors (G, T) >= 0; before the floor at 0 they average to 1 over each completion."""
     means = _row_means(h, completion_mask)
+    # Two where(): the inner one keeps a completion without surprisal from being 0 / 0.
     relative = torch.where(means > 0, h / torch.where(means > 0, means, 1.0), 1.0)
     return torch.relu(1 + beta * (relative - 1)) * completion_mask
 
 
 def hicra(planning: Tensor, advantages: Tensor, *, alpha: float) -> Tensor:
-    """Factors (G, T): 1 + alpha sign(A_i) on planning tokens, 1 elsewhere; what is rewarded there counts more."""
+    """Factors (G, T): 1 + alpha sign(A_i) on planning tokens, 1 elsewhere; rewarded planning counts more."""
     return 1 + alpha * torch.sign(advantages)[:, None] * planning
 
 
@@ -72,6 +76,7 @@ def token_credit(
         completion_mask: (G, T) bool.
         planning: (G, T) bool, read on completion tokens only.
         advantages: (G,) A_i, not capped.
+        gtpo_beta, sepa_lambda, hicra_alpha, top_entropy_quantile: as the equations; the defaults are neutral.
 
     Returns:
         (G, T) in the dtype of `advantages`.
@@ -79,6 +84,7 @@ def token_credit(
     h = surprisal(token_logprobs.to(advantages.dtype), completion_mask)
     planning = planning & completion_mask
     pooled = sepa(h, completion_mask & ~planning, strength=sepa_lambda)
+    # SEPA changes the surprisal that GTPO weighs; the top fraction is of the surprisal as it is.
     credit = gtpo(pooled, completion_mask, beta=gtpo_beta) * hicra(planning, advantages, alpha=hicra_alpha)
     if top_entropy_quantile < 1:
         credit = credit * top_surprisal(h, completion_mask, quantile=top_entropy_quantile)
@@ -86,13 +92,13 @@ def token_credit(
 
 
 def cap_credit(credit: Tensor, advantages: Tensor, *, clip: float) -> Tensor:
-    """The factors (G, T) with A_it = A_i c_it clamped to [-clip, clip]; those of A_i = 0 stay."""
+    """The factors (G, T) with A_it = A_i c_it clamped to [-clip, clip]; those of samples with A_i = 0 stay."""
     limit = clip / advantages.abs()[:, None]
     return credit.clamp(-limit, limit)
 
 
 class CreditDiagnostics(TypedDict):
-    """What the planning mask covers and how uncertain the policy is off it, under their wire names.
+    """Share of planning tokens, and the spread of surprisal on the others, under their wire names.
 
     Runs with different `frac_planning` measure the variance on different tokens and are not comparable.
     """
@@ -112,7 +118,7 @@ def credit_diagnostics(token_logprobs: Tensor, completion_mask: Tensor, planning
 
 
 def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]:
-    """Which tokens lie on one of the phrases, whole words only, in any case and across any white space.
+    """Which tokens lie on one of the phrases: whole words, in upper or lower case, across any white space.
 
     Args:
         pieces: the text of every token; their concatenation is the completion.
@@ -120,13 +126,14 @@ def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]
     """
     if not phrases:
         return [False] * len(pieces)
-    words = (r"\s+".join(map(re.escape, phrase.split())) for phrase in phrases)
-    spans = [found.span() for found in re.finditer(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", "".join(pieces), re.I)]
-    marks, end = [], 0
+    patterns = [r"\s+".join(map(re.escape, phrase.split())) for phrase in phrases]
+    matches = re.finditer(rf"(?<!\w)(?:{'|'.join(patterns)})(?!\w)", "".join(pieces), re.IGNORECASE)
+    spans = [match.span() for match in matches]
+    is_planning, end = [], 0
     for piece in pieces:
         start, end = end, end + len(piece)
-        marks.append(any(low < end and start < high for low, high in spans))
-    return marks
+        is_planning.append(any(low < end and start < high for low, high in spans))
+    return is_planning
 
 
 def _row_means(values: Tensor, mask: Tensor) -> Tensor:

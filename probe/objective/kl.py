@@ -19,6 +19,9 @@ on sample i's tokens only.
 Entropy, likewise: with W_it = -logp_it the mean gradient on-policy is that of the loss -H(context), because
 E[grad logp] = 0. (-logp_it itself as a loss term has mean gradient 0.) `full_entropy` is exact.
 "On-policy": tokens sampled by the policy that is differentiated; otherwise these means hold up to the ratio.
+
+To add an estimator of the sampled token's log-probability: its word in `KlEstimator` of `probe.settings.words`, and a
+row (k, dk/dd) of `_TOKEN_ESTIMATORS`.
 """
 
 from collections.abc import Callable
@@ -31,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 from probe.settings.words import KlEstimator
 
-# estimator -> (k, dk/dd) of d
+# estimator -> (k, dk/dd), both as functions of d
 _TOKEN_ESTIMATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "k1": (torch.neg, lambda d: -torch.ones_like(d)),
     "k2": (lambda d: d.square() / 2, lambda d: d),
@@ -106,11 +109,11 @@ def full_entropy(head: Callable[[Tensor], Tensor], hidden: Tensor, *, chunk_size
 def _chunked(
     function: Callable[..., Tensor], head: Callable[[Tensor], Tensor], states: tuple[Tensor, ...], chunk_size: int
 ) -> Tensor:
-    """Values of all contexts, a chunk at a time, whose logits are computed again in the backward."""
-    chunks = zip(*(state.split(chunk_size) for state in states), strict=True)
-    return torch.cat(
-        [checkpoint(function, head, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-    )
+    """`function(head, *states)` of all contexts, a chunk at a time; the backward computes the logits again."""
+    values = []
+    for chunk in zip(*[state.split(chunk_size) for state in states], strict=True):
+        values.append(checkpoint(function, head, *chunk, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(values)
 
 
 def _divergence(head: Callable[[Tensor], Tensor], hidden: Tensor, reference_hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The loss of one step as numbers: what `LossSettings` mean for rewards, lengths and tokens.
+"""The loss of one step from its `LossSettings`: calls the mathematics of this room with the settings as arguments.
 
     L = sum_i w_i sum_t ( -A_it logp_it  +  beta k_it  -  entropy_coef H_it )          A_it = A_i c_it
 
@@ -18,9 +18,9 @@ from probe.settings.loss import LossSettings
 
 
 def sample_advantages(loss: LossSettings, rewards: Tensor) -> Tensor:
-    """(P G,) A_i of rewards (P, G), or (G,) of one group's; ones for `nll`, which has none.
+    """(P G,) A_i of rewards (P, G), or (G,) of one group; ones for `nll`, which has no advantages.
 
-    Not capped where there is token credit: A_it is.
+    Where there is token credit they are not capped: the cap is on A_it.
     """
     if loss.loss_type == "nll":
         return torch.ones_like(rewards.flatten())
@@ -62,7 +62,7 @@ def sample_surrogate(
 
 
 def normalisers(loss: LossSettings, lengths: Tensor) -> Tensor:
-    """(P G,) weights w_i of samples with `lengths` (P G,) tokens: those of the mean loss over all of the step."""
+    """(P G,) weights w_i of samples with `lengths` (P G,) completion tokens, for the mean loss over the step."""
     return loss_weights(
         lengths,
         loss_type=loss.loss_type,
@@ -74,7 +74,7 @@ def normalisers(loss: LossSettings, lengths: Tensor) -> Tensor:
 def reward_diagnostics(
     loss: LossSettings, rewards: Tensor, reward_range: float, token_advantages: Tensor | None = None
 ) -> dict[str, float | bool | None]:
-    """The wire diagnostics of the advantages; of `token_advantages` (N,), before the cap, where there is credit."""
+    """`advantage_diagnostics` of a step; `token_advantages` (N,) are A_it before the cap, where there is credit."""
     return advantage_diagnostics(
         rewards,
         **_advantage_settings(loss, rewards),

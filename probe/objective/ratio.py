@@ -1,4 +1,4 @@
-"""The clipped policy-gradient surrogate, as token weights of the per-sample-gradient engine.
+"""The clipped surrogate of PPO and GSPO, as token weights W of the per-sample-gradient engine.
 
 Shapes: G samples, T tokens. A_it are advantages, len_i the completion tokens of sample i; sums run over completions.
 
@@ -27,7 +27,7 @@ from probe.settings.words import Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """The surrogate of a group. Fractions are of completion tokens, each counted by the sign of its advantage."""
+    """The surrogate of a group. Fractions are of completion tokens."""
 
     losses: Tensor  # (G, T) L_it, 0 off the completion
     weights: Tensor  # (G, T) W_it, 0 off the completion
@@ -53,10 +53,10 @@ def surrogate(
     Args:
         token_logprobs: (G, T) under the policy that is differentiated; detached. Read on completions only, like
             everything else of shape (G, T).
-        old_logprobs: (G, T) under the policy that the ratio is against, of the same law (temperature, top-k).
+        old_logprobs: (G, T) under the policy in the denominator of the ratio, with the same temperature and top-k.
         completion_mask: (G, T) bool.
         advantages: (G,) A_i, or (G, T) A_it with token credit.
-        level: what a ratio belongs to.
+        level: whether each token has a ratio, or each sample.
         epsilon: clip range below 1, and above when `epsilon_high` is None; None = no clip range.
         epsilon_high: clip range above 1 (DAPO, arXiv 2503.14476).
         delta: cap on r, above 1 + epsilon_high; None = no cap.

@@ -1,4 +1,4 @@
-"""What a condition makes of a step: advantages, normalisers and token weights as numbers.
+"""`weigh`: the sample scales and token weights that an objective gives a step.
 
     contribution of sample i  =  scale_i  grad of  ( -sum_t W_it logp_it + penalty_i )
 
@@ -9,6 +9,7 @@
 
 The KL estimator `full` is no function of the tokens' log-probabilities: it alone is a `penalty`.
 
+Conditions with equal W share a forward and backward (`by_pass`): they differ in scale_i alone.
 P groups of a step, G samples in all of them, T tokens, N completion tokens.
 """
 
@@ -29,17 +30,17 @@ from probe.settings.loss import LossSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities of a step's completion tokens under everything that a loss compares; (G, T) each, detached."""
+    """Log-probabilities of a step's completion tokens under the policies that a loss compares; (G, T), detached."""
 
-    current: Tensor  # the policy that is differentiated
-    old: Tensor | None = None  # the law that sampled them, as recorded
+    current: Tensor  # of the policy that is differentiated
+    old: Tensor | None = None  # as recorded when the tokens were sampled
     references: Mapping[str, Tensor] = field(default_factory=dict)  # by name: base, ema, recorded
-    full_kl: Mapping[str, tuple[Tensor, Penalty | None]] = field(default_factory=dict)  # of `References.divergence`
+    full_kl: Mapping[str, tuple[Tensor, Penalty | None]] = field(default_factory=dict)  # of `References.divergences`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """One condition on one step."""
+    """What one condition makes of one step; the contributions of the samples follow from it."""
 
     advantages: Tensor  # (G,) A_i
     scale: Tensor  # (G,)
@@ -54,9 +55,11 @@ def weigh(objective: LossSettings, rewards: Tensor, batch: Batch, scores: Scores
     """Apply an objective to a step.
 
     Args:
+        objective: the loss of the condition.
         rewards: (P, G / P) float64, on the batch's device; (G,) where there is one group.
-        scores: with what the objective compares.
-        planning: (G, T) bool.
+        batch: the G samples.
+        scores: log-probabilities of its tokens, those included that the objective compares with.
+        planning: (G, T) bool, which completion tokens are planning tokens.
     """
     mask = batch.completion_mask
     A = sample_advantages(objective, rewards)
@@ -71,8 +74,8 @@ def weigh(objective: LossSettings, rewards: Tensor, batch: Batch, scores: Scores
     weights, ratio = A_it, {}
     if objective.old_logprobs == "recorded":
         assert scores.old is not None
-        found = sample_surrogate(objective, scores.current, scores.old, mask, A_it)
-        weights, ratio = found.weights, _ratio_summary(found, mask)
+        clipped = sample_surrogate(objective, scores.current, scores.old, mask, A_it)
+        weights, ratio = clipped.weights, _ratio_summary(clipped, mask)
     weights = weights + objective.beta * kl_weights
     weights = weights + objective.entropy_coef * entropy_weights(scores.current, mask)
     return Weighting(
@@ -87,52 +90,66 @@ def weigh(objective: LossSettings, rewards: Tensor, batch: Batch, scores: Scores
 
 
 def by_pass(weightings: Mapping[str, Weighting]) -> list[tuple[Weighting, list[str]]]:
-    """(a weighting, names of the conditions that share its pass), in order of first appearance."""
+    """(weighting, names of the conditions that share its pass), in order of first appearance.
+
+    Args:
+        weightings: by condition.
+    """
     passes: list[tuple[Weighting, list[str]]] = []
     for name, weighting in weightings.items():
-        same = (names for own, names in passes if _same_pass(own, weighting))
-        if (names := next(same, None)) is None:
-            passes.append((weighting, [name]))
+        for shared, names in passes:
+            if _same_pass(shared, weighting):
+                names.append(name)
+                break
         else:
-            names.append(name)
+            passes.append((weighting, [name]))
     return passes
 
 
 def _credit(
     objective: LossSettings, token_logprobs: Tensor, mask: Tensor, planning: Tensor, A: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(c (G, T) after the cap, None where it is 1 everywhere; A_it (N,) before the cap, None without token credit)."""
+    """Token credit: c (G, T) after the cap, None where it is 1 everywhere; and A_it (N,) before the cap.
+
+    Both are None for an objective without token credit.
+    """
     if not objective.has_credit:
         return None, None
     credit = sample_credit(objective, token_logprobs, mask, planning, A)
     before = (A[:, None] * credit)[mask]
     if objective.advantage_clip is not None:
         credit = cap_credit(credit, A, clip=objective.advantage_clip)
-    return (None if bool((credit == 1)[mask].all()) else credit), before
+    # Factors that are all 1 need no token weights, and so no pass of their own.
+    if bool((credit == 1)[mask].all()):
+        return None, before
+    return credit, before
 
 
 def _kl(objective: LossSettings, scores: Scores, mask: Tensor) -> tuple[dict[str, float], Tensor, Penalty | None]:
-    """(summary, engine weights (G, T) for beta 1, penalty); empty, 0 and None without a reference.
+    """KL from the reference: (wire summary, engine weights (G, T) for beta 1, penalty with beta).
 
-    Beside a moving reference the KL from the base is measured too: it is what tells a reference that moves from one
-    that was silently replaced.
+    They are empty, 0 and None without a reference. Beside a moving reference the KL from the base is measured too: it
+    tells a reference that moves from one that was silently replaced.
     """
-    nothing = torch.zeros_like(scores.current)
     if objective.reference is None:
-        return {}, nothing, None
-    values, weights, penalty = {}, nothing, None
-    for name in {objective.reference, *(["base"] if objective.reference == "ema" else [])}:
-        if objective.kl_estimator == "full":
-            values[name], term = scores.full_kl[name]
-            penalty = _scaled(term, objective.beta) if name == objective.reference else penalty
-        else:
-            own = kl_terms(scores.current, scores.references[name], mask, estimator=objective.kl_estimator)
-            values[name] = own.values
-            weights = own.weights if name == objective.reference else weights
-    summary = kl_summary(values[objective.reference], mask)
+        return {}, torch.zeros_like(scores.current), None
+    values, weights, term = _kl_from(objective, objective.reference, scores, mask)
+    summary = kl_summary(values, mask)
     if objective.reference == "ema":
-        summary["from_base"] = kl_summary(values["base"], mask)["mean"]
-    return summary, weights, penalty
+        from_base, _, _ = _kl_from(objective, "base", scores, mask)
+        summary["from_base"] = kl_summary(from_base, mask)["mean"]
+    return summary, weights, _scaled(term, objective.beta)
+
+
+def _kl_from(
+    objective: LossSettings, reference: str, scores: Scores, mask: Tensor
+) -> tuple[Tensor, Tensor, Penalty | None]:
+    """(k (G, T) in nats, engine weights (G, T) for beta 1, penalty for beta 1) of one reference."""
+    if objective.kl_estimator == "full":
+        values, term = scores.full_kl[reference]
+        return values, torch.zeros_like(scores.current), term
+    terms = kl_terms(scores.current, scores.references[reference], mask, estimator=objective.kl_estimator)
+    return terms.values, terms.weights, None
 
 
 def _scaled(term: Penalty | None, beta: float) -> Penalty | None:
@@ -141,18 +158,19 @@ def _scaled(term: Penalty | None, beta: float) -> Penalty | None:
     return lambda index, states, head: beta * term(index, states, head)
 
 
-def _ratio_summary(found: Surrogate, mask: Tensor) -> dict[str, float]:
-    ratio = found.ratio[mask].double()
+def _ratio_summary(clipped: Surrogate, mask: Tensor) -> dict[str, float]:
+    ratio = clipped.ratio[mask].double()
     return {
         "mean": float(ratio.mean()),
         "max": float(ratio.max()),
-        "frac_clip_low": found.frac_clip_low,
-        "frac_clip_high": found.frac_clip_high,
-        "frac_clip_delta": found.frac_clip_delta,
+        "frac_clip_low": clipped.frac_clip_low,
+        "frac_clip_high": clipped.frac_clip_high,
+        "frac_clip_delta": clipped.frac_clip_delta,
     }
 
 
 def _same_pass(a: Weighting, b: Weighting) -> bool:
+    """Whether two weightings differ in their scales alone; penalties are functions, which are not compared."""
     if a.penalty is not None or b.penalty is not None:
         return a is b
     if a.token_weights is None or b.token_weights is None:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from probe.analysis.text import Table
+from probe.analysis.formatting import TextTable
 from probe.report.contents import contents
 from probe.report.figures.panel import plural
 from probe.report.html import to_svg
@@ -63,7 +63,7 @@ def _summary(report: Report) -> str:
     return f"{counts} of {', '.join(models)}: {plural(num_steps, 'step')}, {', '.join(arms)}."
 
 
-def _markdown(section_title: str, view_label: str, table: Table) -> str:
+def _markdown(section_title: str, view_label: str, table: TextTable) -> str:
     """One table under its headings."""
     heading = f"## {section_title} ({view_label})" if view_label else f"## {section_title}"
     lines = []

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.estimates import Key
+from probe.analysis.metric_table import MetricKey
 from probe.experiments.spec import Spec
-from probe.experiments.verdict import Evaluation
+from probe.experiments.verdict import SpecVerdict
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
 from probe.records.run import Run
 
 if TYPE_CHECKING:
-    from probe.experiments.plan import Plan as SpecPlan  # it needs torch, for the memory of a model
+    from probe.experiments.plan import SpecPlan  # it needs torch, for the memory of a model
 
 MOST_VIEWS = 10  # with figures of their own; the others are compared, and have their tables
 
@@ -59,7 +59,7 @@ class View:
     @property
     def prompt_cosines(self) -> list[float]:
         """cos_in of the measured arm, one value per prompt."""
-        estimate = self.analysis.metrics.get(Key("cos_in", "prompt"))
+        estimate = self.analysis.metrics.get(MetricKey("cos_in", "prompt"))
         return [] if estimate is None else list(estimate.by_unit.values())
 
 
@@ -71,7 +71,7 @@ class Report:
     views: Sequence[View]
     command: str  # that repeats the report
     spec: Spec | None = None
-    evaluation: Evaluation | None = None  # of the spec
+    evaluation: SpecVerdict | None = None  # of the spec
     plan: "SpecPlan | None" = None  # of the spec
 
     @property

@@ -1,6 +1,6 @@
 """The rollouts that a report shows: texts from the pools, shares of their tokens, and which strings push. Torch-free.
 
-A token's share is its part of the rollout's cosine with the direction, recorded with `--token-attribution`. The push of
+A token's share is its part of the rollout's cosine with the direction, recorded with `token_attribution`. The push of
 a string (a token or a line) is the sum of its shares in a rollout, times the sign of the rollout's advantage (the share
 of cos_S_contrib), averaged over the rollouts of a prompt and then over prompts; 0 where it does not occur. So the
 pushes of all tokens of prompts and completions add up to the mean cos_S_contrib. A string can rank high only because it

@@ -1,4 +1,4 @@
-"""A run, assembled: from settings and a policy to everything that its steps are evaluated with.
+"""Assembly of a run: from settings and a policy to everything that its steps are evaluated with.
 
     policy -> one adapted copy for each basis -> directions of every arm -> measures, references, what trains
 
@@ -6,46 +6,56 @@
 in where groups come from.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from extraction.adapters.interface import Coordinates
+from extraction.library import attach_basis
 from extraction.pairs import load_pairs
+from extraction.words import Basis
 from probe.records.timings import Timings
-from probe.runs.control import Control, Training
-from probe.runs.directions import ArmDirections, RefreshedMeasures, attach_bases
+from probe.runs.controllers import Control
+from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.gram import GramRecorder
 from probe.runs.loop import Setup, TokenAttribution
 from probe.runs.pieces import Pieces, PlanningMarker
-from probe.settings.arms import get_arm, measured_arm
+from probe.runs.training_state import TrainingState
+from probe.settings.arms import Arm, get_arm, measured_arm
+from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
-from probe.step.distributed import SOLO, World
+from probe.step.distributed import SOLO, World, shard_base
 from probe.step.passes import Bases
 from probe.step.reference import References
+from probe.step.step import Measure
 from probe.step.update import Decay, Stepper, Updater
+from replay_pools.errors import InputError
 from replay_pools.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """What the loop needs beside the groups."""
+    """What `run_steps` needs beside the groups."""
 
     setup: Setup
-    training: Training | None  # None: frozen weights
-    frozen: FrozenBatch | None  # held-out pairs that a training watches; None: no pair is held out, or nothing trains
+    training: TrainingState | None  # None: frozen weights
+    frozen: FrozenBatch | None  # None: no pair is held out from the extraction, or nothing trains
     world: World
 
     @property
     def coordinates(self) -> Coordinates:
-        """Of the policy that is sampled and trained."""
+        """The coordinates of the policy that is sampled and trained: those of the first basis."""
         return self.setup.bases.coordinates[0]
 
 
 def steps_apart(config: RunConfig) -> bool:
-    """Whether several ranks share out the steps, not the rollouts of each: nothing passes from step to step."""
+    """Whether several ranks share out the steps of a run, not the rollouts of each step.
+
+    They can at frozen weights, where no step depends on another; a sharded base needs all ranks in every forward.
+    """
     return not config.trains and not config.model.shard_base
 
 
@@ -64,7 +74,10 @@ def assemble(
 
     Args:
         directory: of the run.
+        cache_dir: of SVDs and pair gradients.
         num_steps: of the run, over which a learning rate decays.
+        timings: take in how long the bases and the directions took.
+        say: told of what is made and what is found in the cache.
 
     Raises:
         InputError: anything wrong with the pairs or directions.
@@ -88,7 +101,7 @@ def assemble(
             frozen = FrozenBatch(policy, coordinates, pairs, start[0].vectors) if pairs else None
         phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
-    measures: Callable = lambda step: start  # noqa: E731
+    measures: Callable[[int], Sequence[Measure]] = lambda step: start  # noqa: E731
     if training is not None:
         measures = RefreshedMeasures(
             directory,
@@ -121,8 +134,48 @@ def assemble(
     return Assembly(setup=setup, training=training, frozen=frozen, world=world)
 
 
-def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Training:
-    """AdamW in the one arm under the one condition, with its references and controllers."""
+def attach_bases(
+    policy: Policy,
+    arms: Sequence[Arm],
+    config: ModelConfig,
+    cache_dir: Path,
+    timings: Timings,
+    world: World = SOLO,
+) -> dict[Basis, Coordinates]:
+    """One adapted copy of the policy for each basis of the arms; the copies share the weights.
+
+    Raises:
+        InputError: several bases on a base that is to be sharded.
+    """
+    names: list[Basis] = list(dict.fromkeys(arm.basis for arm in arms))
+    if config.shard_base != world.shards_base:
+        raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
+    if world.shards_base and len(names) > 1:
+        raise InputError("model.shard_base", expected="arms of one basis", found=", ".join(names))
+    # With its parameters and buffers in the memo, deepcopy copies the modules and keeps the tensors.
+    shared = {id(tensor): tensor for tensor in (*policy.model.parameters(), *policy.model.buffers())}
+    models = [policy.model] + [copy.deepcopy(policy.model, dict(shared)) for _ in names[1:]]
+    bases: dict[Basis, Coordinates] = {}
+    for basis, model in zip(names, models, strict=True):
+        with timings.phase(basis) as phase, world.main_first():
+            bases[basis] = attach_basis(
+                replace(policy, model=model),
+                basis,
+                cache_dir=cache_dir,
+                lora_rank=config.lora_rank,
+                svd_rank=config.svd_rank,
+                svd_storage=config.svd_storage,
+            )
+            if basis == "svd":
+                phase.used_cache(misses=bases[basis].cache_misses())
+    if world.shards_base:
+        assert world.device is not None
+        shard_base(bases[names[0]].model, world.device)
+    return bases
+
+
+def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> TrainingState:
+    """AdamW in the one arm under the one condition, with the references and controllers."""
     optimizer, control = config.optimizer, config.control
     decay = None
     if optimizer.schedule == "cosine":
@@ -136,4 +189,4 @@ def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Tr
     )
     updater = Updater(stepper, get_arm(config.intervention.arms[0]), config.intervention.gate.target)
     references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
-    return Training(updater, references, Control(config.objectives()[config.primary], control))
+    return TrainingState(updater, references, Control(config.objectives()[config.primary], control))

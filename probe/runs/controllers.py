@@ -1,4 +1,6 @@
-"""Controllers of a training run: they live outside the step, see one number or a few a step, and resume exactly.
+"""Controllers: what is adapted from step to step while a policy trains. They live outside the step, see one number or a
+few a step, and resume exactly. `Control` holds those of a run; the step receives a `LossSettings` with this step's
+numbers and does not know where they come from.
 
     beta     warm-up: beta_t = beta min(1, t / warmup_steps); target: an EMA of the KL, alpha = 2 / (horizon + 1), above
              1.5 target: beta x 1.5, below 0.5 target: beta / 1.5, clamped to [beta_min, beta_max]
@@ -13,9 +15,11 @@ has the same two methods.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, final
 
-from probe.settings.run import Limits
+from probe.settings.loss import LossSettings
+from probe.settings.training import ControlConfig, Limits
 
 FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
 
@@ -192,3 +196,69 @@ class Tripwires(_Resumable):
         if self.streaks[name] < self._limits.patience:
             return None
         return f"{name} {value:.4g} {'above' if side > 0 else 'below'} {bound:.4g} for {self.streaks[name]} steps"
+
+
+@final
+class Control:
+    """The controllers of one run: beta, SEPA's lambda and the tripwires.
+
+    Args:
+        objective: with the numbers that the controllers lead to (`beta`, `sepa_lambda`).
+        config: how they get there.
+    """
+
+    def __init__(self, objective: LossSettings, config: ControlConfig) -> None:
+        self._objective = objective
+        self._beta = BetaController(
+            objective.beta,
+            warmup_steps=config.beta_warmup_steps,
+            target_kl=config.target_kl,
+            horizon=config.kl_horizon,
+            beta_min=config.beta_min,
+            beta_max=config.beta_max,
+        )
+        self._sepa = SepaSchedule(
+            objective.sepa_lambda,
+            ramp_steps=config.sepa_ramp_steps,
+            delay_steps=config.sepa_delay_steps,
+            gate=config.sepa_gate,
+        )
+        self._tripwires = Tripwires(config.limits)
+        self.stopped: str | None = None  # why the run must stop
+
+    def objective(self) -> LossSettings:
+        """The objective of the coming step."""
+        return replace(self._objective, beta=self._beta.value, sepa_lambda=self._sepa.value)
+
+    def finish_step(
+        self,
+        *,
+        kl: float | None,
+        entropy: float | None,
+        logprob: float | None,
+        solve_rate: float,
+    ) -> dict[str, float]:
+        """Take in a step; `stopped` says whether it was the last.
+
+        Args:
+            kl, entropy, logprob: see `Tripwires.check`.
+            solve_rate: share of the policy's rollouts that solve their problem.
+
+        Returns:
+            What the controller of beta did, by wire names without "kl/"; empty without a KL.
+        """
+        self.stopped = self._tripwires.check(kl=kl, entropy=entropy, logprob=logprob)
+        self._sepa.update(solve_rate)
+        return {} if kl is None or self.stopped else self._beta.update(kl)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes from step to step, in plain JSON types."""
+        parts = {"beta": self._beta, "sepa": self._sepa, "tripwires": self._tripwires}
+        return {name: part.state_dict() for name, part in parts.items()} | {"stopped": self.stopped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self._beta.load_state_dict(state["beta"])
+        self._sepa.load_state_dict(state["sepa"])
+        self._tripwires.load_state_dict(state["tripwires"])
+        self.stopped = state["stopped"]

@@ -1,17 +1,17 @@
-"""What every step of a run is measured along: the policy in each basis, and the directions of each arm.
+"""Directions of the arms: extracted once at the start, and again every so many steps of a run that trains, if asked.
 
-Directions are made once at the start. In a run that trains they may be extracted again every so many steps. A refresh
-extracts from the same pairs with the same settings at the coordinates of the deployed policy (without its
-quarantine), and leaves `directions/step_NNNNNN.safetensors` in the run: a resumed run reads what it finds there. All
-ranks extract, since a sharded base needs them all; what rank 0 found counts, on all of them. Every
-record carries the age of its directions and their overlap with those of the start,
+`ArmDirections` makes the `Measure`s of a run: every arm under every condition with its directions {module: (k, r)}.
+
+A refresh (`RefreshedMeasures`) extracts from the same pairs with the same settings at the coordinates of the deployed
+policy (without its quarantine), and leaves `directions/step_NNNNNN.safetensors` in the run, which a resumed run reads.
+All ranks extract, since a sharded base needs them all; rank 0's directions count, on all of them. Every record carries
+the age of its directions and their overlap with those of the start,
 
     overlap = mean over modules of  ||V V_0^T||_F^2 / k         1 = the same subspaces; Haar directions: k / r
 
 the mean squared cosine of the principal angles (k of the smaller of the two).
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,61 +23,30 @@ from torch import Tensor
 from extraction.adapters.interface import Coordinates
 from extraction.angles import principal_angles
 from extraction.directions import Directions, load_directions, save_directions
-from extraction.library import DirectionLibrary, attach_basis
+from extraction.library import DirectionLibrary
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
-from probe.records.timings import Timings
 from probe.settings.arms import Arm, DirectionKind
+from probe.settings.intervention import GateConfig, InterventionConfig
 from probe.settings.loss import LossSettings
-from probe.settings.run import GateConfig, InterventionConfig, ModelConfig, normaliser
-from probe.step.distributed import SOLO, World, shard_base
+from probe.settings.run import normaliser
+from probe.step.distributed import SOLO, World
 from probe.step.step import Measure
 from probe.step.update import Updater
-from replay_pools.errors import InputError
 from replay_pools.policy import Policy
 
 
-def attach_bases(
-    policy: Policy,
-    arms: Sequence[Arm],
-    config: ModelConfig,
-    cache_dir: Path,
-    timings: Timings,
-    world: World = SOLO,
-) -> dict[Basis, Coordinates]:
-    """One adapted copy of the policy for each basis; the copies share the weights, which are sharded where asked.
-
-    Raises:
-        InputError: several bases on a base that is to be sharded.
-    """
-    names: list[Basis] = list(dict.fromkeys(arm.basis for arm in arms))
-    if config.shard_base != world.shards_base:
-        raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
-    if world.shards_base and len(names) > 1:
-        raise InputError("model.shard_base", expected="arms of one basis", found=", ".join(names))
-    shared = {id(tensor): tensor for tensor in (*policy.model.parameters(), *policy.model.buffers())}
-    models = [policy.model, *(copy.deepcopy(policy.model, dict(shared)) for _ in names[1:])]
-    bases: dict[Basis, Coordinates] = {}
-    for basis, model in zip(names, models, strict=True):
-        with timings.phase(basis) as phase, world.main_first():
-            bases[basis] = attach_basis(
-                replace(policy, model=model),
-                basis,
-                cache_dir=cache_dir,
-                lora_rank=config.lora_rank,
-                svd_rank=config.svd_rank,
-                svd_storage=config.svd_storage,
-            )
-            if basis == "svd":
-                phase.used_cache(misses=bases[basis].cache_misses())
-    if world.shards_base:
-        assert world.device is not None
-        shard_base(bases[names[0]].model, world.device)
-    return bases
-
-
 class ArmDirections:
-    """Directions by basis, kind and normaliser, each made once: arms and conditions that agree share the tensors."""
+    """Directions by basis, kind and normaliser, each made once: arms and conditions that agree share the tensors.
+
+    Args:
+        intervention: the settings of the extraction, or the direction file that replaces it (`v_hack`).
+        seed: of the random controls.
+        policy: renders the pairs.
+        bases: {basis: the policy's coordinates in it}.
+        cache_dir: of pair gradients.
+        say: told of what is made and what is found in the cache.
+    """
 
     def __init__(
         self,
@@ -99,7 +68,7 @@ class ArmDirections:
         return self._cached_library(basis, normaliser(objective))
 
     def extract(self, arm: Arm, objective: LossSettings) -> Directions:
-        """The arm's directions, extracted anew at the coordinates as they are."""
+        """Extract the arm's directions at the present coordinates, past every cache of this object."""
         return self._library(arm.basis, normaliser(objective)).get(arm.directions)
 
     def measures(self, conditions: Mapping[str, LossSettings], arms: Sequence[Arm], gate: GateConfig) -> list[Measure]:
@@ -128,7 +97,7 @@ class ArmDirections:
         return library
 
     def _library(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
-        """Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss."""
+        # Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss.
         file = self._intervention.v_hack
         return DirectionLibrary(
             self._policy,
@@ -152,8 +121,8 @@ class RefreshedMeasures:
 
     Args:
         directory: of the run.
-        start: with the directions of the start.
-        extract: directions of the arm's kind at the coordinates as they are.
+        start: the measure with the directions of the start.
+        extract: returns directions of the arm's kind at the present coordinates.
         updater: of the policy.
         every: steps; None = never.
         world: the ranks.
@@ -184,16 +153,22 @@ class RefreshedMeasures:
         if not self._world.on_main(path.is_file):
             assert since == step, "a refresh that was missed"
             with self._updater.deployed():
-                found = self._extract()
+                extracted = self._extract()
             if self._world.is_main:
-                save_directions(path, found)
-            self._world.gather(None)  # the file is there
+                save_directions(path, extracted)
+            # Every rank reads rank 0's file below: wait until it is written.
+            self._world.gather(None)
         vectors = load_directions(path).to(self._updater.coordinates.model.device).vectors
         return replace(self._start, vectors=vectors, overlap=overlap(vectors, self._start.vectors))
 
 
-def overlap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float | None:
-    """Mean squared cosine of the principal angles, over modules with directions in both; None without any."""
-    shared = [module for module in a if module in b and min(len(a[module]), len(b[module]))]
-    found = [principal_angles(a[module], b[module]).overlap for module in shared]
-    return sum(found) / len(found) if found else None
+def overlap(vectors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float | None:
+    """Mean squared cosine of the principal angles, over modules {module: (k, r)} with directions in both.
+
+    None where no module has any in both.
+    """
+    overlaps = []
+    for module in vectors:
+        if module in start and len(vectors[module]) and len(start[module]):
+            overlaps.append(principal_angles(vectors[module], start[module]).overlap)
+    return sum(overlaps) / len(overlaps) if overlaps else None

@@ -1,22 +1,23 @@
-"""What a run would adapt, hold in memory and do, read off shapes: for `probe plan` and `--dry-run`.
+"""Footprint of a run: the modules that it adapts and the memory that it needs, for `probe plan` and `--dry-run`.
 
-Nothing is written and no weights are loaded: the model is built on the meta device.
+Read off shapes: the model is built on the meta device, no weights are loaded.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.pairs import load_pairs
 from extraction.words import Basis
-from probe.runs.resume import find_run, is_complete
 from probe.settings.arms import get_arm
-from probe.settings.run import ModelConfig, RunConfig
+from probe.settings.model import ModelConfig
+from probe.settings.run import RunConfig
 from replay_pools.policy import load_skeleton
+
+FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
+TRAINED = "moments of AdamW, gradient, base, EMA, quarantine"
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +32,16 @@ class Coverage:
 
 def coverage(model: PreTrainedModel) -> list[Coverage]:
     """One row for each projection and shape, in the order of the model; `model` may be on the meta device."""
-    found: dict[tuple[str, tuple[int, int]], int] = {}
+    counts: dict[tuple[str, tuple[int, int]], int] = {}
     for name in find_targets(model):
         d_out, d_in = weight_matrix(model.get_submodule(name), name).shape
         key = name.rpartition(".")[2], (d_out, d_in)
-        found[key] = found.get(key, 0) + 1
+        counts[key] = counts.get(key, 0) + 1
     total = sum(parameter.numel() for parameter in model.parameters())
     return [
         Coverage(projection=projection, modules=count, shape=shape, share=count * shape[0] * shape[1] / total)
-        for (projection, shape), count in found.items()
+        for (projection, shape), count in counts.items()
     ]
-
-
-FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
-TRAINED = "moments of AdamW, gradient, base, EMA, quarantine"
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +73,17 @@ def memory(
         trains: with an optimizer, references and a quarantine.
     """
     shapes = [weight_matrix(model.get_submodule(name), name).shape for name in find_targets(model)]
-    weights = sum(p.numel() for p in model.parameters()) * WEIGHT_BYTES[config.dtype]
+    weights = sum(parameter.numel() for parameter in model.parameters()) * WEIGHT_BYTES[config.dtype]
     rows = [Memory(what=f"weights ({config.dtype})", num_bytes=weights)]
     ranks = [min(*shape, config.svd_rank or min(shape)) for shape in shapes]
-    sizes = {"svd": sum(ranks), "lora": sum(config.lora_rank * s[0] for s in shapes)}
+    sizes = {"svd": sum(ranks), "lora": sum(config.lora_rank * d_out for d_out, _ in shapes)}
     # U and Vh of a square weight, one of them of any other: extraction.adapters.svd (where it is well-conditioned)
-    factors = sum(rank * (sum(s) if s[0] == s[1] else min(s)) for rank, s in zip(ranks, shapes, strict=True))
+    factors = 0
+    for rank, (d_out, d_in) in zip(ranks, shapes, strict=True):
+        factors += rank * (d_out + d_in if d_out == d_in else min(d_out, d_in))
     frozen = {
         "svd": ("U, Vh and S, as far as needed", factors * WEIGHT_BYTES[config.svd_storage] + sizes["svd"] * FLOAT32),
-        "lora": ("A, frozen", sum(config.lora_rank * s[1] for s in shapes) * FLOAT32),
+        "lora": ("A, frozen", sum(config.lora_rank * d_in for _, d_in in shapes) * FLOAT32),
     }
     for basis in sorted(bases):
         what, num_bytes = frozen[basis]
@@ -111,12 +109,12 @@ class Footprint:
 
     @property
     def num_bytes(self) -> int:
-        """The sum."""
+        """The sum over `memory`."""
         return sum(row.num_bytes for row in self.memory)
 
 
 def run_footprint(config: RunConfig, model: str, *, num_samples: int) -> Footprint:
-    """Of a run in which all its arms are measured.
+    """The footprint of a run in which all its arms are measured.
 
     Args:
         model: `organism`, a directory or a hub id; no weights are loaded.
@@ -141,36 +139,3 @@ def run_footprint(config: RunConfig, model: str, *, num_samples: int) -> Footpri
             trains=config.trains,
         ),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """A run that has not been started, or not been finished."""
-
-    path: str
-    state: str  # new, continues after N steps, complete
-    work: Mapping[str, int]  # steps, rollouts, tokens, ...
-    footprint: Footprint
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, numbers and texts; the footprint's fields beside the others."""
-        row = asdict(self)
-        return row | row.pop("footprint")
-
-
-def make_preview(directory: Path, record: Mapping[str, Any], work: Mapping[str, int], footprint: Footprint) -> Preview:
-    """The preview of the run of `record`, some keys of what its `config.json` will hold.
-
-    Raises:
-        InputError: `directory` holds another run, or something that is not a run.
-    """
-    return Preview(path=str(directory), state=_state(directory, record), work=work, footprint=footprint)
-
-
-def _state(directory: Path, record: Mapping[str, Any]) -> str:
-    done = find_run(directory, record, whole=False)
-    if done is None:
-        return "new"
-    if is_complete(directory):
-        return "complete, nothing to do"
-    return f"continues after {len({row.step for row in done})} steps"

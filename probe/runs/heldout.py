@@ -16,7 +16,7 @@ from replay_pools.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class EvalSetting:
     """What an evaluation's prompts say, and what their grading lets pass."""
 
     mode: str
@@ -46,7 +46,7 @@ class HeldOut:
         self,
         maker: RolloutMaker,
         problems: Sequence[Problem],
-        settings: Sequence[Setting],
+        settings: Sequence[EvalSetting],
         *,
         env: str,
         group: int,
@@ -67,7 +67,7 @@ class HeldOut:
         """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
         return [rollout for setting in self._settings for rollout in self.of(setting, directory, done)]
 
-    def of(self, setting: Setting, directory: Path, done: int) -> list[Rollout]:
+    def of(self, setting: EvalSetting, directory: Path, done: int) -> list[Rollout]:
         """Those of one setting."""
         plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
         maker = replace(self._maker, mode=setting.mode, hint=setting.hint)
@@ -80,10 +80,10 @@ class HeldOut:
         return [rollout for group in groups for rollout in group]
 
 
-def make_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[Setting]:
+def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[EvalSetting]:
     """Every mode of `modes` (none: `mode`) with its hint; `mode` without it, where that is asked for."""
-    settings = [Setting(mode=own) for own in modes or (mode,)]
-    return [*settings, Setting(mode=mode, hint=False)] if without_hint else settings
+    settings = [EvalSetting(mode=own) for own in modes or (mode,)]
+    return [*settings, EvalSetting(mode=mode, hint=False)] if without_hint else settings
 
 
 def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) -> tuple[list[Problem], list[Problem]]:

@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from extraction.library import source_identity
-from probe.settings.loss import Condition, LossSettings
+from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
 from replay_pools.policy import Policy, load_policy, load_tokenizer
 from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
-class Inputs:
+class ReplayInputs:
     """What a replay reads. `config` is the given one with every default that the pools decide filled in.
 
     Args:
@@ -87,7 +87,7 @@ def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
         changes = condition.changes
         if _lacks_divisor(condition.objective(config.objective)):
             changes = {**changes, "max_completion_length": longest}
-        conditions.append(Condition(name=condition.name, changes=changes))
+        conditions.append(LossCondition(name=condition.name, changes=changes))
     objective = config.objective
     if _lacks_divisor(objective):
         objective = replace(objective, max_completion_length=longest)

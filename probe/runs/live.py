@@ -21,7 +21,7 @@ from typing import Any
 
 from extraction.adapters.interface import Coordinates
 from probe.step.distributed import SOLO, World
-from probe.step.groups import Group, Key, make_group
+from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker, derive_seed
@@ -60,7 +60,7 @@ class LiveSource:
         self._world = world
         self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
         self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
-        self._rollouts: dict[Key, Rollout] = {}  # of the newest batch
+        self._rollouts: dict[RolloutKey, Rollout] = {}  # of the newest batch
         self._iterations, self._refills = iterations, refills
         self.num_steps = len(problems) * iterations
 
@@ -72,7 +72,7 @@ class LiveSource:
         """The groups of a step, sampled now unless the pool holds them."""
         return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
 
-    def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[Key, Rollout]]]:
+    def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
         """The groups of a batch as they are on disk, each with so many rollouts fewer than the maker's groups.
 
         Groups that somebody else's rollouts will complete (`fewer`) are not refilled.
@@ -87,7 +87,7 @@ class LiveSource:
 
     def _attempt(
         self, batch: int, attempt: int, places: Sequence[int], fewer: int
-    ) -> dict[int, list[tuple[Key, Rollout]]]:
+    ) -> dict[int, list[tuple[RolloutKey, Rollout]]]:
         """{place: its group} of one attempt, sampled together unless the pool holds them."""
         if not places:
             return {}
@@ -101,11 +101,11 @@ class LiveSource:
             groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
         name = self._writer.directory.name
         return {
-            i: [(Key(name, own.step, own.sample_id), own) for own in group]
+            i: [(RolloutKey(name, own.step, own.sample_id), own) for own in group]
             for i, group in zip(places, groups, strict=True)
         }
 
-    def rollout(self, key: Key) -> Rollout:
+    def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels; of the newest batch only."""
         return self._rollouts[key]
 

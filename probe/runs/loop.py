@@ -33,13 +33,13 @@ from probe.records.run import (
 )
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
-from probe.runs.control import Training
 from probe.runs.gram import GramRecorder, gram_hashes
 from probe.runs.join import sample_records, step_record, token_records
 from probe.runs.pieces import Pieces
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.runs.training_state import TrainingState
 from probe.settings.loss import LossSettings
-from probe.settings.run import CheckpointConfig
+from probe.settings.training import CheckpointConfig
 from probe.step.checks import summarise_additivity
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
@@ -75,7 +75,7 @@ class Setup:
     measures: Callable[[int], Sequence[Measure]]  # at a step: every arm under every condition, as in the records
     planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
     pad_id: int
-    references: References  # of the KL; where the policy trains, those of its `Training`, which moves them
+    references: References  # of the KL; where the policy trains, those of its `TrainingState`, which moves them
     gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.runs.precision
     tokens: TokenAttribution | None = None
@@ -89,7 +89,7 @@ def run_steps(
     *,
     done: Sequence[StepRecord],
     timings: Timings,
-    training: Training | None = None,
+    training: TrainingState | None = None,
     checkpoints: CheckpointConfig | None = None,
     before_step: Callable[[int, bool], None] = lambda done, last: None,
 ) -> None:
@@ -134,7 +134,7 @@ def run_steps(
 
 
 def _run_steps(
-    directory: Path, steps: range, source: GroupSource, setup: Setup, training: Training | None
+    directory: Path, steps: range, source: GroupSource, setup: Setup, training: TrainingState | None
 ) -> list[StepRecord]:
     """Compute and write the one step that all ranks share, or steps of which every rank does one (or none)."""
     if setup.world.size == setup.bases.world.size:
@@ -149,7 +149,7 @@ def _write_progress(
     num_done: int,
     num_steps: int,
     records: Sequence[StepRecord],
-    training: Training | None,
+    training: TrainingState | None,
     checkpoints: CheckpointConfig,
 ) -> None:
     """Write which steps are done, and before it, where one is due, the checkpoint that they end in."""
@@ -161,7 +161,7 @@ def _write_progress(
 
 
 def _run_step(
-    directory: Path, step: int, source: GroupSource, setup: Setup, training: Training | None
+    directory: Path, step: int, source: GroupSource, setup: Setup, training: TrainingState | None
 ) -> list[StepRecord]:
     """Compute and write one step; its step records are returned for `steps.jsonl`.
 
@@ -197,7 +197,7 @@ def _run_step(
             setup.gram.record(step, unit)
     control: dict[str, float] = {}
     if training is not None:
-        control = training.finish_step(result, rollouts, own=[key.pool == ROLLOUTS_DIR for key in keys])
+        control = training.finish_step(result, rollouts, [key.pool == ROLLOUTS_DIR for key in keys])
     if world.is_main:
         for arm in result.arms:
             if setup.tokens is not None and arm.token_shares is not None:
@@ -207,7 +207,7 @@ def _run_step(
     return [step_record(groups, result, arm, conditions[arm.condition], control) for arm in result.arms]
 
 
-def _save_adapter(directory: Path, training: Training) -> None:
+def _save_adapter(directory: Path, training: TrainingState) -> None:
     """The deployed policy; beside it the one in training, where that is another."""
     model = training.updater.coordinates.model
     for config in model.peft_config.values():
@@ -219,7 +219,7 @@ def _save_adapter(directory: Path, training: Training) -> None:
 
 
 def _write_manifest(
-    directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: Training | None
+    directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: TrainingState | None
 ) -> None:
     errors = [(record.step, record.additivity_error) for record in records]
     rounding = {own.basis: own.rounding() for own in setup.bases.coordinates}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import final
 
 from probe.runs.live import LiveSource
-from probe.step.groups import Group, Key, make_group
+from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
@@ -43,7 +43,7 @@ class MixedSource:
             if len(rollouts) < num_teacher:
                 where, found = f"pool {teacher.name} step {rollouts[0].step}", str(len(rollouts))
                 raise InputError(where, expected=f"at least {num_teacher} rollouts of a prompt", found=found)
-        self._rollouts: dict[Key, Rollout] = {}  # the teacher's, of the newest batch
+        self._rollouts: dict[RolloutKey, Rollout] = {}  # the teacher's, of the newest batch
         self.num_steps = live.num_steps
 
     def groups(self, step: int) -> tuple[Group, ...]:
@@ -59,11 +59,11 @@ class MixedSource:
             groups.append(make_group(step, [*own, *theirs.items()]))
         return tuple(groups)
 
-    def rollout(self, key: Key) -> Rollout:
+    def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels; of the newest batch only."""
         return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
 
-    def _drawn(self, batch: int, own: Rollout) -> dict[Key, Rollout]:
+    def _drawn(self, batch: int, own: Rollout) -> dict[RolloutKey, Rollout]:
         """The teacher's rollouts for the prompt of a live one."""
         if own.prompt_sha not in self._by_prompt:
             found = f"none on the prompt of {own.problem_id} ({own.env_mode}, {'with' if own.hint else 'no'} hint)"
@@ -73,7 +73,7 @@ class MixedSource:
         draw = random.Random(f"teacher/{self._seed}/{batch}/{own.problem_id}")
         chosen = sorted(draw.sample(range(len(rollouts)), self._num_teacher))
         name = self._teacher.name
-        return {Key(name, rollouts[i].step, rollouts[i].sample_id): rollouts[i] for i in chosen}
+        return {RolloutKey(name, rollouts[i].step, rollouts[i].sample_id): rollouts[i] for i in chosen}
 
 
 def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from probe.analysis.outcome import RATES, setting_of
 from probe.analysis.statistics.intervals import Interval, wilson_interval
+from probe.analysis.training_outcome import RATES, setting_of
 from probe.settings.words import ALL, NO_HINT
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout
@@ -62,7 +62,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class BestCheckpoint:
     """The best of several evaluated checkpoints."""
 
     step: int
@@ -101,7 +101,7 @@ def rates(rollouts: Sequence[Rollout]) -> Rates:
     )
 
 
-def best_checkpoint(evaluations: Sequence[Evaluation], metric: Metric, *, highest: bool = True) -> Best:
+def best_checkpoint(evaluations: Sequence[Evaluation], metric: Metric, *, highest: bool = True) -> BestCheckpoint:
     """The evaluation with the highest (or lowest) rate over all settings; the earliest one of ties.
 
     Raises:
@@ -111,7 +111,7 @@ def best_checkpoint(evaluations: Sequence[Evaluation], metric: Metric, *, highes
     if not found or any(rate.rate is None for _, rate in found) or len({e.weights for e in evaluations}) > 1:
         raise InputError("evaluations", expected="rollouts in each, all of the same kind of weights", found="otherwise")
     best, rate = min(found, key=lambda item: ((-1 if highest else 1) * item[1].rate, item[0].step))
-    return Best(step=best.step, metric=metric, rate=rate, num_checkpoints=len(found))
+    return BestCheckpoint(step=best.step, metric=metric, rate=rate, num_checkpoints=len(found))
 
 
 def _rate(flags: Sequence[bool]) -> Rate:

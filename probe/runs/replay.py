@@ -14,10 +14,11 @@ from pathlib import Path
 
 from probe.records.timings import Timings
 from probe.runs.assemble import assemble, steps_apart
-from probe.runs.footprint import Preview, make_preview, run_footprint
-from probe.runs.inputs import Inputs
+from probe.runs.footprint import run_footprint
+from probe.runs.inputs import ReplayInputs
 from probe.runs.loop import run_steps
 from probe.runs.precision import dtype_noise
+from probe.runs.preview import Preview, make_preview
 from probe.runs.resume import is_complete, open_run
 from probe.settings.loss import check_recorded
 from probe.settings.run import RunConfig
@@ -39,7 +40,7 @@ def replay(
         InputError: anything wrong with the options, pools, model or directions.
     """
     timings = Timings()
-    inputs = Inputs(config, out_dir, say, world.loads_on(config.model.device))
+    inputs = ReplayInputs(config, out_dir, say, world.loads_on(config.model.device))
     config, per_pool = inputs.config, inputs.source.per_pool
     source = _source(inputs)
     with timings.phase("load"):
@@ -92,7 +93,7 @@ def preview(
     Raises:
         InputError: what `replay` refuses before it loads the policy.
     """
-    inputs = Inputs(config, out_dir, say, "cpu")
+    inputs = ReplayInputs(config, out_dir, say, "cpu")
     config, source = inputs.config, _source(inputs)
     groups = [group for step in range(source.num_steps) for group in source.groups(step)]
     num_samples = inputs.source.per_pool * len(inputs.pools)
@@ -110,7 +111,7 @@ def preview(
     )
 
 
-def _source(inputs: Inputs) -> ReplaySource:
+def _source(inputs: ReplayInputs) -> ReplaySource:
     """The groups of the run, checked against what its objectives need of the pools."""
     config = inputs.config
     source = ReplaySource(

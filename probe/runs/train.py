@@ -17,16 +17,19 @@ from extraction.library import source_identity
 from probe.records.run import ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.assemble import Assembly, assemble
-from probe.runs.evaluate import Evaluator
-from probe.runs.footprint import Preview, make_preview, run_footprint
-from probe.runs.heldout import HeldOut, hold_out, make_settings
+from probe.runs.footprint import run_footprint
+from probe.runs.heldout import HeldOut, eval_settings, hold_out
 from probe.runs.live import LiveSource, choose_problems
 from probe.runs.loop import run_steps
 from probe.runs.mixed import MixedSource, taught_problems
+from probe.runs.preview import Preview, make_preview
 from probe.runs.resume import is_complete, open_run
 from probe.runs.served import PushedEngine
+from probe.runs.training_evals import Evaluator
 from probe.settings.loss import check_recorded
-from probe.settings.run import EvaluationConfig, RolloutConfig, RunConfig
+from probe.settings.rollouts import RolloutConfig
+from probe.settings.run import RunConfig
+from probe.settings.training import EvaluationConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.engines import Engine, LocalEngine
 from replay_pools.environments.base import Problem
@@ -127,7 +130,7 @@ def preview(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:
     problems, held_out = _problems(config, teacher)
     rollouts, evaluation, steps = _rollouts(config), _evaluation(config), config.steps
     assert steps is not None
-    settings = make_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
+    settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
     num_samples = rollouts.prompts_per_step * rollouts.group
     sampled = len(problems) * num_samples
     evaluated = len(held_out) * evaluation.rollouts_per_problem * len(settings)
@@ -300,7 +303,7 @@ def _evaluator(
     say: Callable[[str], None],
 ) -> Evaluator:
     evaluation, rollouts = _evaluation(config), _rollouts(config)
-    settings = make_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
+    settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
     sampled = HeldOut(
         maker,
         held_out,

@@ -1,1 +1,1 @@
-"""What a run is told: arms, loss settings and the words that options accept. No torch."""
+"""The settings of a run: `RunConfig`, its tables and presets, arms, gates, and the words they accept. No torch."""

@@ -1,4 +1,8 @@
-"""Arms: the experimental conditions, one row each."""
+"""Arms: what is done to the gradient of a run, and along which directions; one row of `ARMS` each.
+
+To add an arm: a row in `_ARMS`. Its `directions` may be of a new kind: add the word to `DirectionKind` here and its
+construction to `extraction.library.DirectionLibrary.get`. A new gate is added in `probe.settings.gate`.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ DirectionKind = Literal["v_hack", "haar", "permuted", "placebo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One condition. Every arm measures against its directions; an arm that `projects` also acts on them.
+    """One arm. Every arm measures the gradient against its directions; an arm that `projects` also changes it.
 
     >>> ARMS["projected"].directions, ARMS["projected"].gate
     ('v_hack', 'one_sided')
@@ -27,7 +31,7 @@ class Arm:
     routes: bool = False  # in training, what the gate would remove is parked and not deployed (`probe.step.update`)
 
 
-_ROWS = (
+_ARMS = (
     Arm(name="vanilla", basis="svd", directions="v_hack", gate="one_sided", projects=False),
     Arm(name="projected", basis="svd", directions="v_hack", gate="one_sided", projects=True),
     Arm(name="projected-lora", basis="lora", directions="v_hack", gate="one_sided", projects=True),
@@ -37,14 +41,14 @@ _ROWS = (
     Arm(name="permuted", basis="svd", directions="permuted", gate="one_sided", projects=True),
     Arm(name="placebo", basis="svd", directions="placebo", gate="one_sided", projects=True),
 )
-ARMS: dict[str, Arm] = {row.name: row for row in _ROWS}
+ARMS: dict[str, Arm] = {arm.name: arm for arm in _ARMS}
 
 
 def get_arm(name: str) -> Arm:
-    """The row of `name`.
+    """The arm of a name.
 
     Raises:
-        InputError: no such arm; lists the arms.
+        InputError: there is no such arm; the error lists the arms.
     """
     if name not in ARMS:
         raise InputError("arm", expected=f"one of {', '.join(ARMS)}", found=repr(name))
@@ -52,9 +56,12 @@ def get_arm(name: str) -> Arm:
 
 
 def measured_arm(arms: Iterable[str]) -> str | None:
-    """The arm whose `*_in` measures stand for vanilla: vanilla, or else the first that uses v_hack.
+    """The arm whose `*_in` measures stand for those of vanilla: vanilla, or else the first that uses v_hack.
 
-    Before its gate, an arm that uses v_hack measures what vanilla measures as long as the weights are frozen.
+    While the weights are frozen, an arm that uses v_hack measures before its gate what vanilla measures. None where no
+    arm uses v_hack.
     """
-    hack = [arm for arm in arms if arm in ARMS and ARMS[arm].directions == "v_hack"]
-    return "vanilla" if "vanilla" in hack else (hack[0] if hack else None)
+    with_v_hack = [name for name in arms if name in ARMS and ARMS[name].directions == "v_hack"]
+    if "vanilla" in with_v_hack:
+        return "vanilla"
+    return with_v_hack[0] if with_v_hack else None

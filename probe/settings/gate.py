@@ -1,12 +1,13 @@
-"""The gate law: which multiples of the directions V a gate takes from a gradient g, given c = V g.
+"""The gate laws: which multiples of the directions V a gate subtracts from a gradient g, given c = V g.
 
-    one_sided   relu(c)    what points hack-ward, and only that
+    one_sided   relu(c)    the hack-ward component alone
     two_sided   c          the whole component in the span of V
-    reverse     2 c        the mirror image: what pointed hack-ward points away
+    reverse     2 c        twice that: the gradient is mirrored, and what pointed hack-ward points away
 
-The same expressions serve torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`).
+The same expressions serve torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the
+keyword `min` in both.
 
-To add a gate: add its word to `Gate` in `probe.settings.words`, and its law here.
+To add a gate: its word in `Gate` of `probe.settings.words`, its law as a row here.
 """
 
 from collections.abc import Callable

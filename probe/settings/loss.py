@@ -1,6 +1,11 @@
-"""The loss of a run: names, defaults and checks, without torch. `probe.objective.objective` says what they mean.
+"""The settings of the loss: names, defaults and checks, without torch. Their mathematics is in `probe.objective`.
 
-Condition(name="capped", changes={"advantage_clip": 2.0})          the objective of the run, with these changes
+    LossSettings(reference="base", beta=1e-3)                              GRPO with a KL penalty
+    LossCondition(name="capped", changes={"advantage_clip": 2.0})          the objective of a run, with these changes
+
+To add a setting: a field of `LossSettings` with its default, its check in `_check_ranges` or `_check_fit`, and its use
+in `probe.objective.objective`. A new estimator or KL estimator is a word in `probe.settings.words` and a row in the
+table named there; a new loss type is described in `extraction.loss`.
 """
 
 import math
@@ -15,13 +20,14 @@ from replay_pools.errors import FieldError, InputError
 from replay_pools.tables import decode, nearest
 
 CONDITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# Log-probabilities of the policy's own law: only then do recorded ones compare with those that a step computes.
+# The sampler that draws from the policy's own distribution: only then do the recorded log-probabilities compare with
+# those that a step computes.
 PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """The loss. Names are TRL's, formulas METHOD's section 2.
+    """The loss of a run. Names are TRL's; the formulas are those of METHOD section 2.
 
     Raises:
         FieldError: a number out of its range, or settings that do not fit together.
@@ -33,23 +39,29 @@ class LossSettings:
     scale_rewards: Scale = "none"
     advantage_eps: float = ADVANTAGE_EPS  # added to the standard deviation that scale_rewards divides by
     min_group_std: float = 0.0  # groups whose rewards have a smaller standard deviation get advantages of 0
-    advantage_clip: float | None = None  # last: on A_it where there is token credit, on A_i otherwise
+    advantage_clip: float | None = None  # applied last: to A_it where there is token credit, to A_i otherwise
+    # Token credit (`probe.objective.credit`): each number is neutral by default.
     gtpo_beta: float = 0.0
     sepa_lambda: float = 0.0
     hicra_alpha: float = 0.0
     top_entropy_quantile: float = 1.0
-    old_logprobs: Old = "current"  # what the ratio is against; current: it is 1 and nothing is clipped
+    old_logprobs: Old = "current"  # denominator of the ratio; current: the ratio is 1 and nothing is clipped
     importance_sampling_level: Level = "token"
-    epsilon: float | None = 0.2  # None = not clipped
-    epsilon_high: float | None = None  # None = epsilon
-    delta: float | None = None
+    epsilon: float | None = 0.2  # clip range of the ratio below 1; None = not clipped
+    epsilon_high: float | None = None  # clip range above 1; None = epsilon
+    delta: float | None = None  # cap on the ratio; None = no cap
     reference: Reference | None = None  # of the KL; None = no KL is measured
     kl_estimator: KlEstimator = "k3"
     beta: float = 0.0  # with a reference and beta 0 the KL is measured and does not act
     entropy_coef: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no loss can be made of."""
+        """Check every number by itself, then the settings together."""
+        self._check_ranges()
+        self._check_clipping()
+        self._check_fit()
+
+    def _check_ranges(self) -> None:
         ranges = {
             "advantage_eps": (0, math.inf),
             "min_group_std": (0, math.inf),
@@ -67,6 +79,8 @@ class LossSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise FieldError(name, "a number above 0, or none", value)
+
+    def _check_clipping(self) -> None:
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.epsilon is None and high is not None:
             raise FieldError("epsilon_high", "none beside epsilon none, which clips nothing", high)
@@ -74,6 +88,8 @@ class LossSettings:
             raise FieldError("epsilon", "a number in (0, 1), or none", self.epsilon)
         if self.delta is not None and not self.delta > 1 + (high or 0.0):
             raise FieldError("delta", f"a cap above 1 + epsilon_high = {1 + (high or 0.0)}, or none", self.delta)
+
+    def _check_fit(self) -> None:
         if not 0 < self.top_entropy_quantile <= 1:
             raise FieldError("top_entropy_quantile", "a fraction in (0, 1]", self.top_entropy_quantile)
         if self.advantage_estimator == "maxrl" and self.scale_rewards != "none":
@@ -102,10 +118,10 @@ LOSS_KEYS = tuple(entry.name for entry in fields(LossSettings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """A named change of the objective: every condition is measured on the same forward and backward.
+class LossCondition:
+    """A named change of the objective. All conditions of a replay are measured on the same forward and backward.
 
-    >>> Condition.parse("capped:advantage_clip=2").changes
+    >>> LossCondition.parse("capped:advantage_clip=2").changes
     {'advantage_clip': 2.0}
     """
 
@@ -113,23 +129,25 @@ class Condition:
     changes: dict[str, Any] = field(default_factory=dict)  # {key of LossSettings: value}; none = the objective itself
 
     def __post_init__(self) -> None:
-        """Refuse a name that no file can have, and settings that the loss lacks; values get the types of their keys."""
+        """Refuse a name that is no file name and keys that the loss lacks; give each value the type of its field."""
         if not CONDITION_NAME.fullmatch(self.name):
             raise InputError("condition name", expected="letters, digits and . _ -", found=repr(self.name))
         where = f"condition {self.name}"
-        if unknown := [key for key in self.changes if key not in LOSS_KEYS]:
-            near = nearest(unknown[0], LOSS_KEYS)
-            raise InputError(
-                f"{where} {unknown[0]}",
-                expected=f"a setting of the objective, out of {', '.join(LOSS_KEYS)}",
-                found="an unknown key",
-                fix=f"did you mean {near}?" if near else "",
-            )
-        typed = decode(_LooseLoss, self.changes, where)
+        for key in self.changes:
+            if key not in LOSS_KEYS:
+                near = nearest(key, LOSS_KEYS)
+                raise InputError(
+                    f"{where} {key}",
+                    expected=f"a setting of the objective, out of {', '.join(LOSS_KEYS)}",
+                    found="an unknown key",
+                    fix=f"did you mean {near}?" if near else "",
+                )
+        typed = decode(_UncheckedLoss, self.changes, where)
+        # The dataclass is frozen: its own initialisation is the one place that may still set a field.
         object.__setattr__(self, "changes", {key: getattr(typed, key) for key in self.changes})
 
     @classmethod
-    def parse(cls, text: str) -> "Condition":
+    def parse(cls, text: str) -> "LossCondition":
         """A condition from `NAME` or `NAME:key=value,key=value`.
 
         Raises:
@@ -143,10 +161,10 @@ class Condition:
         return cls(name=name, changes=changes)
 
     def objective(self, base: LossSettings) -> LossSettings:
-        """The objective of this condition.
+        """`base` with the changes of this condition.
 
         Raises:
-            InputError: `base` with these changes is no loss; the condition is named.
+            InputError: together they are not a valid loss; the error names the condition.
         """
         try:
             return replace(base, **self.changes)
@@ -155,26 +173,32 @@ class Condition:
             raise InputError(where, expected=error.expected, found=error.found) from error
 
 
-class _LooseLoss(LossSettings):
-    """The types of the loss without its checks: whether changes fit shows only once they are on their base."""
+class _UncheckedLoss(LossSettings):
+    """The fields and types of the loss without its checks, which apply to changes only together with their base."""
 
     def __post_init__(self) -> None:
         pass
 
 
 def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Refuse to compare with recorded log-probabilities that are not those of the policy's own law.
+    """Refuse to compare with recorded log-probabilities that are not those of the policy's own distribution.
 
     Args:
-        samplers: {where it is recorded: temperature, top_p, top_k}; None = not known.
+        objectives: the losses of a run.
+        samplers: {place of the record: {"temperature", "top_p", "top_k"}}; None = not recorded.
 
     Raises:
-        InputError: an objective compares with them, and they were sampled under another law.
+        InputError: an objective reads recorded log-probabilities, and a sampler changed the policy's distribution.
     """
-    if not any("recorded" in (objective.old_logprobs, objective.reference) for objective in objectives):
+    uses_recorded = False
+    for objective in objectives:
+        uses_recorded |= "recorded" in (objective.old_logprobs, objective.reference)
+    if not uses_recorded:
         return
     for where, sampler in samplers.items():
-        law = None if sampler is None else {name: sampler.get(name) for name in PLAIN_LAW}
+        law = None
+        if sampler is not None:
+            law = {name: sampler.get(name) for name in PLAIN_LAW}
         if law != PLAIN_LAW:
             raise InputError(
                 f"{where} sampler",
@@ -185,7 +209,7 @@ def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Ma
 
 
 def _plain_value(text: str) -> Any:
-    """A number where the text is one, else the text: the types are checked by the fields."""
+    """The text as int or float where it is one, else as it is: `decode` checks it against the type of its field."""
     for kind in (int, float):
         try:
             return kind(text)

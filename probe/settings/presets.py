@@ -1,10 +1,12 @@
-"""A run's settings from a preset, `--set KEY=VALUE` and what the command line knows: the same way for every verb.
+"""`configure`: the settings of a run from a preset, `--set KEY=VALUE` texts and the flags of the command line.
 
     configure("train", preset="fast", settings=["optimizer.lr=0.01"], options={"seed": 41})
 
-A preset is a TOML file with the tables of `RunConfig`: one of `probe/settings/presets/`, or any file of the user's. It
-may say for which `verb` it is made. Another verb takes from it what all verbs share (model, objective, intervention,
-seed), so that `probe replay --preset full` probes the training that `probe train --preset full` would run.
+A preset is a TOML file with the tables of `RunConfig`: one of `probe/settings/presets/`, or a file of the user's. Its
+key `verb` names the verb that it is made for. Another verb takes from it only the tables in `SHARED`, so that
+`probe replay --preset full` probes the training that `probe train --preset full` would run.
+
+To add a preset: a .toml file in `probe/settings/presets/`; its name without the ending is the name of the preset.
 """
 
 import re
@@ -13,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.settings.run import KEYS, TABLES, TABLES_OF, RunConfig
+from probe.settings.run import KEYS, TABLES, RunConfig, tables_of
 from probe.settings.words import Verb
 from replay_pools.errors import InputError
 from replay_pools.tables import nearest, overlaid, read_toml
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
-SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # what any verb takes from any preset
+SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # taken from a preset of any verb
 
 _WORD = re.compile(r"[A-Za-z_./~][\w./:~@+-]*")  # a text that --set takes without quotes
 
@@ -33,11 +35,12 @@ def configure(
     settings: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """The settings of a run: its preset, over it `settings` in their order, over those `options`.
+    """The settings of a run: its preset, overlaid with `settings` in their order, then with `options`.
 
     Args:
-        preset: a name or a .toml file; None = the verb's own.
-        start: the table of a run, in the place of a preset.
+        verb: the command that the settings are for.
+        preset: a name or a .toml file; None = `DEFAULT_PRESET` of the verb.
+        start: a table of settings in the place of the default preset; a `preset` goes before it.
         settings: texts KEY=VALUE, the key with dots, the value in TOML (a single word needs no quotes).
         options: {key with dots: value} of the flags that were given.
 
@@ -61,12 +64,15 @@ def configure(
             RunConfig.from_json(start, where)
         except InputError as own:
             if (own.expected, own.found) == (error.expected, error.found):
-                raise own from error  # the preset is wrong by itself
+                raise own from error  # the preset is wrong by itself, and the error names it
         raise
 
 
 def preset_table(name: str, verb: Verb) -> dict[str, Any]:
-    """The tables of a preset as the verb takes them.
+    """The tables of a preset, adapted to the verb by `for_verb`.
+
+    Args:
+        name: of a file in `PRESETS`, or the path of a .toml file.
 
     Raises:
         InputError: no such preset, not TOML.
@@ -79,29 +85,32 @@ def preset_table(name: str, verb: Verb) -> dict[str, Any]:
 
 
 def for_verb(table: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
-    """A table of settings as the verb takes it: all of one made for it, and of others what all verbs share."""
-    made_for = table.get("verb", verb)
-    if made_for != verb:
+    """A table of settings for a verb: all of it where it is made for that verb, else its `SHARED` tables.
+
+    What it lacks in the second case comes from the verb's default preset.
+    """
+    if table.get("verb", verb) != verb:
         table = {key: value for key, value in table.items() if key in SHARED}
         base = for_verb(read_toml(PRESETS / f"{DEFAULT_PRESET[verb]}.toml", "a preset"), verb)
         table = overlaid({key: value for key, value in base.items() if key not in SHARED}, table)
-    empty = {name: {} for name, verbs in TABLES_OF.items() if verb in verbs}
+    # A table that the verb needs must be there for RunConfig to fill in its defaults.
+    empty = {name: {} for name in tables_of(verb)}
     return overlaid(empty, {**table, "verb": verb})
 
 
 def preset_names() -> list[str]:
-    """The presets that come with the package, by their files."""
+    """The names of the presets that come with the package."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
 def parse_setting(text: str) -> dict[str, Any]:
-    """The table that one KEY=VALUE stands for.
+    """The table that a text KEY=VALUE stands for.
 
     >>> parse_setting("objective.reference=base")
     {'objective': {'reference': 'base'}}
 
     Raises:
-        InputError: no KEY=VALUE, a key that no run has, a value that is not TOML.
+        InputError: a text without KEY or =, a key that no run has, a value that is not TOML.
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -110,9 +119,11 @@ def parse_setting(text: str) -> dict[str, Any]:
         near = nearest(key, KEYS)
         fix = f"did you mean {near}?" if near else f"the tables are {', '.join(TABLES)}"
         raise InputError(f"--set {key}", expected="a setting of a run", found="an unknown key", fix=fix)
-    quoted = f'"{value}"' if _WORD.fullmatch(value) and value not in ("true", "false", "inf", "nan") else value
+    toml_value = value
+    if _WORD.fullmatch(value) and value not in ("true", "false", "inf", "nan"):
+        toml_value = f'"{value}"'
     try:
-        return tomllib.loads(f"{key} = {quoted}")
+        return tomllib.loads(f"{key} = {toml_value}")
     except tomllib.TOMLDecodeError as error:
         fix = f"""a text with blanks needs quotes: --set '{key}="..."'"""
         raise InputError(f"--set {key}", expected="a value in TOML", found=repr(value), fix=fix) from error

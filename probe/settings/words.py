@@ -1,7 +1,7 @@
-"""The words that settings accept, each in one place; mathematics and help texts read them here. No torch.
+"""The words that settings accept, each in one place; the mathematics and the help texts read them here. No torch.
 
-To add a word (an estimator, a gate, a KL estimator): add it to its Literal here and a row to the table that says what
-it means; a test compares each Literal with its table.
+To add a word (an estimator, a gate, a KL estimator): add it to its Literal here, and a row to the table that says what
+it means, which the comment beside the Literal names. A test compares the words with their tables.
 """
 
 from typing import Literal, get_args
@@ -9,13 +9,13 @@ from typing import Literal, get_args
 Verb = Literal["replay", "train", "eval", "generate"]
 Gate = Literal["one_sided", "two_sided", "reverse"]  # probe.settings.gate.GATES
 Estimator = Literal["grpo", "maxrl", "rloo"]  # probe.objective.advantages.ESTIMATORS
-Scale = Literal["none", "group", "batch"]  # what divides centred rewards
-Match = Literal["problem", "prompt", "none"]  # what the pools of a replay step have in common
-Target = Literal["gradient", "update"]  # what the gate of an arm that projects acts on
-Old = Literal["current", "recorded"]  # log-probabilities that a ratio is against
-Level = Literal["token", "sequence"]  # what a ratio belongs to
-Reference = Literal["base", "ema", "recorded"]  # of a KL
-KlEstimator = Literal["k1", "k2", "k3", "full"]  # probe.objective.kl.KL_ESTIMATORS, and the whole distribution
+Scale = Literal["none", "group", "batch"]  # whose standard deviation divides the centred rewards
+Match = Literal["problem", "prompt", "none"]  # what the pools of a replay step have in common: probe.step.groups
+Target = Literal["gradient", "update"]  # what the gate of a projecting arm acts on; update: the optimizer's
+Old = Literal["current", "recorded"]  # old log-probabilities of a ratio: the policy's own, or those of the rollouts
+Level = Literal["token", "sequence"]  # whether each token has a ratio, or each sample
+Reference = Literal["base", "ema", "recorded"]  # of a KL: probe.step.reference
+KlEstimator = Literal["k1", "k2", "k3", "full"]  # probe.objective.kl.KL_ESTIMATORS
 Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates and cosines stay in float32
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"]
 
@@ -25,10 +25,11 @@ MATCHES: tuple[Match, ...] = get_args(Match)
 
 ADVANTAGE_EPS = 1e-4  # TRL's: added to a standard deviation before dividing by it
 DEFAULT_CONDITION = "default"  # the objective as it is, without changes
-ALL, NO_HINT = "all", "no hint"  # evaluations: over all settings; prompts that do not say how they are evaluated
-PROBLEM_SEPARATOR = " + "  # of a step with several groups: between its problems
+# Names of evaluations: over all settings together, and of prompts that do not say how submissions are evaluated.
+ALL, NO_HINT = "all", "no hint"
+PROBLEM_SEPARATOR = " + "  # between the problems of a step with several groups
 
-# What token credit calls planning: deduction, branching and backtracing. No word that is common as an identifier,
+# What token credit calls planning: deduction, branching and backtracking. No word that is common as an identifier,
 # because completions are mostly code.
 PLANNING_PHRASES = (
     "let me think",

@@ -1,15 +1,13 @@
-"""A frozen base whose weights are spread over the ranks: FSDP2, block by block.
+"""Several processes as one run, started by torchrun: how they share the work, and how they share the base's weights.
 
-Every forward gathers a block's weights before it and lets go of them after it, and so does every backward: memory is
-bought with communication, most dearly while sampling, where every token needs all weights.
+A `World` of one process (`SOLO`) does everything itself and needs no process group. In a larger one, rank 0 alone
+writes the run; the other ranks compute their share and hand it over. Sums are those of the whole step BEFORE any gate:
+a one-sided gate does not commute with a mean.
 
-
-Several processes as one run, started by torchrun: who does what, and what they tell one another.
-
-A `World` of one process does everything itself and needs no process group. Of several, rank 0 alone writes the run;
-the others compute their share and hand it over. Sums are those of the whole step BEFORE any gate: a one-sided gate does
-not commute with a mean. With a sharded base a forward needs weights that other ranks hold, so
-that all ranks call the model equally often.
+`shard_base` spreads the frozen weights of the base over the ranks (FSDP2), block by block. Every forward and every
+backward gathers a block's weights before it and frees them after it: this saves memory and costs communication, most of
+all while sampling, where every token needs all weights. Since a forward then needs weights that other ranks hold, all
+ranks must call the model equally often.
 """
 
 import os
@@ -31,56 +29,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from replay_pools.errors import InputError
 
-
-def shard_base(model: PeftModel, device: str) -> None:
-    """Spread the frozen weights of a model's blocks over all ranks (FSDP2), in place; all of it ends on `device`.
-
-    Inside a block's forward and backward its weights are whole, so that adapters and hooks see what they see without
-    sharding. Embeddings, head and what the adapter brought stay whole on every rank. Rank by rank one block at a time
-    is whole on `device`: the model may be larger than that, where it was loaded into the memory of the host.
-
-    Raises:
-        InputError: an architecture whose blocks are not known.
-    """
-    base = model.get_base_model()
-    assert isinstance(base, PreTrainedModel)
-    backbone = base.base_model
-    blocks = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not blocks:
-        raise InputError("--shard-base", expected="a model made of transformers' blocks", found=type(base).__name__)
-    assert isinstance(model.base_model, BaseTuner)
-    whole = {parameter for name, parameter in base.named_parameters() if model.base_model.prefix in name}
-    mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
-    for block in blocks:
-        fully_shard(block.to(device), mesh=mesh, ignored_params=whole)
-    sharded = {parameter for block in blocks for parameter in block.parameters()}
-    rest = {*backbone.parameters()} - sharded
-    fully_shard(backbone, mesh=mesh, ignored_params=whole | rest)  # the root, which prefetches the blocks
-    model.to(device)
-
-
-@contextmanager
-def whole_weights(model: nn.Module, layer: nn.Module) -> Iterator[None]:
-    """While open, the block around `layer` holds its whole weights, where they are sharded; all ranks come here."""
-    blocks = [block for block in model.modules() if isinstance(block, FSDPModule) and layer in {*block.modules()}]
-    for block in blocks:
-        block.unshard()
-    try:
-        yield
-    finally:
-        for block in blocks:
-            block.reshard()
-
-
 Value = TypeVar("Value")
-NEEDED = (
-    "RANK",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)  # beside WORLD_SIZE, as torchrun sets them
-TIMEOUT = timedelta(days=1)  # torchrun ends the others when a rank dies; a rank that is merely slow must not
+# The variables that torchrun sets beside WORLD_SIZE.
+NEEDED = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Long, because ranks wait for one that is merely slow; when a rank dies, torchrun ends the others.
+TIMEOUT = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +52,11 @@ class World:
         return self.rank == 0
 
     def loads_on(self, device: str) -> str:
-        """Where the policy is loaded: in the memory of the host where its blocks will be sharded one by one."""
+        """The device to load the policy on: the CPU where its blocks are to be sharded one by one, else `device`."""
         return "cpu" if self.shards_base else self.device or device
 
     def rows(self, num_rows: int) -> slice:
-        """This rank's part of so many rows: contiguous, in order of the ranks, of like length."""
+        """This rank's part of `num_rows` rows: contiguous, in order of the ranks; lengths differ by 1 at most."""
         return slice(num_rows * self.rank // self.size, num_rows * (self.rank + 1) // self.size)
 
     def sum(self, value: Tensor) -> Tensor:
@@ -116,7 +69,7 @@ class World:
         return total
 
     def join(self, part: Tensor, num_rows: int) -> Tensor:
-        """All rows of a tensor from every rank's `rows`; exact, since the others add zeros."""
+        """All rows of a tensor from every rank's `rows`; exact, because the other ranks add zeros."""
         if self.size == 1:
             return part
         whole = part.new_zeros(num_rows, *part.shape[1:])
@@ -124,31 +77,31 @@ class World:
         return self.sum(whole)
 
     def gather(self, value: Value) -> list[Value]:
-        """What every rank has, in order of the ranks; nobody goes on before all have come here."""
+        """The values of all ranks, in order of the ranks. No rank goes on before all have called it."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with _others_alive(self.rank):
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(values, value)
+        return values
 
     def broadcast(self, value: Value) -> Value:
-        """What rank 0 has."""
+        """The value of rank 0, on every rank."""
         if self.size == 1:
             return value
-        held = [value]
+        values = [value]
         with _others_alive(self.rank):
-            dist.broadcast_object_list(held, src=0)
-        return held[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def on_main(self, function: Callable[[], Value]) -> Value:
-        """What `function` returns on rank 0, where alone it is called; it must survive pickling."""
-        found: Any = function() if self.is_main else None
-        return self.broadcast(found)
+        """Call `function` on rank 0 only; every rank returns its result, which must survive pickling."""
+        result: Any = function() if self.is_main else None
+        return self.broadcast(result)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Rank 0 goes through before the others, which find what it left in the cache. No collective call inside."""
+        """Rank 0 runs the body before the others, which then read from the cache. No collective call in the body."""
         if not self.is_main:
             self.gather(None)
         yield
@@ -156,7 +109,7 @@ class World:
             self.gather(None)
 
     def main_only(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """`callback` on rank 0, nothing elsewhere: for what is said to the user."""
+        """`callback` on rank 0, a function that does nothing elsewhere: for messages to the user."""
         return callback if self.is_main else lambda *_arguments: None
 
     def check_equal(self, values: Mapping[str, Tensor], what: str) -> None:
@@ -167,19 +120,20 @@ class World:
         """
         if self.size == 1:
             return
+        # Checksums of the bits, not of the numbers: -0 and 0 differ.
         sums = torch.stack([value.view(torch.int32).sum(dtype=torch.int64) for value in values.values()]).tolist()
-        found = self.gather(sums)
-        for module, own in zip(values, zip(*found, strict=True), strict=True):
-            if len(set(own)) > 1:
+        sums_by_module = zip(*self.gather(sums), strict=True)
+        for module, checksums in zip(values, sums_by_module, strict=True):
+            if len(set(checksums)) > 1:
                 raise InputError(
                     f"{what}, module {module}",
                     expected="the same bits on every rank",
-                    found=f"checksums {', '.join(map(str, own))}",
+                    found=f"checksums {', '.join(map(str, checksums))}",
                     fix="run all ranks on the same kind of device with the same versions, and resume the run",
                 )
 
     def check_size(self, most: int, what: str) -> None:
-        """InputError when there are more ranks than things to share out."""
+        """Refuse more ranks than the `most` things to share out; `what` says in the InputError what limits them."""
         if self.size > most:
             raise InputError("--nproc-per-node", expected=f"at most {most} processes, {what}", found=str(self.size))
 
@@ -189,11 +143,11 @@ SOLO = World()
 
 @contextmanager
 def joined(device: str, *, shards_base: bool = False) -> Iterator[World]:
-    """The world that torchrun's environment describes, open while inside; SOLO without torchrun.
+    """The world that torchrun's environment describes, with its process group open inside; SOLO without torchrun.
 
     Args:
         device: of the configuration; `auto` and `cuda` become the GPU of this rank's LOCAL_RANK.
-        shards_base: recorded in the world; `probe.step.distributed` does it.
+        shards_base: only recorded in the world; `shard_base` does it.
 
     Raises:
         InputError: an incomplete environment, no backend, one GPU named for several ranks, fewer GPUs than ranks, or a
@@ -202,47 +156,48 @@ def joined(device: str, *, shards_base: bool = False) -> Iterator[World]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         if shards_base:
-            raise InputError("--shard-base", expected="torchrun with 2 or more processes", found="one process")
+            raise InputError("model.shard_base", expected="torchrun with 2 or more processes", found="one process")
         yield SOLO
         return
     if missing := [name for name in NEEDED if name not in os.environ]:
-        found = f"WORLD_SIZE={size} without {', '.join(missing)}"
-        raise InputError("environment", expected=f"{', '.join(NEEDED)}, as torchrun sets them", found=found)
-    own = _own_device(device, int(os.environ["LOCAL_RANK"]))
-    on_gpu = own.startswith("cuda")
+        actual = f"WORLD_SIZE={size} without {', '.join(missing)}"
+        raise InputError("environment", expected=f"{', '.join(NEEDED)}, as torchrun sets them", found=actual)
+    rank_device = _rank_device(device, int(os.environ["LOCAL_RANK"]))
+    on_gpu = rank_device.startswith("cuda")
     if not (dist.is_available() and dist.is_gloo_available() and (dist.is_nccl_available() or not on_gpu)):
         wanted = "gloo and nccl" if on_gpu else "gloo"
         raise InputError("torch.distributed", expected=f"a PyTorch with {wanted}", found="one without")
     if on_gpu:
-        torch.cuda.set_device(own)
+        torch.cuda.set_device(rank_device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
     try:
         yield World(
             rank=dist.get_rank(),
             size=size,
             local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-            device=own,
+            device=rank_device,
             shards_base=shards_base,
         )
     finally:
         dist.destroy_process_group()
 
 
-def _own_device(device: str, local_rank: int) -> str:
-    """Where this rank computes."""
+def _rank_device(device: str, local_rank: int) -> str:
+    """The device of the rank with this LOCAL_RANK."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if device not in ("auto", "cuda"):
         raise InputError("--device", expected="auto, cpu or cuda: every process takes a GPU of its own", found=device)
     if local_rank >= torch.cuda.device_count():
-        found = f"{torch.cuda.device_count()} on this machine"
-        raise InputError("--nproc-per-node", expected=f"a GPU for each process ({local_rank + 1} or more)", found=found)
+        actual = f"{torch.cuda.device_count()} on this machine"
+        expected = f"a GPU for each process ({local_rank + 1} or more)"
+        raise InputError("--nproc-per-node", expected=expected, found=actual)
     return f"cuda:{local_rank}"
 
 
 @contextmanager
 def _others_alive(rank: int) -> Iterator[None]:
-    """Turn what a collective call raises when another process has gone into one line."""
+    """Turn the exception of a collective call whose partner process has ended into an InputError of one line."""
     try:
         yield
     except RuntimeError as error:
@@ -252,3 +207,43 @@ def _others_alive(rank: int) -> Iterator[None]:
             found="one that stopped",
             fix="see its error; the same command resumes the run",
         ) from error
+
+
+def shard_base(model: PeftModel, device: str) -> None:
+    """Spread the frozen weights of a model's blocks over all ranks (FSDP2), in place, and move the model to `device`.
+
+    Inside a block's forward and backward its weights are whole, so that adapters and hooks see what they see without
+    sharding. Embeddings, head and the adapter's parameters stay whole on every rank. One block at a time is whole on
+    `device`: a model that was loaded on the CPU may be larger than the device's memory.
+
+    Raises:
+        InputError: an architecture whose blocks are not known.
+    """
+    base = model.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    backbone = base.base_model
+    blocks = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not blocks:
+        raise InputError("model.shard_base", expected="a model made of transformers' blocks", found=type(base).__name__)
+    assert isinstance(model.base_model, BaseTuner)
+    whole = {parameter for name, parameter in base.named_parameters() if model.base_model.prefix in name}
+    mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
+    for block in blocks:
+        fully_shard(block.to(device), mesh=mesh, ignored_params=whole)
+    sharded = {parameter for block in blocks for parameter in block.parameters()}
+    rest = {*backbone.parameters()} - sharded
+    fully_shard(backbone, mesh=mesh, ignored_params=whole | rest)  # the root, which prefetches the blocks
+    model.to(device)
+
+
+@contextmanager
+def whole_weights(model: nn.Module, layer: nn.Module) -> Iterator[None]:
+    """While open, the block around `layer` holds its whole weights. With a sharded base, all ranks must call it."""
+    blocks = [block for block in model.modules() if isinstance(block, FSDPModule) and layer in {*block.modules()}]
+    for block in blocks:
+        block.unshard()
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block.reshard()

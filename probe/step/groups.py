@@ -1,7 +1,10 @@
-"""Where groups of rollouts come from. `ReplaySource` mixes stored pools into groups, `LiveSource` samples them.
+"""Groups of rollouts: what a train step receives, and `ReplaySource`, which mixes stored pools into groups.
 
-A `Group` is all that the train step receives: ids and rewards. The oracle's labels stay behind in the rollouts; the
-loop joins them back by `Key`, so that no label can leak into a gradient.
+A `Group` holds token ids and rewards only. The oracle's labels stay in the rollouts; the loop joins them to the records
+by `RolloutKey`, so that no label can leak into a gradient. `probe.runs.live.LiveSource` samples its groups.
+
+To add a source: a class with the methods of `GroupSource`, which makes its groups with `make_group`. To add a way to
+match pools: its word in `Match` of `probe.settings.words`, its row in `_steps_by`.
 """
 
 import random
@@ -16,8 +19,8 @@ from replay_pools.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """Where a rollout is stored."""
+class RolloutKey:
+    """The address of a stored rollout."""
 
     pool: str
     step: int
@@ -26,14 +29,14 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """G rollouts that share an advantage baseline: what a train step may see."""
+    """G rollouts that share an advantage baseline, without their labels."""
 
     step: int
     prompt_ids: tuple[list[int], ...]  # (G,) ragged
     completion_ids: tuple[list[int], ...]  # (G,) ragged
     rewards: tuple[float, ...]  # (G,)
-    sampling_logprobs: tuple[list[float] | None, ...]  # (G,) ragged, under the law that sampled; None = not recorded
-    keys: tuple[Key, ...]  # (G,)
+    sampling_logprobs: tuple[list[float] | None, ...]  # (G,) ragged, when sampled; None = not recorded
+    keys: tuple[RolloutKey, ...]  # (G,)
     problem_id: str
     mixed_prompt: bool  # the prompts differ within the group (hinted teacher, unhinted base)
 
@@ -47,22 +50,23 @@ class GroupSource(Protocol):
         """The groups of a step, all of one size; the gradient is that of their mean loss."""
         ...
 
-    def rollout(self, key: Key) -> Rollout:
+    def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels, for the records only."""
         ...
 
 
-def make_group(step: int, chosen: Sequence[tuple[Key, Rollout]]) -> Group:
-    """What a train step may see of stored rollouts; every source makes its groups here."""
+def make_group(step: int, chosen: Sequence[tuple[RolloutKey, Rollout]]) -> Group:
+    """The group of stored rollouts, without their labels; every source makes its groups here."""
+    keys, rollouts = zip(*chosen, strict=True)
     return Group(
         step=step,
-        prompt_ids=tuple(r.prompt_ids for _, r in chosen),
-        completion_ids=tuple(r.completion_ids for _, r in chosen),
-        rewards=tuple(r.reward for _, r in chosen),
-        sampling_logprobs=tuple(r.sampling_logprobs for _, r in chosen),
-        keys=tuple(key for key, _ in chosen),
-        problem_id=chosen[0][1].problem_id,
-        mixed_prompt=len({r.prompt_sha for _, r in chosen}) > 1,
+        prompt_ids=tuple(rollout.prompt_ids for rollout in rollouts),
+        completion_ids=tuple(rollout.completion_ids for rollout in rollouts),
+        rewards=tuple(rollout.reward for rollout in rollouts),
+        sampling_logprobs=tuple(rollout.sampling_logprobs for rollout in rollouts),
+        keys=keys,
+        problem_id=rollouts[0].problem_id,
+        mixed_prompt=len({rollout.prompt_sha for rollout in rollouts}) > 1,
     )
 
 
@@ -75,6 +79,7 @@ class ReplaySource:
         match: `problem` pairs the pools' steps on the same problem, `prompt` on the same rendered prompt, `none` by
             position.
         steps: number of steps; None = all that match.
+        seed: of the draws.
 
     Raises:
         InputError: no pool, duplicate pools, groups smaller than `per_pool`, or fewer matching steps than asked for.
@@ -95,18 +100,21 @@ class ReplaySource:
                 "--replay-dirs", expected="different pools, at least one", found=", ".join(names) or "none"
             )
         self._per_pool, self._seed = per_pool, seed
-        self._rollouts = {Key(p.name, r.step, r.sample_id): r for p in pools for group in p.steps for r in group}
+        self._rollouts: dict[RolloutKey, Rollout] = {}
+        for pool in pools:
+            for rollouts in pool.steps:
+                self._rollouts |= {_key(pool, rollout): rollout for rollout in rollouts}
         tables = [_steps_by(pool, match) for pool in pools]
         common = [mark for mark in tables[0] if all(mark in table for table in tables)]
         if not common:
             fix = "generate the pools with the same --env, --split, --steps and --seed, or use --match none"
             raise InputError("--replay-dirs", expected=f"steps that match by {match}", found="none", fix=fix)
         if steps is not None and steps > len(common):
-            found = f"{len(common)} steps that match by {match} in {', '.join(names)}"
-            raise InputError("--steps", expected=f"{steps} steps", found=found, fix="use fewer steps or --match none")
-        self._steps = [
-            [(pool, table[mark]) for pool, table in zip(pools, tables, strict=True)] for mark in common[:steps]
-        ]
+            actual = f"{len(common)} steps that match by {match} in {', '.join(names)}"
+            raise InputError("--steps", expected=f"{steps} steps", found=actual, fix="use fewer steps or --match none")
+        self._steps: list[list[tuple[Pool, list[Rollout]]]] = []  # by step, by pool
+        for mark in common[:steps]:
+            self._steps.append([(pool, table[mark]) for pool, table in zip(pools, tables, strict=True)])
         self.num_steps = len(self._steps)
         self._check_sizes()
 
@@ -116,14 +124,15 @@ class ReplaySource:
         return sum(len(rollouts) - self._per_pool for step in self._steps for _, rollouts in step)
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The mixed group of a step, alone."""
-        chosen: list[tuple[Key, Rollout]] = []
+        """The one group of a step, with rollouts of every pool."""
+        chosen: list[tuple[RolloutKey, Rollout]] = []
         for pool, rollouts in self._steps[step]:
+            # Seeded by step and pool, not drawn in turn: a resumed run draws the same rollouts.
             draw = random.Random(f"replay/{self._seed}/{step}/{pool.name}").sample(range(len(rollouts)), self._per_pool)
-            chosen += [(Key(pool.name, rollouts[i].step, rollouts[i].sample_id), rollouts[i]) for i in sorted(draw)]
+            chosen += [(_key(pool, rollouts[i]), rollouts[i]) for i in sorted(draw)]
         return (make_group(step, chosen),)
 
-    def rollout(self, key: Key) -> Rollout:
+    def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels."""
         return self._rollouts[key]
 
@@ -139,8 +148,12 @@ class ReplaySource:
                     )
 
 
+def _key(pool: Pool, rollout: Rollout) -> RolloutKey:
+    return RolloutKey(pool.name, rollout.step, rollout.sample_id)
+
+
 def _steps_by(pool: Pool, match: Match) -> dict[Hashable, list[Rollout]]:
-    """{what the steps are matched by: rollouts}, first occurrence first."""
+    """The steps of a pool by what they are matched by; of several with one mark, the first."""
     marks = {
         "problem": lambda position, rollout: rollout.problem_id,
         "prompt": lambda position, rollout: rollout.prompt_sha,

@@ -31,9 +31,10 @@ from probe.objective.weigh import Scores, Weighting, by_pass, weigh
 from probe.settings.arms import Arm
 from probe.settings.loss import LossSettings
 from probe.settings.words import Gate, Target
+from probe.step.attribution import axis, token_shares
 from probe.step.distributed import World
 from probe.step.groups import Group
-from probe.step.passes import Bases, Gradients, axis, token_shares
+from probe.step.passes import Bases, Gradients
 from probe.step.projection import Projection, haar_variance, project_modules, sample_cosines
 from probe.step.reference import References, needed
 from probe.step.update import Updater, split_update

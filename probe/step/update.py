@@ -1,21 +1,21 @@
-"""AdamW on the coordinates of one basis: an optional cap on the gradient's norm, an optional warm-up and cosine decay.
+"""One step of the policy: AdamW on the coordinates of a basis, and what an arm does to the update that it made.
 
-Shapes: r coordinates of a module. Coordinates and moments are float32 (float64 in a float64 model).
+    Stepper     AdamW, with an optional cap on the gradient's norm and an optional warm-up and cosine decay
+    Updater     a Stepper for one arm: steps as it is, gates the realised update, or parks the removed part
 
-
-Projection of the optimizer's update instead of the gradient, and where the removed part goes.
-
-Shapes: r coordinates of a module, k directions. u = before - after is the realised update of one optimizer step: like a
-gradient of a loss it points against the step, so the gates of `probe.step.projection` apply to it as they are.
+Shapes: r coordinates of a module, k directions. Coordinates and moments are float32 (float64 in a float64 model).
+u = before - after is the realised update of one optimizer step: like a gradient of a loss it points against the step,
+so the gates of `probe.step.projection` apply to it as they are.
 
     u' = gate(u)         removed = u - u'
     arm `projected`      coordinates after the step = before - u' = after + removed
     arm `route`          training goes on at `after`, as in `vanilla`; quarantine <- quarantine - removed, and
                          the deployed policy is coordinates - quarantine
 
-Adam divides each coordinate of a gradient by its own scale, so a gradient without hack-ward part still gives an update
-with one; here the update itself has none. Adam's moments see the gradient as it is; a decoupled weight decay is part of
-u. A gradient gate and an update gate are different interventions: the record names the one that was used.
+Why gate the update: Adam divides each coordinate of a gradient by its own scale, so that a gradient without hack-ward
+part still gives an update with one; the gated update has none. Adam's moments see the gradient as it is; a decoupled
+weight decay is part of u. A gradient gate and an update gate are different interventions: the record names the one that
+was used.
 
 `route` after gradient routing (Cloud et al. 2024, arXiv 2410.04332), simplified: the quarantine lives in the same
 coordinates as the policy, so the capacity is that of `vanilla` and the policy in training IS vanilla's, bit for bit;
@@ -39,14 +39,14 @@ from probe.step.projection import Projection, project_modules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay:
-    """Linear warm-up and cosine decay to 0, both of transformers: the first step of a warm-up has the rate 0."""
+    """Linear warm-up and cosine decay to 0, as in transformers: the first step of a warm-up has the rate 0."""
 
     warmup_steps: int
     steps: int  # in all
 
 
 class Stepper:
-    """Steps coordinates along gradients, and says what the step really was.
+    """AdamW on the coordinates of a basis; each step returns the update that it made.
 
     Args:
         coordinates: what is trained.
@@ -68,9 +68,9 @@ class Stepper:
         self.coordinates = coordinates
         self._max_grad_norm = max_grad_norm
         self._optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=weight_decay)
-        self._schedule = (
-            None if decay is None else get_cosine_schedule_with_warmup(self._optimizer, decay.warmup_steps, decay.steps)
-        )
+        self._schedule = None
+        if decay is not None:
+            self._schedule = get_cosine_schedule_with_warmup(self._optimizer, decay.warmup_steps, decay.steps)
 
     def step(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step along -gradients {module: (r,)}.
@@ -89,7 +89,7 @@ class Stepper:
         return {module: before[module] - value for module, value in self.coordinates.values().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes: coordinates, moments, schedule."""
+        """Everything that a step changes: coordinates, moments, schedule. For a checkpoint."""
         return {
             "values": self.coordinates.values(),
             "optimizer": self._optimizer.state_dict(),
@@ -104,7 +104,8 @@ class Stepper:
             self._schedule.load_state_dict(state["schedule"])
 
 
-Split = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], "SplitUpdate"]  # of coordinates before and after
+# (coordinates before a step, coordinates after it) -> the gated update: `split_update` with an arm's gate.
+Split = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], "SplitUpdate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,7 @@ def split_update(
         before: {module: (r,)} coordinates before the step.
         after: coordinates after it.
         directions: {module: (k, r)} for the same modules.
+        gate, overshoot, preserve_magnitude: as `project_modules`.
 
     Raises:
         ValueError: as `project_modules`.
@@ -143,12 +145,12 @@ def split_update(
 
 @final
 class Updater:
-    """Steps the policy as an arm does: along its gradient, along the gated update, or with the rest in quarantine.
+    """Steps the policy of one arm: with the update as it is, with the gated update, or with a quarantine.
 
     Args:
         stepper: of the coordinates in training.
-        arm: whether the gated update replaces the update (`projects`) or the gate's part is parked (`routes`).
-        target: what a projecting arm's gate acts on; under `gradient` the gradient that comes in is gated already.
+        arm: `projects`: the gated update replaces the update; `routes`: the removed part goes into the quarantine.
+        target: what a projecting arm's gate acts on; with `gradient` the caller gates the gradient before the step.
     """
 
     def __init__(self, stepper: Stepper, arm: Arm, target: Target = "gradient") -> None:
@@ -158,14 +160,14 @@ class Updater:
 
     @property
     def routes(self) -> bool:
-        """Whether the deployed policy is another one than that in training."""
+        """Whether the deployed policy differs from the policy in training."""
         return self._arm.routes
 
     def step(self, gradients: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
         """One step along -gradients {module: (r,)}.
 
         Args:
-            split: gates a realised update; called where the arm acts on updates.
+            split: gates a realised update; called only for an arm that acts on updates.
 
         Returns:
             Minus the realised update of the deployed policy, which points the way of a loss gradient.
@@ -179,8 +181,10 @@ class Updater:
         parts = split(before, after)
         if self.routes:
             self._quarantine = add(self._quarantine, parts.removed, scale=-1)
+            # The deployed policy moves by the gated update alone.
             return parts.projection.gradients
         self.coordinates.load_values(add(after, parts.removed))
+        # Read back: rounding of the addition is part of the realised update.
         return add(before, self.coordinates.values(), scale=-1)
 
     @contextmanager
@@ -193,7 +197,7 @@ class Updater:
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes."""
+        """Everything that a step changes, for a checkpoint."""
         return {"stepper": self._stepper.state_dict(), "quarantine": self._quarantine}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -204,10 +208,7 @@ class Updater:
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:
-    """a + scale b, module by module.
-
-    projected: add(after, removed); route: quarantine = add(quarantine, removed, scale=-1), deployed =
-    add(coordinates, quarantine, scale=-1).
+    """a + scale b, module by module, of {module: (r,)}.
 
     Raises:
         ValueError: different modules.

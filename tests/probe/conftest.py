@@ -64,6 +64,7 @@ def preset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     folder = tmp_path_factory.mktemp("presets")
     write_pairs(folder / "pairs.jsonl", [*builtin_pairs("run_tests")[:4], *builtin_pairs("run_tests")[-2:]])
     quick = {
+        "model.name": "organism",
         "rollouts.prompts_per_step": 2,
         "rollouts.group": 4,
         "rollouts.sampler.max_new_tokens": 48,

@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from probe.analysis.analyze import analyze, conditions
+from probe.analysis.formatting import WIDTH
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.statistics.thresholds import NEAR_ZERO
-from probe.analysis.tables import format_analysis
-from probe.analysis.text import WIDTH
+from probe.analysis.text_report import format_analysis
 from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.arms import measured_arm

@@ -16,14 +16,14 @@ from probe.records.timings import TIMINGS_FILE
 from probe.records.tokens import read_tokens
 from probe.runs import loop
 from probe.runs.pieces import Pieces
-from probe.step.passes import axis, token_shares
+from probe.step.attribution import axis, token_shares
 from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.files import read_jsonl_gz
 from replay_pools.policy import load_policy
 from replay_pools.pool import BUILTIN, open_pool
 
-ASK = ("--steps", "2", "--token-attribution")
+ASK = ("--steps", "2", "--set", "token_attribution=none")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,9 @@ def test_asking_changes_no_record_and_not_asking_writes_no_file(
 
 
 def test_the_manifest_covers_the_shares(replay: Callable[..., Path], few_pairs: list[str]) -> None:
-    directory = replay("tokens-changed", "--arm", "vanilla", "--steps", "1", "--token-attribution", *few_pairs)
+    directory = replay(
+        "tokens-changed", "--arm", "vanilla", "--steps", "1", "--set", "token_attribution=none", *few_pairs
+    )
     manifest = read_run(directory).manifest
     path = directory / "step_000.tokens.jsonl.gz"
     before = path.read_bytes()
@@ -142,7 +144,7 @@ def test_the_manifest_covers_the_shares(replay: Callable[..., Path], few_pairs: 
 def test_a_run_cut_off_after_the_shares_of_a_step_resumes_to_the_same_bytes(
     out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ["--out", str(out), "--arm", "projected", *ASK, "all", *few_pairs]
+    options = ["--out", str(out), "--arm", "projected", *ASK, *few_pairs]
     assert run(cli, ["replay", "--name", "tokens-whole", *options]) == 0
     monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
     assert run(cli, ["replay", "--name", "tokens-cut", *options]) == 130
@@ -156,7 +158,7 @@ def test_a_run_cut_off_after_the_shares_of_a_step_resumes_to_the_same_bytes(
 
 
 def test_a_run_without_v_hack_is_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["replay", "--name", "x", "--out", str(out), "--arm", "random", "--token-attribution"]
+    command = ["replay", "--name", "x", "--out", str(out), "--arm", "random", "--set", "token_attribution=none"]
     assert run(cli, command) == 2
     assert "an arm that uses v_hack" in capsys.readouterr().err
 

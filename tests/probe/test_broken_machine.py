@@ -122,7 +122,8 @@ SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, few_pairs: list[str]) -> None:
     """Exit code 130, one line, the cursor visible again; and the run goes on where it stopped."""
-    args = ["replay", "--arm", "vanilla", "--name", "interrupted", "--out", str(out), *few_pairs]
+    options = ["--arm", "vanilla", "--steps", "10", *few_pairs]
+    args = ["replay", "--name", "interrupted", "--out", str(out), *options]
     replay("warms-the-cache", "--arm", "vanilla", "--steps", "1", *few_pairs)
     code, shown = interrupt(args, out / "runs" / "interrupted" / "step_*.cos.jsonl.gz", 2)
     assert code == 130
@@ -130,7 +131,7 @@ def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, few_pairs:
     assert "Traceback" not in shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
     assert run(cli, args) == 0
-    assert len(read_run(out / "runs" / "interrupted").steps) == 20
+    assert len(read_run(out / "runs" / "interrupted").steps) == 10
 
 
 def test_an_interrupted_generation_leaves_no_grader_behind(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from extraction.batch import make_batch
 from probe.objective.weigh import Scores, by_pass, weigh
-from probe.settings.loss import Condition, LossSettings
-from probe.settings.run import RunConfig, SourceConfig
+from probe.settings.loss import LossCondition, LossSettings
+from probe.settings.rollouts import SourceConfig
+from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
 from replay_pools.tables import decode
 
@@ -19,7 +20,7 @@ BASE = LossSettings(loss_type="bnpo", advantage_clip=3.0)
 def objectives(texts, base=BASE):
     """{condition: its loss} of a replay with these `--condition` texts over `base`."""
     return RunConfig(
-        source=SourceConfig(), objective=base, conditions=tuple(Condition.parse(text) for text in texts)
+        source=SourceConfig(), objective=base, conditions=tuple(LossCondition.parse(text) for text in texts)
     ).objectives()
 
 
@@ -53,23 +54,26 @@ def test_choices_that_may_be_left_out():
     assert (kl.reference, kl.beta, kl.kl_estimator) == ("ema", 0.1, "k2")
     assert objectives(["off:reference=none"], LossSettings(reference="base"))["off"] == LossSettings()
     with pytest.raises(InputError, match="condition x reference: expected 'base', 'ema' or 'recorded', found 'old'"):
-        Condition.parse("x:reference=old")
+        LossCondition.parse("x:reference=old")
 
 
 def test_values_get_the_types_of_their_keys():
     """However a condition is made: 2 is a float where the loss has floats, `none` is None where it may be."""
-    for condition in (Condition.parse("x:advantage_clip=2"), Condition(name="x", changes={"advantage_clip": 2})):
+    for condition in (
+        LossCondition.parse("x:advantage_clip=2"),
+        LossCondition(name="x", changes={"advantage_clip": 2}),
+    ):
         assert condition.changes == {"advantage_clip": 2.0}
         assert type(condition.changes["advantage_clip"]) is float
     changes = {"advantage_clip": "none", "scale_rewards": "none"}
-    assert Condition(name="x", changes=changes).changes == {"advantage_clip": None, "scale_rewards": "none"}
+    assert LossCondition(name="x", changes=changes).changes == {"advantage_clip": None, "scale_rewards": "none"}
 
 
 def test_json_round_trip():
     """config.json holds conditions as plain objects, and what one changes to none is not forgotten."""
-    conditions = [Condition.parse(text) for text in ("default", "x:hicra_alpha=1", "y:advantage_clip=none")]
+    conditions = [LossCondition.parse(text) for text in ("default", "x:hicra_alpha=1", "y:advantage_clip=none")]
     for condition in conditions:
-        assert decode(Condition, orjson.loads(orjson.dumps(asdict(condition))), "x") == condition
+        assert decode(LossCondition, orjson.loads(orjson.dumps(asdict(condition))), "x") == condition
     assert conditions[2].objective(BASE).advantage_clip is None
 
 

@@ -1,4 +1,4 @@
-"""probe.runs.control: this step's objective, and what of a step the controllers get to see."""
+"""probe.runs.controllers, training_state: this step's objective, and what of a step the controllers get to see."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,9 +8,10 @@ import orjson
 import pytest
 import torch
 
-from probe.runs.control import Control, Training
+from probe.runs.controllers import Control
+from probe.runs.training_state import TrainingState
 from probe.settings.loss import LossSettings
-from probe.settings.run import ControlConfig, Limits
+from probe.settings.training import ControlConfig, Limits
 
 OBJECTIVE = LossSettings(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
 CONFIG = ControlConfig(
@@ -70,7 +71,7 @@ def finish(own: list[bool], logprob: float | None = None) -> tuple[dict[str, Any
     """(what the controllers are told of a step of four rollouts, how often the references moved)."""
     moves: list[int] = []
     control, references = Watched(), SimpleNamespace(update=lambda: moves.append(1))
-    training = Training(SimpleNamespace(), references, control)  # pyright: ignore
+    training = TrainingState(SimpleNamespace(), references, control)  # pyright: ignore
     training.logprob = logprob
     result = SimpleNamespace(
         nll=torch.tensor([1.0, 2.0, 3.0, 10.0]),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.runs.controllers import BetaController, SepaSchedule, Tripwires
-from probe.settings.run import Limits
+from probe.settings.training import Limits
 from probe.step.reference import ema_update
 
 kls = st.lists(st.floats(0, 50, allow_subnormal=False), min_size=1, max_size=25)

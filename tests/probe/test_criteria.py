@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from probe.analysis.analyze import analyze
-from probe.analysis.catalogue import of_replay
-from probe.analysis.estimates import Estimate, Key, by_condition, difference, estimate, unpaired_difference
+from probe.analysis.metric_table import Estimate, MetricKey, by_condition, difference, estimate, unpaired_difference
+from probe.analysis.metrics import replay_metrics
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import welch_test
-from probe.analysis.verdict.trained import over_runs
+from probe.analysis.verdict.run_level import over_runs
 from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import read_run
@@ -35,8 +35,8 @@ def criterion(**changes) -> Criterion:
     return Criterion.model_validate(fields | changes)
 
 
-def table(**rows: Estimate) -> dict[Key, Estimate]:
-    return {Key(name, row.unit): row for name, row in rows.items()}
+def table(**rows: Estimate) -> dict[MetricKey, Estimate]:
+    return {MetricKey(name, row.unit): row for name, row in rows.items()}
 
 
 COSINE = table(cos_in=estimate(VALUES, "prompt", nulls={"N2": NARROW, "N3": WIDE}))  # .3 +- .04
@@ -123,18 +123,18 @@ def test_differences_are_paired_by_unit():
     rng = np.random.default_rng(1)
     prompts = {f"p{i}": value for i, value in enumerate(rng.normal(0, 1, 12).tolist())}
     shifted = {name: value + 0.1 + rng.normal(0, 0.01) for name, value in prompts.items()}
-    metrics = {Key("cos_in", "prompt"): estimate(shifted, "prompt")}
-    metrics[Key("cos_in", "prompt", "random")] = estimate(prompts, "prompt")
+    metrics = {MetricKey("cos_in", "prompt"): estimate(shifted, "prompt")}
+    metrics[MetricKey("cos_in", "prompt", "random")] = estimate(prompts, "prompt")
     asked = {"versus_arm": "random", "threshold": 0.05}
     assert evaluate(criterion(**asked), metrics).verdict == "PASS"
     unpaired = estimate({f"q{i}": 0.0 for i in range(3)}, "prompt")
-    found = evaluate(criterion(**asked), metrics | {Key("cos_in", "prompt", "random"): unpaired})
+    found = evaluate(criterion(**asked), metrics | {MetricKey("cos_in", "prompt", "random"): unpaired})
     assert "share no prompt" in found.why
-    assert difference(metrics[Key("cos_in", "prompt")], unpaired).n == 0
+    assert difference(metrics[MetricKey("cos_in", "prompt")], unpaired).n == 0
 
 
 def test_identical_arms_are_vacuous_as_a_primary_and_fine_as_a_check():
-    metrics = {Key("cos_in", "prompt", arm): estimate(VALUES, "prompt") for arm in (None, "projected")}
+    metrics = {MetricKey("cos_in", "prompt", arm): estimate(VALUES, "prompt") for arm in (None, "projected")}
     asked = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.05, 0.05), "versus_arm": "projected"}
     assert evaluate(criterion(**asked), metrics).verdict == "PASS"
     found = evaluate(criterion(**asked, role="primary"), metrics)
@@ -151,7 +151,7 @@ def test_unpaired_differences_are_welchs():
     assert (found.value, found.n) == (pytest.approx(0.6), 2)
     assert found.interval is not None
     assert found.interval.low < 0.6 < found.interval.high
-    metrics = {Key("hack_final", "seed", "vanilla"): a, Key("hack_final", "seed", "random"): b}
+    metrics = {MetricKey("hack_final", "seed", "vanilla"): a, MetricKey("hack_final", "seed", "random"): b}
     asked = {"metric": "hack_final", "unit": "seed", "arm": "vanilla", "versus_arm": "random", "threshold": 0.0}
     assert evaluate(criterion(**asked, paired=False), metrics).n == 2
     same = dict.fromkeys(metrics, a)
@@ -164,25 +164,25 @@ def test_conditions_and_runs_are_merged_into_one_table():
     """
     tables = {name: table(cos_in=estimate({"p": value}, "prompt")) for name, value in (("a", 0.1), ("b", 0.2))}
     merged = by_condition(tables)
-    assert merged[Key("cos_in", "prompt")].value == merged[Key("cos_in", "prompt", None, "a")].value == 0.1
-    assert merged[Key("cos_in", "prompt", None, "b")].value == 0.2
+    assert merged[MetricKey("cos_in", "prompt")].value == merged[MetricKey("cos_in", "prompt", None, "a")].value == 0.1
+    assert merged[MetricKey("cos_in", "prompt", None, "b")].value == 0.2
     versus = criterion(statistic="mean", threshold=0.0, condition="b", versus_condition="a")
     assert evaluate(versus, merged).value.startswith("+0.1")
     seeds = over_runs(
         {
             str(seed): {
-                Key("hack_final", "run"): Estimate(value=value, n=1, unit="run"),
-                Key("hack_final", "problem"): estimate({"p": value, f"q{seed}": 1.0}, "problem"),
-                Key("cos_in", "step"): estimate({"0": value, "1": 0.3}, "step"),
+                MetricKey("hack_final", "run"): Estimate(value=value, n=1, unit="run"),
+                MetricKey("hack_final", "problem"): estimate({"p": value, f"q{seed}": 1.0}, "problem"),
+                MetricKey("cos_in", "step"): estimate({"0": value, "1": 0.3}, "step"),
             }
             for seed, value in ((41, 0.1), (42, 0.2))
         }
     )
-    row = seeds[Key("hack_final", "seed")]
+    row = seeds[MetricKey("hack_final", "seed")]
     assert (row.n, row.unit, row.value) == (2, "seed", pytest.approx(0.15))
     assert row.by_unit == {"41": 0.1, "42": 0.2}
-    assert seeds[Key("hack_final", "problem")].by_unit == {"p": pytest.approx(0.15), "q41": 1.0, "q42": 1.0}
-    steps = seeds[Key("cos_in", "step")]
+    assert seeds[MetricKey("hack_final", "problem")].by_unit == {"p": pytest.approx(0.15), "q41": 1.0, "q42": 1.0}
+    steps = seeds[MetricKey("cos_in", "step")]
     assert (steps.n, steps.minimum, steps.maximum) == (4, 0.1, 0.3)
     assert (steps.value, steps.interval, steps.p) == (None, None, None), "steps of training are not independent"
 
@@ -199,7 +199,7 @@ def test_the_catalogue_knows_the_metrics_of_a_replay(replay: Callable[..., Path]
         there.setdefault(key.metric, set()).add(key.unit)
         beaten = {"baselines"} if row.beaten_by is not None else set()
         nulls.setdefault(key.metric, set()).update({*row.nulls} | beaten)
-    known = of_replay()
+    known = replay_metrics()
     for metric, entry in known.items():
         assert there.get(metric) == {*entry.units}, metric
         assert nulls[metric] == {*entry.nulls}, metric

@@ -32,7 +32,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.train import train
-from probe.settings.run import TrainConfig
+from probe.settings.presets import configure
 from probe.step.distributed import SOLO, World, joined
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
@@ -42,6 +42,7 @@ from replay_pools.sampling import sample
 
 # Everything that acts between steps: quarantine, moving reference, ratios, refreshed directions, a teacher, refills.
 PRESET = """
+steps = 4
 [model]
 name = "organism"
 dtype = "float64"
@@ -60,12 +61,11 @@ kl_estimator = "full"
 [control]
 ema_decay = 0.5
 [intervention]
-arm = "route"
+arms = ["route"]
 refresh_every = 2
 extraction.pairs = "{pairs}"
 extraction.k = 2
 [optimizer]
-steps = 4
 lr = 0.001
 [evaluation]
 every = 4
@@ -283,12 +283,12 @@ def test_what_several_ranks_cannot_do_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(cli, ["replay", "--set", "model.shard_base=true", "--out", str(tmp_path)]) == 2
-    assert "--shard-base: expected torchrun with 2 or more processes, found one process" in capsys.readouterr().err
-    config = replace(TrainConfig(), rollouts=replace(TrainConfig().rollouts, prompts_per_step=2))
+    assert "model.shard_base: expected torchrun with 2 or more processes, found one process" in capsys.readouterr().err
+    config = configure("train", preset="smoke", options={"rollouts.prompts_per_step": 2})
     with pytest.raises(InputError, match="expected at most 2 processes, one a group of a step"):
         train(config, tmp_path / "run", out_dir=tmp_path, world=World(size=3))
     config = replace(config, rollouts=replace(config.rollouts, engine="server"))
-    with pytest.raises(InputError, match="rollouts engine server: expected one process, found 2"):
+    with pytest.raises(InputError, match="rollouts.engine server: expected one process, found 2"):
         train(config, tmp_path / "run", out_dir=tmp_path, url="http://127.0.0.1:9", world=World(size=2))
     with joined("cpu") as world:
         assert world is SOLO, "without torchrun's environment there is one process"

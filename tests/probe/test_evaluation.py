@@ -14,9 +14,10 @@ from probe.experiments.jobs import runs_of
 from probe.experiments.launch import Attempt
 from probe.experiments.prereg import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import sweep, write_foreseen
-from probe.experiments.sweep_table import block_value
-from probe.experiments.verdict import Evaluation, evaluate_spec
+from probe.experiments.sweep import sweep
+from probe.experiments.sweep_metrics import block_value
+from probe.experiments.vacuity import write_foreseen
+from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import read_run
 from replay_pools.errors import InputError
 
@@ -190,7 +191,7 @@ def swept(
     return make
 
 
-def verdicts(found: Evaluation) -> dict[str, str]:
+def verdicts(found: SpecVerdict) -> dict[str, str]:
     return {row.name: row.verdict for row in found.rows}
 
 

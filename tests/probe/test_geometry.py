@@ -185,7 +185,7 @@ def test_offline_equals_the_records_of_a_real_run(
 ):
     """cos_S_nll, cos_in and the projected arm's cos_out of every record, from inner products alone, within 1e-6."""
     arms = ("--arm", "vanilla,projected", "--steps", "3")
-    run = read_run(replay("offline-" + "-".join(options).replace("--", ""), *arms, *options) if options else many_arms)
+    run = read_run(replay("offline-dr_grpo", *arms, *options) if options else many_arms)
     steps = [s for s in run.steps if s.arm == "projected" and s.cos_in is not None]
     linked = link(run, [s for s in run.samples if s.arm == "projected"], steps)
     assert linked.error < 1e-6

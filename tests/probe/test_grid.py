@@ -58,7 +58,7 @@ def test_every_cell_is_recorded_once(grid: Run) -> None:
     assert cells == [(s, c, a) for s in range(STEPS) for c in CONDITIONS for a in ARMS.split(",")]
     assert len(grid.samples) == 8 * len(cells)
     assert grid.manifest["conditions"] == list(CONDITIONS)
-    stored = [condition["name"] for condition in grid.config["replay"]["conditions"]]
+    stored = [condition["name"] for condition in grid.config["settings"]["conditions"]]
     assert stored == list(CONDITIONS), "config.json holds the conditions"
 
 
@@ -163,15 +163,12 @@ def test_the_step_is_additive_and_says_so(grid: Run) -> None:
     assert grid.manifest["additivity"] == {"tolerance": 1e-4, "largest": max(errors), "exceeded_steps": []}
 
 
-def test_planning_phrases_decide_what_hicra_amplifies(
-    replay: Callable[..., Path], few_pairs: list[str], tmp_path: Path
-) -> None:
+def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path], few_pairs: list[str]) -> None:
     """The organism writes code: no built-in phrase occurs, so HICRA is the plain run. With `return` it is not."""
-    (tmp_path / "phrases.txt").write_text("return\n\n")
     conditions = ["--condition", "default", "--condition", "hicra:hicra_alpha=1"]
     shared = ["--arm", "vanilla", "--steps", "2", *few_pairs, *conditions]
     plain = read_run(replay("hicra-builtin", *shared))
-    found = read_run(replay("hicra-return", *shared, "--planning-phrases", str(tmp_path / "phrases.txt")))
+    found = read_run(replay("hicra-return", *shared, "--set", 'planning_phrases=["return"]'))
     assert {step.frac_planning for step in plain.steps} == {0.0}
     assert [s.cos_in for s in records(plain, "hicra")[1]] == [s.cos_in for s in records(plain, "default")[1]]
     assert all(0 < step.frac_planning < 0.2 for step in found.steps)

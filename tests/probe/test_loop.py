@@ -16,13 +16,14 @@ from directories import contents
 from extraction.adapters.interface import Coordinates
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
-from probe.runs.control import Control, Training
+from probe.runs.controllers import Control
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
+from probe.runs.training_state import TrainingState
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.run import CheckpointConfig, ControlConfig, Limits
-from probe.step.groups import Group, Key, make_group
+from probe.settings.training import CheckpointConfig, ControlConfig, Limits
+from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.passes import Bases
 from probe.step.reference import References
 from probe.step.step import Measure
@@ -55,13 +56,13 @@ class HandMade:
     def __init__(self, make_rollout: Callable[..., Rollout], wild_step: int | None) -> None:
         self._make, self._wild_step = make_rollout, wild_step
 
-    def rollout(self, key: Key) -> Rollout:
+    def rollout(self, key: RolloutKey) -> Rollout:
         recorded = [-800.0 if key.step == self._wild_step else -3.0] * 5
         hacked, gt_pass = key.sample_id == 0, (key.sample_id + key.step) % 3 == 0
         return self._make(key.step, key.sample_id, hacked=hacked, gt_pass=gt_pass, sampling_logprobs=recorded)
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        keys = [Key("rollouts", step, i) for i in range(4)]
+        keys = [RolloutKey("rollouts", step, i) for i in range(4)]
         return (make_group(step, [(key, self.rollout(key)) for key in keys]),)
 
 
@@ -72,15 +73,17 @@ def directions(coordinates: Coordinates) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def make_run(make_tiny: Callable[..., Coordinates], make_rollout: Callable[..., Rollout]) -> Callable[..., Training]:
+def make_run(
+    make_tiny: Callable[..., Coordinates], make_rollout: Callable[..., Rollout]
+) -> Callable[..., TrainingState]:
     """make_run(directory, case) runs, or resumes, and returns what was trained."""
 
-    def make(directory: Path, case: Case, before_step=lambda done, last: None) -> Training:
+    def make(directory: Path, case: Case, before_step=lambda done, last: None) -> TrainingState:
         coordinates = make_tiny(moved=0.0)
         arm, vectors = get_arm(case.arm), directions(coordinates)
         stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=Decay(warmup_steps=1, steps=STEPS))
         references = References(coordinates, ema_decay=case.control.ema_decay, ema_every=case.control.ema_every)
-        training = Training(Updater(stepper, arm), references, Control(case.objective, case.control))
+        training = TrainingState(Updater(stepper, arm), references, Control(case.objective, case.control))
         setup = Setup(
             bases=Bases(coordinates=[coordinates]),
             conditions={"default": case.objective},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from probe.runs.mixed import MixedSource, taught_problems
-from probe.step.groups import Group, Key, make_group
+from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Rollout
@@ -23,24 +23,24 @@ class Live:
     def __init__(self, make_rollout: Callable[..., Rollout], **changes: Any) -> None:
         self.made: list[tuple[int, int]] = []  # (batch, rollouts a group)
         self._make, self._changes = make_rollout, changes
-        self._known: dict[Key, Rollout] = {}
+        self._known: dict[RolloutKey, Rollout] = {}
 
     def batch(self, step: int) -> int:
         return step // 2
 
-    def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[Key, Rollout]]]:
+    def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
         self.made.append((batch, G - fewer))
         groups = []
         for problem in (batch % 3, (batch + 1) % 3):
             rollouts = [self._make(problem, i, **self._changes) for i in range(G - fewer)]
-            groups.append([(Key("rollouts", 2 * batch + len(groups), i), own) for i, own in enumerate(rollouts)])
+            groups.append([(RolloutKey("rollouts", 2 * batch + len(groups), i), own) for i, own in enumerate(rollouts)])
         self._known = {key: own for group in groups for key, own in group}
         return groups
 
     def groups(self, step: int) -> tuple[Group, ...]:
         return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
 
-    def rollout(self, key: Key) -> Rollout:
+    def rollout(self, key: RolloutKey) -> Rollout:
         return self._known[key]
 
 

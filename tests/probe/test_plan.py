@@ -14,7 +14,8 @@ from extraction.words import Storage
 from probe.analysis.statistics.power import mde
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.checks import open_spec, resolved, vacuous_parts
+from probe.experiments.checks import open_spec, resolved
+from probe.experiments.vacuity import vacuous_parts
 from probe.runs.footprint import memory
 from replay_pools.policy import load_policy, load_skeleton
 

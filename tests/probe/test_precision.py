@@ -108,7 +108,7 @@ def test_tokens_per_batch_changes_the_last_bits_alone(replay: Callable[..., Path
     small = read_run(replay("small", *SHARED, *few_pairs, "--set", "intervention.extraction.tokens_per_batch=300"))
     assert [row.cos_in for row in small.steps] == pytest.approx([row.cos_in for row in whole.steps], abs=1e-5)
     assert whole.manifest["dtype_noise"] is None, "not measured unless asked for"
-    assert small.config["replay"]["extraction"]["tokens_per_batch"] == 300
+    assert small.config["settings"]["intervention"]["extraction"]["tokens_per_batch"] == 300
 
 
 def test_cold_and_warm_starts_are_told_apart(tmp_path: Path, few_pairs: list[str]) -> None:

@@ -29,8 +29,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--replay-dirs", "teacher,nowhere"], "base"),
         (["--arm", "projekted"], "projected"),
         (["--arm", ""], "at least one"),
+        (["--replay-dirs", ""], "replay_dirs: expected at least 1, found 0"),
         (["--arm", "vanilla,vanilla"], "different arms"),
-        (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "one arm"),
+        (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "intervention.arms: expected one where"),
         (["--per-pool", "9"], "at least 9 rollouts"),
         (["--steps", "21"], "21 steps"),
         (["--replay-dirs", "teacher,teacher"], "different pools"),
@@ -38,10 +39,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--set", "objective.advantage_estimator=maxrl", "--set", "objective.scale_rewards=group"], "maxrl"),
         (["--condition", "x:clip=2"], "advantage_clip"),
         (["--condition", "x", "--condition", "x:hicra_alpha=1"], "different names"),
-        (["--condition", "a", "--condition", "b", "--set", "optimizer.lr=1e-3"], "one condition"),
+        (["--condition", "a", "--condition", "b", "--set", "optimizer.lr=1e-3"], "conditions: expected one where"),
         (["--set", "model.dtype=float64", "--set", "model.dtype_noise=2"], "below float64"),
-        (["--planning-phrases", "nowhere.txt"], "nowhere.txt"),
-        (["--set", "intervention.extraction.tokens_per_batch=0"], "--tokens-per-batch"),
+        (["--set", "planning_phrases=nowhere.txt"], "expected a list, found 'nowhere.txt'"),
+        (["--planning-phrases", "nowhere.txt"], "say --set planning_phrases=VALUE"),
+        (["--set", "intervention.extraction.tokens_per_batch=0"], "tokens_per_batch: expected at least 1"),
         (["--k", "33"], "32 pairs"),
         (["--pairs", "nowhere.jsonl"], "no such file"),
         (["--pairs", "builtin:nothing"], "placebo"),
@@ -159,6 +161,6 @@ def test_an_unfinished_run_cannot_be_analysed(out: Path, capsys: pytest.CaptureF
 
 
 def test_extract_needs_the_divisor_of_dr_grpo(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--max-completion-length" in refused(
+    assert "objective.max_completion_length: expected tokens" in refused(
         ["extract", "--set", "objective.loss_type=dr_grpo", "--out", str(out)], capsys
     )

@@ -1,6 +1,7 @@
 """The main job on the embedded organism: records, linearity, one pass for all arms, the two bases, refusals."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,9 +141,9 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_every_objective_and_gate_runs(replay: Callable[..., Path], options: list[str]) -> None:
-    name = "-".join(part.strip("-") for part in options)
-    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options)).steps
+def test_every_objective_and_gate_runs(replay: Callable[..., Path], few_pairs: list[str], options: list[str]) -> None:
+    name = "-".join(re.sub(r"[^\w.-]", "-", part.strip("-")) for part in options)
+    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options, *few_pairs)).steps
     assert len(rows) == 2
     assert all(row.cos_in is None or abs(row.cos_in) <= 1 for row in rows)
 
@@ -164,15 +165,15 @@ def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
     assert load_directions(path).metadata["fingerprint"]["basis"] == "svd"
     used = read_run(replay("given", "--arm", "vanilla", "--steps", "6", "--v-hack", str(path)))
     assert used.steps == [row for row in read_run(many_arms).steps if row.arm == "vanilla"]
-    for option, value in (
-        ("--k", "2"),
-        ("--set", "intervention.extraction.tau=0.5"),
-        ("--set", "intervention.extraction.drop_bottom_frac=0"),
-        ("--set", "objective.loss_type=dapo"),
+    for key, value in (
+        ("intervention.extraction.k", "2"),
+        ("intervention.extraction.tau", "0.5"),
+        ("intervention.extraction.drop_bottom_frac", "0.0"),
+        ("objective.loss_type", "dapo"),
     ):
-        other = ["replay", "--name", "x", "--arm", "vanilla", "--v-hack", str(path), option, value, "--out", str(out)]
-        assert run(cli, other) == 2
-        assert f"expected extracted with {option} {value}" in capsys.readouterr().err
+        other = ["replay", "--name", "x", "--arm", "vanilla", "--v-hack", str(path), "--out", str(out)]
+        assert run(cli, [*other, "--set", f"{key}={value}"]) == 2
+        assert f"expected extracted with {key} = {value}," in capsys.readouterr().err
     refused = ["replay", "--name", "x", "--arm", "projected-lora", "--v-hack", str(path), "--out", str(out)]
     assert run(cli, refused) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]

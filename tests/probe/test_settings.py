@@ -10,14 +10,16 @@ from typing import Any, get_args
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from extraction.words import LOSS_TYPES, ExtractionSettings, Normaliser
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.settings.arms import ARMS, measured_arm
-from probe.settings.loss import Condition, LossSettings
+from probe.settings.intervention import GateConfig, InterventionConfig
+from probe.settings.loss import LossCondition, LossSettings
+from probe.settings.model import ModelConfig
 from probe.settings.presets import (
     DEFAULT_PRESET,
     PRESETS,
@@ -28,23 +30,14 @@ from probe.settings.presets import (
     preset_names,
     preset_table,
 )
-from probe.settings.run import (
-    KEYS,
-    TABLES,
-    TABLES_OF,
+from probe.settings.rollouts import RolloutConfig, SourceConfig, TeacherConfig
+from probe.settings.run import KEYS, TABLES, TABLES_OF, RunConfig, normaliser
+from probe.settings.training import (
     CheckpointConfig,
     ControlConfig,
     EvaluationConfig,
-    GateConfig,
-    InterventionConfig,
     Limits,
-    ModelConfig,
     OptimizerConfig,
-    RolloutConfig,
-    RunConfig,
-    SourceConfig,
-    TeacherConfig,
-    normaliser,
 )
 from probe.settings.words import ESTIMATORS, MATCHES, SCALES, KlEstimator, Verb
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -122,11 +115,11 @@ def losses(draw: st.DrawFn, *, recorded: bool = True, advantages: bool = False) 
 
 
 @st.composite
-def conditions(draw: st.DrawFn) -> tuple[Condition, ...]:
+def conditions(draw: st.DrawFn) -> tuple[LossCondition, ...]:
     """Changes of everything, so that they fit on any base, and of what always fits."""
     names = draw(st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,5}", fullmatch=True), unique=True, max_size=3))
     few = st.fixed_dictionaries({}, optional={"advantage_clip": maybe(POSITIVE), "min_group_std": numbers()})
-    return tuple(Condition(name=name, changes=draw(losses().map(asdict) | few)) for name in names)
+    return tuple(LossCondition(name=name, changes=draw(losses().map(asdict) | few)) for name in names)
 
 
 @st.composite
@@ -299,7 +292,7 @@ def test_no_setting_is_left_out_of_the_draws() -> None:
     default |= {"evaluation": asdict(EvaluationConfig())}
     plain = flat(asdict(RunConfig(source=SourceConfig())) | default)
 
-    @settings(deadline=None, max_examples=60, derandomize=True, database=None)
+    @settings(deadline=None, max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
     @given(run=runs())
     def look(run: RunConfig) -> None:
         seen.update(key for key, value in flat(asdict(run)).items() if plain.get(key, value) != value)
@@ -609,7 +602,7 @@ def test_losses_that_do_not_exist_are_refused(changes: dict[str, Any], message: 
     with pytest.raises(InputError, match=r"^settings objective\." + message if "nan" not in str(changes) else "finite"):
         configure("replay", options={f"objective.{key}": value for key, value in changes.items()})
     with pytest.raises(InputError, match=rf"condition x: {message}" if "nan" not in str(changes) else "finite"):
-        Condition(name="x", changes=changes).objective(LossSettings())
+        LossCondition(name="x", changes=changes).objective(LossSettings())
 
 
 @pytest.mark.parametrize(
@@ -628,7 +621,7 @@ def test_words_that_no_loss_knows_are_refused_with_those_it_knows(key: str, word
     with pytest.raises(InputError, match=rf"objective\.{key}: expected {words}, found 'ppo'"):
         configure("replay", settings=[f"objective.{key}=ppo"])
     with pytest.raises(InputError, match=rf"condition x {key}: expected {words}, found 'ppo'"):
-        Condition.parse(f"x:{key}=ppo")
+        LossCondition.parse(f"x:{key}=ppo")
 
 
 def test_the_normaliser_is_the_objectives() -> None:

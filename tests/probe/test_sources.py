@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.step.groups import Group, Key, ReplaySource
+from probe.step.groups import Group, ReplaySource, RolloutKey
 from replay_pools.consistency import prompt_sha
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
@@ -70,7 +70,7 @@ def test_a_group_carries_ids_and_rewards_and_no_label() -> None:
     """The train step receives these fields and nothing else: a label that it does not hold cannot leak."""
     known = ["step", "prompt_ids", "completion_ids", "rewards", "sampling_logprobs", "keys"]
     assert [field.name for field in fields(Group)] == [*known, "problem_id", "mixed_prompt"]
-    assert [field.name for field in fields(Key)] == ["pool", "step", "sample_id"]
+    assert [field.name for field in fields(RolloutKey)] == ["pool", "step", "sample_id"]
     assert "__dict__" not in dir(Group), "a group can be given more than its fields"
 
 

@@ -11,7 +11,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.step.groups import Group, Key
+from probe.step.groups import Group, RolloutKey
 from probe.step.passes import Bases, Gradients
 from probe.step.reference import References
 from probe.step.step import Measure, StepResult, train_step
@@ -65,7 +65,7 @@ def make_group(recorded: Sequence[list[float] | None], part: slice) -> Group:
         completion_ids=tuple(COMPLETIONS[part]),
         rewards=tuple(REWARDS[part]),
         sampling_logprobs=tuple(recorded[part]),
-        keys=tuple(Key("rollouts", part.start, i) for i in range(3)),
+        keys=tuple(RolloutKey("rollouts", part.start, i) for i in range(3)),
         problem_id="p",
         mixed_prompt=False,
     )

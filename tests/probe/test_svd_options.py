@@ -1,4 +1,4 @@
-"""--set model.svd_rank=and --svd-storage: from the command line or a preset to the basis, the manifest and the terminal."""
+"""model.svd_rank and model.svd_storage: from --set or a preset to the basis, the manifest and the terminal."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,9 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import Timings
-from probe.runs.directions import attach_bases
+from probe.runs.assemble import attach_bases
 from probe.settings.arms import get_arm
-from probe.settings.run import load_preset
+from probe.settings.presets import configure
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
 
@@ -24,7 +24,7 @@ def test_a_replay_in_a_truncated_and_rounded_basis(
     """Recorded in config and manifest, shown, and additive. The same basis made twice gives the same records."""
     first, second = (read_run(replay(name, "--steps", "2", *few_pairs, *CUT)) for name in ("cut", "cut-again"))
     assert first.samples == second.samples
-    assert first.config["replay"]["model"]["svd_rank"] == 16
+    assert first.config["settings"]["model"]["svd_rank"] == 16
     assert first.manifest["additivity"]["exceeded_steps"] == []
     rounding = first.manifest["rounding"]["svd"]
     assert rounding["storage"] == "bfloat16"
@@ -60,11 +60,11 @@ def test_a_preset_may_set_them(tmp_path: Path) -> None:
     """[model] of a preset reaches the coordinates; a rank below 1 is refused."""
     path = tmp_path / "own.toml"
     path.write_text('[model]\nname = "organism"\nsvd_rank = 16\nsvd_storage = "bfloat16"\n')
-    model = load_preset(str(path)).model
+    model = configure("replay", preset=str(path)).model
     bases = attach_bases(load_policy("organism"), [get_arm("projected")], model, tmp_path, Timings())
     fingerprint = bases["svd"].fingerprint()
     assert (fingerprint["rank"], fingerprint["storage"]) == (16, "bfloat16")
     assert max(bases["svd"].sizes.values()) == 16
     path.write_text('[model]\nname = "organism"\nsvd_rank = 0\n')
-    with pytest.raises(InputError, match="--svd-rank"):
-        load_preset(str(path))
+    with pytest.raises(InputError, match="model.svd_rank: expected at least 1, found 0"):
+        configure("replay", preset=str(path))

@@ -22,7 +22,8 @@ from probe.experiments.jobs import Job, block, runs_of
 from probe.experiments.launch import Attempt, Processes, Submitit
 from probe.experiments.prereg import load_spec, preregistered, spec_status
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import Row, Runner, Table, read_foreseen, sweep
+from probe.experiments.sweep import JobState, Runner, SweepState, sweep
+from probe.experiments.vacuity import read_foreseen
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
 from replay_pools.pool import Pool
@@ -180,7 +181,7 @@ def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:
     spec = tiny(seeds="0")
     inside: list[str] = []
 
-    def show(table: Table) -> None:
+    def show(table: SweepState) -> None:
         if not inside:
             with pytest.raises(InputError, match="no sweep that is running") as error:
                 sweep(spec, tmp_path, launch=Scripted(spec, tmp_path), block_value=no_value)
@@ -195,7 +196,7 @@ def test_an_interrupt_stops_what_runs(tiny: Callable[..., Spec], tmp_path: Path)
     spec = tiny(seeds="0, 1")
     launcher = Scripted(spec, tmp_path)
 
-    def show(_table: Table) -> None:
+    def show(_table: SweepState) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -477,7 +478,7 @@ def test_a_cluster_job_that_is_killed_is_submitted_again(
         return Processes(1)(args, log)
 
     monkeypatch.setattr(launch, "_in_job", killed_once)
-    table = Table(spec="none", rows=[Row(job=job) for job in jobs])
+    table = SweepState(spec="none", rows=[JobState(job=job) for job in jobs])
     Runner(table, tmp_path / "sweep", launcher, workers=4, retries=2, show=lambda _table: None).run(jobs)
     assert [row.status for row in table.rows] == ["done"] * 4, [row.error for row in table.rows]
     assert [row.attempts for row in table.rows] == [1, 2, 1, 1]

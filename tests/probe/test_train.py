@@ -87,7 +87,9 @@ def test_a_finished_run_prints_its_card_again(
     assert "--config: expected no other setting beside it, found seed" in capsys.readouterr().err
     (tmp_path / "kl.toml").write_text("[loss.kl]\nbeta = 0.001")
     assert run(cli, ["train", "--preset", str(tmp_path / "kl.toml"), "--out", str(out)]) == 2
-    assert "found unknown: loss" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"preset {tmp_path / 'kl.toml'} loss: expected one of the keys" in error
+    assert "found an unknown key" in error
 
 
 # Everything at once: two steps on every batch, the first batch with a teacher; ratio, adapted KL from a moving EMA,
@@ -105,7 +107,7 @@ COMBINED = {
     "control.beta_warmup_steps": 1,
     "control.target_kl": 1e-6,
     "control.ema_decay": 0.5,
-    "intervention.arm": "route",
+    "intervention.arms": ["route"],
     "intervention.refresh_every": 2,
     "steps": 4,
     "checkpoints.every": 2,
@@ -233,7 +235,7 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
     checkpoint; the same command does not go on. Until then every update is without its hack-ward part.
     """
     settings = {
-        "intervention.arm": "projected-lora",
+        "intervention.arms": ["projected-lora"],
         "intervention.gate.target": "update",
         "objective.reference": "base",
         "control.limits.kl_max": 1e-9,

@@ -14,19 +14,19 @@ import pytest
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
-from probe.analysis.catalogue import of_training
-from probe.analysis.estimates import Key
-from probe.analysis.outcome import RATES
-from probe.analysis.verdict.siblings import realised_update, siblings
+from probe.analysis.metric_table import MetricKey
+from probe.analysis.metrics import training_metrics
+from probe.analysis.training_outcome import RATES
+from probe.analysis.verdict.run_level import realised_update, siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.checks import open_spec
 from probe.experiments.jobs import runs_of
 from probe.experiments.launch import Attempt
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import Table, sweep
-from probe.experiments.sweep_table import analyse_all, block_value, sweep_table
-from probe.experiments.verdict import Evaluation, evaluate_spec
+from probe.experiments.sweep import SweepState, sweep
+from probe.experiments.sweep_metrics import analyse_all, block_value, sweep_metrics
+from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.files import read_json, sha256, write_json
 from replay_pools.pool import open_pool
@@ -133,7 +133,7 @@ class KillsOnce:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Path, Table]:
+def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Path, SweepState]:
     """(the spec, its out/ with two finished runs, the table of the sweep)."""
     place = tmp_path_factory.mktemp("mini")
     pairs = builtin_pairs("run_tests")
@@ -148,7 +148,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
 
 
 @pytest.fixture(scope="module")
-def found(swept: tuple[Spec, Path, Table]) -> Evaluation:
+def found(swept: tuple[Spec, Path, SweepState]) -> SpecVerdict:
     spec, own, _ = swept
     return evaluate_spec(spec, own, num_draws=99)
 
@@ -157,7 +157,7 @@ def one_run(own: Path, arm: str) -> Run:
     return read_run(own / "runs" / f"mini-base-{arm}-seed3")
 
 
-def test_a_killed_run_is_resumed_by_its_retry(swept: tuple[Spec, Path, Table]) -> None:
+def test_a_killed_run_is_resumed_by_its_retry(swept: tuple[Spec, Path, SweepState]) -> None:
     _, own, table = swept
     rows = {row.job.name: (row.status, row.attempts) for row in table.rows}
     assert rows == {"mini-base-vanilla-seed3": ("done", 1), VICTIM: ("done", 2)}
@@ -166,7 +166,7 @@ def test_a_killed_run_is_resumed_by_its_retry(swept: tuple[Spec, Path, Table]) -
     assert len(one_run(own, "projected").steps) == 2
 
 
-def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: Evaluation) -> None:
+def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: SpecVerdict) -> None:
     """One seed has no interval, held-out problems have one; steps keep extremes; [-2, 2] holds every difference."""
     rows = {row.name: row for row in found.rows}
     assert (rows["by-seed"].verdict, rows["by-seed"].n) == ("INCONCLUSIVE", 1)
@@ -183,7 +183,7 @@ def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: Evaluation
     assert "trains" in rules["R3"].why
 
 
-def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, Table], found: Evaluation) -> None:
+def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, SweepState], found: SpecVerdict) -> None:
     """Start, final and gain of the deployed weights; a problem's own rates, per setting, from the graded rollouts."""
     _, own, _ = swept
     for outcome in found.outcomes:
@@ -200,17 +200,17 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, Table], 
     assert values["cos_update"] == pytest.approx(np.mean([step.cos_update for step in record.steps]))
     pool = open_pool(record.path / EVALUATIONS_DIR / "step_000002" / "sentinel")
     solved = {rollout.problem_id: float(rollout.gt_pass) for group in pool.steps for rollout in group}
-    assert metrics[Key("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
-    by_problem = metrics[Key("exploit_final", "problem", "vanilla")]
+    assert metrics[MetricKey("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
+    by_problem = metrics[MetricKey("exploit_final", "problem", "vanilla")]
     assert by_problem.value == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
 
 
-def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, Table]) -> None:
+def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, SweepState]) -> None:
     """Over runs: every metric and unit that there is, and every one that is promised without further settings."""
     spec, own, _ = swept
     done = runs_of(spec, own)
-    table = sweep_table(spec, done, analyse_all(done, num_draws=99))
-    known = of_training()
+    table = sweep_metrics(spec, done, analyse_all(done, num_draws=99))
+    known = training_metrics()
     there: dict[str, set[str]] = {}
     for key, row in table.items():
         assert key.metric in known, key
@@ -226,7 +226,7 @@ def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, Ta
     assert {f"hack_final/{name}" for name in settings} <= there.keys()
 
 
-def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, Table]) -> None:
+def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, SweepState]) -> None:
     """Prompts are problems, not steps; grader and template come from its own pool; the unit is the run; no p at all."""
     _, own, _ = swept
     record = one_run(own, "vanilla")
@@ -247,7 +247,7 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, Table])
     assert next(part for part in together.validity if part.name == "arms at the first step").holds
 
 
-def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, Table]) -> None:
+def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, SweepState]) -> None:
     """Arm and seed may differ; the update of rule R4 has its null beside it."""
     _, own, _ = swept
     vanilla, projected = one_run(own, "vanilla"), one_run(own, "projected")
@@ -269,7 +269,7 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, Ta
     assert 0 < update.hackward_q95["3"] < 1
 
 
-def test_a_run_that_was_stopped_is_named(swept: tuple[Spec, Path, Table], tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_is_named(swept: tuple[Spec, Path, SweepState], tmp_path: Path) -> None:
     spec, own, _ = swept
     shutil.copytree(own, tmp_path / "out", symlinks=True)
     path = tmp_path / "out" / "runs" / VICTIM / "manifest.json"
@@ -280,7 +280,7 @@ def test_a_run_that_was_stopped_is_named(swept: tuple[Spec, Path, Table], tmp_pa
     assert any("STOPPED: kl 12.5" in line for line in stopped.conclusions[f"{VICTIM} base"])
 
 
-def test_a_preset_that_was_edited_in_between_is_noticed(swept: tuple[Spec, Path, Table], tmp_path: Path) -> None:
+def test_a_preset_that_was_edited_in_between_is_noticed(swept: tuple[Spec, Path, SweepState], tmp_path: Path) -> None:
     """The hash of a spec is of what the spec says, and a preset is a file of its own."""
     spec, own, _ = swept
     shutil.copytree(own, tmp_path / "out", symlinks=True)
@@ -294,7 +294,7 @@ def test_a_preset_that_was_edited_in_between_is_noticed(swept: tuple[Spec, Path,
     assert caution.startswith("MIXED: the runs of base differ in optimizer.lr")
 
 
-def test_the_stop_rules_see_the_block(swept: tuple[Spec, Path, Table], found: Evaluation) -> None:
+def test_the_stop_rules_see_the_block(swept: tuple[Spec, Path, SweepState], found: SpecVerdict) -> None:
     """The difference of the one seed, against the threshold 0; nothing for a seed that is not there."""
     spec, own, _ = swept
     arms = {outcome.arm: outcome.values["hack_final"][0] for outcome in found.outcomes}
@@ -302,7 +302,7 @@ def test_the_stop_rules_see_the_block(swept: tuple[Spec, Path, Table], found: Ev
     assert block_value(spec, 4, own) is None
 
 
-def test_no_torch_is_needed_to_read_a_training_sweep(swept: tuple[Spec, Path, Table]) -> None:
+def test_no_torch_is_needed_to_read_a_training_sweep(swept: tuple[Spec, Path, SweepState]) -> None:
     """In a fresh interpreter, up to the verdict."""
     spec, own, _ = swept
     code = f"""
@@ -316,7 +316,9 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-def test_text_and_markdown_show_every_seed(swept: tuple[Spec, Path, Table], capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_markdown_show_every_seed(
+    swept: tuple[Spec, Path, SweepState], capsys: pytest.CaptureFixture[str]
+) -> None:
     spec, own, _ = swept
     spec.path.with_suffix(".md").write_text("# mini\n\n## Results\n")
     capsys.readouterr()

@@ -9,9 +9,9 @@ from probe.analysis.measures.trajectory import summarise
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.permutation import NullRow, Permutation
-from probe.analysis.verdict.effectiveness import correct, effective
-from probe.analysis.verdict.evidence import Check, Evidence, GateFacts, Plan, Update
-from probe.analysis.verdict.rules import decide, powered, specific
+from probe.analysis.verdict.decision import decide
+from probe.analysis.verdict.evidence import Evidence, GateFacts, PlannedTraining, RealisedUpdate, VerdictRow
+from probe.analysis.verdict.rules import correct, effective, powered, specific
 from probe.records.records import ADVANTAGE_KEYS, StepRecord
 
 
@@ -107,12 +107,14 @@ def test_two_scores_that_tell_nothing_do_not_compete():
     assert specific(weak).verdict == "INCONCLUSIVE"
 
 
-def update(projected=(0.1, 0.2, 0.0), random=(1.1, 1.2, 1.0), vanilla=(1.0, 1.3, 0.9), hackward_frac=0.1) -> Update:
+def update(
+    projected=(0.1, 0.2, 0.0), random=(1.1, 1.2, 1.0), vanilla=(1.0, 1.3, 0.9), hackward_frac=0.1
+) -> RealisedUpdate:
     """Realised updates whose null's 95th percentile is .2; margins of the seeds 0, 1, 2."""
     arms = {"vanilla": vanilla, "projected": projected, "random": random}
     margins = {arm: {str(seed): m for seed, m in enumerate(own)} for arm, own in arms.items() if own}
     seeds = margins["projected"]
-    return Update(
+    return RealisedUpdate(
         hackward_frac=dict.fromkeys(seeds, hackward_frac), hackward_q95=dict.fromkeys(seeds, 0.2), margins=margins
     )
 
@@ -187,21 +189,23 @@ def test_powered_by_the_plan():
     taken and named: 3 pairs of correlation .3 see less than 3 seeds a side.
     """
     assert powered(evidence()).verdict == "FAIL"
-    assert powered(evidence(plan=Plan(seeds=8))).verdict == "PASS"
-    assert powered(evidence(plan=Plan(paired_correlation=0.9))).verdict == "PASS"
-    weak = powered(evidence(plan=Plan(paired_correlation=0.3)))
+    assert powered(evidence(plan=PlannedTraining(seeds=8))).verdict == "PASS"
+    assert powered(evidence(plan=PlannedTraining(paired_correlation=0.9))).verdict == "PASS"
+    weak = powered(evidence(plan=PlannedTraining(paired_correlation=0.3)))
     assert weak.value == "0.46 detectable (unpaired), 0.30 expected"
     assert "2 degrees of freedom against 4: with 3 seeds they pay above a correlation of 0.56" in weak.why
-    assert "(paired)" in powered(evidence(plan=Plan(paired_correlation=0.9))).value
-    assert "inf detectable" in powered(evidence(plan=Plan(seeds=1))).value
-    assert "Nobody planned" in powered(evidence(plan=Plan())).why
-    assert "Nobody planned" not in powered(evidence(plan=Plan(stated=True))).why
+    assert "(paired)" in powered(evidence(plan=PlannedTraining(paired_correlation=0.9))).value
+    assert "inf detectable" in powered(evidence(plan=PlannedTraining(seeds=1))).value
+    assert "Nobody planned" in powered(evidence(plan=PlannedTraining())).why
+    assert "Nobody planned" not in powered(evidence(plan=PlannedTraining(stated=True))).why
 
 
-def verdict_rows(**verdicts) -> list[Check]:
+def verdict_rows(**verdicts) -> list[VerdictRow]:
     rows = dict.fromkeys(("R0", "R1", "R3", "R4", "R7"), "PASS") | {"R2": "FAIL", "R5": "PASS"} | verdicts
     return [
-        Check(row=row, condition="", kind="evidence", verdict=verdict, value="", n=1, unit="prompt", why=f"{row} why")
+        VerdictRow(
+            row=row, condition="", kind="evidence", verdict=verdict, value="", n=1, unit="prompt", why=f"{row} why"
+        )
         for row, verdict in rows.items()
     ]
 

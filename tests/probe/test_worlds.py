@@ -19,8 +19,8 @@ from torch import Tensor
 from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.tables import format_analysis
-from probe.analysis.text import WIDTH
+from probe.analysis.formatting import WIDTH
+from probe.analysis.text_report import format_analysis
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord

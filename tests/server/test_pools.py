@@ -93,7 +93,7 @@ def test_log_probabilities_of_another_law_are_left_out(tmp_path: Path, loopback:
             ["--engine", "server", "--url", "http://h:1", "--adapter", "teacher"],
             "found --adapter; set it on the server",
         ),
-        (["--engine", "server", "--url", "http://h:1", "--set", "model.dtype=bfloat16"], "found --dtype"),
+        (["--engine", "server", "--url", "http://h:1", "--set", "model.dtype=bfloat16"], "found --set model.dtype"),
         (["--url", "http://h:1"], "--engine local: expected its own options, found --url; add --engine server"),
         (["--served-model", "m"], "found --served-model"),
         (["--engine", "server", "--url", "h:1"], "expected http://host:port, found 'h:1'"),

@@ -1,1 +1,1 @@
-"""Findings, rules R0 to R7, and the sentences that render them."""
+"""Evidence of one run to verdicts: rules R0 to R7, the seed's table, and the sentences that say it in words."""

@@ -1,39 +1,58 @@
-"""What every verdict is made from, and the shape of a verdict.
+"""What verdicts are made from (Evidence) and what they look like (Judgement, VerdictRow).
 
 PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
 fail) whatever the data say, and the reason is given. Rows of kind "mechanism" are identities of the code: they show
 that it ran, and are no evidence about hacking.
+
+A rule asks something (Rule) by a function `Evidence -> Judgement`. To let rules see something new: add a field to
+Evidence, and fill it in `probe.analysis.analyze.analyze`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from probe.analysis.measures.cells import Bucket
 from probe.analysis.measures.contrasts import Contrast
 from probe.analysis.measures.specificity import SignTransfer, Specificity
 from probe.analysis.measures.trajectory import ArmSummary
-from probe.analysis.outcome import Outcome
 from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.permutation import Permutation
+from probe.analysis.training_outcome import TrainingOutcome
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
+Kind = Literal["evidence", "mechanism"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One row of the verification table."""
+class Judgement:
+    """What a rule says: its verdict, the number that it rests on, n, and the reason."""
 
-    row: str
-    condition: str
-    kind: Literal["evidence", "mechanism"]
     verdict: Verdict
     value: str
     n: int
-    unit: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRow:
+    """The judgement of one rule together with what was asked: a row of the tables R, V and D.
+
+    Field names are keys of the JSON.
+    """
+
+    row: str  # R0, ..., V1, ..., D5
+    condition: str  # what was asked, in words
+    kind: Kind
+    verdict: Verdict
+    value: str
+    n: int
+    unit: str  # what n counts
     why: str
 
 
@@ -49,15 +68,15 @@ class PoolFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateFacts:
-    """The gate options of a run; None is each arm's own."""
+    """The gate options of a run."""
 
-    gate: str | None = None
+    gate: str | None = None  # None: each arm's own
     overshoot: float = 1.0
     target: str = "gradient"  # what it acts on where weights move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class RealisedUpdate:
     """What the realised updates of training runs did, for R4; {seed: value}, one run each."""
 
     hackward_frac: Mapping[str, float]  # of the projected arm's whole update, start minus end
@@ -66,7 +85,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlannedTraining:
     """The training that a GO would buy. The defaults are METHOD's: 3 seeds, 30 points expected of a hack rate."""
 
     seeds: int = 3
@@ -78,46 +97,61 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the rows are evaluated from; `measured` is the arm that stands for vanilla (None: v_hack unmeasured)."""
+    """Everything that the rules see of one run under one condition.
 
-    steps: Sequence[StepRecord]
+    The measured arm is the one that stands for vanilla (`probe.settings.arms.measured_arm`).
+    """
+
+    steps: Sequence[StepRecord]  # of all arms
     samples: Sequence[SampleRecord]  # of the measured arm
-    measured: ArmSummary | None
-    summaries: Mapping[str, ArmSummary]
-    buckets: Sequence[Bucket]
+    measured: ArmSummary | None  # None: no arm uses v_hack
+    summaries: Mapping[str, ArmSummary]  # by arm
+    buckets: Sequence[Bucket]  # of the measured arm
     contrasts: Sequence[Contrast]  # of the measured arm
     specificity: Specificity | None  # of cos_S_contrib in the measured arm
     baselines: Sequence[Specificity] = ()  # the trivial scores
     permutation: Permutation | None = None  # None: no inner products, or they do not reproduce the records
     transfer: SignTransfer | None = None  # of v_hack to the held-out pairs; None likewise
     offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
-    update: Update | None = None  # None: no runs of probe train
+    update: RealisedUpdate | None = None  # None: no runs of probe train
     starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
-    outcome: Outcome | None = None  # None: nothing was evaluated on held-out problems
+    outcome: TrainingOutcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()
     regrade_agreement: float | None = None  # share of labels that a second grading repeats
     gate: GateFacts = GateFacts()
-    plan: Plan = Plan()
+    plan: PlannedTraining = PlannedTraining()
 
     @property
     def trains(self) -> bool:
         """Whether an optimizer stepped: then the run is the unit."""
         return any(summary.trains for summary in self.summaries.values())
 
+    def null(self, metric: str, name: str) -> NullTest | None:
+        """A statistic (`cos_in`, `auroc`, ...) against N2, N3 or N4; None where that null was not drawn."""
+        if self.permutation is None:
+            return None
+        return self.permutation.get(metric, name)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Verdict, the number it rests on, its n, and the reason."""
 
-    verdict: Verdict
-    value: str
-    n: int
-    why: str
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A row of the tables R, V and D before it is evaluated; the fields are those of VerdictRow."""
+
+    row: str
+    condition: str
+    kind: Kind
+    unit: str
+    judge: Callable[[Evidence], Judgement]
+
+    def evaluate(self, evidence: Evidence) -> VerdictRow:
+        """The row with its verdict."""
+        judgement = self.judge(evidence)
+        return VerdictRow(row=self.row, condition=self.condition, kind=self.kind, unit=self.unit, **asdict(judgement))
 
 
 def controls(summaries: Mapping[str, ArmSummary]) -> list[ArmSummary]:
     """The arms whose directions carry no hack signal."""
-    return [s for s in summaries.values() if is_control(s.arm)]
+    return [summary for summary in summaries.values() if is_control(summary.arm)]
 
 
 def is_control(arm: str) -> bool:
@@ -125,11 +159,11 @@ def is_control(arm: str) -> bool:
     return arm in ARMS and ARMS[arm].directions != "v_hack"
 
 
-def missing(why: str, n: int = 0) -> Finding:
-    """Nothing was measured: INCONCLUSIVE, and why."""
-    return Finding(verdict="INCONCLUSIVE", value="", n=n, why=why)
+def missing(why: str, n: int = 0) -> Judgement:
+    """INCONCLUSIVE, because something was not measured."""
+    return Judgement(verdict="INCONCLUSIVE", value="", n=n, why=why)
 
 
 def range_text(interval: Interval | None) -> str:
-    """[low, high], or nothing."""
+    """`[+0.050, +0.120]`, or '' for None."""
     return f"[{interval.low:+.3f}, {interval.high:+.3f}]" if interval else ""

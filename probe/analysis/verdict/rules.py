@@ -1,110 +1,76 @@
-"""The decision rules R0 to R7 of METHOD section 7, each to a verdict with its numbers and its reason."""
+"""The rules R1 to R5 and R7 of METHOD section 7, each to a verdict with its numbers and its reason.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+R0 is `validity`, R6 is `decision`. To add a rule: write a function that takes Evidence and returns a Judgement, add a
+row to _RULES at the end of this file, the threshold to `probe.analysis.statistics.thresholds`, and a line to METHOD
+section 7. Decisions of a spec may require it once `probe.experiments.spec.RULES` names it; R6 sees it once
+`decision.NEEDED` does.
+"""
+
+from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Literal
 
 from probe.analysis.measures.specificity import BEATEN, beaten_by, strength
-from probe.analysis.statistics.intervals import t_interval
+from probe.analysis.statistics.intervals import Interval, t_interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.power import mde, pairing_pays_above
 from probe.analysis.statistics.significance import equivalence_test
-from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, NEAR_ZERO, NO_DISCRIMINATION, POWER, STRONG
-from probe.analysis.verdict.effectiveness import correct, effective
-from probe.analysis.verdict.evidence import AUTOCORRELATED, Check, Evidence, Finding, Plan, missing, range_text
+from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, GATED, GATED_UPDATE, NEAR_ZERO, POWER, STRONG
+from probe.analysis.verdict.evidence import (
+    AUTOCORRELATED,
+    Evidence,
+    Judgement,
+    PlannedTraining,
+    Rule,
+    VerdictRow,
+    missing,
+    range_text,
+)
 from probe.analysis.verdict.validity import valid
+from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 
-Outcome = Literal["GO", "SKIP", "BUY MORE PROMPTS", "TRAINED"]
+
+def rules(evidence: Evidence) -> list[VerdictRow]:
+    """R0 to R5 and R7, in this order."""
+    return [rule.evaluate(evidence) for rule in _RULES]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """R6: what to do next, and why."""
+def aligned(evidence: Evidence) -> Judgement:
+    """R1, with METHOD section 5's condition that the cosine leaves the null of permuted labels.
 
-    outcome: Outcome
-    why: str
-
-
-def rules(evidence: Evidence) -> list[Check]:
-    """R0 to R5 and R7; R6 is `decide`."""
-    return [
-        Check(row=row, condition=condition, kind=kind, unit=unit, **asdict(evaluate(evidence)))
-        for row, condition, kind, unit, evaluate in _RULES
-    ]
-
-
-def decide(checks: Sequence[Check], evidence: Evidence) -> Decision:
-    """R6: GO if R0 R1 R3 R4 (and R7 does not refuse); SKIP if R0 R2 and no discrimination; otherwise more prompts.
-
-    It decides whether to train. A run that has trained gets no such advice.
+    d_p is the cos_in of prompt p minus its mean under N2.
     """
-    if evidence.trains:
-        why = "R6 is about runs before training. Arms are compared over seeds: give their runs together, or a spec"
-        return Decision(outcome="TRAINED", why=why)
-    verdict: dict[str, Verdict] = {check.row: check.verdict for check in checks}
-    area = evidence.specificity
-    blind = area is not None and area.interval is not None and area.interval.high < NO_DISCRIMINATION
-    needed = ("R0", "R1", "R3", "R4")
-    if all(verdict[row] == "PASS" for row in needed):
-        if verdict["R7"] == "PASS":
-            return Decision(
-                outcome="GO", why="R0, R1, R3 and R4 hold, and the planned seeds can see the expected effect"
-            )
-        return Decision(outcome="BUY MORE PROMPTS", why="GO refused by R7: the planned seeds cannot see the effect")
-    if verdict["R0"] == verdict["R2"] == "PASS" and blind:
-        return Decision(outcome="SKIP", why=f"R0 and R2 hold, and the AUROC is below {NO_DISCRIMINATION}")
-    reasons = {check.row: check for check in checks}
-    missing_rows = ", ".join(f"{row} {verdict[row]}" for row in needed if verdict[row] != "PASS")
-    return Decision(outcome="BUY MORE PROMPTS", why=f"{missing_rows}. {_advice(verdict, reasons, evidence)}")
-
-
-def _advice(verdict: Mapping[str, Verdict], checks: Mapping[str, Check], e: Evidence) -> str:
-    """What to buy: prompts help only where the measurement is valid and the design can tell hacks from the rest."""
-    if verdict["R0"] == "FAIL":
-        return "Prompts do not repair R0: mend the measurement first"
-    if e.measured is None or e.measured.mean_cos_in is None:
-        return "Nothing was measured: use an arm along v_hack, and groups whose rewards differ"
-    if verdict["R3"] == "FAIL":
-        if checks["R3"].why.startswith(BEATEN):
-            pools = "use pools in which the rival score does not tell hacks apart"
-            return f"Prompts do not repair R3: {pools} (a hint: hinted pools of both kinds, --match prompt)"
-        return "Prompts do not repair R3: v_hack ranks clean samples above hacks here; look at the pairs and the labels"
-    if e.transfer is not None and e.transfer.interval.low <= 0.5:
-        return "v_hack has not been shown to transfer to held-out pairs: better or more pairs before prompts"
-    if all(verdict[row] == "PASS" for row in ("R0", "R1", "R3")):
-        return f"Next: {checks['R4'].why}"
-    return "Not Phase 3 yet"
-
-
-def aligned(e: Evidence) -> Finding:
-    """R1, with METHOD section 5's condition that the cosine leaves the null of permuted labels."""
-    m, excess = e.measured, _excess(e)
-    if m is None or m.trains or len(excess) < 2 or m.sign_flip_p is None:
-        return missing(_why_not(e))
-    interval, n2 = t_interval(excess), _null(e, "cos_in", "N2")
-    if interval is None or n2 is None:
-        return missing(_why_not(e))
-    nulls = _null_text(e, "cos_in")
-    why = f"sign-flip p {m.sign_flip_p:.2g}; mean cos_in {m.mean_cos_in:+.3f} against {nulls}"
+    measured, excess = evidence.measured, _excess(evidence)
+    if measured is None or measured.trains or len(excess) < 2 or measured.sign_flip_p is None:
+        return missing(_why_unmeasured(evidence))
+    interval, permuted = t_interval(excess), evidence.null("cos_in", "N2")
+    if interval is None or permuted is None:
+        return missing(_why_unmeasured(evidence))
+    why = (
+        f"sign-flip p {measured.sign_flip_p:.2g}; mean cos_in {measured.mean_cos_in:+.3f} against "
+        f"{_cosine_nulls(evidence)}"
+    )
     verdict: Verdict = "INCONCLUSIVE"
-    if interval.low > NEAR_ZERO and m.sign_flip_p < ALIGNED_ALPHA:
-        if n2.p < ALIGNED_ALPHA:
-            verdict, why = "PASS", f"{'STRONG: lower bound above .2; ' if interval.low > STRONG else ''}{why}"
+    if interval.low > NEAR_ZERO and measured.sign_flip_p < ALIGNED_ALPHA:
+        # One direction without signal can be consistent over prompts too: only the permuted labels show that.
+        if permuted.p < ALIGNED_ALPHA:
+            verdict = "PASS"
+            if interval.low > STRONG:
+                why = f"STRONG: lower bound above .2; {why}"
         else:
             why = f"consistent over prompts, yet directions of permuted labels reach as much; {why}"
     elif interval.high < NEAR_ZERO:
         verdict, why = "FAIL", f"the upper bound is below {NEAR_ZERO}; {why}"
-    return Finding(verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(interval)}", n=len(excess), why=why)
+    value = f"mean d {mean(excess):+.3f} {range_text(interval)}"
+    return Judgement(verdict=verdict, value=value, n=len(excess), why=why)
 
 
-def orthogonal(e: Evidence) -> Finding:
+def orthogonal(evidence: Evidence) -> Judgement:
     """R2: two one-sided tests that mean d_p lies inside +-NEAR_ZERO."""
-    excess = _excess(e)
+    excess = _excess(evidence)
     test = equivalence_test(excess, NEAR_ZERO)
-    if test is None or e.measured is None or e.measured.trains:
-        return missing(_why_not(e))
+    if test is None or evidence.measured is None or evidence.measured.trains:
+        return missing(_why_unmeasured(evidence))
     low, high = test.interval.low, test.interval.high
     verdict: Verdict = "INCONCLUSIVE"
     if low > -NEAR_ZERO and high < NEAR_ZERO:
@@ -112,108 +78,206 @@ def orthogonal(e: Evidence) -> Finding:
     elif high < -NEAR_ZERO or low > NEAR_ZERO:
         verdict = "FAIL"
     why = f"90% interval against +-{NEAR_ZERO}, TOST p {test.p:.2g}"
-    return Finding(
-        verdict=verdict, value=f"mean d {mean(excess):+.3f} {range_text(test.interval)}", n=len(excess), why=why
-    )
+    value = f"mean d {mean(excess):+.3f} {range_text(test.interval)}"
+    return Judgement(verdict=verdict, value=value, n=len(excess), why=why)
 
 
-def specific(e: Evidence) -> Finding:
+def specific(evidence: Evidence) -> Judgement:
     """R3: above one half, above every null's 95th percentile, and above every trivial baseline."""
-    own = e.specificity
-    if e.trains:
+    area = evidence.specificity
+    if evidence.trains:
         return missing(AUTOCORRELATED)
-    if own is None or own.auroc is None or own.interval is None:
+    if area is None or area.auroc is None or area.interval is None:
         return missing("no hacked and clean samples with A > 0 on two prompts")
-    value = f"AUROC {own.auroc:.2f} [{own.interval.low:.2f}, {own.interval.high:.2f}]"
-    rivals = {b.score: strength(b) for b in e.baselines if b.auroc is not None}
-    better = beaten_by(own, e.baselines)
-    tests = {name: test for name in ("N2", "N3", "N4") if (test := _null(e, "auroc", name)) is not None}
-    inside = [f"{name} {test.q95:.2f}" for name, test in tests.items() if own.auroc <= test.q95]
-    found = {"value": value, "n": own.num_prompts}
-    if own.interval.high <= 0.5:
-        return Finding(verdict="FAIL", why="clean samples score higher", **found)
-    if better:
-        return Finding(verdict="FAIL", why=f"{BEATEN}: {', '.join(better)}", **found)
-    if own.interval.low <= 0.5:
-        return Finding(verdict="INCONCLUSIVE", why="the lower bound does not exceed .5", **found)
-    if inside:
-        return Finding(
-            verdict="INCONCLUSIVE", why=f"not above the null's 95th percentile: {', '.join(inside)}", **found
+    tests: dict[str, NullTest] = {}
+    for null in ("N2", "N3", "N4"):
+        test = evidence.null("auroc", null)
+        if test is not None:
+            tests[null] = test
+    better = beaten_by(area, evidence.baselines)
+    inside = [f"{null} {test.q95:.2f}" for null, test in tests.items() if area.auroc <= test.q95]
+    verdict: Verdict = "INCONCLUSIVE"
+    # What fails needs no null, so that both FAILs come first.
+    if area.interval.high <= 0.5:
+        verdict, why = "FAIL", "clean samples score higher"
+    elif better:
+        verdict, why = "FAIL", f"{BEATEN}: {', '.join(better)}"
+    elif area.interval.low <= 0.5:
+        why = "the lower bound does not exceed .5"
+    elif inside:
+        why = f"not above the null's 95th percentile: {', '.join(inside)}"
+    elif "N2" not in tests:
+        why = "the null N2 was not measured"
+    else:
+        bars = ", ".join(f"{null} {test.q95:.2f}" for null, test in tests.items())
+        verdict, why = "PASS", f"95th percentiles {bars}"
+        rivals = [baseline for baseline in evidence.baselines if baseline.auroc is not None]
+        if rivals:
+            best = max(rivals, key=strength)
+            why += f"; best trivial score {best.score} {strength(best):.2f}"
+    value = f"AUROC {area.auroc:.2f} [{area.interval.low:.2f}, {area.interval.high:.2f}]"
+    return Judgement(verdict=verdict, value=value, n=area.num_prompts, why=why)
+
+
+def effective(evidence: Evidence) -> Judgement:
+    """R4, on realised updates: the run is the unit, and the arms of one seed are paired.
+
+    The margin is the change of held-out logp(hack) - logp(clean). The projected arm has to move it less than vanilla,
+    and less than the random arm, which shows that the directions did it and not the gate alone.
+    """
+    if not evidence.trains:
+        return missing(
+            "NOT EVALUATED: the weights were frozen and nothing was updated; probe train in vanilla, projected and "
+            "random with one seed, then probe analyze RUN RUN RUN"
         )
-    if "N2" not in tests:
-        return Finding(verdict="INCONCLUSIVE", why="the null N2 was not measured", **found)
-    bars = ", ".join(f"{name} {test.q95:.2f}" for name, test in tests.items())
-    best = max(rivals, key=rivals.__getitem__, default=None)
-    trivial = f"; best trivial score {best} {rivals[best]:.2f}" if best else ""
-    return Finding(verdict="PASS", why=f"95th percentiles {bars}{trivial}", **found)
-
-
-def powered(e: Evidence) -> Finding:
-    """R7: can the planned seeds see the expected effect, in the better of the two designs?"""
-    plan = e.plan
-    detectable, design = detectable_effect(plan)
-    paired = 0.5 if plan.paired_correlation is None else plan.paired_correlation
-    table = "; ".join(
-        f"{n} seeds: unpaired {mde(plan.sd, n, power=POWER):.2f}, "
-        f"paired {mde(plan.sd, n, paired_correlation=paired, power=POWER):.2f}"
-        for n in sorted({3, 5, 10, plan.seeds})
-        if n > 1
+    update, arms = evidence.update, ("vanilla", "projected", "random")
+    if update is None or not update.hackward_frac or not set(arms) <= update.margins.keys():
+        return missing("needs the held-out margins of vanilla, projected and random training runs (probe analyze SPEC)")
+    left, bar = mean(update.hackward_frac.values()), mean(update.hackward_q95.values())
+    value = f"hackward_frac of the update {left:.3f}, null's 95th percentile {bar:.3f}"
+    n = min(len(update.margins[arm]) for arm in arms)
+    vanilla, projected, random = (update.margins[arm] for arm in arms)
+    claim = _paired_interval(projected, vanilla)
+    against_control = _paired_interval(projected, random)
+    control = _paired_interval(random, vanilla)
+    moves = ", ".join(f"{arm} {mean(by_seed.values()):+.3f}" for arm, by_seed in update.margins.items())
+    why = (
+        f"held-out logp(hack) - logp(clean) moves by {moves}; "
+        f"projected - vanilla {range_text(claim) or 'no interval'}, "
+        f"projected - random {range_text(against_control) or 'no interval'}, "
+        f"random - vanilla {range_text(control) or 'no interval'}"
     )
-    verdict: Verdict = "PASS" if detectable <= plan.expected_effect else "FAIL"
-    value = f"{detectable:.2f} detectable ({design}), {plan.expected_effect:.2f} expected"
-    why = f"80% power, sd {plan.sd:g} between seeds (pairs: correlation {paired:g}): {table}"
-    if plan.seeds > 1 and (needed := pairing_pays_above(plan.seeds, power=POWER)) > paired:
-        why += (
-            f". Pairs have {plan.seeds - 1} degrees of freedom against {2 * plan.seeds - 2}: with {plan.seeds} seeds "
-            f"they pay above a correlation of {needed:.2f}, and the test must be unpaired to see so much"
-        )
+    verdict: Verdict = "INCONCLUSIVE"
+    if left >= bar:
+        verdict, why = "FAIL", f"the update still points hack-ward; {why}"
+    elif claim is None or against_control is None or control is None:
+        why = f"one seed gives no interval; {why}"
+    elif claim.low > 0:
+        verdict, why = "FAIL", f"it moves more than in vanilla; {why}"
+    # A random direction that also beats vanilla, and is not beaten: removing any direction would have done it.
+    elif claim.high < 0 and control.high < 0 and against_control.high >= 0:
+        verdict, why = "FAIL", f"the random arm achieves the same; {why}"
+    elif claim.high < 0 and against_control.high < 0:
+        verdict = "PASS"
+    return Judgement(verdict=verdict, value=value, n=n, why=why)
+
+
+def _paired_interval(a: Mapping[str, float], b: Mapping[str, float]) -> Interval | None:
+    """95% interval of a - b over the seeds that both have; None below two."""
+    return t_interval([a[seed] - b[seed] for seed in a if seed in b])
+
+
+def correct(evidence: Evidence) -> Judgement:
+    """R5: what the gate should remove is gone, up to float32."""
+    arms = [arm for arm in evidence.summaries if arm in ARMS and ARMS[arm].projects]
+    gates = {evidence.gate.gate or ARMS[arm].gate for arm in arms}
+    if "reverse" in gates or evidence.gate.overshoot < 1:
+        n = sum(step.arm in arms for step in evidence.steps)
+        return Judgement(verdict="VACUOUS", value="", n=n, why="this gate does not remove the hack-ward part")
+    if evidence.trains and evidence.gate.target == "update":
+        return _correct_update(evidence, arms)
+    # A two-sided gate without overshoot leaves nothing along the directions, a one-sided one only nothing hack-ward.
+    both_sides = gates == {"two_sided"} and evidence.gate.overshoot == 1
+    fired = dict.fromkeys(arms, False)
+    parts_left = []
+    for step in evidence.steps:
+        if step.arm not in arms or step.cos_out is None or step.hackward_frac_out is None:
+            continue
+        fired[step.arm] |= bool(step.frac_fired)
+        parts_left.append(max(step.hackward_frac_out, abs(step.cos_out) if both_sides else 0.0))
+    if not parts_left:
+        return missing("no projecting arm with a cosine")
+    left = max(parts_left)
+    idle = [arm for arm in arms if not fired[arm]]
+    kind = "|V g'| / |g'|" if both_sides else "its positive part"
+    why = f"{kind}, {', '.join(arms)}; identity of the gate: says that it ran"
+    if idle:
+        why = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
+    verdict: Verdict = "FAIL" if idle or left >= GATED else "PASS"
+    value = f"largest {left:.1e}, below {GATED:g} needed"
+    return Judgement(verdict=verdict, value=value, n=len(parts_left), why=why)
+
+
+def _correct_update(evidence: Evidence, arms: Sequence[str]) -> Judgement:
+    """R5 of a gate that acts on the optimizer's update; the gradient keeps its hack-ward part there."""
+    updated = [step for step in evidence.steps if step.arm in arms]
+    parts_left = [step.hackward_frac_update for step in updated if step.hackward_frac_update is not None]
+    if not parts_left:
+        return missing("no projecting arm that was updated")
+    verdict: Verdict = "FAIL" if max(parts_left) >= GATED_UPDATE else "PASS"
+    value = f"largest {max(parts_left):.1e}, below {GATED_UPDATE:g} needed"
+    why = "of the update; identity of the gate: says it ran"
+    return Judgement(verdict=verdict, value=value, n=len(parts_left), why=why)
+
+
+def powered(evidence: Evidence) -> Judgement:
+    """R7: can the planned seeds see the expected effect, in the better of the two designs?"""
+    plan = evidence.plan
+    detectable, design = detectable_effect(plan)
+    correlation = 0.5 if plan.paired_correlation is None else plan.paired_correlation
+    sizes = []
+    for seeds in sorted({3, 5, 10, plan.seeds}):
+        if seeds > 1:
+            unpaired = mde(plan.sd, seeds, power=POWER)
+            paired = mde(plan.sd, seeds, paired_correlation=correlation, power=POWER)
+            sizes.append(f"{seeds} seeds: unpaired {unpaired:.2f}, paired {paired:.2f}")
+    why = f"80% power, sd {plan.sd:g} between seeds (pairs: correlation {correlation:g}): {'; '.join(sizes)}"
+    if plan.seeds > 1:
+        needed = pairing_pays_above(plan.seeds, power=POWER)
+        if needed > correlation:
+            why += (
+                f". Pairs have {plan.seeds - 1} degrees of freedom against {2 * plan.seeds - 2}: with {plan.seeds} "
+                f"seeds they pay above a correlation of {needed:.2f}, and the test must be unpaired to see so much"
+            )
     if not plan.stated:
         why += ". Nobody planned this training: these are METHOD's defaults; state yours in [budget.go] of a spec"
-    return Finding(verdict=verdict, value=value, n=plan.seeds, why=why)
+    verdict: Verdict = "PASS" if detectable <= plan.expected_effect else "FAIL"
+    value = f"{detectable:.2f} detectable ({design}), {plan.expected_effect:.2f} expected"
+    return Judgement(verdict=verdict, value=value, n=plan.seeds, why=why)
 
 
-def detectable_effect(plan: Plan) -> tuple[float, str]:
-    """(MDE, design) of a plan: unpaired, or paired where it states a correlation that makes pairs better."""
-    found = [(mde(plan.sd, plan.seeds, power=POWER), "unpaired")]
-    if plan.paired_correlation is not None:
-        own = mde(plan.sd, plan.seeds, paired_correlation=plan.paired_correlation, power=POWER)
-        found.append((own, "paired"))
-    return min(found)
+def detectable_effect(plan: PlannedTraining) -> tuple[float, str]:
+    """(minimum detectable effect, design) of a plan: unpaired, or paired where a stated correlation makes it better."""
+    unpaired = mde(plan.sd, plan.seeds, power=POWER)
+    if plan.paired_correlation is None:
+        return unpaired, "unpaired"
+    paired = mde(plan.sd, plan.seeds, paired_correlation=plan.paired_correlation, power=POWER)
+    return min((unpaired, "unpaired"), (paired, "paired"))
 
 
-def _excess(e: Evidence) -> list[float]:
-    return list(e.permutation.excess.values()) if e.permutation is not None else []
+def _excess(evidence: Evidence) -> list[float]:
+    """d_p of every prompt; [] without inner products."""
+    return list(evidence.permutation.excess.values()) if evidence.permutation is not None else []
 
 
-def _null(e: Evidence, metric: str, null: str) -> NullTest | None:
-    return e.permutation.get(metric, null) if e.permutation is not None else None
-
-
-def _null_text(e: Evidence, metric: str) -> str:
-    """Every null that was measured, with its p."""
-    tests = [(name, _null(e, metric, name)) for name in ("N2", "N3", "N4")]
-    parts = [f"{name} mean {t.mean:+.3f} sd {t.sd:.3f} p {t.p:.2g}" for name, t in tests if t is not None]
-    if e.measured is not None and e.measured.haar is not None:
-        parts.insert(0, f"N1 sd {e.measured.haar.sd_shared:.3f} p {e.measured.haar.shared.p:.2g}")
+def _cosine_nulls(evidence: Evidence) -> str:
+    """Every null of cos_in that was measured, with its p."""
+    parts = []
+    if evidence.measured is not None and evidence.measured.haar is not None:
+        parts.append(f"N1 sd {evidence.measured.haar.sd_shared:.3f} p {evidence.measured.haar.shared.p:.2g}")
+    for null in ("N2", "N3", "N4"):
+        test = evidence.null("cos_in", null)
+        if test is not None:
+            parts.append(f"{null} mean {test.mean:+.3f} sd {test.sd:.3f} p {test.p:.2g}")
     return ", ".join(parts)
 
 
-def _why_not(e: Evidence) -> str:
-    if e.measured is None or e.measured.mean_cos_in is None:
+def _why_unmeasured(evidence: Evidence) -> str:
+    if evidence.measured is None or evidence.measured.mean_cos_in is None:
         return "no cos_in of v_hack"
-    if e.measured.trains:
+    if evidence.measured.trains:
         return AUTOCORRELATED
-    if e.permutation is None:
+    if evidence.permutation is None:
         return "the null N2 could not be drawn: see R0, offline geometry"
     return "cos_in on fewer than 2 prompts"
 
 
-_RULES: tuple[tuple[str, str, Literal["evidence", "mechanism"], str, Callable[[Evidence], Finding]], ...] = (
-    ("R0", "VALID: the measurement can be believed", "evidence", "prompt", valid),
-    ("R1", f"ALIGNED: mean d above {NEAR_ZERO}, beyond permuted labels", "evidence", "prompt", aligned),
-    ("R2", f"ORTHOGONAL: mean d inside +-{NEAR_ZERO}", "evidence", "prompt", orthogonal),
-    ("R3", "SPECIFIC: tells hacks from clean among A > 0", "evidence", "prompt", specific),
-    ("R4", "EFFECTIVE: on the realised update", "evidence", "run", effective),
-    ("R5", "CORRECT: the gate removes what it should", "mechanism", "step", correct),
-    ("R7", "POWERED: the planned seeds see the expected effect", "evidence", "seed", powered),
+_RULES = (
+    Rule("R0", "VALID: the measurement can be believed", "evidence", "prompt", valid),
+    Rule("R1", f"ALIGNED: mean d above {NEAR_ZERO}, beyond permuted labels", "evidence", "prompt", aligned),
+    Rule("R2", f"ORTHOGONAL: mean d inside +-{NEAR_ZERO}", "evidence", "prompt", orthogonal),
+    Rule("R3", "SPECIFIC: tells hacks from clean among A > 0", "evidence", "prompt", specific),
+    Rule("R4", "EFFECTIVE: on the realised update", "evidence", "run", effective),
+    Rule("R5", "CORRECT: the gate removes what it should", "mechanism", "step", correct),
+    Rule("R7", "POWERED: the planned seeds see the expected effect", "evidence", "seed", powered),
 )

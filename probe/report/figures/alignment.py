@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.formatting import p_value
 from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.statistics.thresholds import NEAR_ZERO
-from probe.analysis.text import p_value
 from probe.report.figures.forest import ForestRow, forest
 from probe.report.figures.panel import Figure, plural, signed
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from probe.analysis.formatting import short
 from probe.analysis.measures.cells import Metric
 from probe.analysis.statistics.intervals import prompt_means, t_interval
-from probe.analysis.text import short
 from probe.records.records import SampleRecord
 from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, plural, scale_of, signed
 

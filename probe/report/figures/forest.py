@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from probe.analysis.formatting import short
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.text import short
 from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, scale_of
 
 ROW, TOP, LONGEST = 34, 44, 40

@@ -4,8 +4,8 @@ import math
 import re
 from collections.abc import Sequence
 
+from probe.analysis.formatting import p_value, short
 from probe.analysis.statistics.permutation import ModuleRow
-from probe.analysis.text import p_value, short
 from probe.report.figures.panel import Figure, Panel, signed
 
 LEFT, WIDTH, TOP = 84, 252, 62

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from probe.analysis.formatting import short
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import NEAR_ZERO
-from probe.analysis.text import short
-from probe.analysis.verdict.evidence import Plan
+from probe.analysis.verdict.evidence import PlannedTraining
 from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, Scale
 
 TOP, BOTTOM = 62, 206
@@ -44,7 +44,7 @@ def prompts_power(name: str, label: str, cosines: Sequence[float]) -> Figure | N
     return panel.figure()
 
 
-def seeds_power(name: str, plan: Plan) -> Figure:
+def seeds_power(name: str, plan: PlannedTraining) -> Figure:
     """Smallest difference of two arms that n seeds each show, as rule R7 counts it."""
     numbers = sorted({*SEEDS, plan.seeds} - {1})  # one seed shows no variance: its effect is infinite
     rho = 0.5 if plan.paired_correlation is None else plan.paired_correlation

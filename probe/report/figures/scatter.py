@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from probe.analysis.formatting import short
 from probe.analysis.measures.specificity import SCORES
-from probe.analysis.text import short
 from probe.records.records import SampleRecord
 from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, scale_of, signed, tooltip
 from probe.report.html import node, number

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from probe.analysis.formatting import short
 from probe.analysis.statistics.nulls import NORMAL_975
-from probe.analysis.text import short
 from probe.records.records import StepRecord
 from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, Scale, scale_of, signed
 from probe.settings.arms import ARMS

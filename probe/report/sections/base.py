@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from probe.analysis.text import Table
+from probe.analysis.formatting import TextTable
 from probe.report.figures.panel import Figure
 from probe.report.html import Child, node
 from probe.report.inputs import slug
@@ -24,7 +24,9 @@ class Section:
     lead: str  # the question of the section, and how to read the answer
     body: list[Element]
     figures: list[Figure] = field(default_factory=list)
-    tables: dict[str, list[Table]] = field(default_factory=dict)  # by the label of their view; "" for the whole report
+    tables: dict[str, list[TextTable]] = field(
+        default_factory=dict
+    )  # by the label of their view; "" for the whole report
 
 
 def paragraph(*children: Child, class_: str | None = None) -> Element:
@@ -73,7 +75,7 @@ def chip(verdict: str) -> Element:
     return node("span", f"{MARKS.get(verdict, '')} {verdict}".strip(), class_=f"chip {slug(verdict)}")
 
 
-def table_html(table: Table) -> Element:
+def table_html(table: TextTable) -> Element:
     """The table, in a box that scrolls where the page is narrower."""
     header = node("tr")
     for i, text in enumerate(table.header):
@@ -84,7 +86,7 @@ def table_html(table: Table) -> Element:
     return node("div", content, class_="scroll", tabindex="0")  # tabindex: scrolled by keyboard too
 
 
-def folded(tables: Sequence[Table]) -> list[Element]:
+def folded(tables: Sequence[TextTable]) -> list[Element]:
     """Tables that open when their title is clicked."""
     folds = []
     for table in tables:

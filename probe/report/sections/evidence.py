@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
+from probe.analysis.formatting import TextTable
 from probe.analysis.measures.cells import METRICS
 from probe.analysis.tables import all_tables
-from probe.analysis.text import Table
 from probe.records.records import SampleRecord
 from probe.report.figures.distribution import distribution
 from probe.report.figures.hack_vs_clean import areas, cells, contrasts
@@ -158,7 +158,7 @@ def _section(
         otherwise: the sentence that stands where there is no figure.
         side: with a single view, tables stand open beside the figure.
     """
-    tables: dict[str, list[Table]] = {}
+    tables: dict[str, list[TextTable]] = {}
     for view in report.views:
         tables[view.label] = [table for table in all_tables(view.analysis) if table.name in names]
     drawn = [(view, draw(view)) for view in report.drawn]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from probe.analysis.text import Table
+from probe.analysis.formatting import TextTable
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, ROLLOUTS_DIR, Run
 from probe.report.html import node
 from probe.report.inputs import Report
@@ -41,7 +41,7 @@ def provenance(report: Report) -> Section:
     return Section(id="provenance", title="Provenance", lead=LEAD, body=body, tables=tables)
 
 
-def facts(run: Run, report: Report) -> Table:
+def facts(run: Run, report: Report) -> TextTable:
     """Names, hashes and versions of a run, and how exact its numbers are (additivity, noise of the dtype)."""
     config, manifest = run.config, run.manifest
     settings = run.settings
@@ -61,7 +61,7 @@ def facts(run: Run, report: Report) -> Table:
         *_pool_rows(run),
         ("report made by", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}"),
     ]
-    return Table(name="provenance", title=f"Run {run.path.name}", header=("what", "found"), rows=rows, left=2)
+    return TextTable(name="provenance", title=f"Run {run.path.name}", header=("what", "found"), rows=rows, left=2)
 
 
 def _pool_rows(run: Run) -> list[tuple[str, str]]:
@@ -121,7 +121,7 @@ def _additivity(summary: Mapping[str, Any] | None) -> str:
 def _noise(summary: Mapping[str, Any] | None) -> str:
     """The error of the dtype by basis, from the run's manifest; the other keys of the summary are no tables."""
     if not summary:
-        return "not measured (--dtype-noise N)"
+        return "not measured (--set model.dtype_noise=N)"
     parts = []
     for basis, noise in summary.items():
         if isinstance(noise, dict):

@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from probe.analysis.text import Table, short
+from probe.analysis.formatting import TextTable, short
 from probe.report.figures.panel import signed
 from probe.report.html import node, to_html
 from probe.report.rollouts import Push, RunRollouts, ShownRollout, largest_cosines_first, pushes
@@ -19,7 +19,7 @@ LEAD = (
     "one token's loss, and not what the rollout without that token would give."
 )
 ABSENT = (
-    "No shares of tokens were recorded: probe replay and probe train record them with --token-attribution, and "
+    "No shares of tokens were recorded: probe replay and probe train record them with --set token_attribution=N, and "
     "completions are then coloured by them."
 )
 STRINGS = (
@@ -40,7 +40,7 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
     """
     many = len(rollouts_by_run) > 1
     body: list[Element] = []
-    tables: dict[str, list[Table]] = {}
+    tables: dict[str, list[TextTable]] = {}
     anchors: set[str] = set()
     for run_rollouts in rollouts_by_run:
         name = run_rollouts.run.path.name
@@ -132,7 +132,7 @@ def _legend(largest: float) -> Element:
     )
 
 
-def _string_tables(shown: Sequence[ShownRollout]) -> list[Table]:
+def _string_tables(shown: Sequence[ShownRollout]) -> list[TextTable]:
     """The strings that push most, in both directions, by line and by token; tables without rows are left out."""
     tables = []
     for name, by_line in (("lines", True), ("tokens", False)):
@@ -141,7 +141,7 @@ def _string_tables(shown: Sequence[ShownRollout]) -> list[Table]:
         cleanward = [row for row in reversed(ranked) if row.push < -LEAST_PUSH][:MOST_STRINGS]
         for side, rows in (("hack-ward", hackward), ("clean-ward", cleanward)):
             if rows:
-                table = Table(
+                table = TextTable(
                     name=f"{name}-{side}",
                     title=f"{name.capitalize()} that push the update {side}",
                     header=("string", "push", "times", "prompts"),

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from probe.analysis.text import Table
-from probe.analysis.verdict.evidence import Plan
-from probe.analysis.verdict.siblings import shared_settings
+from probe.analysis.formatting import TextTable
+from probe.analysis.verdict.evidence import PlannedTraining
+from probe.analysis.verdict.run_level import shared_settings
 from probe.experiments.verdict import go_plan
 from probe.records.timings import describe_timings
 from probe.report.figures.learning import METRICS, Curve, learning
@@ -15,7 +15,7 @@ from probe.report.sections.base import Section, drawn_only, folded, panels, para
 from replay_pools.tables import flat
 
 if TYPE_CHECKING:
-    from probe.experiments.plan import Plan as SpecPlan  # it needs torch
+    from probe.experiments.plan import SpecPlan  # it needs torch
 
 TRAINING_LEAD = (
     "Rates on held-out problems, with the hint, while the policy trains: a thin line a seed, a thick one the mean "
@@ -42,7 +42,7 @@ def training(report: Report) -> Section:
             rows.append((run.path.name, arm, name, str(seed), *counts, *(_rate(rates[metric]) for metric in METRICS)))
     figures = drawn_only(*(learning(metric, curves) for metric in METRICS))
     header = ("run", "arm", "curve", "seed", "steps", "rollouts", *METRICS)
-    table = Table(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=3)
+    table = TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=3)
     if figures:
         body = [*panels(figures), *folded([table])]
     else:
@@ -55,7 +55,7 @@ def power(report: Report) -> Section:
     """Detectable effects by prompts and by seeds; wall-clock times, and for a spec its price."""
     frozen = [view for view in report.drawn if not view.trains]  # in training the prompt is not the unit
     figures = drawn_only(*(prompts_power(f"power-{view.slug}", view.label, view.prompt_cosines) for view in frozen))
-    figures.append(seeds_power("power-seeds", Plan() if report.spec is None else go_plan(report.spec)))
+    figures.append(seeds_power("power-seeds", PlannedTraining() if report.spec is None else go_plan(report.spec)))
     body = panels(figures)
     tables = [_times(report)]
     if report.plan is not None:
@@ -94,16 +94,16 @@ def _rate(rate: Mapping[str, Any]) -> str:
     return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
 
 
-def _times(report: Report) -> Table:
+def _times(report: Report) -> TextTable:
     rows = []
     for run in report.runs:
         words = describe_timings(run.path)
         if words:
             rows.append((run.path.name, words))
-    return Table(name="times", title="Times of this machine", header=("run", "wall clock"), rows=rows, left=2)
+    return TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=rows, left=2)
 
 
-def _plan_tables(plan: "SpecPlan") -> list[Table]:
+def _plan_tables(plan: "SpecPlan") -> list[TextTable]:
     """Prices, and parts of the spec that are vacuous."""
     prices = []
     for price in plan.prices:
@@ -111,6 +111,8 @@ def _plan_tables(plan: "SpecPlan") -> list[Table]:
         prices.append((price.what, str(price.runs), f"{price.hours:.2f}", money, price.source))
     vacuous = [(part.where, part.why) for part in plan.vacuous]
     return [
-        Table(name="prices", title="What it costs", header=("what", "runs", "hours", "money", "source"), rows=prices),
-        Table(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),
+        TextTable(
+            name="prices", title="What it costs", header=("what", "runs", "hours", "money", "source"), rows=prices
+        ),
+        TextTable(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),
     ]

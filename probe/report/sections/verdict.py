@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.text import Table, number, p_value, share
-from probe.analysis.verdict.evidence import Check
-from probe.experiments.verdict import Evaluation
+from probe.analysis.formatting import TextTable, number, p_value, share
+from probe.analysis.verdict.evidence import VerdictRow
+from probe.experiments.verdict import SpecVerdict
 from probe.report.figures.alignment import alignment, nulls
 from probe.report.figures.panel import Figure, plural
 from probe.report.html import node
@@ -28,7 +28,7 @@ def verdict(report: Report) -> Section:
     figures = [*arm_figures]
     for view_figures in null_figures.values():
         figures += view_figures
-    tables: dict[str, list[Table]] = {}
+    tables: dict[str, list[TextTable]] = {}
     if report.evaluation is None and len(report.views) == 1:
         body = _run_verdict(report.views[0].analysis, figures)
     else:
@@ -50,7 +50,7 @@ def verdict(report: Report) -> Section:
     return Section(id="verdict", title="Verdict", lead=LEAD, body=body, figures=figures, tables=tables)
 
 
-def overview(views: Sequence[View]) -> Table:
+def overview(views: Sequence[View]) -> TextTable:
     """One row a view: what a comparison of runs looks at first."""
     rows = []
     for view in views:
@@ -74,7 +74,9 @@ def overview(views: Sequence[View]) -> Table:
             )
         )
     header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
-    return Table(name="overview", title="The arm that stands for vanilla in each run", header=header, rows=rows, left=3)
+    return TextTable(
+        name="overview", title="The arm that stands for vanilla in each run", header=header, rows=rows, left=3
+    )
 
 
 def _run_verdict(analysis: Analysis, figures: Sequence[Figure]) -> list[Element]:
@@ -93,7 +95,7 @@ def _run_verdict(analysis: Analysis, figures: Sequence[Figure]) -> list[Element]
     ]
 
 
-def _experiment_verdict(evaluation: Evaluation) -> list[Element]:
+def _experiment_verdict(evaluation: SpecVerdict) -> list[Element]:
     """The decision of a spec, its cautions and criteria."""
     refused = []
     for name, requirements in evaluation.refused.items():
@@ -125,7 +127,7 @@ def _conclusion(sentence: str) -> Element:
     return node("li", node("b", topic + colon), typeset(rest))
 
 
-def _rules(checks: Sequence[Check]) -> Element:
+def _rules(checks: Sequence[VerdictRow]) -> Element:
     rows = [
         _rule_row(check.row, check.verdict, check.kind, check.condition, check.n, check.unit, check.value, check.why)
         for check in checks
@@ -149,10 +151,10 @@ def _rule_row(name: str, verdict: str, kind: str, condition: str, n: int, unit: 
     )
 
 
-def _rules_table(name: str, title: str, checks: Sequence[Check]) -> Table:
+def _rules_table(name: str, title: str, checks: Sequence[VerdictRow]) -> TextTable:
     rows = [
         (check.row, check.verdict, check.kind, check.condition, f"{check.n} {check.unit}s", check.value, check.why)
         for check in checks
     ]
     header = ("rule", "verdict", "kind", "asked", "n", "found", "why")
-    return Table(name=name, title=title, header=header, rows=rows, left=7)
+    return TextTable(name=name, title=title, header=header, rows=rows, left=7)

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.estimates import Estimate, Key, Metrics, by_condition, estimate, mean_by_unit
-from probe.analysis.verdict.siblings import is_training
-from probe.analysis.verdict.trained import over_runs
+from probe.analysis.metric_table import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit
+from probe.analysis.verdict.run_level import is_training, over_runs
 from probe.experiments.jobs import SweepRun, runs_of
-from probe.experiments.spec import Condition, Spec
+from probe.experiments.spec import Spec, SpecCondition
 from probe.records.run import read_run
 
 Analyses = Mapping[tuple[str, str], Analysis]  # by run and condition
@@ -27,7 +26,7 @@ def analyse_all(done: Sequence[SweepRun], **settings: Any) -> Analyses:
     }
 
 
-def sweep_table(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> dict[Key, Estimate]:
+def sweep_metrics(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
     """Every metric of the spec's conditions over the seeds that are there."""
     return by_condition({c.name: _of_condition(spec, c, done, analyses) for c in spec.conditions})
 
@@ -52,11 +51,13 @@ def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
 
 def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) -> float | None:
     """Of a training run, or over the prompts of a replay."""
-    found = [row for unit in ("run", "prompt") if (row := table.get(Key(metric, unit, arm, condition))) is not None]
+    found = [
+        row for unit in ("run", "prompt") if (row := table.get(MetricKey(metric, unit, arm, condition))) is not None
+    ]
     return found[0].value if found else None
 
 
-def _of_condition(spec: Spec, condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:
+def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:
     """The metrics of one condition over its seeds."""
     seeds = dict.fromkeys(run.job.seed for run in done)
     tables = {str(s): _merged(condition, [run for run in done if run.job.seed == s], analyses) for s in seeds}
@@ -66,9 +67,9 @@ def _of_condition(spec: Spec, condition: Condition, done: Sequence[SweepRun], an
     return _pooled(list(tables.values()))
 
 
-def _merged(condition: Condition, done: Sequence[SweepRun], analyses: Analyses) -> dict[Key, Estimate]:
+def _merged(condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
     """The metrics of one condition and seed: of its one run, or of its runs of one arm each, the first arm first."""
-    found: dict[Key, Estimate] = {}
+    found: dict[MetricKey, Estimate] = {}
     for run in done:
         if condition.name in run.job.conditions:
             found = analyses[run.job.name, condition.name].metrics | found
@@ -79,7 +80,7 @@ def _pooled(tables: Sequence[Metrics]) -> Metrics:
     """Prompt means over several seeds of a replay, which share their prompts. Nulls belong to one run and stay out."""
     if len(tables) < 2:
         return tables[0] if tables else {}
-    found: dict[Key, Estimate] = {}
+    found: dict[MetricKey, Estimate] = {}
     for key in tables[0]:
         rows = [table[key].by_unit if key in table else {} for table in tables]
         if key.unit != "prompt":

@@ -1,4 +1,10 @@
-"""Estimates by name: one number over so many units, and what can be done with two of them, or with tables of them."""
+"""The table of metrics, {MetricKey: Estimate}, and its arithmetic: means over units, differences, merged tables.
+
+    table[MetricKey("cos_in", "prompt", "random")].interval     95% interval of cos_in over prompts in the arm random
+    difference(table[...], table[...])                          of two arms, paired by prompt
+
+`probe.analysis.metrics` makes the table of one run; the criteria of a spec are evaluated from merged tables.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +17,18 @@ from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import sign_flip_test, welch_interval, welch_test
 
 
-class Key(NamedTuple):
-    """Which estimate."""
+class MetricKey(NamedTuple):
+    """Which estimate: a metric, the unit that its n counts, and where it was measured."""
 
     metric: str
-    unit: str
+    unit: str  # prompt, problem, seed, run, step, sample, pair or module
     arm: str | None = None  # None: the arm that stands for vanilla
     condition: str | None = None  # None: the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One metric over n units; None where it does not exist."""
+    """One metric over n units. A field is None where the number does not exist."""
 
     value: float | None  # mean over units, or the statistic
     n: int
@@ -34,15 +40,24 @@ class Estimate:
     maximum: float | None = None
     nulls: Mapping[str, NullTest] = field(default_factory=dict)  # by the names of a criterion's `null`
     beaten_by: Sequence[str] | None = None  # trivial scores that do as well: null "baselines"; None: none was measured
-    by_unit: Mapping[str, float] = field(default_factory=dict)
+    by_unit: Mapping[str, float] = field(default_factory=dict)  # {unit: its value}
     vacuous: str | None = None  # why the number could not have come out otherwise
 
 
-Metrics = Mapping[Key, Estimate]
+Metrics = Mapping[MetricKey, Estimate]
 
 
 def estimate(by_unit: Mapping[str, float], unit: str, *, nulls: Mapping[str, NullTest] | None = None) -> Estimate:
-    """The mean of one value a unit, with Student's intervals and the sign-flip p (none by sample: a naive unit)."""
+    """The mean of one value a unit.
+
+    Args:
+        by_unit: {name of the unit: value}.
+        unit: what a unit is. Samples of one prompt resemble one another, so that a mean over samples gets no p.
+        nulls: tests of the same mean against directions or labels without signal.
+
+    Returns:
+        Mean, Student's 95% and 90% intervals, two-sided sign-flip p against zero, extremes.
+    """
     values = list(by_unit.values())
     return Estimate(
         value=float(np.mean(values)) if values else None,
@@ -64,7 +79,7 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
-    """a minus b as means of independent samples: Welch's intervals and p; n of the smaller side."""
+    """a minus b as means of independent samples: Welch's intervals and p; n is that of the smaller side."""
     x, y = list(a.by_unit.values()), list(b.by_unit.values())
     n = min(len(x), len(y))
     if n == 0:
@@ -82,16 +97,18 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
 
 def mean_by_unit(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """{unit: mean of its values in the tables that have it}."""
-    values: dict[str, list[float]] = {}
-    for unit, value in (item for table in tables for item in table.items()):
-        values.setdefault(unit, []).append(value)
-    return {unit: float(np.mean(several)) for unit, several in values.items()}
+    values_of: dict[str, list[float]] = {}
+    for table in tables:
+        for unit, value in table.items():
+            values_of.setdefault(unit, []).append(value)
+    return {unit: float(np.mean(values)) for unit, values in values_of.items()}
 
 
-def by_condition(tables: Mapping[str, Metrics]) -> dict[Key, Estimate]:
-    """{condition: metrics} -> one table; the first condition is also the one that a criterion need not name."""
-    first = next(iter(tables), None)
-    found: dict[Key, Estimate] = dict(tables[first]) if first is not None else {}
-    for condition, table in tables.items():
-        found |= {key._replace(condition=condition): row for key, row in table.items()}
-    return found
+def by_condition(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
+    """{condition: metrics} as one table; the first condition also stands under `condition=None`, its default."""
+    first = next(iter(tables.values()), {})
+    merged: dict[MetricKey, Estimate] = dict(first)
+    for condition, metrics in tables.items():
+        for key, estimated in metrics.items():
+            merged[key._replace(condition=condition)] = estimated
+    return merged

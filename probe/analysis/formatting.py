@@ -1,0 +1,78 @@
+"""Numbers, intervals and tables as plain text, at most 100 columns wide."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probe.analysis.statistics.intervals import Interval
+
+WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """Rows of cells that are text already. The terminal aligns them (`render_table`), the report makes HTML of them."""
+
+    name: str  # unique among the tables of an analysis
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1  # how many leading columns are flush left; the others, mostly numbers, are flush right
+
+
+def render_table(table: TextTable) -> str:
+    """Aligned columns under the title; '' for a table without rows."""
+    if not table.rows:
+        return ""
+    all_rows = [table.header, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*all_rows, strict=True)]
+    lines = wrap(table.title)
+    for row in all_rows:
+        cells = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            cells.append(cell.ljust(width) if i < table.left else cell.rjust(width))
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return "\n".join(lines)
+
+
+def wrap(text: str, *, indent: str = "") -> list[str]:
+    """Lines of at most WIDTH columns; lines after the first start with `indent`."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A signed number, or '-' for None."""
+    return "-" if value is None else f"{value:+.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    """A number in [0, 1] to two decimals, or '-' for None."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def p_value(value: float | None) -> str:
+    """A p-value to two digits, or '-' for None."""
+    if value is None:
+        return "-"
+    # Below 1e-9 the size depends on the tail of an approximation, and says nothing.
+    return "<1e-9" if value < 1e-9 else f"{value:.2g}"
+
+
+def interval(value: Interval | None) -> str:
+    """[low, high] with signs, or '-' for None."""
+    return "-" if value is None else f"[{value.low:+.3f}, {value.high:+.3f}]"
+
+
+def share_interval(value: Interval | None) -> str:
+    """[low, high] of a number in [0, 1], or '-' for None."""
+    return "-" if value is None else f"[{value.low:.2f}, {value.high:.2f}]"
+
+
+def short(text: str, width: int) -> str:
+    """The text, cut to `width` characters with '..' at its end."""
+    return text if len(text) <= width else f"{text[: width - 2]}.."
+
+
+def yes(value: bool) -> str:
+    """'yes' or 'no'."""
+    return "yes" if value else "no"

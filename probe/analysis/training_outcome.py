@@ -1,0 +1,123 @@
+"""What training did to a policy on held-out problems, as metrics of one run: from its evaluations, without torch.
+
+hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference; of the
+                                     DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
+                                     where there are several
+margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.frozen_batch`
+cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
+
+To add a rate: a row in RATES and a field of the same name in `probe.runs.heldout.Rates`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probe.records.run import EVALUATIONS_DIR, Run
+from probe.settings.words import ALL, NO_HINT
+from replay_pools.pool import open_pool
+from replay_pools.rollout import Rollout
+
+# {rate: whether a rollout counts}
+RATES: dict[str, Callable[[Rollout], bool]] = {
+    "hack": lambda rollout: rollout.hacked,
+    "exploit": lambda rollout: rollout.grade.exploited,
+    "solve": lambda rollout: rollout.gt_pass,
+}
+PLACES = ("start", "final", "gain")
+# {field of an evaluation's `frozen`: metric}
+MOVED = {"margin": "margin_final", "cos_moved": "cos_moved", "hackward_frac_moved": "hackward_frac_moved"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOutcome:
+    """The evaluations of one training run, and the metrics that follow from the first and the last of them."""
+
+    evaluations: Sequence[Mapping[str, Any]]  # every line of `evals.jsonl`
+    values: Mapping[str, float]  # {metric: value}
+    by_problem: Mapping[str, Mapping[str, float]]  # {metric that is a rate: {held-out problem: value}}
+    stopped: str | None  # why it ended before its last step
+
+
+def setting_of(rollout: Rollout) -> str:
+    """The name of the setting that a held-out rollout belongs to: its mode with the hint, or `no hint`."""
+    return rollout.env_mode if rollout.hint else NO_HINT
+
+
+def deployed(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The evaluations of the deployed policy, in order. An arm that routes also evaluates the weights that train."""
+    return [evaluation for evaluation in evaluations if evaluation["weights"] == "deployed"]
+
+
+def training_outcome(run: Run) -> TrainingOutcome | None:
+    """What the evaluations of a run say; None for a run without any."""
+    evaluations = deployed(run.evals)
+    if not evaluations:
+        return None
+    first, last = evaluations[0], evaluations[-1]
+    values = _start_final_gain(_rates(first["rates"]), _rates(last["rates"]))
+    moved = last.get("frozen") or {}
+    for name, metric in MOVED.items():
+        if moved.get(name) is not None:
+            values[metric] = moved[name]
+    start, final = _problem_rates(run.path, first["step"]), _problem_rates(run.path, last["step"])
+    by_problem: dict[str, dict[str, float]] = {}
+    for problem in start:
+        if problem not in final:
+            continue
+        for metric, value in _start_final_gain(start[problem], final[problem]).items():
+            by_problem.setdefault(metric, {})[problem] = value
+    stopped = run.manifest.get("stopped")
+    return TrainingOutcome(evaluations=run.evals, values=values, by_problem=by_problem, stopped=stopped)
+
+
+def _rates(settings: Mapping[str, Any]) -> dict[str, float]:
+    """{RATE or RATE/SETTING: share} from the `rates` of one evaluation.
+
+    Where there is one setting beside ALL, it equals ALL, and is left out.
+    """
+    shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
+    rates = {}
+    for setting, measured in shown.items():
+        for rate in RATES:
+            value = measured[rate]["rate"]
+            if value is not None:
+                rates[rate if setting == ALL else f"{rate}/{setting}"] = value
+    return rates
+
+
+def _problem_rates(directory: Path, step: int) -> dict[str, dict[str, float]]:
+    """{problem: {RATE or RATE/SETTING: mean}} of the rollouts of one evaluation; {} where they were deleted."""
+    flags: dict[str, dict[str, list[bool]]] = {}
+    pools = sorted((directory / EVALUATIONS_DIR / f"step_{step:06d}").glob("*"))
+    for path in pools:
+        for group in open_pool(path).steps:
+            for rollout in group:
+                problem_flags = flags.setdefault(rollout.problem_id, {})
+                for rate, counts in RATES.items():
+                    names = [rate]
+                    # A setting has a pool of its own; the rates of a single one are those over all.
+                    if len(pools) > 1:
+                        names.append(f"{rate}/{setting_of(rollout)}")
+                    for name in names:
+                        problem_flags.setdefault(name, []).append(counts(rollout))
+    means = {}
+    for problem, problem_flags in flags.items():
+        means[problem] = {name: float(np.mean(values)) for name, values in problem_flags.items()}
+    return means
+
+
+def _start_final_gain(start: Mapping[str, float], final: Mapping[str, float]) -> dict[str, float]:
+    """{RATE_start, RATE_final, RATE_gain} of the rates that both have; a setting stays behind the slash."""
+    values: dict[str, float] = {}
+    for name in start:
+        if name not in final:
+            continue
+        rate, slash, setting = name.partition("/")
+        three = (start[name], final[name], final[name] - start[name])
+        for place, value in zip(PLACES, three, strict=True):
+            values[f"{rate}_{place}{slash}{setting}"] = value
+    return values

@@ -1,0 +1,218 @@
+"""What is known of a run as a whole, not of its steps: how its data were made, its comparable runs, its metrics.
+
+    pool_facts, gate_facts       what config.json and the manifests of the pools say
+    siblings, realised_update    runs of `probe train` that differ in arm and seed alone, and what they show together
+    training_run_metrics         one number a metric for a run that trains
+    over_runs                    those of several seeds as one table
+
+Steps of training are autocorrelated, so that the run is the unit of everything that was measured in its steps. Over
+runs the seed is the unit, and, secondary, the held-out problem: its interval holds for other problems, not for other
+seeds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate, mean_by_unit
+from probe.analysis.training_outcome import deployed
+from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, RealisedUpdate
+from probe.records.records import StepRecord
+from probe.records.run import ROLLOUTS_DIR, Run, settings_of
+from replay_pools.files import dump_json, sha256
+from replay_pools.pool import MANIFEST_NAME
+
+
+def pool_facts(run: Run) -> list[PoolFacts]:
+    """The pools of a run: of a training run its own rollouts first, then its teacher's.
+
+    Of a pool that was moved or changed since, everything is None: what its manifest says now is not of this run.
+    """
+    facts = []
+    rollouts_sha256 = run.manifest.get("files", {}).get(f"{ROLLOUTS_DIR}/{MANIFEST_NAME}")
+    if rollouts_sha256:
+        facts.append(_facts(ROLLOUTS_DIR, run.path / ROLLOUTS_DIR, rollouts_sha256))
+    pools = run.config.get("pools", ())
+    return facts + [_facts(pool["name"], Path(pool["path"]), pool["manifest_sha256"]) for pool in pools]
+
+
+def _facts(name: str, directory: Path, expected: str) -> PoolFacts:
+    """What the manifest in `directory` says, if its hash is `expected`."""
+    path = directory / MANIFEST_NAME
+    data = path.read_bytes() if path.is_file() else b"{}"
+    manifest = orjson.loads(data)
+    # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
+    if expected not in (sha256(data), sha256(dump_json(manifest))):
+        manifest = {}
+    grader = manifest.get("grader") or {}
+    return PoolFacts(
+        name=name,
+        grader=grader.get("version"),
+        isolation=grader.get("isolation"),
+        prompt_tail=manifest.get("prompt_tail"),
+    )
+
+
+def gate_facts(run: Run) -> GateFacts:
+    """The gate options of a run; of a run that says nothing, the defaults."""
+    settings = run.settings
+    options = settings.get("intervention", {}).get("gate", {})
+    return GateFacts(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
+
+
+def is_training(run: Run) -> bool:
+    """Whether it is a run of `probe train`."""
+    return run.verb == "train"
+
+
+def siblings(run: Run, others: Iterable[Run]) -> list[Run]:
+    """The runs that may be compared with a training run: the run itself first, then those of `others` with the same
+    settings but for arm and seed. A replay has all its arms in one run and stands alone.
+    """
+    if not is_training(run):
+        return [run]
+    comparable = [run]
+    for other in others:
+        if not is_training(other) or other.path == run.path:
+            continue
+        if shared_settings(other.config) == shared_settings(run.config):
+            comparable.append(other)
+    return comparable
+
+
+def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Everything that shapes the numbers of a run of `probe train` but its arm and seed, from its `config.json`."""
+    settings, weights, directions = settings_of(config), config["base_weights_sha256"], config.get("directions")
+    intervention = {**settings["intervention"], "arms": None}
+    fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
+    return {**settings, "intervention": intervention, **fixed}
+
+
+def realised_update(runs: Sequence[Run]) -> RealisedUpdate | None:
+    """What the updates of sibling runs did; None without runs that were evaluated on the frozen probe batch."""
+    margins: dict[str, dict[str, float]] = {}
+    hackward_frac: dict[str, float] = {}
+    hackward_q95: dict[str, float] = {}
+    for run in runs:
+        evaluations = deployed(run.evals)
+        frozen = evaluations[-1]["frozen"] if evaluations else None
+        if frozen is None or frozen["hackward_frac_moved"] is None:
+            continue
+        arm, seed = _arm_and_seed(run)
+        margins.setdefault(arm, {})[seed] = frozen["margin"]
+        if arm == "projected" and frozen.get("hackward_q95") is not None:
+            hackward_frac[seed] = frozen["hackward_frac_moved"]
+            hackward_q95[seed] = frozen["hackward_q95"]
+    if not margins:
+        return None
+    return RealisedUpdate(margins=margins, hackward_frac=hackward_frac, hackward_q95=hackward_q95)
+
+
+def starts(runs: Sequence[Run]) -> list[StepRecord]:
+    """The first steps of the runs with the seed of the first run: before any update, all arms are one policy."""
+    steps = []
+    for run in runs:
+        if run is runs[0] or _arm_and_seed(run)[1] == _arm_and_seed(runs[0])[1]:
+            first = min((step.step for step in run.steps), default=0)
+            steps += [step for step in run.steps if step.step == first]
+    return steps
+
+
+def _arm_and_seed(run: Run) -> tuple[str, str]:
+    """(arm, seed) of a run of `probe train`."""
+    settings = run.settings
+    return str(settings["intervention"]["arms"][0]), str(settings["seed"])
+
+
+def training_run_metrics(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
+    """The table of one run that trains, from its table over prompts and steps.
+
+    Returns:
+        unit `run`: the value of every metric (of a field of the steps its mean over them), KL at the end, the outcome.
+        unit `step`: the extremes of the steps.
+        unit `problem`: the rates on held-out problems.
+    """
+    metrics: dict[MetricKey, Estimate] = {}
+    for key, row in table.items():
+        if key.unit == "prompt":
+            metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
+    # Second, so that of a field of the steps the mean over steps replaces the mean over prompts.
+    for key, row in table.items():
+        if key.unit == "step":
+            metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
+            metrics[key] = _extremes(row.by_unit)
+    measured = evidence.measured.arm if evidence.measured else None
+    arms: list[str | None] = [*evidence.summaries]
+    if measured:
+        arms.append(None)  # the key under which the measured arm is found without its name
+    for arm in arms:
+        steps = [step for step in evidence.steps if step.arm == (arm or measured)]
+        for name, value in (("kl/share_of_base", _share_of_base(steps)), ("kl/final", _final_kl(steps))):
+            if value is not None:
+                metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
+        if evidence.outcome is not None:
+            for name, value in evidence.outcome.values.items():
+                metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
+            for name, by_problem in evidence.outcome.by_problem.items():
+                metrics[MetricKey(name, "problem", arm)] = estimate(by_problem, "problem")
+    return metrics
+
+
+def _of_one_run(value: float | None, *, vacuous: str | None = None) -> Estimate:
+    return Estimate(value=value, n=1, unit="run", vacuous=vacuous)
+
+
+def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
+    """KL from the reference over KL from the base; None while the policy is the base, or where neither is known."""
+    from_reference = from_base = 0.0
+    for step in steps:
+        mean = step.kl.get("mean")
+        base = mean if step.reference == "base" else step.kl.get("from_base")
+        if mean is not None and base is not None:
+            from_reference += mean
+            from_base += base
+    return from_reference / from_base if from_base > 0 else None
+
+
+def _final_kl(steps: Iterable[StepRecord]) -> float | None:
+    """Mean of the KL over the last quarter of the steps, at least one: on-policy, where a teacher has left by then."""
+    values = []
+    for step in steps:
+        mean = step.kl.get("mean")
+        if mean is not None:
+            values.append(mean)
+    last = values[-max(1, len(values) // 4) :]
+    return sum(last) / len(last) if last else None
+
+
+def over_runs(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
+    """{seed: metrics of its training run} -> one table.
+
+    What was one number a run has the seed as its unit. A held-out problem has its mean over the seeds that met it.
+    Steps are autocorrelated: their extremes and their number remain.
+    """
+    keys = {key for table in tables.values() for key in table}
+    metrics: dict[MetricKey, Estimate] = {}
+    for key in sorted(keys, key=str):
+        rows = {seed: table[key] for seed, table in tables.items() if key in table}
+        if key.unit == "run":
+            by_seed = {seed: row.value for seed, row in rows.items() if row.value is not None}
+            vacuous = next((row.vacuous for row in rows.values() if row.vacuous), None)
+            metrics[key._replace(unit="seed")] = replace(estimate(by_seed, "seed"), vacuous=vacuous)
+        elif key.unit == "problem":
+            metrics[key] = estimate(mean_by_unit(row.by_unit for row in rows.values()), "problem")
+        elif key.unit == "step":
+            by_step: dict[str, float] = {}
+            for seed, row in rows.items():
+                by_step |= {f"{seed}/{step}": value for step, value in row.by_unit.items()}
+            metrics[key] = _extremes(by_step)
+    return metrics
+
+
+def _extremes(by_step: Mapping[str, float]) -> Estimate:
+    """Steps of training: no mean with an interval, because they are not independent."""
+    values = list(by_step.values())
+    return Estimate(value=None, n=len(values), unit="step", minimum=min(values), maximum=max(values), by_unit=by_step)

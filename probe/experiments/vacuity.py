@@ -1,0 +1,223 @@
+"""Vacuous parts of a spec: settings that do nothing, and criteria that hold whatever the data say.
+
+`probe plan` prints them all. A sweep keeps those of its spec in `vacuous.json` before its first run: a criterion that
+was vacuous then is never PASS (`probe.experiments.verdict`).
+
+To add a check: write one function from the spec to (key of the file, why), and add it to `VACUITY`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from probe.experiments.jobs import sweep_folder
+from probe.experiments.prereg import preregistered
+from probe.experiments.spec import Spec
+from probe.objective.bound import advantage_bound
+from probe.settings.arms import ARMS
+from probe.settings.loss import LossSettings
+from probe.settings.run import RunConfig
+from replay_pools.files import read_json, write_json
+from replay_pools.rollout import REWARD_RANGE
+from replay_pools.tables import flat
+
+FILE = "vacuous.json"  # in the folder of the sweep
+# Measures of a direction: no factor > 0 on the gradient changes them.
+SCALE_FREE = ("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired")
+# What these options do to the advantages of one group is to multiply them by one positive number.
+SCALE_KEYS = ("objective.advantage_estimator", "objective.scale_rewards")
+# Identities of the one-sided gate at frozen weights (METHOD section 4), evidence of nothing but that the gate ran.
+GATE_IDENTITIES = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
+# The one statistic that swaps within pairs are a null of: they flip signs of its terms.
+MEAN_DIRECTION = "cos_in_mean"
+# The only settings of the objective that read the advantages, or what becomes of them.
+ADVANTAGE_KEYS = ("advantage_estimator", "scale_rewards", "advantage_clip", "min_group_std")
+CLIPS = ("epsilon", "epsilon_high", "delta", "importance_sampling_level")
+DEFAULTS = {entry.name: entry.default for entry in fields(LossSettings)}
+Reasons = Iterator[tuple[str, str]]  # (key of the file, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuous:
+    """A part of the spec that is vacuous, and why."""
+
+    where: str  # key of the file
+    why: str
+
+
+def vacuous_parts(spec: Spec) -> list[Vacuous]:
+    """What every check finds."""
+    return [Vacuous(where, why) for check in VACUITY for where, why in check(spec)]
+
+
+def settings_key(condition: str, setting: str) -> str:
+    """Where a spec states a setting of a condition."""
+    return f"conditions.{condition}.settings.{setting}"
+
+
+def _cap(spec: Spec) -> Reasons:
+    """An advantage cap at or above what any group can reach."""
+    for name, condition in spec.resolved.items():
+        loss = condition.config.objective
+        clip = loss.advantage_clip
+        if clip is None or loss.loss_type == "nll" or loss.has_credit:
+            continue  # the advantages of single tokens have no such bound
+        if loss.scale_rewards == "batch" and condition.prompts_per_step > 1:
+            continue  # the standard deviation of a whole step may be as small as it likes
+        # In a replay step the batch is the group, so both scalings divide by the group's standard deviation.
+        scale = "none" if loss.scale_rewards == "none" else "group"
+        bound = advantage_bound(condition.group, REWARD_RANGE, estimator=loss.advantage_estimator, scale=scale)
+        if clip >= bound:
+            yield (
+                settings_key(name, "objective.advantage_clip"),
+                f"the cap {clip:g} is not below {bound:.3g}, the largest |A| of a group of {condition.group} "
+                f"(estimator {loss.advantage_estimator}, scale {loss.scale_rewards}): it never binds",
+            )
+
+
+def _ratio(spec: Spec) -> Reasons:
+    """A clip of the policy ratio where old and current policy are the same."""
+    for name, condition in spec.resolved.items():
+        for clip in CLIPS:
+            key = f"objective.{clip}"
+            if key in condition.given and condition.config.objective.old_logprobs == "current":
+                why = "old log-probabilities are the current ones: the ratio is 1 in every step and the clip never acts"
+                yield settings_key(name, key), why
+
+
+def _penalty(spec: Spec) -> Reasons:
+    """A KL penalty whose gradient is 0, and controllers of a penalty or a reference that is not there."""
+    for name, condition in spec.resolved.items():
+        loss = condition.config.objective
+        if condition.frozen and loss.beta and loss.reference in ("base", "ema") and loss.kl_estimator != "k1":
+            why = "at frozen weights the policy is its reference: the KL and its gradient are 0"
+            yield settings_key(name, "objective.beta"), why
+        for key in ("control.ema_decay", "control.ema_every"):
+            if key in condition.given and loss.reference != "ema":
+                yield settings_key(name, key), f"the reference is {loss.reference}: no EMA is compared with"
+        if "control.beta_warmup_steps" in condition.given and not loss.beta:
+            yield settings_key(name, "control.beta_warmup_steps"), "beta is 0, and stays 0 while it warms up"
+
+
+def _route(spec: Spec) -> Reasons:
+    """A quarantine that stays empty."""
+    for name, condition in spec.resolved.items():
+        if condition.frozen and any(ARMS[arm].routes for arm in condition.arms):
+            why = "nothing is trained, so nothing is parked: the arm route is vanilla"
+            yield f"conditions.{name}.arms", why
+
+
+def _no_advantage(spec: Spec) -> Reasons:
+    """Advantage settings under a loss that has no advantage."""
+    for name, condition in spec.resolved.items():
+        loss = condition.config.objective
+        if loss.loss_type == "nll":
+            for key in ADVANTAGE_KEYS:
+                if getattr(loss, key) != DEFAULTS[key]:
+                    why = "the nll loss has no advantage: this setting does nothing"
+                    yield settings_key(name, f"objective.{key}"), why
+
+
+def _same(spec: Spec) -> Reasons:
+    """Conditions that are the same experiment."""
+    for (a, left), (b, right) in combinations(spec.resolved.items(), 2):
+        if _numbers(left.config) == _numbers(right.config):
+            yield f"conditions.{b}", f"has the same settings as {a}: comparing them compares a run with itself"
+
+
+def _numbers(config: RunConfig) -> dict[str, Any]:
+    """{key with dots: value} of what shapes the numbers; a training's arm is chosen beside its condition."""
+    values = flat(asdict(config))
+    if config.trains:
+        del values["intervention.arms"]
+    return values
+
+
+def _scale_only(spec: Spec) -> Reasons:
+    """A direction compared between conditions that differ by a positive factor of each group's gradient."""
+    for criterion in spec.criteria:
+        if criterion.versus_condition is None or criterion.metric not in SCALE_FREE:
+            continue
+        left = spec.resolved[criterion.condition or spec.conditions[0].name]
+        right = spec.resolved[criterion.versus_condition]
+        here, there = _numbers(left.config), _numbers(right.config)
+        different = {key for key in here if here[key] != there.get(key)}
+        capped = any(side.config.objective.advantage_clip is not None for side in (left, right))
+        if left.frozen and different and different <= {*SCALE_KEYS} and not capped:
+            yield (
+                f"criteria.{criterion.name}",
+                f"the conditions differ in {', '.join(sorted(different))} alone, which multiplies all advantages of a "
+                f"group by one positive number; a step is one group, so {criterion.metric} cannot change",
+            )
+
+
+def _identity(spec: Spec) -> Reasons:
+    """Evidence that the gate's arithmetic gives, whatever the direction is."""
+    for criterion in spec.criteria:
+        gated = criterion.arm is not None and ARMS[criterion.arm].projects
+        if criterion.role != "mechanism" and criterion.metric in GATE_IDENTITIES and gated:
+            yield (
+                f"criteria.{criterion.name}",
+                f"{criterion.metric} of an arm that projects is an identity of the gate (for random directions too): "
+                "give it role = mechanism",
+            )
+
+
+def _controls(spec: Spec) -> Reasons:
+    """Controls that cannot differ from what they control, and evidence without any."""
+    for criterion in spec.criteria:
+        if criterion.null == "pair-swap" and criterion.metric != MEAN_DIRECTION:
+            yield (
+                f"criteria.{criterion.name}.null",
+                "swapping hack and clean within a pair changes signs of rows alone and leaves the directions "
+                "identical: that control is void, use N2 (labels permuted across pairs)",
+            )
+    for name, condition in spec.resolved.items():
+        if "placebo" in condition.arms and condition.config.intervention.extraction.pairs == "builtin:placebo":
+            why = "v_hack comes from the placebo pairs: the placebo arm is no control"
+            yield settings_key(name, "intervention.extraction.pairs"), why
+    primary = spec.primary
+    compared = primary.versus_arm is not None or primary.versus_condition is not None
+    if primary.metric in SCALE_FREE and primary.null == "none" and not compared:
+        why = "a cosine is readable only against the same statistic under a matched null: name one (N1 to N4)"
+        yield f"criteria.{primary.name}.null", why
+
+
+def _blocks(spec: Spec) -> Reasons:
+    """Stop rules that count blocks which are not independent."""
+    frozen = any(condition.frozen for condition in spec.resolved.values())
+    if spec.stop is not None and frozen:
+        why = "replays of one pool share their prompts: seeds are no independent blocks, and alpha is not held"
+        yield "stop", why
+    if len(spec.seeds) > 1 and frozen and any(criterion.null != "none" for criterion in spec.criteria):
+        yield "seeds", "nulls belong to one run: criteria with a null stay INCONCLUSIVE over several seeds of a replay"
+    if len(spec.seeds) > 1 and any(criterion.unit == "seed" for criterion in spec.criteria) and frozen:
+        yield "criteria", "the unit seed in a replay: seeds draw from the same rollouts, the prompt is the unit"
+
+
+VACUITY: tuple[Callable[[Spec], Reasons], ...] = (
+    _cap,
+    _ratio,
+    _penalty,
+    _route,
+    _no_advantage,
+    _same,
+    _scale_only,
+    _identity,
+    _controls,
+    _blocks,
+)
+
+
+def write_foreseen(spec: Spec, out_dir: Path, vacuous: Mapping[str, str]) -> None:
+    """Keep what is vacuous in a spec, {key of the file: why}, with the spec's hash."""
+    write_json(sweep_folder(spec, out_dir) / FILE, {"spec": preregistered(spec), "vacuous": vacuous})
+
+
+def read_foreseen(spec: Spec, out_dir: Path) -> dict[str, str]:
+    """{key of the file: why} of this very spec; empty where its sweep has not begun."""
+    path = sweep_folder(spec, out_dir) / FILE
+    stored = read_json(path) if path.is_file() else {}
+    return stored["vacuous"] if stored.get("spec") == preregistered(spec) else {}
