@@ -7,9 +7,9 @@ value of another type. pydantic validates; this file turns its complaints into a
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -44,7 +44,11 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         raise InputError(where, expected="a table", found=repr(table))
     _check_finite(table, where)
     try:
-        return _validated(kind, table)
+        document = orjson.dumps(table)
+    except TypeError as error:  # what JSON cannot hold: a number beyond 64 bits, text that is not Unicode
+        raise InputError(where, expected="numbers of 64 bits, and text in UTF-8", found=str(error)) from error
+    try:
+        return _validated(kind, table, document)
     except ValidationError as error:
         raise _explained(kind, table, error, where, tuple(known)) from error
     except InputError as error:
@@ -117,15 +121,19 @@ def keys_of(kind: Any, path: str = "") -> list[str]:
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """The known key that a wrong one most likely means: the one with the same last part, or else a near spelling."""
+    """The known key that a wrong one most likely means: the nearest with the same last part, else a near spelling."""
     known = list(known)
-    leaf = _leaf(key)
+    table, leaf = key.rpartition(".")[0], _leaf(key)
+    if same_leaf := [name for name in known if _leaf(name) == leaf]:
+        return max(same_leaf, key=lambda name: SequenceMatcher(None, table, name.rpartition(".")[0]).ratio())
     # Reversed, so that of several keys with one last part the first stays.
     by_leaf = {_leaf(known_key): known_key for known_key in reversed(known)}
-    if leaf in by_leaf:
-        return by_leaf[leaf]
-    close = get_close_matches(key, known, n=1) or get_close_matches(leaf, by_leaf, n=1)
-    return by_leaf.get(close[0], close[0]) if close else None
+    ways = [(key, {name: name for name in known}), (leaf, by_leaf)]
+    # A last part alone is compared with last parts first.
+    for text, names in ways if table else reversed(ways):
+        if close := get_close_matches(text, names, n=1):
+            return names[close[0]]
+    return None
 
 
 def _leaf(key: str) -> str:
@@ -135,8 +143,8 @@ def _leaf(key: str) -> str:
 def _check_finite(table: Mapping[str, Any], where: object) -> None:
     """Refuse nan and inf before pydantic sees the table: orjson writes null for them, which an optional field takes."""
     for key, value in flat(table).items():
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(item, float) and not isfinite(item):
+        for item in _floats(value):
+            if not isfinite(item):
                 raise InputError(f"{where} {key}", expected="a finite number", found=repr(item))
 
 
@@ -145,22 +153,33 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _validated(kind: type[Kind], table: Mapping[str, Any]) -> Kind:
+def _floats(value: Any) -> Iterator[float]:
+    """The floats in a value, those in lists and in the tables of lists included."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _floats([*value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _floats(item)
+
+
+def _validated(kind: type[Kind], table: Mapping[str, Any], document: bytes) -> Kind:
     """Validate; where values "none" are among the complaints, validate once more with null in their places.
 
     A text field keeps the text "none": it does not complain.
     """
     adapter = _adapter(kind)
     try:
-        return adapter.validate_json(orjson.dumps(table), strict=True, extra="forbid")
+        return adapter.validate_json(document, strict=True, extra="forbid")
     except ValidationError as error:
         places = [_place(table, entry["loc"]) for entry in error.errors() if entry.get("input") == NO_VALUE]
         if not places:
             raise
-        document = orjson.loads(orjson.dumps(table))
+        changed = orjson.loads(document)
         for place in places:
-            _set_null(document, place)
-        return adapter.validate_json(orjson.dumps(document), strict=True, extra="forbid")
+            _set_null(changed, place)
+        return adapter.validate_json(orjson.dumps(changed), strict=True, extra="forbid")
 
 
 def _set_null(document: Any, place: Sequence[int | str]) -> None:

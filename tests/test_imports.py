@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from probe.cli import VERBS
+
 ROOT = Path(__file__).parents[1]
 OURS = ("probe", "extraction", "replay_pools")
 HEAVY = ("torch", "transformers", "peft")
@@ -15,7 +17,6 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "replay_pools/errors.py",
     "replay_pools/files.py",
     "replay_pools/tables.py",
-    "replay_pools/nested.py",
     "replay_pools/rollout.py",
     "replay_pools/consistency.py",
     "replay_pools/padding.py",
@@ -24,28 +25,24 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "replay_pools/regrade.py",
     "replay_pools/environments/*.py",
     "replay_pools/grading/*.py",
+    "extraction/words.py",
     "probe/__init__.py",
     "probe/settings/*.py",
+    "probe/objective/bound.py",
     "probe/records/*.py",
     "probe/analysis/**/*.py",
     "probe/cli/*.py",
-    "probe/experiments/verdict.py",
-    "probe/experiments/jobs.py",
-    "probe/experiments/launch.py",
-    "probe/experiments/prereg.py",
-    "probe/experiments/spec.py",
-    "probe/experiments/stopping.py",
-    "probe/experiments/sweep.py",
-    "probe/experiments/sweep_metrics.py",
+    "probe/experiments/*.py",
     "probe/report/**/*.py",
 )
 WORDS = {"probe.settings.words", "probe.settings.gate", "extraction.words", "probe.objective.bound"}
 MATHEMATICS = (
     "probe/objective/advantages.py",
     "probe/objective/credit.py",
-    "extraction/loss.py",
-    "probe/step/projection.py",
+    "probe/objective/bound.py",
     "probe/objective/kl.py",
+    "probe/objective/ratio.py",
+    "probe/step/projection.py",
     "probe/experiments/stopping.py",
     "probe/analysis/statistics/intervals.py",
     "probe/analysis/statistics/significance.py",
@@ -82,9 +79,32 @@ def test_the_light_modules_are_found() -> None:
     names = light_modules()
     for name in ("replay_pools.rollout", "replay_pools.pool", "replay_pools.files", "probe.cli", "probe.cli.pool"):
         assert name in names
+    for name in ("probe.settings.presets", "probe.settings.run", "probe.experiments.jobs", "probe.experiments.checks"):
+        assert name in names
+    assert [pattern for pattern in LIGHT_PATTERNS if not any(ROOT.glob(pattern))] == [], "of files that are gone"
 
 
-@pytest.mark.parametrize("path", [path for path in MATHEMATICS if (ROOT / path).exists()])
+@pytest.mark.parametrize(
+    "verb", [[], *([verb] for verb in VERBS), ["pool", "generate"], ["pool", "regrade"]], ids=" ".join
+)
+def test_help_imports_no_torch(verb: list[str]) -> None:
+    """In a fresh interpreter: `probe --help` and the help of every verb answer at once."""
+    code = f"""
+import runpy, sys
+sys.argv = {["probe", *verb, "--help"]!r}
+try:
+    runpy.run_module("probe", run_name="__main__")
+except SystemExit as end:
+    if heavy := [h for h in {HEAVY!r} if h in sys.modules]:
+        sys.exit(f"imports {{heavy}}")
+    sys.exit(end.code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: " in done.stdout
+
+
+@pytest.mark.parametrize("path", MATHEMATICS)
 def test_mathematics_imports_only_mathematics(path: str) -> None:
     """Pure formulas take tensors and numbers: of ours they import one another and the words of settings."""
     mathematics = {dotted(ROOT / listed) for listed in MATHEMATICS}

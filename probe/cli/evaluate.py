@@ -14,6 +14,7 @@ from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.records.run import resolve_run
 from probe.settings.presets import configure
 from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.errors import InputError
 
 FLAGS = {
     "model": "model.name",
@@ -64,6 +65,10 @@ def evaluate(
 
       probe eval --model organism --adapter teacher --problems 200 --name teacher
     """
+    if run is not None:
+        for option in ("preset", "model", "adapter", "env"):
+            if (given := ctx.params[option]) is not None:
+                raise InputError(f"--{option}", expected="none beside RUN, which has its own", found=repr(given))
     from probe.runs.evaluate import deployed_policy, evaluate_policy
 
     options, step, start = given_flags(ctx, FLAGS), 0, None

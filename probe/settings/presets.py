@@ -47,18 +47,24 @@ def configure(
     Raises:
         InputError: no such preset; a key that is unknown; a value of another type or out of its range.
     """
-    name = preset or DEFAULT_PRESET[verb]
+    where = "settings"
     if start is None or preset is not None:
-        start = preset_table(name, verb)
+        name = preset or DEFAULT_PRESET[verb]
+        start, where = preset_table(name, verb), f"preset {name}"
     table = dict(start)
     for text in settings:
         table = overlaid(table, parse_setting(text))
     table = overlaid(table, nested(options or {}))
+    if table.get("verb", verb) != verb:
+        raise InputError("verb", expected=f"{verb}, as the command says", found=repr(table["verb"]))
     try:
         return RunConfig.from_json(table, "settings")
-    except InputError:
-        # Where the preset is wrong by itself, the error should name the preset.
-        RunConfig.from_json(start, f"preset {name}")
+    except InputError as error:
+        try:
+            RunConfig.from_json(start, where)
+        except InputError as own:
+            if (own.expected, own.found) == (error.expected, error.found):
+                raise own from error  # the preset is wrong by itself, and the error names it
         raise
 
 

@@ -2,28 +2,39 @@
 
 from dataclasses import asdict, fields
 
+import orjson
 import pytest
 import torch
 
 from extraction.batch import make_batch
 from probe.objective.weigh import Scores, by_pass, weigh
-from probe.settings.loss import Condition, LossSettings, parse_conditions
+from probe.settings.loss import LossCondition, LossSettings
+from probe.settings.rollouts import SourceConfig
+from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
+from replay_pools.tables import decode
 
 BASE = LossSettings(loss_type="bnpo", advantage_clip=3.0)
 
 
+def objectives(texts, base=BASE):
+    """{condition: its loss} of a replay with these `--condition` texts over `base`."""
+    return RunConfig(
+        source=SourceConfig(), objective=base, conditions=tuple(LossCondition.parse(text) for text in texts)
+    ).objectives()
+
+
 def test_without_any_the_plain_run_is_the_default():
-    assert parse_conditions([], BASE) == (Condition(name="default", objective=BASE),)
+    assert objectives([]) == {"default": BASE}
 
 
 def test_settings_change_the_plain_run():
     """Every field can be set, by the type that it has; what is not named stays as the options say."""
     text = "x:advantage_estimator=rloo, scale_rewards=group,advantage_clip=none,max_completion_length=64,gtpo_beta=.5"
-    plain, changed = parse_conditions(["default", text], BASE)
-    assert plain.objective == BASE
-    assert changed.name == "x"
-    assert changed.objective == LossSettings(
+    found = objectives(["default", text])
+    assert [*found] == ["default", "x"]
+    assert found["default"] == BASE
+    assert found["x"] == LossSettings(
         loss_type="bnpo",
         advantage_estimator="rloo",
         scale_rewards="group",
@@ -34,47 +45,62 @@ def test_settings_change_the_plain_run():
     everything = ",".join(
         f"{field.name}={getattr(LossSettings(), field.name)}".lower() for field in fields(LossSettings)
     )
-    assert parse_conditions([f"all:{everything}"], BASE)[0].objective == LossSettings()
+    assert objectives([f"all:{everything}"])["all"] == LossSettings()
 
 
 def test_choices_that_may_be_left_out():
     """`reference` is a choice or none: both are read, and what is neither is refused with all of them."""
-    (kl,) = parse_conditions(["kl:reference=ema,beta=0.1,kl_estimator=k2"], BASE)
-    assert (kl.objective.reference, kl.objective.beta, kl.objective.kl_estimator) == ("ema", 0.1, "k2")
-    measured = LossSettings(reference="base")
-    assert parse_conditions(["off:reference=none"], measured)[0].objective == LossSettings()
-    with pytest.raises(InputError, match="reference: expected one of base, ema, recorded, none, found 'old'"):
-        parse_conditions(["x:reference=old"], BASE)
+    kl = objectives(["kl:reference=ema,beta=0.1,kl_estimator=k2"])["kl"]
+    assert (kl.reference, kl.beta, kl.kl_estimator) == ("ema", 0.1, "k2")
+    assert objectives(["off:reference=none"], LossSettings(reference="base"))["off"] == LossSettings()
+    with pytest.raises(InputError, match="condition x reference: expected 'base', 'ema' or 'recorded', found 'old'"):
+        LossCondition.parse("x:reference=old")
+
+
+def test_values_get_the_types_of_their_keys():
+    """However a condition is made: 2 is a float where the loss has floats, `none` is None where it may be."""
+    for condition in (
+        LossCondition.parse("x:advantage_clip=2"),
+        LossCondition(name="x", changes={"advantage_clip": 2}),
+    ):
+        assert condition.changes == {"advantage_clip": 2.0}
+        assert type(condition.changes["advantage_clip"]) is float
+    changes = {"advantage_clip": "none", "scale_rewards": "none"}
+    assert LossCondition(name="x", changes=changes).changes == {"advantage_clip": None, "scale_rewards": "none"}
 
 
 def test_json_round_trip():
-    """config.json holds conditions as plain objects."""
-    for condition in parse_conditions(["default", "x:hicra_alpha=1"], BASE):
-        assert Condition.from_json(asdict(condition)) == condition
+    """config.json holds conditions as plain objects, and what one changes to none is not forgotten."""
+    conditions = [LossCondition.parse(text) for text in ("default", "x:hicra_alpha=1", "y:advantage_clip=none")]
+    for condition in conditions:
+        assert decode(LossCondition, orjson.loads(orjson.dumps(asdict(condition))), "x") == condition
+    assert conditions[2].objective(BASE).advantage_clip is None
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["x:clip=2"], "advantage_clip.*found 'clip'"),
+        (["x:clip=2"], "condition x clip: .*advantage_clip.*found an unknown key"),
+        (["x:advantage_clp=2"], r"condition x advantage_clp: .*; did you mean advantage_clip\?"),
         (["x:loss_type=ppo"], "dr_grpo.*found 'ppo'"),
-        (["x:advantage_clip=big"], r"a number \(float\).*'big'"),
-        (["x:max_completion_length=2.5"], r"a number \(int\)"),
-        (["x:gtpo_beta=none"], r"a number \(float\)"),
+        (["x:advantage_clip=big"], "condition x advantage_clip: expected a number, found 'big'"),
+        (["x:max_completion_length=2.5"], r"max_completion_length: expected a whole number, found 2\.5"),
+        (["x:gtpo_beta=none"], "condition x gtpo_beta: expected a number, found 'none'"),
         (["x:advantage_clip"], "found ''"),
-        (["scale_rewards=group"], "NAME:key=value"),
-        ([":scale_rewards=group"], "NAME:key=value"),
-        (["../x"], "NAME"),
+        (["scale_rewards=group"], "condition name: expected letters, digits and .*found 'scale_rewards=group'"),
+        ([":scale_rewards=group"], "condition name: expected letters, digits and .*found ''"),
+        (["../x"], "condition name: .*found '../x'"),
         (["x", "x:gtpo_beta=1"], "different names"),
-        (["x:advantage_estimator=maxrl,scale_rewards=group"], "maxrl"),
-        (["x:sepa_lambda=0.5"], "gtpo_beta above 0"),
-        (["x:advantage_eps=nan"], "eps"),
-        (["x:advantage_clip=-1"], "positive cap"),
+        (["x:advantage_estimator=maxrl,scale_rewards=group"], "condition x: scale_rewards: expected none with maxrl"),
+        (["x:sepa_lambda=0.5"], "condition x: sepa_lambda: expected gtpo_beta above 0"),
+        (["x:advantage_eps=nan"], "condition x advantage_eps: expected a finite number"),
+        (["x:advantage_clip=nan"], "condition x advantage_clip: expected a finite number"),
+        (["x:advantage_clip=-1"], "condition x: advantage_clip: expected a number above 0"),
     ],
 )
 def test_bad_conditions_are_named(texts, message):
     with pytest.raises(InputError, match=message):
-        parse_conditions(texts, LossSettings())
+        objectives(texts, LossSettings())
 
 
 @pytest.fixture
@@ -90,8 +116,8 @@ def group():
 def weigh_all(group, *texts):
     rewards, batch, logprobs, planning = group
     return {
-        own.name: weigh(own.objective, rewards, batch, Scores(current=logprobs), planning)
-        for own in parse_conditions(texts, LossSettings())
+        name: weigh(own, rewards, batch, Scores(current=logprobs), planning)
+        for name, own in objectives(texts, LossSettings()).items()
     }
 
 

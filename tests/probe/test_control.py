@@ -54,11 +54,6 @@ def test_a_control_goes_on_from_its_state(cut: int) -> None:
     assert trajectory(None)[-1][2] == "kl 9 above 5 for 2 steps"
 
 
-def test_a_target_needs_a_beta_to_move() -> None:
-    with pytest.raises(ValueError, match="target_kl"):
-        Control(LossSettings(reference="base"), ControlConfig(target_kl=0.1))
-
-
 class Watched:
     """A Control that remembers what it is told."""
 

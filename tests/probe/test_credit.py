@@ -109,23 +109,6 @@ def test_diagnostics_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gtpo_beta": -0.1}, "gtpo_beta"),
-        ({"gtpo_beta": math.nan}, "gtpo_beta"),
-        ({"gtpo_beta": 1.0, "sepa_lambda": 1.1}, r"sepa_lambda.*\[0, 1\]"),
-        ({"sepa_lambda": 0.5}, "gtpo_beta above 0"),
-        ({"hicra_alpha": -1.0}, "hicra_alpha"),
-        ({"top_entropy_quantile": 0.0}, "top_entropy_quantile"),
-        ({"top_entropy_quantile": 1.1}, "top_entropy_quantile"),
-    ],
-)
-def test_bad_numbers_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        token_credit(-H, MASK, PLANNING, A, **options)
-
-
-@pytest.mark.parametrize(
     ("pieces", "marked"),
     [
         (["Let", " me", "\n", "think", "."], "1111."),  # any case, any white space; what is between belongs to it

@@ -98,7 +98,7 @@ def make_run(
             directory,
             HandMade(make_rollout, case.wild_step),
             setup,
-            done=open_run(directory, {"verb": "train", "train": repr(case)}),
+            done=open_run(directory, {"settings": {"verb": "train", "case": repr(case)}}),
             timings=Timings(),
             training=training,
             checkpoints=case.checkpoints,

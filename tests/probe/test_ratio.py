@@ -120,19 +120,3 @@ def test_garbage_in_the_padding_and_overflow_stay_out():
     assert torch.isfinite(found.weights).all()
     assert found.weights[1, 0] == 0
     assert found.losses[0, 1] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"level": "group"}, "token, sequence"),
-        ({"epsilon": 0.0}, r"epsilon: expected a number in \(0, 1\)"),
-        ({"epsilon": None, "epsilon_high": 0.2}, "epsilon None"),
-        ({"epsilon_high": -0.1}, "epsilon_high"),
-        ({"epsilon": 0.2, "epsilon_high": 0.4, "delta": 1.3}, "above 1"),
-    ],
-)
-def test_bad_settings_name_the_setting(options, message):
-    zeros = torch.zeros(1, 1)
-    with pytest.raises(ValueError, match=message):
-        surrogate(zeros, zeros, zeros == 0, zeros, **options)

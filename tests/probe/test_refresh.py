@@ -13,9 +13,9 @@ from extraction.directions import Directions, load_directions
 from extraction.library import attach_basis
 from extraction.pairs import load_pairs
 from extraction.words import ExtractionSettings
-from probe.runs.directions import ArmDirections, DirectionSettings, RefreshedMeasures, overlap
+from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
-from probe.settings.intervention import GateConfig
+from probe.settings.intervention import GateConfig, InterventionConfig
 from probe.settings.loss import LossSettings
 from probe.step.step import Measure
 from probe.step.update import Stepper, Updater
@@ -144,7 +144,8 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=K, drop_bottom_frac=0.0)
     directions = ArmDirections(
-        DirectionSettings(extraction=settings, v_hack=None, seed=0),
+        InterventionConfig(extraction=settings),
+        0,
         policy,
         {"svd": coordinates},
         tmp_path / "cache",

@@ -1,21 +1,98 @@
-"""The words of the options are the keys of the tables that give them their meaning."""
+"""The words that settings accept are the keys of the tables that give them their meaning."""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
 
 from extraction import loss
-from extraction import words as extraction_vocabulary
-from probe.objective import advantages
-from probe.settings import words as vocabulary
-from probe.step import groups as sources
-from probe.step import projection
+from extraction.words import BASES, LOSS_TYPES, STORAGES, Basis, LossType, Storage
+from probe.objective import advantages, kl
+from probe.objective.bound import advantage_bound
+from probe.objective.ratio import surrogate
+from probe.settings import gate, words
+from probe.settings.arms import ARMS
+from probe.settings.loss import LossSettings
+from probe.settings.presets import DEFAULT_PRESET, preset_names
+from probe.step import groups
+
+TABLES = {
+    "estimators": (words.Estimator, advantages.ESTIMATORS),
+    "gates": (words.Gate, gate.GATES),
+    "KL estimators": (words.KlEstimator, kl.KL_ESTIMATORS),
+    "loss types": (LossType, loss._DENOMINATORS),
+    "presets of the verbs": (words.Verb, DEFAULT_PRESET),
+}
 
 
-def test_options_offer_exactly_what_the_mathematics_knows() -> None:
-    """The pure files import nothing of ours, and help texts import no torch; this pins the two together."""
-    assert tuple(projection.GATES) == vocabulary.GATES
-    assert tuple(advantages.ESTIMATORS) == vocabulary.ESTIMATORS
-    assert tuple(advantages.SCALES) == vocabulary.SCALES
-    assert tuple(loss.LOSS_TYPES) == extraction_vocabulary.LOSS_TYPES
+@pytest.mark.parametrize(("literal", "table"), TABLES.values(), ids=TABLES)
+def test_every_word_has_its_row_and_every_row_its_word(literal, table) -> None:
+    """Settings and help texts import no torch, the mathematics does; this pins the two together."""
+    assert sorted(get_args(literal)) == sorted(table)
+
+
+def test_the_tuples_are_those_of_the_literals() -> None:
+    """What help texts list is what types accept."""
+    pairs = [(words.ESTIMATORS, words.Estimator), (words.SCALES, words.Scale), (words.MATCHES, words.Match)]
+    pairs += [(BASES, Basis), (LOSS_TYPES, LossType), (STORAGES, Storage)]
+    for found, literal in pairs:
+        assert found == get_args(literal)
+
+
+@pytest.mark.parametrize("scale", words.SCALES)
+@pytest.mark.parametrize("estimator", words.ESTIMATORS)
+def test_every_estimator_and_scale_has_its_bound(estimator: words.Estimator, scale: words.Scale) -> None:
+    """They are no keys of a table: two words that meant the same, here or in the bound, would show."""
+    rewards = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64)
+    if estimator == "maxrl" and scale != "none":
+        return
+    options = {"eps": 0.0, "batch_std": 0.7}
+    own = advantages.advantages(rewards, estimator=estimator, scale=scale, **options).tolist()
+    bound = advantage_bound(3, 3.0, estimator=estimator, scale=scale, **options)
+    assert max(map(abs, own)) <= bound
+    for other in words.SCALES if estimator != "maxrl" else ():
+        if other != scale:
+            assert advantages.advantages(rewards, estimator=estimator, scale=other, **options).tolist() != own
+            assert advantage_bound(3, 3.0, estimator=estimator, scale=other, **options) != bound
+
+
+def test_every_level_means_another_ratio() -> None:
+    logp, old = torch.tensor([[-1.0, -3.0]]), torch.tensor([[-2.0, -2.5]])
+    ratios = [
+        surrogate(logp, old, torch.ones(1, 2, dtype=torch.bool), torch.ones(1), level=level).ratio.tolist()
+        for level in get_args(words.Level)
+    ]
+    assert ratios[0] != ratios[1]
+    assert len(ratios) == 2
+
+
+def test_every_word_of_the_loss_is_accepted() -> None:
+    """Each word of each setting makes a loss beside the defaults of the others."""
+    base = LossSettings(max_completion_length=9, reference="base")
+    accepted: dict[str, Any] = {
+        "loss_type": LossType,
+        "advantage_estimator": words.Estimator,
+        "scale_rewards": words.Scale,
+        "old_logprobs": words.Old,
+        "importance_sampling_level": words.Level,
+        "reference": words.Reference,
+        "kl_estimator": words.KlEstimator,
+    }
+    for name, literal in accepted.items():
+        for word in get_args(literal):
+            assert getattr(replace(base, **{name: word}), name) == word
+
+
+def test_arms_have_words_of_the_gates_and_bases() -> None:
+    assert {arm.gate for arm in ARMS.values()} <= {*get_args(words.Gate)}
+    assert {arm.basis for arm in ARMS.values()} == {*BASES}
+
+
+def test_every_verb_has_a_preset_file() -> None:
+    assert {*DEFAULT_PRESET.values()} <= {*preset_names()}
 
 
 def test_every_match_has_its_marks(fake_pool) -> None:
-    for match in vocabulary.MATCHES:
-        assert sources.ReplaySource([fake_pool], per_pool=1, match=match).num_steps == len(fake_pool.steps)
+    for match in words.MATCHES:
+        assert groups.ReplaySource([fake_pool], per_pool=1, match=match).num_steps == len(fake_pool.steps)

@@ -1,0 +1,214 @@
+"""replay_pools.tables: the inverse of asdict, one line for everything else, and tables laid over one another."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay_pools.errors import FieldError, InputError
+from replay_pools.tables import decode, flat, keys_of, nearest, overlaid, read_toml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    kind: Literal["a", "b"] = "a"
+    rate: float | None = 0.5
+
+    def __post_init__(self):
+        if self.rate is not None and self.rate < 0:
+            raise FieldError("rate", "at least 0", self.rate)
+        if self.rate == 99:
+            raise ValueError("99 and a do not go together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    name: str
+    numbers: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    count: int
+    name: str | None = None
+    flag: bool = False
+    words: tuple[str, ...] = ()
+    inner: Inner = field(default_factory=Inner)
+    other: Inner | None = None
+    rows: tuple[Row, ...] = ()
+
+
+NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+INNERS = st.builds(Inner, kind=st.sampled_from("ab"), rate=st.none() | st.floats(0, 1e300).filter(lambda x: x != 99))
+outers = st.builds(
+    Outer,
+    count=st.integers(-(2**63), 2**63 - 1),
+    name=st.none() | st.text(),
+    flag=st.booleans(),
+    words=st.lists(st.text()).map(tuple),
+    inner=INNERS,
+    other=st.none() | INNERS,
+    rows=st.lists(st.builds(Row, name=st.text(), numbers=st.dictionaries(st.text(), NUMBERS))).map(tuple),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(value=outers)
+def test_round_trip_through_json(value):
+    """decode(asdict(x)) = x, through bytes or not, with None kept apart from the default and from a text `none`."""
+    assert decode(Outer, orjson.loads(orjson.dumps(asdict(value))), "x") == value
+    assert decode(Outer, asdict(value), "x") == value
+
+
+def test_what_is_left_out_keeps_its_default():
+    assert decode(Outer, {"count": 1, "inner": {"kind": "b"}}, "x") == Outer(count=1, inner=Inner(kind="b"))
+
+
+def test_the_conversions():
+    """A whole number for a float, and `none` where a value may be missing; a text field keeps the word."""
+    found = decode(Outer, {"count": 1, "inner": {"rate": 2}}, "x").inner.rate
+    assert (found, type(found)) == (2.0, float)
+    table = {"count": 1, "name": "none", "inner": {"rate": "none"}, "other": "none"}
+    assert decode(Outer, table, "x") == Outer(count=1, name="none", inner=Inner(rate=None))
+    assert table["inner"] == {"rate": "none"}, "the table was changed"
+    rows = [{"name": "none", "numbers": {"b": "none"}}]
+    assert decode(Outer, {"count": 1, "rows": rows}, "x").rows == (Row(name="none", numbers={"b": None}),)
+
+
+REFUSED = [
+    ([], r"^x: expected a table, found \[\]$"),
+    (
+        {"count": 1, "inner": {"rat": 1}},
+        r"^x inner\.rat: expected one of the keys kind, rate, found an unknown key; did you mean inner\.rate\?$",
+    ),
+    ({"count": 1, "zzz": 1}, r"^x zzz: expected one of the keys count, name, .*rows, found an unknown key$"),
+    ({"count": 1, "kind": "a"}, r"^x kind: .*; did you mean inner\.kind\?$"),
+    ({"count": 1.0}, r"^x count: expected a whole number, found 1\.0$"),
+    ({"count": "1"}, r"^x count: expected a whole number, found '1'$"),
+    ({"count": True}, r"^x count: expected a whole number, found True$"),
+    ({"count": 1, "flag": 1}, r"^x flag: expected true or false, found 1$"),
+    ({"count": 1, "words": "ab"}, r"^x words: expected a list, found 'ab'$"),
+    ({"count": 1, "words": ["a", 2]}, r"^x words\[1\]: expected a text, found 2$"),
+    ({"count": 1, "inner": 3}, r"^x inner: expected a table, found 3$"),
+    ({"count": 1, "inner": None}, r"^x inner: expected a table, found None$"),
+    ({"count": 1, "inner": {"kind": "c"}}, r"^x inner\.kind: expected 'a' or 'b', found 'c'$"),
+    ({"count": 1, "inner": {"rate": "big"}}, r"^x inner\.rate: expected a number, found 'big'$"),
+    ({"count": 1, "inner": {"rate": -1}}, r"^x inner\.rate: expected at least 0, found -1\.0$"),
+    ({"count": 1, "inner": {"rate": 99}}, r"^x inner: expected values that fit together, found 99 and a do not go"),
+    ({"count": 1, "other": {"rate": -1}}, r"^x other\.rate: expected at least 0, found -1\.0$"),
+    ({"count": 1, "rows": [{"name": "n", "numbers": {"b": "no"}}]}, r"^x rows\.n\.numbers\.b: expected a number"),
+    ({"count": 1, "rows": [{}]}, r"^x rows\[0\]\.name: expected a value, found no such key$"),
+    ({"count": "none"}, r"^x count: expected a whole number, found 'none'$"),
+    ({}, r"^x count: expected a value, found no such key$"),
+    ({"count": 1, "inner": {"rate": float("nan")}}, r"^x inner\.rate: expected a finite number, found nan$"),
+    ({"count": 1, "inner": {"rate": float("-inf")}}, r"^x inner\.rate: expected a finite number, found -inf$"),
+    ({"count": 1, "words": [float("inf")]}, r"^x words: expected a finite number, found inf$"),
+    (
+        {"count": 1, "rows": [{"name": "n", "numbers": {"b": float("nan")}}]},
+        r"^x rows: expected a finite number, found nan$",
+    ),
+    ({"count": 10**30}, r"^x: expected numbers of 64 bits, and text in UTF-8, found "),
+    ({"count": 1, "name": "\udcff"}, r"^x: expected numbers of 64 bits, and text in UTF-8, found "),
+]
+
+
+@pytest.mark.parametrize(("table", "message"), REFUSED)
+def test_bad_tables_name_the_field(table, message):
+    """Every place with its dots, what was expected there, what was found, and the near key where one is near."""
+    with pytest.raises(InputError, match=message):
+        decode(Outer, table, "x")
+
+
+def test_several_faults_are_one_line():
+    """The first in full, the others by their names."""
+    with pytest.raises(InputError) as caught:
+        decode(Outer, {"count": 1.5, "flag": "yes", "inner": {"kind": "c"}}, "x")
+    assert str(caught.value) == "x count: expected a whole number, found 1.5; wrong too: flag, inner.kind"
+
+
+def test_keys_of_a_dataclass():
+    """Those of inner tables with their dots; a list of tables is one key."""
+    assert keys_of(Outer) == [
+        *("count", "name", "flag", "words", "inner.kind", "inner.rate", "other.kind", "other.rate", "rows")
+    ]
+
+
+DOTTED = st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=3).map(".".join)
+KNOWN = ["a.rate", "b.rate", "b.first_step", "c.inner.kind", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("rate", "a.rate"),
+        ("bb.rate", "b.rate"),
+        ("z.kind", "c.inner.kind"),
+        ("optimizer.steps", "steps"),
+        ("b.frist_step", "b.first_step"),
+        ("first_stp", "b.first_step"),
+        ("b.q", None),
+        ("", None),
+    ],
+)
+def test_the_nearest_key_by_hand(key, wanted):
+    """The same last part before any spelling, there in the nearest table; nothing where nothing is near."""
+    assert nearest(key, KNOWN) == wanted
+
+
+@settings(deadline=None, max_examples=100)
+@given(known=st.lists(DOTTED, unique=True), key=st.text("abc."))
+def test_the_nearest_key_is_a_known_one(known, key):
+    """A known one or none; of a key that is known, itself."""
+    assert nearest(key, known) in [*known, None]
+    for one in known:
+        assert nearest(one, known) == one
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[a", "expected TOML in UTF-8"),
+        (b"a = '\xff'", "expected TOML in UTF-8"),
+        (None, "a list of colours .TOML., fo"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_toml(path, "a list of colours")
+    assert caught.value.where == str(path)
+
+
+KEYS = st.text("abc", min_size=1, max_size=3)
+TABLES = st.recursive(
+    st.dictionaries(KEYS, st.integers(), max_size=3),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_tables_are_merged_and_everything_else_is_replaced() -> None:
+    assert overlaid({"a": {"b": 1, "c": [2, 3]}, "d": 4}, {"a": {"c": [5]}, "e": {"f": 6}}) == {
+        "a": {"b": 1, "c": [5]},
+        "d": 4,
+        "e": {"f": 6},
+    }
+    assert overlaid({"a": None}, {"a": {"b": 1}}) == {"a": {"b": 1}}, "a table takes the place of what is none"
+    assert overlaid({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
+
+
+@given(table=TABLES, over=TABLES)
+@settings(deadline=None)
+def test_what_is_laid_over_is_found_there(table: dict, over: dict) -> None:
+    """Every leaf of `over` is a leaf of the result; a table over itself is itself; neither argument is changed."""
+    before = flat(table), flat(over)
+    merged = flat(overlaid(table, over))
+    assert merged.items() >= flat(over).items()
+    assert overlaid(table, table) == table
+    assert (flat(table), flat(over)) == before
