@@ -1,9 +1,9 @@
-"""Do the per-sample gradients add up to the batch gradient? Checked against ordinary autograd, in two ways.
+"""Additivity checks: per-sample gradients must add up to the batch gradient of ordinary autograd.
 
-    every step   sum_i g_i = g        of ONE module (another one every step), from the x and dL/dy that this very pass
-                                      went through, by autograd of that module's adapter alone: no model call
+    every step   sum_i g_i = g        of ONE module (another one every step), from the x and dL/dy of the pass that gave
+                                      the g_i, by autograd of that module's adapter alone: no model call
     first step   sum_i a_i g_i = g    of all modules, with uneven sample weights a_i, by a pass of its own over the
-                                      batch: would also see a token that was credited to the wrong sample
+                                      batch: also sees a token that was credited to the wrong sample
 
 G samples, T tokens, r coordinates of a module.
 """
@@ -29,16 +29,16 @@ ROUNDED = 5e-3  # bfloat16 factors cost 2.3e-3 |delta_S / S| (extraction.adapter
 @contextmanager
 def tapped(layer: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """While open, every forward and backward through `layer` appends its (x, dL/dy)."""
-    held: list[tuple[Tensor, Tensor]] = []
+    passes: list[tuple[Tensor, Tensor]] = []
 
     def forward_hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if torch.is_grad_enabled():
             x = inputs[0].detach()
-            output.requires_grad_().register_hook(lambda gradient: held.append((x, gradient.detach())))
+            output.requires_grad_().register_hook(lambda gradient: passes.append((x, gradient.detach())))
 
     handle = layer.register_forward_hook(forward_hook)
     try:
-        yield held
+        yield passes
     finally:
         handle.remove()
 
@@ -68,21 +68,24 @@ def batch_error(coordinates: Coordinates, batch: Batch, token_weights: Tensor, t
         token_weights: a (G, T), what every completion token's log-probability was weighted with.
         total: {module: (r,)}, the weighted sum of the per-sample gradients.
     """
-    modules = [(module, p) for module in coordinates.sizes for p in coordinates.trainable(module)]
+    modules: list[tuple[str, nn.Parameter]] = []
+    for module in coordinates.sizes:
+        modules += [(module, parameter) for parameter in coordinates.trainable(module)]
     with torch.enable_grad():
         logprobs = completion_logprobs(coordinates.model, make_rows(batch, "padded"))
         loss = -(token_weights[batch.completion_mask].to(logprobs) * logprobs).sum()
-        found = torch.autograd.grad(loss, [p for _, p in modules], allow_unused=True, materialize_grads=True)
+        parameters = [parameter for _, parameter in modules]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     parts: dict[str, list[Tensor]] = {module: [] for module in coordinates.sizes}
-    for (module, _), gradient in zip(modules, found, strict=True):
+    for (module, _), gradient in zip(modules, gradients, strict=True):
         parts[module].append(gradient.flatten())
-    return _relative([total[m] for m in parts], [torch.cat(own) for own in parts.values()])
+    return _relative([total[module] for module in parts], [torch.cat(flat) for flat in parts.values()])
 
 
 def summarise_additivity(
     errors: Sequence[tuple[int, float | None]], dtype: torch.dtype, *, rounded: bool = False
 ) -> dict[str, Any]:
-    """For the manifest: the tolerance of the dtype, the largest error, and the steps beyond it (none is good).
+    """Entry of the manifest: the tolerance of the dtype, the largest error, and the steps beyond the tolerance.
 
     Args:
         errors: (step, error) of every record.
@@ -93,12 +96,13 @@ def summarise_additivity(
     return {
         "tolerance": tolerance,
         "largest": max((error for _, error in known), default=None),
+        # `not <=` rather than `>`: an error that is NaN counts as beyond.
         "exceeded_steps": sorted({step for step, error in known if not error <= tolerance}),
     }
 
 
-def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """|found - expected| / |expected| over all tensors; 0 where both are 0."""
-    difference = sum(float((f - e).double().square().sum()) for f, e in zip(found, expected, strict=True))
+def _relative(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """|actual - expected| / |expected| over all tensors; 0 where `expected` is 0."""
+    difference = sum(float((a - e).double().square().sum()) for a, e in zip(actual, expected, strict=True))
     size = sum(float(e.double().square().sum()) for e in expected)
     return math.sqrt(difference / size) if size else 0.0

@@ -85,15 +85,23 @@ def project_modules(
     Args:
         gradients: {module: (..., r)}; leading dimensions, when there are any, are samples measured one by one.
         directions: {module: (k, r)} for the same modules.
+        gate: a row of `probe.settings.gate.GATES`, where a new gate is added.
+        overshoot: factor on the part that is removed.
+        preserve_magnitude: rescale each module's gated gradient to its norm before the gate.
 
     Raises:
         ValueError: an unknown gate, different modules or shapes, or no module with a direction.
     """
     _check_modules(gradients, directions)
-    gated = {m: _project(g, directions[m], gate, overshoot, preserve_magnitude) for m, g in gradients.items()}
-    projected = {m: g for m, (g, _) in gated.items()}
+    projected: dict[str, Tensor] = {}
+    fired_by_module: list[Tensor] = []
+    for module, g in gradients.items():
+        V = directions[module]
+        projected[module], fired = _project(g, V, gate, overshoot, preserve_magnitude)
+        if len(V):
+            fired_by_module.append(fired)
+    fired = torch.stack(fired_by_module)
     before, after = sample_cosines(gradients, directions), sample_cosines(projected, directions)
-    fired = torch.stack([fired for m, (_, fired) in gated.items() if len(directions[m])])
     return Projection(
         gradients=projected,
         cos_in=before.cos,
@@ -189,7 +197,7 @@ def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[s
 
 
 def _project(g: Tensor, V: Tensor, gate: Gate, overshoot: float, preserve_magnitude: bool) -> tuple[Tensor, Tensor]:
-    """(gated gradient (..., r), whether the gate removed something (...))."""
+    """(gated gradient (..., r), bool (...): whether the gate removed something)."""
     if gate not in GATES:
         raise ValueError(f"gate: expected one of {', '.join(GATES)}, found {gate!r}")
     if V.ndim != 2 or g.shape[-1:] != V.shape[1:]:
@@ -198,6 +206,7 @@ def _project(g: Tensor, V: Tensor, gate: Gate, overshoot: float, preserve_magnit
     V = V.to(g.dtype)
     removed = overshoot * GATES[gate](g @ V.mT)
     gated = g - removed @ V
+    # A gradient inside the span of V leaves rounding only, which preserve_magnitude would blow up to norm(g).
     norm, left = g.norm(dim=-1, keepdim=True), gated.norm(dim=-1, keepdim=True)
     rounding = left <= ROUNDING * torch.finfo(g.dtype).eps * norm
     gated = torch.where(rounding, 0.0, gated)
@@ -227,7 +236,7 @@ def _check_modules(gradients: Mapping[str, Tensor], directions: Mapping[str, Ten
         raise ValueError(f"gradients and directions name different modules: {', '.join(different[:3])}")
     for module, V in directions.items():
         if V.ndim != 2 or V.shape[1:] != gradients[module].shape[-1:]:
-            found = f"{tuple(gradients[module].shape)} and {tuple(V.shape)}"
-            raise ValueError(f"{module}: expected a gradient (..., r) and directions (k, r), found {found}")
+            shapes = f"{tuple(gradients[module].shape)} and {tuple(V.shape)}"
+            raise ValueError(f"{module}: expected a gradient (..., r) and directions (k, r), found {shapes}")
     if not any(len(V) for V in directions.values()):
         raise ValueError("directions: every module lost all its directions to the noise floor, nothing to measure")

@@ -1,11 +1,12 @@
-"""The reference policies of a KL penalty, each a point in the coordinates of the policy, or what a pool recorded.
+"""The reference policies of a KL penalty: points in the coordinates of the policy, or log-probabilities of a pool.
 
     base      the coordinates at the start, where the adapter is switched off: exactly the base model
     ema       reference <- decay reference + (1 - decay) policy, every so many steps; decay 0: synced
     recorded  the log-probabilities that the rollouts were sampled with
 
-Which one is used is the objective's `reference` and is written in the record: nothing that was recorded or cached ever
-stands in for a reference that moves.
+The objective's `reference` says which one is used, and the record names it: no recorded or cached value ever stands in
+for a reference that moves. To add one: its word in `Reference` of `probe.settings.words`, its point in
+`References.scores`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ from replay_pools.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceScores:
-    """What a reference says of the completion tokens of a batch."""
+    """The completion tokens of a batch as a reference scores them."""
 
     token_logprobs: Tensor  # (G, T), 0 off the completion
     states: Tensor | None  # (n, d) of this rank's samples; None: those of the policy, or none at all (`recorded`)
@@ -51,7 +52,7 @@ class References:
     def scores(
         self, names: Iterable[str], bases: Bases, batch: Batch, current: Tensor, recorded: Tensor | None
     ) -> dict[str, ReferenceScores]:
-        """What each reference says of a batch.
+        """The scores of each reference on a batch, by name.
 
         Args:
             names: base, ema, recorded.
@@ -62,49 +63,51 @@ class References:
         Raises:
             InputError: `recorded` is asked for and there are none.
         """
-        found: dict[str, ReferenceScores] = {}
+        scores: dict[str, ReferenceScores] = {}
         values = self._coordinates.values()
         for name in dict.fromkeys(names):
             if name == "recorded":
-                found[name] = ReferenceScores(token_logprobs=needed(recorded), states=None)
+                scores[name] = ReferenceScores(token_logprobs=needed(recorded), states=None)
                 continue
             point = self._base if name == "base" else self._ema
+            # At the same point a forward would give the same numbers: this saves it, and makes the KL exactly 0.
             if all(torch.equal(values[module], point[module]) for module in values):
-                found[name] = ReferenceScores(token_logprobs=current, states=None)
+                scores[name] = ReferenceScores(token_logprobs=current, states=None)
                 continue
             with self._coordinates.at(point):
-                own = bases.score(batch)
-            found[name] = ReferenceScores(token_logprobs=own.token_logprobs, states=own.states)
-        return found
+                scored = bases.score(batch)
+            scores[name] = ReferenceScores(token_logprobs=scored.token_logprobs, states=scored.states)
+        return scores
 
     def divergences(
         self, references: Mapping[str, ReferenceScores], bases: Bases, batch: Batch
     ) -> dict[str, tuple[Tensor, Penalty | None]]:
-        """KL(policy, reference) over the vocabulary in every context: (G, T) nats, and as a term of a loss, by name.
+        """KL(policy, reference) over the vocabulary in every context, by reference: (G, T) nats, and as a loss term.
 
         The term is None where a reference is at the same point: KL and its gradient are 0 there.
         """
-        zeros = {name: torch.zeros_like(own.token_logprobs) for name, own in references.items() if own.states is None}
-        found: dict[str, tuple[Tensor, Penalty | None]] = {name: (zero, None) for name, zero in zeros.items()}
-        elsewhere = {name: own.states for name, own in references.items() if own.states is not None}
-        if not elsewhere:
-            return found
-        here = bases.score(batch).states
-        _, head = split_model(self._coordinates.model)
-        for name, there in elsewhere.items():
+        divergences: dict[str, tuple[Tensor, Penalty | None]] = {}
+        policy_states = None
+        for name, reference in references.items():
+            if reference.states is None:
+                divergences[name] = torch.zeros_like(reference.token_logprobs), None
+                continue
+            if policy_states is None:
+                policy_states = bases.score(batch).states
+            _, head = split_model(self._coordinates.model)
             with torch.no_grad():
-                values = full_kl(head, here, there)
-            found[name] = bases.scatter(values, batch), partial(_summed_kl, there)
-        return found
+                values = full_kl(head, policy_states, reference.states)
+            divergences[name] = bases.scatter(values, batch), partial(_summed_kl, reference.states)
+        return divergences
 
     def update(self) -> None:
-        """Take in the policy after an optimizer step."""
+        """Count an optimizer step, and move the EMA towards the policy after every `ema_every` of them."""
         self._updates += 1
         if self._updates % self._every == 0:
             self._ema = ema_update(self._ema, self._coordinates.values(), decay=self._decay)
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from step to step."""
+        """The EMA and its count of steps, for a checkpoint."""
         return {"ema": dict(self._ema), "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,9 +117,9 @@ class References:
         self._updates = state["updates"]
 
 
-def _summed_kl(there: Tensor, index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
-    """`full_kl` from the states `there` (N, d) of a reference, summed: a `Penalty`."""
-    return full_kl(head, states, there[index]).sum()
+def _summed_kl(reference_states: Tensor, index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
+    """Sum of `full_kl` from `reference_states` (N, d); with these bound it is a `Penalty`."""
+    return full_kl(head, states, reference_states[index]).sum()
 
 
 def needed(recorded: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The step: its groups through one forward and backward, then every condition and arm on the same gradients.
+"""`train_step`: groups through one forward and backward, then every condition and arm on the same gradients.
 
     g_i     = grad of sum_t -logp_it                 per sample, unit weight ("NLL gradient")
     total   = sum_i A_i w_i g_i                      the policy gradient of the step (ratio 1)
@@ -10,9 +10,9 @@ costs one more pass, whose g_i is the gradient of sum_t -W_it logp_it (`probe.ob
 same W share it. All bases share every pass.
 
 The normalisers w_i are those of the mean over all groups, so that the mean comes before the gate, which does not
-commute with it. Several ranks share out the samples (`probe.step.passes`); what is weighed, summed and gated is the
-whole step on each of them. G samples of all groups together, g of them this rank's, T tokens, N completion tokens, r
-coordinates of a module, k directions, M modules. The step returns; the loop writes.
+commute with it. Several ranks share out the samples (`probe.step.passes`), and each of them weighs, sums and gates the
+whole step. G samples of all groups together, g of them this rank's, T tokens, N completion tokens, r
+coordinates of a module, k directions, M modules. The step returns numbers; `probe.runs.loop` writes them.
 """
 
 import math
@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from extraction.batch import Batch, make_batch
-from extraction.words import Basis
 from probe.objective.credit import credit_diagnostics
 from probe.objective.weigh import Scores, Weighting, by_pass, weigh
 from probe.settings.arms import Arm
@@ -37,12 +36,13 @@ from probe.step.groups import Group
 from probe.step.passes import Bases, Gradients
 from probe.step.projection import Projection, haar_variance, project_modules, sample_cosines
 from probe.step.reference import References, needed
+from probe.step.results import ArmResult, StepResult
 from probe.step.update import Updater, split_update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One arm under one condition, with the directions and the gate settings that it uses."""
+    """What to measure: one arm under one condition, with its directions and gate settings."""
 
     condition: str
     arm: Arm
@@ -63,40 +63,6 @@ class Measure:
             "overshoot": self.overshoot,
             "preserve_magnitude": self.preserve_magnitude,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmResult:
-    """What one arm measured under one condition; scalars are of the whole gradient, vectors are (G,)."""
-
-    condition: str
-    arm: str
-    basis: Basis
-    projection: Projection  # without its gradients: memory would grow with arms times conditions
-    contribution_norms: Tensor  # (G,) norm of each sample's contribution
-    haar_sd: float
-    sample_haar_sd: Tensor  # (G,) of cos_contrib; of cos_nll too unless tokens are weighted
-    cos_nll: Tensor  # (G,) signed cosine of each sample's NLL gradient; NaN where it is zero
-    cos_contrib: Tensor  # (G,) of the sample's contribution; NaN where that is zero
-    cos_update: float  # of the realised update; NaN when nothing was stepped
-    hackward_frac_update: float
-    direction_age: int
-    direction_overlap: float | None
-    token_shares: Tensor | None  # (G, T), a row adds up to the cosine behind cos_contrib; None: not asked for
-    broken: str | None  # the first number that is not finite: with it, no step was taken
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """One step: what is shared, and the measures in the order in which they were asked for."""
-
-    nll: Tensor  # (G,) nats per completion token
-    unit: Gradients  # (g, r) g_i without token credit, of this rank's samples
-    additivity_errors: dict[Basis, float]
-    frac_planning: float
-    exec_surprisal_var: float | None
-    weightings: dict[str, Weighting]  # by condition
-    arms: list[ArmResult]
 
 
 def train_step(
@@ -135,29 +101,31 @@ def train_step(
     planned = _on_completions(planning, batch)
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
     scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases)
-    weightings = {name: weigh(own, rewards, batch, scores, planned) for name, own in conditions.items()}
+    weightings: dict[str, Weighting] = {}
+    for name, objective in conditions.items():
+        weightings[name] = weigh(objective, rewards, batch, scores, planned)
     nll = _sample_measures(unit.gradients, bases.world, len(batch))
     results: dict[tuple[str, str], ArmResult] = {}
     for shared, names in by_pass(weightings):
-        plain = shared.token_weights is None
-        own = unit if plain else bases.run(batch, shared.token_weights, shared.penalty, along)
-        contributions = nll if plain else _sample_measures(own.gradients, bases.world, len(batch))
+        if shared.token_weights is None:
+            weighted, contributions = unit, nll
+        else:
+            weighted = bases.run(batch, shared.token_weights, shared.penalty, along)
+            contributions = _sample_measures(weighted.gradients, bases.world, len(batch))
         for name in names:
-            totals = bases.total(weightings[name].scale, own.gradients)
-            for m in (measure for measure in measures if measure.condition == name):
-                total = totals[m.arm.basis]
-                gated = m.arm.projects and m.target == "gradient"
-                projection = project_modules(total, **m.gating) if gated else _leave(m, total)
-                broken = _broken(weightings[name], projection)
-                update = (
-                    None
-                    if updater is None or broken
-                    else updater.step(projection.gradients, partial(split_update, **m.gating))
-                )
-                haar_sd = float(haar_variance(total, m.vectors).cos.sqrt())
-                dots = own.token_dots if m is attributed else None
-                results[name, m.arm.name] = _arm_result(
-                    m, weightings[name], projection, haar_sd, nll(m), contributions(m), update, broken, dots
+            totals = bases.total(weightings[name].scale, weighted.gradients)
+            for measure in measures:
+                if measure.condition != name:
+                    continue
+                dots = weighted.token_dots if measure is attributed else None
+                results[name, measure.arm.name] = _arm_result(
+                    measure,
+                    weightings[name],
+                    totals[measure.arm.basis],
+                    nll=nll(measure),
+                    contributions=contributions(measure),
+                    updater=updater,
+                    token_dots=dots,
                 )
     return StepResult(
         nll=(unit.nll.double() / batch.completion_lengths).cpu(),
@@ -178,26 +146,34 @@ def _scores(
     bases: Bases,
 ) -> Scores:
     """The log-probabilities that the objectives compare with, each computed once."""
-    objectives = list(objectives)
-    names: set[str] = {own.reference for own in objectives if own.reference is not None}
-    needs_old = any(own.old_logprobs == "recorded" for own in objectives)
-    rows = [row for group in groups for row in group.sampling_logprobs if row is not None]
+    names: set[str] = set()
+    needs_old = is_full = False
+    for objective in objectives:
+        if objective.reference is not None:
+            names.add(objective.reference)
+        needs_old |= objective.old_logprobs == "recorded"
+        is_full |= objective.kl_estimator == "full"
+    rows: list[list[float]] = []
+    for group in groups:
+        rows += [logprobs for logprobs in group.sampling_logprobs if logprobs is not None]
     recorded = None
+    # Without those of every rollout there are none: `needed` says so where they are asked for.
     if (needs_old or "recorded" in names) and len(rows) == len(batch):
         recorded = _on_completions(rows, batch).to(current.dtype)
-    wanted = sorted(names | ({"base"} if "ema" in names else set()))
-    found = references.scores(wanted, bases, batch, current, recorded)
-    is_full = any(own.kl_estimator == "full" for own in objectives)
+    if "ema" in names:
+        names.add("base")  # `weigh` measures the KL from the base beside a moving reference
+    # Sorted: with several ranks, all must score the references in the same order.
+    scores = references.scores(sorted(names), bases, batch, current, recorded)
     return Scores(
         current=current,
         old=needed(recorded) if needs_old else None,
-        references={name: own.token_logprobs for name, own in found.items()},
-        full_kl=references.divergences(found, bases, batch) if is_full else {},
+        references={name: reference.token_logprobs for name, reference in scores.items()},
+        full_kl=references.divergences(scores, bases, batch) if is_full else {},
     )
 
 
 def _on_completions(values: Sequence[Sequence[float]], batch: Batch) -> Tensor:
-    """(G, T) from one value (bool or number) for each completion token, (G,) ragged; 0 off the completion."""
+    """(G, T) from one bool or number for every completion token of every sample; 0 off the completion."""
     flat = torch.tensor([value for row in values for value in row], device=batch.ids.device)
     zeros = torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device)
     return zeros.masked_scatter(batch.completion_mask, flat)
@@ -215,18 +191,18 @@ class SampleMeasures:
 def _sample_measures(gradients: Gradients, world: World, num_samples: int) -> Callable[[Measure], SampleMeasures]:
     """A function that measures the gradients against an arm's directions, once for directions that arms share.
 
-    Every rank measures its own samples.
+    Every rank measures its own samples, and all ranks get the measures of all samples.
     """
-    known: dict[int, SampleMeasures] = {}
+    known: dict[int, SampleMeasures] = {}  # by identity of the directions, which live as long as the step
 
     def measured(measure: Measure) -> SampleMeasures:
         key = id(measure.vectors)
         if key not in known:
-            own = gradients[measure.arm.basis]
-            found = sample_cosines(own, measure.vectors)
-            haar_sd = haar_variance(own, measure.vectors).cos.sqrt()
-            mine = torch.stack([found.cos, haar_sd, found.norm], dim=1).double().cpu()
-            cos, haar_sd, norm = world.join(mine, num_samples).unbind(1)
+            in_basis = gradients[measure.arm.basis]
+            cosines = sample_cosines(in_basis, measure.vectors)
+            haar_sd = haar_variance(in_basis, measure.vectors).cos.sqrt()
+            local = torch.stack([cosines.cos, haar_sd, cosines.norm], dim=1).double().cpu()
+            cos, haar_sd, norm = world.join(local, num_samples).unbind(1)
             known[key] = SampleMeasures(cos=cos, haar_sd=haar_sd, norm=norm)
         return known[key]
 
@@ -236,23 +212,32 @@ def _sample_measures(gradients: Gradients, world: World, num_samples: int) -> Ca
 def _arm_result(
     measure: Measure,
     weighting: Weighting,
-    projection: Projection,
-    haar_sd: float,
+    total: Mapping[str, Tensor],
+    *,
     nll: SampleMeasures,
     contributions: SampleMeasures,
-    update: Mapping[str, Tensor] | None,
-    broken: str | None,
+    updater: Updater | None,
     token_dots: Tensor | None,
 ) -> ArmResult:
+    """Gate the gradient `total` {module: (r,)} as the arm does, step along it with an updater, and measure both."""
+    if measure.arm.projects and measure.target == "gradient":
+        projection = project_modules(total, **measure.gating)
+    else:
+        projection = _ungated(measure, total)
+    broken = _broken(weighting, projection)
+    realised = None
+    # A step along a gradient that is not finite would destroy the policy: the record of the step is kept instead.
+    if updater is not None and not broken:
+        update = updater.step(projection.gradients, partial(split_update, **measure.gating))
+        realised = sample_cosines(update, measure.vectors)
     scale = weighting.scale.cpu()
-    realised = None if update is None else sample_cosines(update, measure.vectors)
     return ArmResult(
         condition=measure.condition,
         arm=measure.arm.name,
         basis=measure.arm.basis,
         projection=replace(projection, gradients={}),
         contribution_norms=scale.abs() * contributions.norm,
-        haar_sd=haar_sd,
+        haar_sd=float(haar_variance(total, measure.vectors).cos.sqrt()),
         sample_haar_sd=contributions.haar_sd,
         cos_nll=nll.cos,
         cos_contrib=torch.where(scale == 0, torch.nan, torch.sign(scale) * contributions.cos),
@@ -266,25 +251,28 @@ def _arm_result(
 
 
 def _broken(weighting: Weighting, projection: Projection) -> str | None:
-    """What is not finite among the numbers that a step's record is made of, by its wire name."""
+    """The first number of the step's record that is not finite, as "NAME is VALUE"; None where all are finite."""
     numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
     numbers |= {"grad_norm": float(projection.norm_in), "grad_norm after the gate": float(projection.norm_out)}
-    return next((f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)), None)
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            return f"{name} is {value}"
+    return None
 
 
-def _leave(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
-    """The measures of a gradient that is left alone: out equals in, and nothing fired."""
-    found = sample_cosines(total, measure.vectors)
+def _ungated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
+    """The measures of a gradient that no gate changes: out equals in, and no module fired."""
+    cosines = sample_cosines(total, measure.vectors)
     return Projection(
         gradients=dict(total),
-        cos_in=found.cos,
-        cos_out=found.cos,
-        mean_cos_in=found.mean_cos,
-        mean_cos_out=found.mean_cos,
-        hackward_frac_in=found.hackward_frac,
-        hackward_frac_out=found.hackward_frac,
-        frac_fired=torch.zeros_like(found.cos),
-        norm_in=found.norm,
-        norm_out=found.norm,
+        cos_in=cosines.cos,
+        cos_out=cosines.cos,
+        mean_cos_in=cosines.mean_cos,
+        mean_cos_out=cosines.mean_cos,
+        hackward_frac_in=cosines.hackward_frac,
+        hackward_frac_out=cosines.hackward_frac,
+        frac_fired=torch.zeros_like(cosines.cos),
+        norm_in=cosines.norm,
+        norm_out=cosines.norm,
     )
