@@ -14,7 +14,7 @@ from probe.runs.pieces import Pieces
 from probe.settings.loss import LossSettings
 from probe.settings.words import PROBLEM_SEPARATOR
 from probe.step.groups import Group
-from probe.step.step import ArmResult, StepResult
+from probe.step.results import ArmResult, StepResult
 from replay_pools.rollout import REWARD_RANGE, Rollout
 
 NO_ADVANTAGE = "advantage is 0"

@@ -6,7 +6,7 @@ from typing import Any, final
 from probe.runs.controllers import Control
 from probe.settings.loss import LossSettings
 from probe.step.reference import References
-from probe.step.step import StepResult
+from probe.step.results import StepResult
 from probe.step.update import Updater
 from replay_pools.rollout import Rollout
 

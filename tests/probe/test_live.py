@@ -14,7 +14,8 @@ from probe.step.groups import ReplaySource
 from probe.step.passes import Bases, weighted_sums
 from probe.step.projection import project_modules
 from probe.step.reference import References
-from probe.step.step import Measure, StepResult, train_step
+from probe.step.results import StepResult
+from probe.step.step import Measure, train_step
 from probe.step.update import Decay, Stepper
 from replay_pools.engines import LocalEngine
 from replay_pools.environments.registry import get_environment

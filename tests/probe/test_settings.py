@@ -32,13 +32,7 @@ from probe.settings.presets import (
 )
 from probe.settings.rollouts import RolloutConfig, SourceConfig, TeacherConfig
 from probe.settings.run import KEYS, TABLES, TABLES_OF, RunConfig, normaliser
-from probe.settings.training import (
-    CheckpointConfig,
-    ControlConfig,
-    EvaluationConfig,
-    Limits,
-    OptimizerConfig,
-)
+from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationConfig, Limits, OptimizerConfig
 from probe.settings.words import ESTIMATORS, MATCHES, SCALES, KlEstimator, Verb
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError, InputError

@@ -14,7 +14,8 @@ from probe.settings.loss import LossSettings
 from probe.step.groups import Group, RolloutKey
 from probe.step.passes import Bases, Gradients
 from probe.step.reference import References
-from probe.step.step import Measure, StepResult, train_step
+from probe.step.results import StepResult
+from probe.step.step import Measure, train_step
 from replay_pools.errors import InputError
 
 PROMPTS = [[5, 6, 7], [8, 9], [4, 4, 4, 4], [3], [7, 7], [9, 8, 7]]
