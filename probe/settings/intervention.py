@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from extraction.words import ExtractionSettings
-from probe.settings.arms import get_arm
-from probe.settings.checks import at_least
+from probe.settings.arms import ARMS
+from probe.settings.checks import at_least, known_words
 from probe.settings.words import Gate, Target
 from replay_pools.errors import FieldError
 
@@ -36,8 +36,7 @@ class InterventionConfig:
 
     def __post_init__(self) -> None:
         """Refuse unknown or repeated arms, and a direction file together with `refresh_every`."""
-        for arm in self.arms:
-            get_arm(arm)
+        known_words("arms", self.arms, ARMS)
         if not self.arms or len(set(self.arms)) != len(self.arms):
             actual = ", ".join(self.arms) or "none"
             raise FieldError("arms", "different arms, at least one", actual)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from probe.settings.checks import at_least
+from probe.settings.checks import at_least, known_words
 from probe.settings.words import Match
 from replay_pools.environments.base import Split
-from replay_pools.environments.loopholes import get_loophole
+from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
 from replay_pools.rollout import Sampler
 
@@ -67,7 +67,7 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         """Refuse an unknown loophole mode, empty groups, and a teacher that stops within a batch."""
-        get_loophole(self.mode)
+        known_words("mode", (self.mode,), LOOPHOLES)
         at_least(1, prompts_per_step=self.prompts_per_step, num_problems=self.num_problems)
         at_least(1, iterations=self.iterations)
         at_least(0, refills=self.refills)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from probe.settings.checks import at_least
-from replay_pools.environments.loopholes import get_loophole
+from probe.settings.checks import at_least, known_words
+from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
 
 
@@ -99,5 +99,4 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         """Refuse an evaluation without rollouts, and unknown modes."""
         at_least(1, every=self.every, num_problems=self.num_problems, rollouts_per_problem=self.rollouts_per_problem)
-        for mode in self.modes:
-            get_loophole(mode)
+        known_words("modes", self.modes, LOOPHOLES)
