@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from probe.cli._completion import one_of
+from probe.cli.completion import one_of
 from probe.records.run import settings_of
 from probe.settings.presets import configure, preset_names
 from probe.settings.run import KEYS, RunConfig
@@ -86,8 +86,8 @@ def run_config(ctx: click.Context, verb: Verb, flags: Mapping[str, str], out: Pa
     if _given(ctx, "pairs"):
         actual = repr(ctx.params["pairs"])
         raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=actual)
-    found = by_name(Path(file), out / "directions" / f"{Path(file).name}.safetensors")
-    return replace(config, intervention=replace(config.intervention, v_hack=str(found)))
+    v_hack = by_name(Path(file), out / "directions" / f"{Path(file).name}.safetensors")
+    return replace(config, intervention=replace(config.intervention, v_hack=str(v_hack)))
 
 
 def given_flags(ctx: click.Context, flags: Mapping[str, str]) -> dict[str, Any]:

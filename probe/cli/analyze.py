@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
+from probe.cli._analysis_options import analysis_options, one_blas_thread, spec_among
 from probe.cli._frame import echo_json, json_option, out_option
 from probe.records.run import read_run, resolve_run
 from replay_pools.errors import InputError
@@ -56,7 +56,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
     from probe.analysis.text_report import format_analysis
 
     read = [read_run(resolve_run(run, out)) for run in runs]
-    analyses = [analyze_run(run, own, others=read, **settings) for run in read for own in conditions(run)]
+    analyses = [analyze_run(run, condition, others=read, **settings) for run in read for condition in conditions(run)]
     if as_json:
         echo_json(analyses[0].to_json() if len(analyses) == 1 else [analysis.to_json() for analysis in analyses])
     else:
@@ -67,16 +67,16 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it where asked; whether its primary criterion failed."""
-    from probe.cli._evaluation import format_text, write_report
+    from probe.cli._verdict_text import format_text, write_report
     from probe.experiments.prereg import load_spec
     from probe.experiments.verdict import evaluate_spec
 
-    found = evaluate_spec(load_spec(spec_file), out, **settings)
-    written = write_report(found, spec_file, out) if write else []
+    verdict = evaluate_spec(load_spec(spec_file), out, **settings)
+    written = write_report(verdict, spec_file, out) if write else []
     if as_json:
-        echo_json(found.to_json())
+        echo_json(verdict.to_json())
     else:
-        click.echo(format_text(found))
+        click.echo(format_text(verdict))
         for path in written:
             click.echo(f"written: {path}")
-    return found.failed
+    return verdict.failed

@@ -60,17 +60,17 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
     from extraction.library import resolve_directions
 
     first, second = resolve_directions(first, out), resolve_directions(second, out)
-    one, other = load_directions(first), load_directions(second)
-    check_fingerprint(second, expected=one.metadata["fingerprint"], found=other.metadata["fingerprint"])
-    modules = compare_modules(one.vectors, other.vectors)
+    left, right = load_directions(first), load_directions(second)
+    check_fingerprint(second, expected=left.metadata["fingerprint"], found=right.metadata["fingerprint"])
+    modules = compare_modules(left.vectors, right.vectors)
     if as_json:
-        summary = {name: _summary(own) for name, own in _by_projection(modules).items()}
-        echo_json({"summary": summary, "modules": {name: asdict(found) for name, found in modules.items()}})
+        summary = {name: _summary(group) for name, group in _by_projection(modules).items()}
+        echo_json({"summary": summary, "modules": {name: asdict(angles) for name, angles in modules.items()}})
         return
-    rows = [(name, *_cells(_summary(own))) for name, own in _by_projection(modules).items()]
+    rows = [(name, *_cells(_summary(group))) for name, group in _by_projection(modules).items()]
     echo_table(("modules", "both", "smallest angle", "largest angle", "overlap", "by chance", "axis cosine"), rows)
     click.echo(
-        f"{len(modules)} of {len(one.vectors)} modules keep directions in both files; angles in degrees, medians over "
+        f"{len(modules)} of {len(left.vectors)} modules keep directions in both files; angles in degrees, medians over "
         "modules; axis cosine: of the axes along which cosines are measured, mean over modules"
     )
 
@@ -78,8 +78,8 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
 def _by_projection(modules: Mapping[str, "ModuleAngles"]) -> dict[str, list["ModuleAngles"]]:
     """All modules, then those of each projection type (the last part of a module's name)."""
     groups = {"all": [*modules.values()]}
-    for name, found in modules.items():
-        groups.setdefault(name.rpartition(".")[2], []).append(found)
+    for name, angles in modules.items():
+        groups.setdefault(name.rpartition(".")[2], []).append(angles)
     return groups
 
 
@@ -89,11 +89,11 @@ def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]
         return {"num_modules": 0} | dict.fromkeys(("angle_min", "angle_max", "overlap", "chance", "axis_cos"))
     return {
         "num_modules": len(modules),
-        "angle_min": median(found.angles[0] for found in modules),
-        "angle_max": median(found.angles[-1] for found in modules),
-        "overlap": fmean(found.overlap for found in modules),
-        "chance": fmean(found.chance for found in modules),
-        "axis_cos": fmean(found.axis_cos for found in modules),
+        "angle_min": median(module.angles[0] for module in modules),
+        "angle_max": median(module.angles[-1] for module in modules),
+        "overlap": fmean(module.overlap for module in modules),
+        "chance": fmean(module.chance for module in modules),
+        "axis_cos": fmean(module.axis_cos for module in modules),
     }
 
 

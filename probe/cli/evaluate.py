@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from probe.cli._completion import one_run
 from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.cli._output import echo_evaluations
 from probe.cli._progress import say, shown_progress
-from probe.cli._running import echo_evaluations
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
+from probe.cli.completion import one_run
 from probe.records.run import resolve_run
 from probe.settings.presets import configure
 from replay_pools.environments.loopholes import LOOPHOLES

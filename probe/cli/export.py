@@ -6,8 +6,8 @@ from typing import get_args
 
 import click
 
-from probe.cli._completion import one_run
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
+from probe.cli.completion import one_run
 from probe.records.frames import TableName
 from probe.records.run import read_run, resolve_run
 from replay_pools.files import write_atomic
@@ -27,11 +27,11 @@ def export(run: Path, kind: str, out: Path, as_json: bool) -> None:
     Example:  probe export out/runs/replay --format parquet
     """
     run = resolve_run(run, out)
-    found = read_run(run)
+    stored = read_run(run)
     directory = out / "exports" / run.resolve().name
     rows = []
     for name in get_args(TableName):
-        frame, file = found.to_polars(name), io.BytesIO()
+        frame, file = stored.to_polars(name), io.BytesIO()
         if not len(frame):
             continue
         getattr(frame, f"write_{kind}")(file)

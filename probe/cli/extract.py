@@ -8,8 +8,8 @@ import click
 
 from extraction.words import BASES, Basis, ExtractionSettings
 from probe.cli._frame import echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._output import rounding_line
 from probe.cli._progress import say
-from probe.cli._running import rounding_line
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.cli.directions import print_card
 from probe.settings.loss import LossSettings

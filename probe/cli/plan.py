@@ -1,16 +1,14 @@
 """probe plan: what a spec can detect, what it costs, and which of its parts are vacuous, before anything is run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
-from probe.cli._running import echo_footprint
+from probe.cli._output import echo_footprint
+from probe.experiments.checks import open_spec
+from probe.experiments.plan import Effect, SpecPlan, make_plan
 from probe.records.run import resolve_run
-
-if TYPE_CHECKING:
-    from probe.experiments.plan import Effect, SpecPlan
 
 
 @click.command()
@@ -32,41 +30,38 @@ def plan(
 
     Example:  probe plan spec/phase2.toml
     """
-    from probe.experiments.checks import open_spec
-    from probe.experiments.plan import make_plan
-
     spec = open_spec(spec_file)
-    found = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
+    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
     if as_json:
-        echo_json(found.to_json())
+        echo_json(spec_plan.to_json())
     else:
         click.echo(f"{spec.name}: {spec.experiment.question}")
         click.echo(
-            f"{found.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
-            f"seeds {', '.join(map(str, spec.seeds))}; sha256 {found.sha256[:12]}"
+            f"{spec_plan.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
+            f"seeds {', '.join(map(str, spec.seeds))}; sha256 {spec_plan.sha256[:12]}"
         )
-        _print(found)
-    ctx.exit(1 if check and found.vacuous else 0)
+        _print(spec_plan)
+    ctx.exit(1 if check and spec_plan.vacuous else 0)
 
 
-def _print(found: "SpecPlan") -> None:
-    for title, effects in (("this spec", found.effects), ("what a GO buys", found.go_effects)):
+def _print(spec_plan: SpecPlan) -> None:
+    for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
         if effects:
             click.echo(f"\nSmallest effect seen with 80% power at 5%, two-sided: {title}")
             echo_table(("seeds", "paired", "unpaired", ""), [_effect(effect) for effect in effects])
-    if found.prices:
+    if spec_plan.prices:
         click.echo("\nCost")
-        for price in found.prices:
+        for price in spec_plan.prices:
             money = "" if price.money is None else f", {price.money:.2f} {price.currency}"
             click.echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
-    echo_footprint(found.footprint)
-    click.echo(f"\nVacuous parts: {len(found.vacuous) or 'none found'}")
-    for part in found.vacuous:
+    echo_footprint(spec_plan.footprint)
+    click.echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
+    for part in spec_plan.vacuous:
         click.echo(f"  VACUOUS  {part.where}: {part.why}")
-    for note in found.notes:
+    for note in spec_plan.notes:
         click.echo(f"note: {note}")
 
 
-def _effect(effect: "Effect") -> tuple[str, str, str, str]:
+def _effect(effect: Effect) -> tuple[str, str, str, str]:
     paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
     return str(effect.n), paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""

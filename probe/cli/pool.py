@@ -1,22 +1,34 @@
 """probe pool: generate, import, verify, show and regrade pools of rollouts."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import click
 
-from probe.cli._completion import one_pool
 from probe.cli._frame import LazyGroup, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli.completion import one_pool
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.predecessor import Tokenize
+from replay_pools.rollout import Rollout
 
 VERBS = {
     "generate": ("probe.cli.pool_generate:generate", "Sample groups from a policy, grade and freeze them."),
     "regrade": ("probe.cli.pool_regrade:regrade", "Grade stored completions again and compare the labels."),
 }
 MOST_FAULTS = 20  # lines; the rest is counted
+LABELS: dict[str, Callable[[Rollout], bool]] = {
+    "hacked": lambda rollout: rollout.hacked,
+    "gt_pass": lambda rollout: rollout.gt_pass,
+    "passed": lambda rollout: rollout.grade.passed,
+    "exploited": lambda rollout: rollout.grade.exploited,
+    "fmt_ok": lambda rollout: rollout.fmt_ok,
+}
+ZERO = 1e-9  # a centred advantage below this is rounding of the mean
 
 
 @click.group(cls=LazyGroup, verbs=VERBS)
@@ -33,10 +45,7 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
 
     POOL is a name, or a path with a slash. Example:  probe pool show teacher
     """
-    opened = open_pool(resolve_pool(pool_name, out))
-    from probe.cli._pool_summary import summarise  # scipy comes with it: neither --help nor an error waits for that
-
-    summary = summarise(opened)
+    summary = summarise(open_pool(resolve_pool(pool_name, out)))
     if as_json:
         echo_json(summary)
     else:
@@ -143,17 +152,86 @@ def _print_faults(opened: Pool, faults: list[str]) -> None:
     click.echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
 
 
+def summarise(stored: Pool) -> dict[str, Any]:
+    """What `probe pool show --json` prints of a pool: rates, lengths, reward spread, advantage cells."""
+    rollouts = [rollout for group in stored.steps for rollout in group]
+    modes = {}
+    for mode in sorted({rollout.env_mode for rollout in rollouts}):
+        of_mode = [rollout for rollout in rollouts if rollout.env_mode == mode]
+        modes[mode] = {"rollouts": len(of_mode), "rates": rates(of_mode)}
+    spreads = []
+    for group in stored.steps:
+        rewards = [rollout.reward for rollout in group]
+        spreads.append(max(rewards) - min(rewards))
+    return {
+        "name": stored.name,
+        "path": str(stored.path),
+        "policy": stored.manifest["policy"],
+        "tests": stored.manifest.get("tests"),
+        "normalised": list(stored.normalised),
+        "steps": len(stored.steps),
+        "rollouts": len(rollouts),
+        "modes": modes,
+        "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
+        "completion_tokens": spread([rollout.comp_len for rollout in rollouts]),
+        "reward": spread([rollout.reward for rollout in rollouts]),
+        "reward_spread": spread(spreads),
+        "reward_spread_per_step": spreads,
+        "frac_reward_zero_std": fmean(value == 0 for value in spreads) if spreads else None,
+        "finish_reasons": dict(Counter(rollout.finish_reason for rollout in rollouts)),
+        "advantage_cells": advantage_cells(stored.steps),
+    }
+
+
+def rates(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
+    """Rate and 95% Wilson interval of every label.
+
+    The interval treats rollouts as independent; those of one prompt are not, so it is too narrow for prompts.
+    """
+    from probe.analysis.statistics.intervals import wilson_interval  # scipy: neither --help nor an error waits for it
+
+    table = {}
+    for name, label in LABELS.items():
+        count = sum(map(label, rollouts))
+        if interval := wilson_interval(count, len(rollouts)):
+            rate = count / len(rollouts)
+            table[name] = {"count": count, "rate": rate, "low": interval.low, "high": interval.high}
+    return table
+
+
+def advantage_cells(groups: Sequence[Sequence[Rollout]]) -> list[dict[str, Any]]:
+    """Rollouts counted by hint x hacked x gt_pass x sign of the centred advantage r - mean(r of the group)."""
+    cells: Counter[tuple[bool, bool, bool, str]] = Counter()
+    for group in groups:
+        mean = fmean(rollout.reward for rollout in group)
+        for rollout in group:
+            advantage = rollout.reward - mean
+            sign = "+" if advantage > 0 else "-"
+            if abs(advantage) < ZERO:
+                sign = "0"
+            cells[rollout.hint, rollout.hacked, rollout.gt_pass, sign] += 1
+    keys = ("hint", "hacked", "gt_pass", "sign")
+    return [{**dict(zip(keys, cell, strict=True)), "rollouts": count} for cell, count in sorted(cells.items())]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Minimum, median, mean and maximum; empty for no values."""
+    if not values:
+        return {}
+    return {"min": min(values), "median": median(values), "mean": fmean(values), "max": max(values)}
+
+
 def _print_summary(summary: dict[str, Any]) -> None:
     _print_place(summary["path"], summary["normalised"])
     policy = summary["policy"]
     click.echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
     click.echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
     click.echo(describe_tests(summary["tests"]) + "\n")
-    rows = [
-        (mode, label, part["rollouts"], f"{r['rate']:.3f}", f"{r['low']:.3f}", f"{r['high']:.3f}")
-        for mode, part in summary["modes"].items()
-        for label, r in part["rates"].items()
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for mode, part in summary["modes"].items():
+        for label, rate in part["rates"].items():
+            numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
+            rows.append((mode, label, part["rollouts"], *numbers))
     echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
     click.echo()
     measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
@@ -162,5 +240,5 @@ def _print_summary(summary: dict[str, Any]) -> None:
     click.echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
     click.echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
     keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
-    rows = [[cell[key] for key in keys] for cell in summary["advantage_cells"]]
+    rows = [tuple(cell[key] for key in keys) for cell in summary["advantage_cells"]]
     echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)

@@ -1,19 +1,17 @@
 """probe pool regrade: grade the stored completions of a pool again, and compare the labels."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from probe.cli._completion import one_pool
 from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
+from probe.cli.completion import one_pool
 from probe.cli.pool import describe_tests, open_sound_pool
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.pool import Pool, resolve_pool
-
-if TYPE_CHECKING:
-    from replay_pools.regrade import Agreement
+from replay_pools.regrade import Agreement, agreement, regrade_pool
 
 
 @click.command()
@@ -46,7 +44,6 @@ def regrade(
       probe pool regrade teacher --name teacher-again
     """
     from replay_pools.grading.grade import Grader
-    from replay_pools.regrade import agreement, regrade_pool
 
     source = open_sound_pool(resolve_pool(pool_name, out), model)
     with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
@@ -65,7 +62,7 @@ def regrade(
         _print_agreement(new, rows)
 
 
-def _report(new: Pool, rows: list["Agreement"]) -> dict[str, Any]:
+def _report(new: Pool, rows: list[Agreement]) -> dict[str, Any]:
     counts = {"counts": new.manifest["counts"], "tests": new.manifest["tests"], "flaky": _num_flaky(new)}
     return {"path": str(new.path), "regraded_from": new.manifest["regraded_from"], **counts, "agreement": rows}
 
@@ -76,7 +73,7 @@ def _num_flaky(pool: Pool) -> int | None:
     return None if None in flags else sum(map(bool, flags))
 
 
-def _print_agreement(new: Pool, rows: list["Agreement"]) -> None:
+def _print_agreement(new: Pool, rows: list[Agreement]) -> None:
     compared = [row for row in rows if row.rate is not None]
     header = ("label", "n", "agreement", "old only", "new only")
     echo_table(header, [(row.label, row.n, f"{row.rate:.4f}", row.old_only, row.new_only) for row in compared])

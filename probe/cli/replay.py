@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from extraction.words import BASES
-from probe.cli._completion import known_pools, several_of
 from probe.cli._frame import dry_run_option, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._output import echo_preview, mean_of, rounding_line
 from probe.cli._progress import say
-from probe.cli._running import echo_preview, mean_of, rounding_line, running, track_option
+from probe.cli._running import running, track_option
 from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
+from probe.cli.completion import known_pools, several_of
 from probe.records.run import read_run
 from probe.records.timings import describe_timings
 from probe.settings.arms import ARMS

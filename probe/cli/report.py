@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._analysis import analysis_options, one_blas_thread, spec_among
+from probe.cli._analysis_options import analysis_options, one_blas_thread, spec_among
 from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.records.run import Run, read_run, resolve_run
 from replay_pools.errors import InputError
@@ -53,23 +53,23 @@ def report(
     settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
     spec_file = spec_among(runs)
     command = _command(runs, name, out, settings)
-    found = (
+    contents = (
         _of_spec(spec_file, name, out, settings, command)
         if spec_file
         else _of_runs([resolve_run(run, out) for run in runs], name, settings, command)
     )
-    written = write_report(found, out)
+    written = write_report(contents, out)
     if as_json:
         echo_json(
             {
                 "html": str(written.html),
                 "figures": [str(path) for path in written.figures],
                 "tables": [str(path) for path in written.tables],
-                "decisions": {view.label: view.analysis.decision.outcome for view in found.views},
+                "decisions": {view.label: view.analysis.decision.outcome for view in contents.views},
             }
         )
         return
-    for view in found.views:
+    for view in contents.views:
         click.echo(f"{view.label}: {view.analysis.decision.outcome}")
     size = written.html.stat().st_size / 1024
     click.echo(
@@ -86,7 +86,10 @@ def _of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], 
         found = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with different names", found=found, fix="rename a directory")
     runs: list[Run] = [read_run(path) for path in paths]
-    views = [View(run=run, analysis=analyze(run, own, **settings)) for run in runs for own in conditions(run) or [None]]
+    views = []
+    for run in runs:
+        for condition in conditions(run) or [None]:
+            views.append(View(run=run, analysis=analyze(run, condition, **settings)))
     return Report(name=name or _default_name(runs), views=views, command=command)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from probe.cli._frame import dry_run_option, echo_json, json_option, name_option, out_option
+from probe.cli._output import echo_evaluations, echo_preview, mean_of
 from probe.cli._progress import say
-from probe.cli._running import echo_evaluations, echo_preview, mean_of, running, track_option
+from probe.cli._running import running, track_option
 from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
 from probe.records.run import EVALS_FILE, read_run
 from probe.records.timings import describe_timings
@@ -79,11 +80,11 @@ def _print_run(directory: Path, as_json: bool) -> None:
     if as_json:
         echo_json({"path": str(directory), "arm": arm, "steps": len(run.steps), **means, "evals": run.evals})
         return
-    found = [Evaluation.from_json(row, directory / EVALS_FILE) for row in run.evals]
-    echo_evaluations(found)
+    evaluations = [Evaluation.from_json(row, directory / EVALS_FILE) for row in run.evals]
+    echo_evaluations(evaluations)
     if reason := run.manifest["stopped"]:
         click.echo(f"STOPPED after {len(run.steps)} steps: {reason}")
-    deployed = [evaluation for evaluation in found if evaluation.weights == "deployed"]
+    deployed = [evaluation for evaluation in evaluations if evaluation.weights == "deployed"]
     best = best_checkpoint(deployed, "hack", highest=False)
     click.echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
     click.echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")

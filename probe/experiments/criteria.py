@@ -1,4 +1,4 @@
-"""A preregistered criterion against the table of metrics, to a verdict.
+"""Criteria: one preregistered criterion against the table of metrics of a sweep, to a verdict.
 
 PASS: the statistic satisfies the comparison, and for a mean its whole 95% interval does (`value` is the mean of these
 units alone, and of no others). FAIL: the whole interval violates it, or a trivial baseline does as well. INCONCLUSIVE:
@@ -27,69 +27,69 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 def evaluate(criterion: Criterion, metrics: Metrics) -> Judgement:
     """The verdict of one criterion, its numbers and the reason."""
-    found = _estimate(criterion, metrics)
-    if isinstance(found, Judgement):
-        return found
-    if found.vacuous is not None:
-        return Judgement(verdict="VACUOUS", value=_text(found), n=found.n, why=found.vacuous)
-    verdict, why = _compare(criterion, found)
+    measured = _estimate(criterion, metrics)
+    if isinstance(measured, Judgement):
+        return measured
+    if measured.vacuous is not None:
+        return Judgement(verdict="VACUOUS", value=_text(measured), n=measured.n, why=measured.vacuous)
+    verdict, why = _compare(criterion, measured)
     if criterion.null == "baselines":
-        verdict, why = _against_baselines(found, verdict, why)
+        verdict, why = _against_baselines(measured, verdict, why)
     elif verdict == "PASS" and criterion.null != "none":
-        verdict, why = _against_null(criterion, found, why)
+        verdict, why = _against_null(criterion, measured, why)
     if criterion.role == "mechanism":
         why = f"{why}; mechanism: says that the code ran"
-    return Judgement(verdict=verdict, value=_text(found), n=found.n, why=why)
+    return Judgement(verdict=verdict, value=_text(measured), n=measured.n, why=why)
 
 
 def p_of(criterion: Criterion, metrics: Metrics) -> float | None:
     """The p that a criterion of statistic `p` compares; None for every other, and for one that was not measured."""
-    found = _estimate(criterion, metrics) if criterion.statistic == "p" else None
-    return _statistic(criterion, found) if isinstance(found, Estimate) else None
+    measured = _estimate(criterion, metrics) if criterion.statistic == "p" else None
+    return _statistic(criterion, measured) if isinstance(measured, Estimate) else None
 
 
 def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Judgement:
     """The estimate that a criterion names, a difference where it says versus; a Judgement when there is none."""
     key = MetricKey(criterion.metric, criterion.unit, criterion.arm, criterion.condition)
-    own = metrics.get(key)
-    if own is None:
+    left = metrics.get(key)
+    if left is None:
         return missing(f"{_name(key)} was not measured{_nearest(key, metrics)}")
     if criterion.versus_arm is None and criterion.versus_condition is None:
-        return own
+        return left
     rival = MetricKey(
         criterion.metric,
         criterion.unit,
         criterion.versus_arm or criterion.arm,
         criterion.versus_condition or criterion.condition,
     )
-    other = metrics.get(rival)
-    if other is None:
+    right = metrics.get(rival)
+    if right is None:
         return missing(f"{_name(rival)} was not measured{_nearest(rival, metrics)}")
-    found = (difference if criterion.paired else unpaired_difference)(own, other)
-    if found.n == 0:
+    measured = (difference if criterion.paired else unpaired_difference)(left, right)
+    if measured.n == 0:
         return missing(f"{_name(key)} and {_name(rival)} share no {criterion.unit}")
     # Rates of separate training runs may be equal by chance; measures of one replay are equal where nothing differs.
-    if criterion.role == "primary" and criterion.unit not in SEPARATE and own.by_unit == other.by_unit:
+    if criterion.role == "primary" and criterion.unit not in SEPARATE and left.by_unit == right.by_unit:
         why = f"{_name(key)} and {_name(rival)} are identical in every {criterion.unit}: nothing was compared"
-        return Judgement(verdict="VACUOUS", value=_text(found), n=found.n, why=why)
-    return found
+        return Judgement(verdict="VACUOUS", value=_text(measured), n=measured.n, why=why)
+    return measured
 
 
-def _compare(criterion: Criterion, found: Estimate) -> tuple[Verdict, str]:
+def _compare(criterion: Criterion, measured: Estimate) -> tuple[Verdict, str]:
     """The comparison itself, before any null."""
     threshold = criterion.threshold
     if isinstance(threshold, tuple):
-        return _inside(found, *threshold)
-    value = _statistic(criterion, found)
+        return _inside(measured, *threshold)
+    value = _statistic(criterion, measured)
     if value is None:
-        return "INCONCLUSIVE", f"no {criterion.statistic} from {found.n} {found.unit}s"
+        return "INCONCLUSIVE", f"no {criterion.statistic} from {measured.n} {measured.unit}s"
     holds = _COMPARE[criterion.comparison]
     why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
     if criterion.statistic == "p":
         return ("PASS", why) if holds(value, threshold) else ("INCONCLUSIVE", f"not {why}: absence is not shown")
-    if criterion.statistic in ("value", "min", "max", "n") or found.interval is None:
+    if criterion.statistic in ("value", "min", "max", "n") or measured.interval is None:
         return ("PASS", why) if holds(value, threshold) else ("FAIL", f"not {why}")
-    low, high = holds(found.interval.low, threshold), holds(found.interval.high, threshold)
+    low, high = holds(measured.interval.low, threshold), holds(measured.interval.high, threshold)
     if (low and high) or (criterion.statistic != "mean" and holds(value, threshold)):
         return "PASS", why
     if not low and not high:
@@ -97,11 +97,11 @@ def _compare(criterion: Criterion, found: Estimate) -> tuple[Verdict, str]:
     return "INCONCLUSIVE", f"not decided: {why}, with the 95% interval on both sides"
 
 
-def _inside(found: Estimate, low: float, high: float) -> tuple[Verdict, str]:
+def _inside(measured: Estimate, low: float, high: float) -> tuple[Verdict, str]:
     """Equivalence: the 90% interval inside the band (two one-sided tests at 5%)."""
-    interval = found.interval_90
+    interval = measured.interval_90
     if interval is None:
-        return "INCONCLUSIVE", f"no 90% interval from {found.n} {found.unit}s"
+        return "INCONCLUSIVE", f"no 90% interval from {measured.n} {measured.unit}s"
     why = f"90% interval {range_text(interval)} against [{low:+g}, {high:+g}]"
     if low < interval.low and interval.high < high:
         return "PASS", f"{why}: inside"
@@ -110,41 +110,41 @@ def _inside(found: Estimate, low: float, high: float) -> tuple[Verdict, str]:
     return "INCONCLUSIVE", f"{why}: across an edge"
 
 
-def _against_baselines(found: Estimate, verdict: Verdict, why: str) -> tuple[Verdict, str]:
+def _against_baselines(measured: Estimate, verdict: Verdict, why: str) -> tuple[Verdict, str]:
     """The judgement of rule R3: whatever its size, a score that a trivial one reaches shows nothing."""
-    if found.beaten_by:
-        return "FAIL", f"{BEATEN}: {', '.join(found.beaten_by)}; {why}"
-    if found.beaten_by is None:
+    if measured.beaten_by:
+        return "FAIL", f"{BEATEN}: {', '.join(measured.beaten_by)}; {why}"
+    if measured.beaten_by is None:
         return "INCONCLUSIVE" if verdict == "PASS" else verdict, f"{why}; no trivial baseline was measured"
     return verdict, f"{why}; no trivial score does as well"
 
 
-def _against_null(criterion: Criterion, found: Estimate, why: str) -> tuple[Verdict, str]:
+def _against_null(criterion: Criterion, measured: Estimate, why: str) -> tuple[Verdict, str]:
     """What passes must leave its null as well, or the threshold says nothing."""
-    test = found.nulls.get(criterion.null)
+    test = measured.nulls.get(criterion.null)
     if test is None:
         return "INCONCLUSIVE", f"{why}; its null {criterion.null} was not measured"
     numbers = f"{criterion.null} p {test.p:.2g}, 95th percentile {test.q95:.3g}"
     return ("PASS", f"{why}; {numbers}") if test.p < ALPHA else ("VACUOUS", f"{why}, and so does its null: {numbers}")
 
 
-def _statistic(criterion: Criterion, found: Estimate) -> float | None:
+def _statistic(criterion: Criterion, measured: Estimate) -> float | None:
     """The number that is compared; a p without sign flips (of an AUROC) is that of the criterion's null."""
-    ends, test = found.interval, found.nulls.get(criterion.null)
+    ends, test = measured.interval, measured.nulls.get(criterion.null)
     return {
-        "mean": found.value,
-        "value": found.value,
+        "mean": measured.value,
+        "value": measured.value,
         "lower95": ends.low if ends else None,
         "upper95": ends.high if ends else None,
-        "p": found.p if found.p is not None or test is None else test.p,
-        "min": found.minimum,
-        "max": found.maximum,
-        "n": float(found.n),
+        "p": measured.p if measured.p is not None or test is None else test.p,
+        "min": measured.minimum,
+        "max": measured.maximum,
+        "n": float(measured.n),
     }[criterion.statistic]
 
 
-def _text(found: Estimate) -> str:
-    return "" if found.value is None else f"{found.value:+.3g} {range_text(found.interval)}".strip()
+def _text(measured: Estimate) -> str:
+    return "" if measured.value is None else f"{measured.value:+.3g} {range_text(measured.interval)}".strip()
 
 
 def _name(key: MetricKey) -> str:
@@ -155,7 +155,11 @@ def _name(key: MetricKey) -> str:
 def _nearest(key: MetricKey, metrics: Metrics) -> str:
     """What there is instead: the same metric with one other part of the key."""
     for part in ("unit", "arm", "condition"):
-        same = [other for other in metrics if other._replace(**{part: getattr(key, part)}) == key]
-        if found := sorted({str(getattr(other, part)) for other in same if getattr(other, part) is not None}):
-            return f": it exists for {part} {', '.join(found)}"
+        values = set()
+        for measured in metrics:
+            value = getattr(measured, part)
+            if value is not None and measured._replace(**{part: getattr(key, part)}) == key:
+                values.add(str(value))
+        if values:
+            return f": it exists for {part} {', '.join(sorted(values))}"
     return ""

@@ -107,7 +107,7 @@ def _effects(cost: Cost, planned: int, designs: Sequence[str], key: str, notes: 
     if cost.sd is None:
         notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
         return []
-    found = [
+    effects = [
         Effect(
             n=n,
             paired=None
@@ -120,8 +120,8 @@ def _effects(cost: Cost, planned: int, designs: Sequence[str], key: str, notes: 
         if n >= 2
     ]
     if cost.expected_effect is not None:
-        notes += [_compare(e, cost, cost.expected_effect, designs, key) for e in found if e.planned]
-    return found
+        notes += [_compare(effect, cost, cost.expected_effect, designs, key) for effect in effects if effect.planned]
+    return effects
 
 
 def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str], key: str) -> str:
@@ -144,8 +144,8 @@ def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str]
 def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
     """What the spec's own runs cost."""
     runs = runs_of(spec, out_dir)
-    names, stated = [one.job.conditions[0] for one in runs], spec.budget.hours_per_run
-    places = [run] if run is not None else [one.job.directory for one in runs if one.complete]
+    names, stated = [planned.job.conditions[0] for planned in runs], spec.budget.hours_per_run
+    places = [run] if run is not None else [planned.job.directory for planned in runs if planned.complete]
     if places and (times := measured(places)) is not None:
         steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
         if None not in steps.values():
@@ -182,8 +182,13 @@ def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
     """Steps of a run: as asked for, or as many as the smallest pool holds; None for a pool that is not there."""
     if condition.config.steps is not None:
         return condition.config.steps
-    manifests = [_pool_manifest(name, out_dir) for name in condition.pools]
-    return min((m["counts"]["steps"] for m in manifests if m), default=None) if None not in manifests else None
+    steps = []
+    for name in condition.pools:
+        manifest = _pool_manifest(name, out_dir)
+        if manifest is None:
+            return None
+        steps.append(manifest["counts"]["steps"])
+    return min(steps, default=None)
 
 
 def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
@@ -216,5 +221,5 @@ def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Fo
 
 def _base_model(pools: tuple[str, ...], out_dir: Path) -> str | None:
     manifests = [_pool_manifest(name, out_dir) for name in pools]
-    names = {m["policy"]["base_model"] for m in manifests if m}
+    names = {manifest["policy"]["base_model"] for manifest in manifests if manifest}
     return names.pop() if len(names) == 1 else None

@@ -84,11 +84,12 @@ def _check(spec: Spec) -> None:
     for condition in spec.conditions:
         if strange := [arm for arm in spec.arms_of(condition) if arm not in spec.arms]:
             raise _wrong(spec, f"conditions.{condition.name}.arms", f"some of {', '.join(spec.arms)}", strange[0])
-    if (primaries := [c.name for c in spec.criteria if c.role == "primary"]) and len(primaries) == 1:
-        for criterion in spec.criteria:
-            _check_criterion(spec, criterion, conditions)
-        return _check_decisions(spec)
-    raise _wrong(spec, "criteria", "exactly one of role primary", ", ".join(primaries) or "none")
+    primaries = [criterion.name for criterion in spec.criteria if criterion.role == "primary"]
+    if len(primaries) != 1:
+        raise _wrong(spec, "criteria", "exactly one of role primary", ", ".join(primaries) or "none")
+    for criterion in spec.criteria:
+        _check_criterion(spec, criterion, conditions)
+    _check_decisions(spec)
 
 
 def _check_names(spec: Spec, key: str, names: Iterable[object]) -> None:

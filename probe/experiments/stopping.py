@@ -93,20 +93,20 @@ def boundaries(fractions: tuple[float, ...], alpha: float) -> tuple[float, ...]:
     B(t) = Z sqrt t has independent Gaussian increments of variance t_k - t_{k-1}; the density of B over paths that
     have not stopped is carried from look to look on a grid.
     """
-    found: list[float] = []
+    bounds: list[float] = []
     points, mass = np.zeros(1), np.ones(1)  # of B; the mass is the probability at each point
     before, used = 0.0, 0.0
     for t in fractions:
         step, spend = float(np.sqrt(t - before)), spent(t, alpha) - used
         edge = _edge(points, mass, step, spend)
-        found.append(edge / float(np.sqrt(t)))
+        bounds.append(edge / float(np.sqrt(t)))
         grid = np.linspace(-edge, edge, GRID)
         density = stats.norm.pdf((grid[:, None] - points[None, :]) / step) @ mass / step
         trapezoid = np.full(GRID, grid[1] - grid[0])
         trapezoid[[0, -1]] /= 2
         points, mass = grid, density * trapezoid
         before, used = t, used + spend
-    return tuple(found)
+    return tuple(bounds)
 
 
 def _edge(points: NDArray[np.float64], mass: NDArray[np.float64], step: float, spend: float) -> float:

@@ -30,7 +30,7 @@ BlockValue = Callable[[Spec, int], float | None]
 
 @dataclass(slots=True, kw_only=True)
 class JobState:
-    """A job of the table; every job has one, from the beginning to the end."""
+    """How far one job is; every job has a row, from the beginning to the end."""
 
     job: Job
     status: Status = "waiting"
@@ -168,11 +168,11 @@ class Runner:
     def save(self) -> None:
         """Write `state.json` and show the table."""
         table = self._table
-        rows = [
-            {"name": r.job.name, "status": r.status, "attempts": r.attempts, "seconds": r.seconds, "error": r.error}
-            for r in table.rows
-        ]
-        looks = [asdict(one) for one in table.looks]
+        rows = []
+        for row in table.rows:
+            state = {"status": row.status, "attempts": row.attempts, "seconds": row.seconds, "error": row.error}
+            rows.append({"name": row.job.name, **state})
+        looks = [asdict(row) for row in table.looks]
         state = {"spec": table.spec, "rows": rows, "looks": looks, "stopped": table.stopped}
         write_json(self._folder / "state.json", state)
         self._show(table)
@@ -200,8 +200,12 @@ def _look(spec: Spec, table: SweepState, seed: int, block_value: BlockValue) -> 
     """Look at the blocks so far; the reason to stop, or nothing. Blocks without a value are not looked at."""
     assert spec.stop is not None
     done = spec.seeds[: spec.seeds.index(seed) + 1]
-    values = [value for s in done if (value := block_value(spec, s)) is not None]
-    found = look(
+    values = []
+    for finished in done:
+        value = block_value(spec, finished)
+        if value is not None:
+            values.append(value)
+    newest = look(
         values,
         planned=len(spec.seeds),
         alpha=spec.stop.alpha,
@@ -209,11 +213,11 @@ def _look(spec: Spec, table: SweepState, seed: int, block_value: BlockValue) -> 
         expected_effect=spec.budget.expected_effect,
         futility_power=spec.stop.futility_power,
     )
-    if found is None:
+    if newest is None:
         return ""
-    table.looks.append(found)
-    if found.action == "continue":
+    table.looks.append(newest)
+    if newest.action == "continue":
         return ""
-    power = "" if found.conditional_power is None else f", conditional power {found.conditional_power:.2f}"
-    p = "" if found.p is None else f", p {found.p:.2g} against {found.level:.2g}"
-    return f"{found.action} after {found.num_blocks} of {found.planned} blocks: mean {found.mean:+.3g}{p}{power}"
+    power = "" if newest.conditional_power is None else f", conditional power {newest.conditional_power:.2f}"
+    p = "" if newest.p is None else f", p {newest.p:.2g} against {newest.level:.2g}"
+    return f"{newest.action} after {newest.num_blocks} of {newest.planned} blocks: mean {newest.mean:+.3g}{p}{power}"

@@ -1,4 +1,7 @@
-"""`probe analyze SPEC`: the runs of a sweep against the criteria that were registered, to one decision.
+"""`probe analyze SPEC`: the runs of a sweep against the registered criteria, to one decision (`SpecVerdict`).
+
+`sweep_metrics` merges the analyses of the runs into one table of metrics, `criteria` judges one criterion against that
+table, and this file judges the spec: all criteria, the rules of METHOD, the decision and its cautions.
 
 Frozen weights: the prompt is the unit, one run a condition. Training: steps are autocorrelated, so that each run gives
 one number a metric and the seed is the unit (METHOD section 6); beside it, for arms that were evaluated on the same
@@ -129,17 +132,20 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     for name in RULES:
         verdicts.setdefault(name, "INCONCLUSIVE")
     decision = decide(spec, verdicts)
+    refused = {}
+    for earlier in spec.decisions[: spec.decisions.index(decision)]:
+        refused[earlier.name] = unmet(earlier, verdicts)
     return SpecVerdict(
         spec=spec.name,
         sha256=spec.sha256,
         question=spec.experiment.question,
-        runs=[RunStatus(name=r.job.name, complete=r.complete, spec_status=r.spec_status) for r in runs],
+        runs=[RunStatus(name=run.job.name, complete=run.complete, spec_status=run.spec_status) for run in runs],
         rows=rows,
         rules=rules,
         rules_run=" ".join(rules_of or ()),
         decision=decision.name,
         then=decision.then,
-        refused={other.name: unmet(other, verdicts) for other in spec.decisions[: spec.decisions.index(decision)]},
+        refused=refused,
         cautions=_cautions(spec, runs),
         outcomes=_outcomes(spec, table),
         conclusions={" ".join(key): analysis.conclusions for key, analysis in analyses.items()},
@@ -160,7 +166,11 @@ def go_plan(spec: Spec) -> PlannedTraining:
 
 def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdict]:
     """The verdicts; p-values of the registered family are adjusted together (Holm)."""
-    p_values = {c.name: p for c in criteria if (p := p_of(c, table)) is not None}
+    p_values = {}
+    for criterion in criteria:
+        p = p_of(criterion, table)
+        if p is not None:
+            p_values[criterion.name] = p
     adjusted = holm(p_values)
     return [
         _row(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None) for criterion in criteria
@@ -169,14 +179,14 @@ def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdic
 
 def _unless_vacuous(row: CriterionVerdict, vacuous: Mapping[str, str]) -> CriterionVerdict:
     """What passes and could not have failed shows nothing."""
-    own = f"criteria.{row.name}"
-    why = next((why for where, why in vacuous.items() if where == own or where.startswith(f"{own}.")), None)
+    key = f"criteria.{row.name}"
+    why = next((why for where, why in vacuous.items() if where == key or where.startswith(f"{key}.")), None)
     return row if why is None or row.verdict != "PASS" else replace(row, verdict="VACUOUS", why=f"{why}; {row.why}")
 
 
 def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> CriterionVerdict:
-    found = evaluate(criterion, table)
-    verdict, why = found.verdict, found.why
+    judgement = evaluate(criterion, table)
+    verdict, why = judgement.verdict, judgement.why
     if p_holm is not None:
         why += f"; Holm-adjusted p {p_holm:.2g}"
         if verdict == "PASS" and isinstance(criterion.threshold, float) and p_holm >= criterion.threshold:
@@ -186,23 +196,27 @@ def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> Criterio
         role=criterion.role,
         condition=_words(criterion),
         verdict=verdict,
-        value=found.value,
-        n=found.n,
+        value=judgement.value,
+        n=judgement.n,
         unit=criterion.unit,
         why=f"{why}. {criterion.why}" if criterion.why else why,
     )
 
 
-def _words(c: Criterion) -> str:
+def _words(criterion: Criterion) -> str:
     """`lower95 of cos_in > 0.05 (vanilla - random, in mixed; null N2)`."""
-    place = " in ".join(part for part in (_side(c.arm, c.versus_arm), _side(c.condition, c.versus_condition)) if part)
-    notes = "; ".join(part for part in (place, "" if c.null == "none" else f"null {c.null}") if part)
-    threshold = list(c.threshold) if isinstance(c.threshold, tuple) else f"{c.threshold:g}"
-    return f"{c.statistic} of {c.metric} {c.comparison} {threshold}" + (f" ({notes})" if notes else "")
+    arms = _side(criterion.arm, criterion.versus_arm)
+    conditions = _side(criterion.condition, criterion.versus_condition)
+    place = " in ".join(part for part in (arms, conditions) if part)
+    null = "" if criterion.null == "none" else f"null {criterion.null}"
+    notes = "; ".join(part for part in (place, null) if part)
+    threshold = list(criterion.threshold) if isinstance(criterion.threshold, tuple) else f"{criterion.threshold:g}"
+    text = f"{criterion.statistic} of {criterion.metric} {criterion.comparison} {threshold}"
+    return f"{text} ({notes})" if notes else text
 
 
-def _side(own: str | None, versus: str | None) -> str:
-    return f"{own or 'default'} - {versus}" if versus else own or ""
+def _side(name: str | None, versus: str | None) -> str:
+    return f"{name or 'default'} - {versus}" if versus else name or ""
 
 
 def _rules_of(spec: Spec, done: Sequence[SweepRun]) -> tuple[str, str] | None:
@@ -210,9 +224,9 @@ def _rules_of(spec: Spec, done: Sequence[SweepRun]) -> tuple[str, str] | None:
     runs, which have one arm each, one that projects, so that its gate can be judged.
     """
     condition = spec.primary.condition or spec.conditions[0].name
-    found = [run.job for run in done if condition in run.job.conditions]
-    projects = [job for job in found if any(ARMS[arm].projects for arm in job.arms)]
-    job = next(iter(projects or found), None)
+    jobs = [run.job for run in done if condition in run.job.conditions]
+    projects = [job for job in jobs if any(ARMS[arm].projects for arm in job.arms)]
+    job = next(iter(projects or jobs), None)
     return None if job is None else (job.name, condition)
 
 
@@ -224,20 +238,20 @@ SHOWN = (  # of training, in the table of outcomes
 
 def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
     """What every arm of a training sweep ended in, seed by seed."""
-    seeds, found = list(map(str, spec.seeds)), []
+    seeds, outcomes = list(map(str, spec.seeds)), []
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
             rows = {name: table.get(MetricKey(name, "seed", arm, condition.name)) for name in SHOWN}
             values = {name: [row.by_unit.get(seed) for seed in seeds] for name, row in rows.items() if row is not None}
             if values:
-                found.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))
-    return found
+                outcomes.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))
+    return outcomes
 
 
 def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
     """What has to be said beside every verdict: runs that are missing, stopped early, or older than the criteria."""
     missing = [run.job.name for run in runs if not run.complete]
-    other = [run.job.name for run in runs if run.spec_status not in (None, "frozen")]
+    edited = [run.job.name for run in runs if run.spec_status not in (None, "frozen")]
     manifests = {run.job.name: read_json(run.job.directory / MANIFEST_FILE) for run in runs if run.complete}
     cautions = [
         f"STOPPED: {name}, by a tripwire ({manifest['stopped']}): its final numbers are of that step"
@@ -245,13 +259,16 @@ def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
         if manifest.get("stopped")
     ]
     for condition in spec.conditions:
-        own = [run for run in runs if run.complete and condition.name in run.job.conditions]
-        cautions += _mixed([read_json(run.job.directory / CONFIG_FILE) for run in own], condition.name)
+        configs = []
+        for run in runs:
+            if run.complete and condition.name in run.job.conditions:
+                configs.append(read_json(run.job.directory / CONFIG_FILE))
+        cautions += _mixed(configs, condition.name)
     if missing:
         cautions.append(f"{len(missing)} of {len(runs)} runs are not complete: {', '.join(missing)}")
-    if other:
+    if edited:
         cautions.append(
-            f"EDITED: {', '.join(other)} ran under another version of {spec.path.name}; these criteria are younger "
+            f"EDITED: {', '.join(edited)} ran under another version of {spec.path.name}; these criteria are younger "
             "than the data and confirm nothing"
         )
     return cautions
@@ -260,7 +277,7 @@ def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
 def _mixed(configs: Sequence[dict[str, Any]], condition: str) -> list[str]:
     """Training runs of one condition that differ in more than arm and seed: a preset that was edited in between."""
     settings = [flat(shared_settings(config)) for config in configs if settings_of(config)["verb"] == "train"]
-    different = {key for own in settings for key in own if own[key] != settings[0].get(key)}
+    different = {key for table in settings for key in table if table[key] != settings[0].get(key)}
     if not different:
         return []
     return [f"MIXED: the runs of {condition} differ in {', '.join(sorted(different))}: arms cannot be compared"]

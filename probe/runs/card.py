@@ -79,11 +79,12 @@ def read_card(path: Path) -> dict[str, Any]:
     if not isinstance(card, dict) or card.get("schema") != CARD_SCHEMA:
         found = card.get("schema") if isinstance(card, dict) else type(card).__name__
         raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(found))
-    if card["sha256"] != (found := sha256(path.read_bytes())):
+    actual = sha256(path.read_bytes())
+    if card["sha256"] != actual:
         raise InputError(
             path,
             expected=f"the file of its card, sha256 {card['sha256']}",
-            found=found,
+            found=actual,
             fix="card and file are of different extractions: run probe extract again",
         )
     return card

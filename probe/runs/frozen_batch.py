@@ -73,14 +73,14 @@ class FrozenBatch:
         kl = kl_terms(logprobs, self._base, mask, estimator="k3").values
         gained = (logprobs - self._base).sum(1).double()
         moved = {module: self._start[module] - value for module, value in self._coordinates.values().items()}
-        found = sample_cosines(moved, self._vectors)
+        cosines = sample_cosines(moved, self._vectors)
         return FrozenMeasure(
             num_pairs=n,
             logprob_hack=float(logprobs[:n].double().sum() / mask[:n].sum()),
             logprob_clean=float(logprobs[n:].double().sum() / mask[n:].sum()),
             margin=float((gained[:n] - gained[n:]).mean()),
             kl_from_base=float(kl[mask].double().mean()),
-            cos_moved=nullable(float(found.cos)),
-            hackward_frac_moved=nullable(float(torch.as_tensor(found.hackward_frac))),
+            cos_moved=nullable(float(cosines.cos)),
+            hackward_frac_moved=nullable(float(torch.as_tensor(cosines.hackward_frac))),
             hackward_q95=nullable(haar_hackward_quantile(moved, self._vectors)),
         )

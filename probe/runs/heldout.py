@@ -1,4 +1,7 @@
-"""Samples of a policy on held-out problems: a pool for every setting, a loophole mode with its hint or without."""
+"""Held-out problems: which they are (`hold_out`), and samples of a policy on them (`HeldOut`).
+
+Every setting, a loophole mode with its hint or without, is a pool of its own. `probe.runs.rates` counts what they hold.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -82,7 +85,7 @@ class HeldOut:
 
 def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[EvalSetting]:
     """Every mode of `modes` (none: `mode`) with its hint; `mode` without it, where that is asked for."""
-    settings = [EvalSetting(mode=own) for own in modes or (mode,)]
+    settings = [EvalSetting(mode=name) for name in modes or (mode,)]
     return [*settings, EvalSetting(mode=mode, hint=False)] if without_hint else settings
 
 

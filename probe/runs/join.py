@@ -121,8 +121,8 @@ def token_records(
 def _token_record(
     step: int, i: int, rollout: Rollout, arm: ArmResult, shares: Sequence[float], pieces: Pieces
 ) -> TokenRecord:
-    found = not math.isnan(shares[0])
-    own = shares[: rollout.plen + rollout.comp_len]
+    has_gradient = not math.isnan(shares[0])
+    of_tokens = shares[: rollout.plen + rollout.comp_len]
     prompt_chars = pieces.lengths(rollout.prompt_ids, rollout.prompt, special=True)
     completion_chars = pieces.lengths(rollout.completion_ids, rollout.completion, special=False)
     return TokenRecord(
@@ -130,9 +130,9 @@ def _token_record(
         sample_id=i,
         condition=arm.condition,
         arm=arm.arm,
-        cos=math.fsum(own) if found else None,
-        prompt=tuple(own[: rollout.plen]) if found else None,
-        completion=tuple(own[rollout.plen :]) if found else None,
+        cos=math.fsum(of_tokens) if has_gradient else None,
+        prompt=tuple(of_tokens[: rollout.plen]) if has_gradient else None,
+        completion=tuple(of_tokens[rollout.plen :]) if has_gradient else None,
         prompt_chars=None if prompt_chars is None else tuple(prompt_chars),
         completion_chars=None if completion_chars is None else tuple(completion_chars),
     )

@@ -100,10 +100,10 @@ class LiveSource:
         with self._coordinates.lean_forward():
             groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
         name = self._writer.directory.name
-        return {
-            i: [(RolloutKey(name, own.step, own.sample_id), own) for own in group]
-            for i, group in zip(places, groups, strict=True)
-        }
+        keyed = {}
+        for i, group in zip(places, groups, strict=True):
+            keyed[i] = [(RolloutKey(name, rollout.step, rollout.sample_id), rollout) for rollout in group]
+        return keyed
 
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels; of the newest batch only."""

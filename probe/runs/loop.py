@@ -123,8 +123,8 @@ def run_steps(
         if world.is_main:
             _write_progress(directory, step + bool(new), source.num_steps, records, training, checkpoints)
             seconds = (time.monotonic() - start) / len(steps)
-            for own in steps:
-                timings.write_step(directory, own, seconds)
+            for recorded in steps:
+                timings.write_step(directory, recorded, seconds)
         report("steps", steps.stop, source.num_steps)
     before_step(1 + max((record.step for record in records), default=-1), True)
     if world.is_main:
@@ -139,9 +139,10 @@ def _run_steps(
     """Compute and write the one step that all ranks share, or steps of which every rank does one (or none)."""
     if setup.world.size == setup.bases.world.size:
         return [row for step in steps for row in _run_step(directory, step, source, setup, training)]
-    mine = steps[setup.world.rank : setup.world.rank + 1]
-    found = [row for step in mine for row in _run_step(directory, step, source, setup, training)]
-    return [*chain(*setup.world.gather(found))]
+    # The last steps of a run may be fewer than the ranks: the slice is then empty for some of them.
+    steps_of_rank = steps[setup.world.rank : setup.world.rank + 1]
+    records = [row for step in steps_of_rank for row in _run_step(directory, step, source, setup, training)]
+    return [*chain(*setup.world.gather(records))]
 
 
 def _write_progress(
@@ -192,7 +193,7 @@ def _run_step(
         return []
     world = setup.bases.world
     if setup.gram is not None:
-        unit = {module: world.join(own, len(keys)) for module, own in result.unit["svd"].items()}
+        unit = {module: world.join(rows, len(keys)) for module, rows in result.unit["svd"].items()}
         if world.is_main:
             setup.gram.record(step, unit)
     control: dict[str, float] = {}
@@ -222,7 +223,7 @@ def _write_manifest(
     directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: TrainingState | None
 ) -> None:
     errors = [(record.step, record.additivity_error) for record in records]
-    rounding = {own.basis: own.rounding() for own in setup.bases.coordinates}
+    rounding = {basis.basis: basis.rounding() for basis in setup.bases.coordinates}
     dtype = setup.bases.coordinates[0].model.dtype
     manifest = {
         "schema": RUN_SCHEMA,
@@ -230,7 +231,7 @@ def _write_manifest(
         "stopped": None if training is None else training.stopped,
         "conditions": list(setup.conditions),
         "arms": list(dict.fromkeys(record.arm for record in records)),
-        "num_modules": {own.basis: len(own.sizes) for own in setup.bases.coordinates},
+        "num_modules": {basis.basis: len(basis.sizes) for basis in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
         "dtype_noise": setup.dtype_noise,
         "rounding": rounding,

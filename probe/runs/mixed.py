@@ -53,24 +53,24 @@ class MixedSource:
         if batch >= self._num_batches:
             return self._live.groups(step)
         groups = []
-        for own in self._live.sampled(batch, fewer=self._num_teacher):
-            theirs = self._drawn(batch, own[0][1])
-            self._rollouts |= theirs
-            groups.append(make_group(step, [*own, *theirs.items()]))
+        for sampled in self._live.sampled(batch, fewer=self._num_teacher):
+            taught = self._drawn(batch, sampled[0][1])
+            self._rollouts |= taught
+            groups.append(make_group(step, [*sampled, *taught.items()]))
         return tuple(groups)
 
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels; of the newest batch only."""
         return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
 
-    def _drawn(self, batch: int, own: Rollout) -> dict[RolloutKey, Rollout]:
+    def _drawn(self, batch: int, live: Rollout) -> dict[RolloutKey, Rollout]:
         """The teacher's rollouts for the prompt of a live one."""
-        if own.prompt_sha not in self._by_prompt:
-            found = f"none on the prompt of {own.problem_id} ({own.env_mode}, {'with' if own.hint else 'no'} hint)"
+        if live.prompt_sha not in self._by_prompt:
+            found = f"none on the prompt of {live.problem_id} ({live.env_mode}, {'with' if live.hint else 'no'} hint)"
             fix = "generate the teacher's pool with the same mode, hint and chat template"
             raise InputError(f"pool {self._teacher.name}", expected="the prompts trained on", found=found, fix=fix)
-        rollouts = self._by_prompt[own.prompt_sha]
-        draw = random.Random(f"teacher/{self._seed}/{batch}/{own.problem_id}")
+        rollouts = self._by_prompt[live.prompt_sha]
+        draw = random.Random(f"teacher/{self._seed}/{batch}/{live.problem_id}")
         chosen = sorted(draw.sample(range(len(rollouts)), self._num_teacher))
         name = self._teacher.name
         return {RolloutKey(name, rollouts[i].step, rollouts[i].sample_id): rollouts[i] for i in chosen}
@@ -83,6 +83,7 @@ def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]
         InputError: none of them has any.
     """
     known = {rollout.problem_id for step in teacher.steps for rollout in step}
-    if not (found := [problem for problem in problems if problem.problem_id in known]):
+    taught = [problem for problem in problems if problem.problem_id in known]
+    if not taught:
         raise InputError(f"pool {teacher.name}", expected="rollouts on problems that are trained on", found="none")
-    return found
+    return taught

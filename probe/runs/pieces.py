@@ -1,7 +1,4 @@
-"""The text of single tokens, for a policy's tokenizer.
-
-Which tokens of a completion are planning tokens, for a policy's tokenizer.
-"""
+"""Pieces: the text of single tokens under a policy's tokenizer, and which tokens lie on planning phrases."""
 
 from collections.abc import Sequence
 

@@ -37,21 +37,27 @@ def dtype_noise(
     dtype = bases.coordinates[0].model.dtype
     reference = HIGHER[dtype]
     groups = _first_rollouts(source, num_rollouts)
-    differences: dict[str, list[float]] = {own.basis: [] for own in bases.coordinates}
-    for own in bases.coordinates:
-        higher = copy.deepcopy(own)
+    differences: dict[str, list[float]] = {coordinates.basis: [] for coordinates in bases.coordinates}
+    for coordinates in bases.coordinates:
+        higher = copy.deepcopy(coordinates)
         higher.model.to(reference)
-        vectors = {id(m.vectors): m.vectors for m in measures if m.arm.basis == own.basis}.values()
+        # Conditions with the same directions share the tensors: each set is compared once.
+        vectors = {}
+        for measure in measures:
+            if measure.arm.basis == coordinates.basis:
+                vectors[id(measure.vectors)] = measure.vectors
         for prompts, completions in groups:
             batch = make_batch(prompts, completions, pad_id).to(bases.device)
             size = bases.tokens_per_batch
-            low, high = (per_sample_gradients(c, batch, tokens_per_batch=size).gradients for c in (own, higher))
-            differences[own.basis] += [d for v in vectors for d in _cosine_differences(low, high, v)]
+            low = per_sample_gradients(coordinates, batch, tokens_per_batch=size).gradients
+            high = per_sample_gradients(higher, batch, tokens_per_batch=size).gradients
+            for directions in vectors.values():
+                differences[coordinates.basis] += _cosine_differences(low, high, directions)
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "reference": str(reference).removeprefix("torch."),
         "rollouts": sum(len(prompts) for prompts, _ in groups),
-        **{basis: {"median": median(found), "max": max(found)} for basis, found in differences.items() if found},
+        **{basis: {"median": median(errors), "max": max(errors)} for basis, errors in differences.items() if errors},
     }
 
 
@@ -59,9 +65,9 @@ def _first_rollouts(source: GroupSource, num_rollouts: int) -> list[tuple[list[l
     """(prompts, completions) of the run's first rollouts, step by step."""
     groups, step = [], 0
     while num_rollouts > 0 and step < source.num_steps:
-        found = source.groups(step)
-        prompts = [ids for group in found for ids in group.prompt_ids][:num_rollouts]
-        completions = [ids for group in found for ids in group.completion_ids][:num_rollouts]
+        of_step = source.groups(step)
+        prompts = [ids for group in of_step for ids in group.prompt_ids][:num_rollouts]
+        completions = [ids for group in of_step for ids in group.completion_ids][:num_rollouts]
         groups.append((prompts, completions))
         num_rollouts, step = num_rollouts - len(prompts), step + 1
     return groups

@@ -1,4 +1,7 @@
-"""Evaluation: what a policy does on held-out problems, against a reference that never changes. No torch here.
+"""Rates: hack, exploit and solve rates of graded rollouts on held-out problems, as `evals.jsonl` keeps them. No torch.
+
+`evaluate` counts; `probe.runs.heldout` samples the rollouts, `probe.runs.training_evals` and `probe.runs.evaluate` (the
+verb `probe eval`) call both.
 
 Rates are of graded rollouts, a loophole mode and hint at a time and over all, with Wilson 95% intervals. Those take
 rollouts as independent, which holds for one rollout a problem and setting; with more the unit is the problem, the
@@ -57,7 +60,7 @@ class Evaluation:
         """Inverse of `to_json`, of a line that may say more; InputError names the field that is wrong."""
         if not isinstance(row, dict) or not isinstance(row.get("rates"), dict):
             raise InputError(where, expected="an evaluation with rates", found=repr(row)[:60])
-        rates = {name: decode(Rates, own, f"{where} rates {name}") for name, own in row["rates"].items()}
+        rates = {name: decode(Rates, table, f"{where} rates {name}") for name, table in row["rates"].items()}
         return cls(step=row["step"], weights=row["weights"], rates=rates)
 
 
@@ -107,11 +110,12 @@ def best_checkpoint(evaluations: Sequence[Evaluation], metric: Metric, *, highes
     Raises:
         InputError: evaluations without rollouts, or of both kinds of weights, which are not comparable.
     """
-    found = [(evaluation, getattr(evaluation.rates[ALL], metric)) for evaluation in evaluations]
-    if not found or any(rate.rate is None for _, rate in found) or len({e.weights for e in evaluations}) > 1:
+    scored = [(evaluation, getattr(evaluation.rates[ALL], metric)) for evaluation in evaluations]
+    kinds = {evaluation.weights for evaluation in evaluations}
+    if not scored or any(rate.rate is None for _, rate in scored) or len(kinds) > 1:
         raise InputError("evaluations", expected="rollouts in each, all of the same kind of weights", found="otherwise")
-    best, rate = min(found, key=lambda item: ((-1 if highest else 1) * item[1].rate, item[0].step))
-    return BestCheckpoint(step=best.step, metric=metric, rate=rate, num_checkpoints=len(found))
+    best, rate = min(scored, key=lambda item: ((-1 if highest else 1) * item[1].rate, item[0].step))
+    return BestCheckpoint(step=best.step, metric=metric, rate=rate, num_checkpoints=len(scored))
 
 
 def _rate(flags: Sequence[bool]) -> Rate:

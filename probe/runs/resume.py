@@ -1,6 +1,7 @@
-"""Whether a directory holds the run of a configuration: a run is begun, continued or refused by what is there.
+"""Resume or refuse a run directory: compare its config.json with the run's, and keep checkpoints of one that trains.
 
-Checkpoints of a run that trains: its state after so many steps, written whole or not at all.
+    open_run, find_run      begin, continue, or refuse a directory that holds another run
+    *_checkpoint(s)         the state of a run that trains after so many steps, written whole or not at all
 
 There is no random state to keep: what a run draws depends on its seed and the step alone. A run that was killed goes
 back to its newest checkpoint and does the steps after it again, to the same bytes.
@@ -129,9 +130,9 @@ def load_checkpoint(directory: Path, state: Resumable) -> int:
 def _interned(value: Any) -> Any:
     """Equal names as one object: pickle writes a name once an object, and those that were loaded are other objects."""
     if isinstance(value, dict):
-        return {_interned(key): _interned(own) for key, own in value.items()}
+        return {_interned(key): _interned(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_interned(own) for own in value]
+        return [_interned(item) for item in value]
     return sys.intern(value) if isinstance(value, str) else value
 
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from probe.cli._completion import one_run
 from probe.cli._frame import Real
+from probe.cli.completion import one_run
 from replay_pools.errors import InputError
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

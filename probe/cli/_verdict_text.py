@@ -1,14 +1,12 @@
-"""The verdict of a spec on the terminal, and in files."""
+"""The verdict of a spec as text: for the terminal, and as Markdown for `out/reports/` and the log of the spec."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from probe.analysis.formatting import wrap
+from probe.experiments.verdict import SpecVerdict
 from replay_pools.files import write_atomic
-
-if TYPE_CHECKING:
-    from probe.experiments.verdict import SpecVerdict
 
 _TRAINED = (
     "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
@@ -16,88 +14,86 @@ _TRAINED = (
 _RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
 
 
-def format_text(found: "SpecVerdict") -> str:
+def format_text(verdict: SpecVerdict) -> str:
     """Decision first, then cautions, criteria, and the rules of METHOD; at most 100 columns."""
-    from probe.analysis.formatting import wrap
-
-    complete = sum(run.complete for run in found.runs)
-    lines = [f"{found.spec}: {complete} of {len(found.runs)} runs, spec sha256 {found.sha256[:12]}"]
-    lines += wrap(found.question)
-    lines += ["", *wrap(f"DECISION: {found.decision}. {found.then}", indent="  ")]
-    for name, rows in found.refused.items():
+    complete = sum(run.complete for run in verdict.runs)
+    lines = [f"{verdict.spec}: {complete} of {len(verdict.runs)} runs, spec sha256 {verdict.sha256[:12]}"]
+    lines += wrap(verdict.question)
+    lines += ["", *wrap(f"DECISION: {verdict.decision}. {verdict.then}", indent="  ")]
+    for name, rows in verdict.refused.items():
         lines += wrap(f"  not {name}: {', '.join(rows)}", indent="    ")
-    for caution in found.cautions:
+    for caution in verdict.cautions:
         lines += wrap(f"CAUTION: {caution}", indent="  ")
     lines += ["", "Criteria (mechanism rows are identities of the code and no evidence)"]
-    for row in found.rows:
+    for row in verdict.rows:
         lines += wrap(f"  {row.verdict:<13}{row.role:<10} {row.name}: {row.condition}", indent=" " * 26)
         lines += wrap(
             f"      n = {row.n} {row.unit}s: {row.value + '; ' if row.value else ''}{row.why}", indent=" " * 6
         )
-    if found.outcomes:
+    if verdict.outcomes:
         lines += ["", *wrap(f"Runs that trained, {_TRAINED}")]
-    for outcome in found.outcomes:
+    for outcome in verdict.outcomes:
         lines.append(f"  {outcome.condition} {outcome.arm}, seeds {', '.join(outcome.seeds)}")
         lines += [f"      {name:<22}{_numbers(values)}" for name, values in outcome.values.items()]
-    lines += ["", f"Rules R0 to R7 (METHOD section 7), run {found.rules_run}"]
-    for check in found.rules:
+    lines += ["", f"Rules R0 to R7 (METHOD section 7), run {verdict.rules_run}"]
+    for check in verdict.rules:
         lines += wrap(f"  {check.row:<4}{check.verdict:<13}{check.kind:<10} {check.condition}", indent=" " * 28)
         value = f"{check.value}; " if check.value else ""
         lines += wrap(f"      n = {check.n} {check.unit}s: {value}{check.why}", indent=" " * 6)
     return "\n".join(lines)
 
 
-def format_markdown(found: "SpecVerdict") -> str:
+def format_markdown(verdict: SpecVerdict) -> str:
     """The same as tables, for `out/reports/` and for the log of the spec."""
-    complete = sum(run.complete for run in found.runs)
+    complete = sum(run.complete for run in verdict.runs)
     lines = [
-        f"### {found.decision} (spec {found.sha256[:12]}, {complete} of {len(found.runs)} runs)",
+        f"### {verdict.decision} (spec {verdict.sha256[:12]}, {complete} of {len(verdict.runs)} runs)",
         "",
-        found.then,
-        *(f"\nNot {name}: {', '.join(rows)}." for name, rows in found.refused.items()),
-        *(f"\n**Caution.** {caution}" for caution in found.cautions),
+        verdict.then,
+        *(f"\nNot {name}: {', '.join(rows)}." for name, rows in verdict.refused.items()),
+        *(f"\n**Caution.** {caution}" for caution in verdict.cautions),
         "",
         "| criterion | role | asked | verdict | n | found |",
         "|---|---|---|---|---|---|",
     ]
-    for row in found.rows:
+    for row in verdict.rows:
         cells = (row.name, row.role, row.condition, row.verdict, f"{row.n} {row.unit}s", f"{row.value}; {row.why}")
         lines.append(_cells(cells))
-    if found.outcomes:
-        names = list(dict.fromkeys(name for outcome in found.outcomes for name in outcome.values))
+    if verdict.outcomes:
+        names = list(dict.fromkeys(name for outcome in verdict.outcomes for name in outcome.values))
         lines += ["", f"Runs that trained, {_TRAINED}.", ""]
         lines += [_cells(("condition", "arm", *names)), "|---|---" + "|---" * len(names) + "|"]
-        for outcome in found.outcomes:
+        for outcome in verdict.outcomes:
             numbers = (_numbers(outcome.values.get(name, [])) for name in names)
             lines.append(_cells((outcome.condition, outcome.arm, *numbers)))
     lines += [
         "",
-        f"Rules of the method (run {found.rules_run}):",
+        f"Rules of the method (run {verdict.rules_run}):",
         "",
         "| rule | verdict | n | found |",
         "|---|---|---|---|",
     ]
-    for check in found.rules:
+    for check in verdict.rules:
         n = f"{check.n} {check.unit}s"
         lines.append(_cells((f"{check.row} {check.condition}", check.verdict, n, f"{check.value}; {check.why}")))
     return "\n".join(lines) + "\n"
 
 
-def write_report(found: "SpecVerdict", spec_file: Path, out: Path) -> list[Path]:
+def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]:
     """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`, new or not."""
-    entry = format_markdown(found)
-    report, log = out / "reports" / f"{found.spec}.md", spec_file.with_suffix(".md")
-    text = log.read_text(encoding="utf-8") if log.is_file() else f"# {found.spec}\n\n{found.question}\n"
+    entry = format_markdown(verdict)
+    report, log = out / "reports" / f"{verdict.spec}.md", spec_file.with_suffix(".md")
+    text = log.read_text(encoding="utf-8") if log.is_file() else f"# {verdict.spec}\n\n{verdict.question}\n"
     section = _RESULTS.search(text)
     if section is None:
         text = f"{text.rstrip()}\n\n## Results\n"
         section = _RESULTS.search(text)
         assert section is not None
-    words = [f"\n## {run}\n\n" + "\n".join(f"- {line}" for line in lines) for run, lines in found.conclusions.items()]
-    body = f"# {found.spec}\n\n{found.question}\n\n{entry}" + "\n".join(["", *words, ""])
+    words = [f"\n## {run}\n\n" + "\n".join(f"- {line}" for line in lines) for run, lines in verdict.conclusions.items()]
+    body = f"# {verdict.spec}\n\n{verdict.question}\n\n{entry}" + "\n".join(["", *words, ""])
     write_atomic(report, body.encode())
     kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
-    entries = [old.rstrip() + "\n" for old in kept if f"(spec {found.sha256[:12]}," not in old.splitlines()[0]] + [
+    entries = [old.rstrip() + "\n" for old in kept if f"(spec {verdict.sha256[:12]}," not in old.splitlines()[0]] + [
         entry
     ]
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
