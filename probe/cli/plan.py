@@ -1,14 +1,16 @@
 """probe plan: what a spec can detect, what it costs, and which of its parts are vacuous, before anything is run."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
 from probe.cli._output import echo_footprint
-from probe.experiments.checks import open_spec
-from probe.experiments.plan import Effect, SpecPlan, make_plan
 from probe.records.run import resolve_run
+
+if TYPE_CHECKING:  # numpy and scipy: a help text needs neither
+    from probe.experiments.plan import Effect, SpecPlan
 
 
 @click.command()
@@ -30,6 +32,9 @@ def plan(
 
     Example:  probe plan spec/phase2.toml
     """
+    from probe.experiments.checks import open_spec
+    from probe.experiments.plan import make_plan
+
     spec = open_spec(spec_file)
     spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
     if as_json:
@@ -44,7 +49,7 @@ def plan(
     ctx.exit(1 if check and spec_plan.vacuous else 0)
 
 
-def _print(spec_plan: SpecPlan) -> None:
+def _print(spec_plan: "SpecPlan") -> None:
     for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
         if effects:
             click.echo(f"\nSmallest effect seen with 80% power at 5%, two-sided: {title}")
@@ -62,6 +67,6 @@ def _print(spec_plan: SpecPlan) -> None:
         click.echo(f"note: {note}")
 
 
-def _effect(effect: Effect) -> tuple[str, str, str, str]:
+def _effect(effect: "Effect") -> tuple[str, str, str, str]:
     paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
     return str(effect.n), paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""

@@ -10,17 +10,13 @@ import click
 
 from probe.cli._frame import echo_json, elsewhere, json_option, out_option
 from probe.cli._progress import on_terminal, say
-from probe.experiments.checks import open_spec, pool_faults
-from probe.experiments.jobs import block, pool_jobs, sweep_folder, write_settings
-from probe.experiments.launch import Launcher, Processes, Submitit
-from probe.experiments.sweep import JobState, SweepState
-from probe.experiments.sweep import sweep as run_sweep
-from probe.experiments.sweep_metrics import block_value
-from probe.experiments.vacuity import vacuous_parts
 from replay_pools.errors import InputError
 
-if TYPE_CHECKING:
-    from rich.table import Table  # slow to import: only a terminal needs it
+if TYPE_CHECKING:  # numpy, scipy and rich: a help text needs none of them
+    from rich.table import Table
+
+    from probe.experiments.launch import Launcher
+    from probe.experiments.sweep import JobState, SweepState
 
 STYLES = {"running": "bold", "done": "green", "failed": "red", "waiting": "dim"}
 
@@ -53,6 +49,12 @@ def sweep(
 
       probe sweep spec/phase2.toml --workers 2
     """
+    from probe.experiments.checks import open_spec, pool_faults
+    from probe.experiments.jobs import block, pool_jobs, sweep_folder, write_settings
+    from probe.experiments.sweep import sweep as run_sweep
+    from probe.experiments.sweep_metrics import block_value
+    from probe.experiments.vacuity import vacuous_parts
+
     spec = open_spec(spec_file)
     if faults := pool_faults(spec, out):
         raise faults[0]
@@ -83,7 +85,9 @@ def sweep(
     ctx.exit(1 if table.failed else 0)
 
 
-def _launcher(workers: int, cluster: str | None, settings: tuple[str, ...], folder: Path) -> Launcher:
+def _launcher(workers: int, cluster: str | None, settings: tuple[str, ...], folder: Path) -> "Launcher":
+    from probe.experiments.launch import Processes, Submitit
+
     if cluster is None:
         if settings:
             raise InputError("--cluster-option", expected="--cluster beside it", found="none")
@@ -98,7 +102,7 @@ def _setting(text: str) -> tuple[str, str | int]:
     return key, int(value) if value.isdecimal() else value
 
 
-def _cells(row: JobState) -> dict[str, Any]:
+def _cells(row: "JobState") -> dict[str, Any]:
     """One line of the table."""
     job = row.job
     steps = len(list(job.directory.glob("step_*.gz")))
@@ -113,7 +117,7 @@ def _cells(row: JobState) -> dict[str, Any]:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[SweepState], None]]:
+def _shown() -> "Iterator[Callable[[SweepState], None]]":
     """On a terminal the whole table, redrawn in place; elsewhere a line for every change."""
     if not on_terminal():
         yield _plain()
@@ -125,7 +129,7 @@ def _shown() -> Iterator[Callable[[SweepState], None]]:
         yield lambda table: live.update(_grid(table), refresh=True)
 
 
-def _grid(table: SweepState) -> "Table":
+def _grid(table: "SweepState") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -136,11 +140,11 @@ def _grid(table: SweepState) -> "Table":
     return grid
 
 
-def _plain() -> Callable[[SweepState], None]:
+def _plain() -> "Callable[[SweepState], None]":
     """A line whenever a run changes its status or is tried again."""
     shown: dict[str, tuple[str, int]] = {}
 
-    def show(table: SweepState) -> None:
+    def show(table: "SweepState") -> None:
         for row in table.rows:
             now = (row.status, row.attempts)
             if now != shown.get(row.job.name) and row.status != "waiting":
@@ -150,7 +154,7 @@ def _plain() -> Callable[[SweepState], None]:
     return show
 
 
-def _line(row: JobState) -> str:
+def _line(row: "JobState") -> str:
     cells = _cells(row)
     error = f"  {cells['error']}" if cells["error"] else ""
     return (
@@ -159,7 +163,7 @@ def _line(row: JobState) -> str:
     )
 
 
-def _print(table: SweepState, spec_file: Path, out: Path) -> None:
+def _print(table: "SweepState", spec_file: Path, out: Path) -> None:
     from probe.cli._frame import echo_table
 
     rows = [_cells(row) for row in table.rows]
