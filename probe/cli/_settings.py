@@ -19,12 +19,14 @@ from click.core import ParameterSource
 from probe.cli.completion import one_of
 from probe.records.run import settings_of
 from probe.settings.presets import configure, preset_names
-from probe.settings.run import KEYS, RunConfig
+from probe.settings.run import KEYS, TABLES_OF, RunConfig
 from probe.settings.words import Verb
 from replay_pools.errors import InputError
 from replay_pools.files import by_name, read_json
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+# The verb of a command's settings; of any other command (extract) it is replay.
+VERB_OF: dict[str, Verb] = {"train": "train", "eval": "eval", "generate": "generate"}
 BESIDE_CONFIG = {"config_file", "name", "out", "as_json", "url", "track", "dry_run"}  # shape no number of the run
 
 
@@ -37,7 +39,13 @@ class SettingsCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             leaf = error.option_name.lstrip("-").replace("-", "_")
-            keys = [key for key in KEYS if key.rpartition(".")[2] == leaf]
+            verb = VERB_OF.get(str(ctx.info_name), "replay")
+            tables = {name for name, verbs in TABLES_OF.items() if verb not in verbs}  # those of other verbs
+            keys = []
+            for key in KEYS:
+                table, _, _ = key.partition(".")
+                if key.rpartition(".")[2] == leaf and table not in tables:
+                    keys.append(key)
             if not keys:
                 raise
             fix = f"say --set {keys[0]}=VALUE"

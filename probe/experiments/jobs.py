@@ -118,7 +118,8 @@ def _job(spec: Spec, run: PlannedRun, seed: int, out_dir: Path) -> Job:
 
 
 def _settings_file(spec: Spec, out_dir: Path, name: str) -> Path:
-    return sweep_folder(spec, out_dir) / "settings" / f"{name}.json"
+    # By the version of the spec: a dry run of an edited spec must not change what a running sweep has yet to read.
+    return sweep_folder(spec, out_dir) / "settings" / spec.sha256[:12] / f"{name}.json"
 
 
 def _status(job: Job, spec: Spec) -> SpecStatus | None:

@@ -428,7 +428,7 @@ def test_dry_run_prints_the_commands(
     assert run(cli, ["sweep", str(spec.path), "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
-    file = out / "sweeps" / "tiny" / "settings" / "tiny-narrow-seed0.json"
+    (file,) = (out / "sweeps" / "tiny" / "settings").glob("*/tiny-narrow-seed0.json")
     assert lines[1] == f"probe replay --config {file} --name tiny-narrow-seed0 --out {out}"
     config = RunConfig.from_json(read_json(file)["settings"], file)
     assert config == block(spec, 0, out)[1].config
