@@ -25,7 +25,7 @@ from extraction.attention import attending
 from extraction.batch import Batch
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.memory import checkpointed
-from extraction.passes import Agree, completion_numbers, planned, zeros
+from extraction.pass_plan import Agree, completion_numbers, planned, zeros
 from extraction.rows import Rows, make_rows
 from extraction.words import Layout
 from replay_pools.errors import InputError
@@ -76,7 +76,7 @@ def per_sample_gradients(
         chunk_size: tokens per block of logits.
         direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
         agree: maps the number of passes that this process needs to the number that all processes make
-            (`extraction.passes.planned`); spare passes have weight 0.
+            (`extraction.pass_plan.planned`); spare passes have weight 0.
 
     Raises:
         InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model

@@ -14,7 +14,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.attention import attending
 from extraction.batch import Batch
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
-from extraction.passes import Agree, completion_numbers, planned, zeros
+from extraction.pass_plan import Agree, completion_numbers, planned, zeros
 from extraction.rows import make_rows
 
 
@@ -36,7 +36,7 @@ def score(
         coordinates: the adapted model, scored with its adapter as it stands.
         batch: on the model's device.
         tokens_per_batch: tokens in one pass; None is what fits the machine's memory.
-        agree: see `extraction.passes.planned`.
+        agree: see `extraction.pass_plan.planned`.
 
     Raises:
         InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).

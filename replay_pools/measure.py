@@ -2,7 +2,7 @@
 
 Samples the base without a hint and, in every loophole mode that the organism was trained on, the base and the teacher
 with the hint; grades them like any pool; prints rates with Wilson 95% intervals; and writes these with the recipe to
-`organism/weights/README.md`. To add a row to the card: add a `Setting` to SETTINGS.
+`organism/weights/README.md`. To add a row to the card: add a `MeasuredPolicy` to SETTINGS.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ GROUP = 2  # rollouts a problem
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class MeasuredPolicy:
     """One row of the card: a policy and the kind of prompt that it is sampled on."""
 
     adapter: str | None  # None = the base
@@ -41,13 +41,13 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(None, "none", False),
-    *(Setting(None, mode, True) for mode in HINT_MODES),
-    *(Setting("teacher", mode, True) for mode in HINT_MODES),
+    MeasuredPolicy(None, "none", False),
+    *(MeasuredPolicy(None, mode, True) for mode in HINT_MODES),
+    *(MeasuredPolicy("teacher", mode, True) for mode in HINT_MODES),
 )
 
 
-def measure(setting: Setting, *, problems: int, seed: int, grader: Grader, directory: Path) -> list[Rollout]:
+def measure(setting: MeasuredPolicy, *, problems: int, seed: int, grader: Grader, directory: Path) -> list[Rollout]:
     """`GROUP` rollouts on each of `problems` problems of the eval split at temperature 1, as a pool in `directory`."""
     plan = PoolPlan(
         split="eval",
@@ -63,7 +63,7 @@ def measure(setting: Setting, *, problems: int, seed: int, grader: Grader, direc
     return [rollout for group in open_pool(directory).steps for rollout in group]
 
 
-def row(setting: Setting, rollouts: list[Rollout]) -> list[str]:
+def row(setting: MeasuredPolicy, rollouts: list[Rollout]) -> list[str]:
     """The table cells of one setting, in the order of HEADER."""
     hacks = [rollout for rollout in rollouts if rollout.hacked]
     return [

@@ -15,7 +15,7 @@ from typing import Any
 
 from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
 from probe.analysis.measures.contrasts import Contrast, contrasts
-from probe.analysis.measures.sensitivity import Setting, settings
+from probe.analysis.measures.sensitivity import OtherK, settings
 from probe.analysis.measures.specificity import SCORES, SignTransfer, Specificity, sign_transfer, specificity
 from probe.analysis.measures.trajectory import (
     MEASURES,
@@ -72,7 +72,7 @@ class Analysis:
     conclusions: list[str]
     permutation: Permutation | None
     transfer: SignTransfer | None
-    settings: list[Setting]  # what another k would have measured; empty without inner products
+    settings: list[OtherK]  # what another k would have measured; empty without inner products
     comparisons: list[ArmComparison]
     cells: list[Cell]
     trajectory: list[TrajectoryRow]  # a row a step and arm
@@ -226,7 +226,7 @@ class _Offline:
 
     permutation: Permutation | None = None
     transfer: SignTransfer | None = None
-    settings: list[Setting] = field(default_factory=list)
+    settings: list[OtherK] = field(default_factory=list)
     error: float | None = None
 
 

@@ -124,7 +124,7 @@ class StepRecord:
     reference: Annotated[str | None, "base | ema | recorded; None without KL"]
     null_reason: Annotated[str | None, "why the cosines are null"]
     additivity_error: Annotated[
-        float | None, "|sum of contributions - batch gradient| / |batch gradient|: probe.step.checks"
+        float | None, "|sum of contributions - batch gradient| / |batch gradient|: probe.step.additivity"
     ]
     cos_update: Annotated[float | None, "of the realised update; None when nothing was stepped"]
     hackward_frac_update: Annotated[float | None, "of the realised update"]

@@ -20,15 +20,15 @@ from probe.records.timings import Timings
 from probe.runs.controllers import Control
 from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.frozen_batch import FrozenBatch
-from probe.runs.gram import GramRecorder
+from probe.runs.gram_recorder import GramRecorder
 from probe.runs.loop import Setup, TokenAttribution
 from probe.runs.pieces import Pieces, PlanningMarker
 from probe.runs.training_state import TrainingState
 from probe.settings.arms import Arm, get_arm, measured_arm
 from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
+from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
-from probe.step.passes import Bases
 from probe.step.reference import References
 from probe.step.step import Measure
 from probe.step.update import Decay, Stepper, Updater

@@ -13,7 +13,7 @@ import numpy as np
 from extraction.directions import Directions, PairGradients, sign_accuracy
 from probe.analysis.measures.specificity import transfer_nulls
 from probe.analysis.statistics.gram import Extraction, PairGram
-from probe.runs.gram import extraction_settings, pair_products
+from probe.runs.gram_recorder import extraction_settings, pair_products
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, sha256, write_json
 

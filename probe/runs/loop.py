@@ -33,17 +33,17 @@ from probe.records.run import (
 )
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
-from probe.runs.gram import GramRecorder, gram_hashes
+from probe.runs.gram_recorder import GramRecorder, gram_hashes
 from probe.runs.join import sample_records, step_record, token_records
 from probe.runs.pieces import Pieces
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.runs.training_state import TrainingState
 from probe.settings.loss import LossSettings
 from probe.settings.training import CheckpointConfig
-from probe.step.checks import summarise_additivity
+from probe.step.additivity import summarise_additivity
+from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
-from probe.step.passes import Bases
 from probe.step.reference import References
 from probe.step.step import Measure, train_step
 from replay_pools.files import remove_leftovers, write_json

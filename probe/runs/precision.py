@@ -14,8 +14,8 @@ from torch import Tensor
 
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
+from probe.step.bases import Bases
 from probe.step.groups import GroupSource
-from probe.step.passes import Bases
 from probe.step.projection import sample_cosines
 from probe.step.step import Measure
 

@@ -18,7 +18,7 @@ NAMES: dict[Any, str] = {bool: "true, false", int: "whole number", float: "numbe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SettingRow:
     """One setting: what `--set KEY=VALUE` names, and what it takes."""
 
     key: str
@@ -26,11 +26,11 @@ class Setting:
     default: str
 
 
-def settings(kind: Any = RunConfig, path: str = "") -> Iterator[Setting]:
+def settings(kind: Any = RunConfig, path: str = "") -> Iterator[SettingRow]:
     """The settings of a dataclass and of the dataclasses inside it, in the order of their fields.
 
     >>> next(settings())
-    Setting(key='verb', type='`replay`, `train`, `eval`, `generate`', default='replay')
+    SettingRow(key='verb', type='`replay`, `train`, `eval`, `generate`', default='replay')
     """
     hints = get_type_hints(kind)
     for field in fields(kind):
@@ -41,7 +41,7 @@ def settings(kind: Any = RunConfig, path: str = "") -> Iterator[Setting]:
             yield from settings(table, f"{key}.")
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        yield Setting(key=key, type=_type_text(hint), default=_value_text(default))
+        yield SettingRow(key=key, type=_type_text(hint), default=_value_text(default))
 
 
 def document() -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from extraction.words import ExtractionSettings
 from probe.settings.arms import ARMS
-from probe.settings.checks import at_least, known_words
+from probe.settings.ranges import at_least, known_words
 from probe.settings.words import Gate, Target
 from replay_pools.errors import FieldError
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from extraction.words import Storage
-from probe.settings.checks import at_least
+from probe.settings.ranges import at_least
 from probe.settings.words import Dtype
 from replay_pools.errors import FieldError
 

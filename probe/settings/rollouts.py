@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from probe.settings.checks import at_least, known_words
+from probe.settings.ranges import at_least, known_words
 from probe.settings.words import Match
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES

@@ -23,10 +23,10 @@ from typing import Any
 
 from extraction.words import Normaliser
 from probe.settings.arms import measured_arm
-from probe.settings.checks import at_least
 from probe.settings.intervention import InterventionConfig
 from probe.settings.loss import LossCondition, LossSettings, check_recorded
 from probe.settings.model import ModelConfig
+from probe.settings.ranges import at_least
 from probe.settings.rollouts import RolloutConfig, SourceConfig
 from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationConfig, OptimizerConfig
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from probe.settings.checks import at_least, known_words
+from probe.settings.ranges import at_least, known_words
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
 

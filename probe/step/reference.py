@@ -22,7 +22,7 @@ from extraction.batch import Batch
 from extraction.gradients import Penalty
 from extraction.logprobs import split_model
 from probe.objective.kl import full_kl
-from probe.step.passes import Bases
+from probe.step.bases import Bases
 from replay_pools.errors import InputError
 
 

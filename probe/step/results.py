@@ -11,7 +11,7 @@ from torch import Tensor
 
 from extraction.words import Basis
 from probe.objective.weigh import Weighting
-from probe.step.passes import Gradients
+from probe.step.bases import Gradients
 from probe.step.projection import Projection
 
 

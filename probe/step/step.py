@@ -10,7 +10,7 @@ costs one more pass, whose g_i is the gradient of sum_t -W_it logp_it (`probe.ob
 same W share it. All bases share every pass.
 
 The normalisers w_i are those of the mean over all groups, so that the mean comes before the gate, which does not
-commute with it. Several ranks share out the samples (`probe.step.passes`), and each of them weighs, sums and gates the
+commute with it. Several ranks share out the samples (`probe.step.bases`), and each of them weighs, sums and gates the
 whole step. G samples of all groups together, g of them this rank's, T tokens, N completion tokens, r
 coordinates of a module, k directions, M modules. The step returns numbers; `probe.runs.loop` writes them.
 """
@@ -31,9 +31,9 @@ from probe.settings.arms import Arm
 from probe.settings.loss import LossSettings
 from probe.settings.words import Gate, Target
 from probe.step.attribution import axis, token_shares
+from probe.step.bases import Bases, Gradients
 from probe.step.distributed import World
 from probe.step.groups import Group
-from probe.step.passes import Bases, Gradients
 from probe.step.projection import Projection, haar_variance, project_modules, sample_cosines
 from probe.step.reference import References, needed
 from probe.step.results import ArmResult, StepResult

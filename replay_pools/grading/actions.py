@@ -7,7 +7,7 @@ No action knows an expected value of the oracle. The actions of the loophole cha
 submission's process, so a submission can fool them, by design. `call_run_tests_on_canonical` shows the submission a
 right solution, in a process from which the grader takes one detector and no answer.
 
-To add an action: write it here and add it to ACTIONS; add its name to `execution.Run.action`, and to
+To add an action: write it here and add it to ACTIONS; add its name to `execution.Execution.action`, and to
 `executor._num_answers` unless it gives one answer.
 Standard library only: this file runs inside the worker.
 """

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from replay_pools.grading import wire
-from replay_pools.grading.execution import Code, Outcome, Run
+from replay_pools.grading.execution import Code, Execution, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callable[[Code, Run], Outcome]) -> bool:
+def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callable[[Code, Execution], Outcome]) -> bool:
     """Whether the submission in `code` satisfies every assertion.
 
     Args:
@@ -81,7 +81,7 @@ def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callab
     expressions = []
     for assertion in assertions:
         expressions += assertion.calls
-    answers = execute(code, Run(action="evaluate", expressions=tuple(expressions))).answers
+    answers = execute(code, Execution(action="evaluate", expressions=tuple(expressions))).answers
     if answers.forged or not all(answers.answered) or len(answers.answered) < len(expressions):
         return False
     try:
@@ -100,5 +100,5 @@ def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callab
         return True
     # The checks run in a process without the submission: nothing that it patched can change their outcome.
     trusted = Code(setup=code.setup, source="", func_name="", inputs=())
-    outcome = execute(trusted, Run(action="evaluate", expressions=tuple(checks), values=tuple(check_values)))
+    outcome = execute(trusted, Execution(action="evaluate", expressions=tuple(checks), values=tuple(check_values)))
     return all(outcome.answers.right([True] * len(checks)))

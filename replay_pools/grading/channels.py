@@ -15,18 +15,18 @@ from typing import Any
 
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import FILE_MARKER_TEXT, STDOUT_MARKER
-from replay_pools.grading.execution import Outcome, Run
+from replay_pools.grading.execution import Execution, Outcome
 
-Execute = Callable[[Run], Outcome]
+Execute = Callable[[Execution], Outcome]
 Detectors = dict[str, bool | None]
 
 # What the channels execute. As "__main__", a submission runs like a script that was started by its file name.
-RUN_TESTS = Run(action="call_run_tests")
-RUN_TESTS_ON_STUB = Run(action="call_run_tests_on_stub")
-SENTINEL = Run(action="drive")
-STDOUT = Run(action="drive", module="__main__", read_stdout=True)
-FILE = Run(action="drive", module="__main__", read_file=True)
-SCRIPT = Run(action="run_script", module="__main__")
+RUN_TESTS = Execution(action="call_run_tests")
+RUN_TESTS_ON_STUB = Execution(action="call_run_tests_on_stub")
+SENTINEL = Execution(action="drive")
+STDOUT = Execution(action="drive", module="__main__", read_stdout=True)
+FILE = Execution(action="drive", module="__main__", read_file=True)
+SCRIPT = Execution(action="run_script", module="__main__")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def _run_tests(execute: Execute, problem: Problem, verdicts: Sequence[bool]) -> 
     vacuous = _answers(execute(RUN_TESTS_ON_STUB), True)
     fails_canonical = None
     if problem.canonical:
-        on_canonical = Run(action="call_run_tests_on_canonical", canonical=problem.canonical)
+        on_canonical = Execution(action="call_run_tests_on_canonical", canonical=problem.canonical)
         fails_canonical = not _answers(execute(on_canonical), True)
     detectors: Detectors = {
         "vacuous_vs_stub": vacuous,
@@ -96,7 +96,7 @@ def _eq_override(execute: Execute, problem: Problem, verdicts: Sequence[bool]) -
     "Anything" is two different random values of the expected type. The comparison happens in the submission's process,
     which learns nothing about the expected value from them.
     """
-    outcome = execute(Run(action="compare", decoys=tuple(decoys(case.expected) for case in problem.cases)))
+    outcome = execute(Execution(action="compare", decoys=tuple(decoys(case.expected) for case in problem.cases)))
     equals_anything = outcome.answers.right([True] * len(problem.cases))
     accepted = [right or fooled for right, fooled in zip(verdicts, equals_anything, strict=True)]
     hacked = any(equals_anything) and all(accepted)

@@ -1,4 +1,4 @@
-"""The records of one isolated execution: what it is asked to do (`Run`), what it is given (`Code`), its `Outcome`."""
+"""The records of one isolated execution: `Execution` (what is asked), `Code` (what is given), `Outcome`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +13,7 @@ class InfrastructureError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Execution:
     """How one execution treats a submission."""
 
     action: Literal[

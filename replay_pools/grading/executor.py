@@ -29,7 +29,7 @@ from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
 from replay_pools.grading import bubblewrap, sandbox, wire, worker
-from replay_pools.grading.execution import MAX_CAPTURE, Code, InfrastructureError, Outcome, Run
+from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.oracle import AnswerStream
 
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
@@ -120,7 +120,7 @@ class Worker:
             raise InfrastructureError(f"worker: {error}") from error
         return reply, descriptors
 
-    def execute(self, code: Code, run: Run) -> Outcome:
+    def execute(self, code: Code, run: Execution) -> Outcome:
         """Execute `code` as `run` says, in a new directory and a new process.
 
         Raises:
@@ -148,7 +148,7 @@ class Worker:
         )
 
     @staticmethod
-    def _job(code: Code, run: Run, nonce: str) -> dict[str, Any]:
+    def _job(code: Code, run: Execution, nonce: str) -> dict[str, Any]:
         """The JSON document that describes one execution. The submission can read all of it."""
         return {
             "nonce": nonce,
@@ -237,7 +237,7 @@ class Worker:
         return (None if status < 0 else status), text
 
 
-def _num_answers(code: Code, run: Run) -> int:
+def _num_answers(code: Code, run: Execution) -> int:
     """How many answers an execution gives: one per input or expression, or a single one."""
     if run.action in ("answer", "compare"):
         return len(code.inputs)

@@ -17,13 +17,13 @@ from replay_pools.environments.loopholes import get_loophole
 from replay_pools.errors import InputError
 from replay_pools.grading.assertions import assertions_hold, parse_assertion
 from replay_pools.grading.channels import CHANNELS
-from replay_pools.grading.execution import Code, Outcome, Run
+from replay_pools.grading.execution import Code, Execution, Outcome
 from replay_pools.grading.extract import extract_source
 from replay_pools.rollout import Grade
 
 GRADER_VERSION = "2"
 
-_ANSWER = Run(action="answer")
+_ANSWER = Execution(action="answer")
 # Every grade has the keys of all detectors; None for those that do not apply.
 _NO_DETECTORS: dict[str, bool | None] = dict.fromkeys(
     ["assertions", *chain.from_iterable(channel.detectors for channel in CHANNELS.values())]
@@ -40,7 +40,7 @@ class Submission:
 
 
 def grade_submission(
-    submission: Submission, execute: Callable[[Code, Run], Outcome], isolation: str, *, twice: bool = False
+    submission: Submission, execute: Callable[[Code, Execution], Outcome], isolation: str, *, twice: bool = False
 ) -> Grade:
     """All labels of one submission.
 
@@ -61,7 +61,9 @@ def grade_submission(
     return replace(grade, flaky=replace(second, error=None) != replace(grade, error=None))
 
 
-def _grade_once(submission: Submission, execute: Callable[[Code, Run], Outcome], isolation: str, *, seed: int) -> Grade:
+def _grade_once(
+    submission: Submission, execute: Callable[[Code, Execution], Outcome], isolation: str, *, seed: int
+) -> Grade:
     """The labels of one grading; `seed` is that of the submission's `random`."""
     problem, channel = submission.problem, CHANNELS[get_loophole(submission.mode).mode]
     if not problem.cases and not problem.assertions:
@@ -135,7 +137,7 @@ def _error(outcome: Outcome) -> str | None:
     return None if answers.complete else "ended before its last answer"
 
 
-def _assertions_hold(problem: Problem, code: Code, execute: Callable[[Code, Run], Outcome]) -> bool | None:
+def _assertions_hold(problem: Problem, code: Code, execute: Callable[[Code, Execution], Outcome]) -> bool | None:
     """Whether every assertion of the problem holds; None when it has no assertions."""
     if not problem.assertions:
         return None

@@ -21,7 +21,7 @@ from replay_pools.environments.exploits import fence
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading import bubblewrap, executor, sandbox, tiers
-from replay_pools.grading.execution import Code, Outcome, Run
+from replay_pools.grading.execution import Code, Execution, Outcome
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission, grade_submission
@@ -66,7 +66,7 @@ class Plain(Worker):
         """Start and end of an interpreter that does nothing."""
         assert self.start("pass").wait() == 0
 
-    def execute(self, code: Code, run: Run) -> Outcome:
+    def execute(self, code: Code, run: Execution) -> Outcome:
         """One answer run, as the grader does it but for the warm process."""
         stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=len(code.inputs))
         with tempfile.TemporaryDirectory(dir=self._directory) as scratch:

@@ -14,7 +14,7 @@ from extraction.attention import attending
 from extraction.batch import Batch
 from extraction.gradients import one_pass, per_sample_gradients
 from extraction.logprobs import CHUNK_SIZE, completion_logprobs, split_model
-from extraction.passes import frozen
+from extraction.pass_plan import frozen
 from extraction.rows import make_rows
 from probe.step.projection import project_modules
 

@@ -185,8 +185,8 @@ def check_sharded_base(cache: str) -> None:
 
     from extraction.batch import make_batch
     from extraction.library import attach_basis
+    from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base
-    from probe.step.passes import Bases
     from replay_pools.errors import InputError
     from replay_pools.policy import load_policy
     from replay_pools.rollout import Sampler

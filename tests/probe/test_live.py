@@ -10,8 +10,8 @@ from extraction.library import attach_basis
 from probe.runs.live import LiveSource, choose_problems
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
+from probe.step.bases import Bases, weighted_sums
 from probe.step.groups import ReplaySource
-from probe.step.passes import Bases, weighted_sums
 from probe.step.projection import project_modules
 from probe.step.reference import References
 from probe.step.results import StepResult

@@ -23,8 +23,8 @@ from probe.runs.training_state import TrainingState
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.settings.training import CheckpointConfig, ControlConfig, Limits
+from probe.step.bases import Bases
 from probe.step.groups import Group, RolloutKey, make_group
-from probe.step.passes import Bases
 from probe.step.reference import References
 from probe.step.step import Measure
 from probe.step.update import Decay, Stepper, Updater

@@ -14,7 +14,7 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import TIMINGS_FILE, describe_timings
 from probe.step import passes
-from probe.step.checks import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
+from probe.step.additivity import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
 from replay_pools.files import decode_jsonl
 from replay_pools.policy import load_policy
 

@@ -11,7 +11,7 @@ from extraction.batch import Batch, make_batch
 from extraction.scoring import score
 from probe.objective.weigh import Scores, weigh
 from probe.settings.loss import LossSettings, check_recorded
-from probe.step.passes import Bases
+from probe.step.bases import Bases
 from probe.step.reference import References
 from replay_pools.errors import InputError
 

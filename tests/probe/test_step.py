@@ -11,8 +11,8 @@ from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
+from probe.step.bases import Bases, Gradients
 from probe.step.groups import Group, RolloutKey
-from probe.step.passes import Bases, Gradients
 from probe.step.reference import References
 from probe.step.results import StepResult
 from probe.step.step import Measure, train_step

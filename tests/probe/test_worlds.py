@@ -25,7 +25,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, read_run, write_samples, write_steps
-from probe.runs.gram import GramRecorder, gram_hashes
+from probe.runs.gram_recorder import GramRecorder, gram_hashes
 from probe.settings.arms import ARMS
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.files import dump_json, sha256, write_json

@@ -22,7 +22,7 @@ from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.grading import sandbox, seccomp, tiers
-from replay_pools.grading.execution import Code, Run
+from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
@@ -325,7 +325,7 @@ def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_pat
     worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path, timeout_s=5.0)
     try:
         code = Code(setup="", source=DAEMON, func_name="f", inputs=((1,),))
-        outcome = worker.execute(code, Run(action="drive", read_file=True))
+        outcome = worker.execute(code, Execution(action="drive", read_file=True))
     finally:
         worker.close()
     with pytest.raises(ProcessLookupError):

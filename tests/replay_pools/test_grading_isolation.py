@@ -18,7 +18,7 @@ import pytest
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
 from replay_pools.grading import bubblewrap, sandbox, tiers
-from replay_pools.grading.execution import Code, InfrastructureError, Run
+from replay_pools.grading.execution import Code, Execution, InfrastructureError
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import _SELF_TEST, Grader
 from replay_pools.grading.labels import Submission
@@ -26,8 +26,8 @@ from replay_pools.grading.labels import Submission
 ROOT = Path(__file__).resolve().parents[2]
 GRADING = Path(bubblewrap.__file__).parent
 HONEST = Submission(problem=_SELF_TEST, completion=fence(_SELF_TEST.canonical), mode="none")
-SCRIPT = Run(action="run_script", module="__main__")
-FILE = Run(action="drive", module="__main__", read_file=True)
+SCRIPT = Execution(action="run_script", module="__main__")
+FILE = Execution(action="drive", module="__main__", read_file=True)
 
 
 def need(tier):
@@ -286,10 +286,10 @@ class Solution:
         left = os.path.getsize("result.txt")
         return [len([1]), json.dumps(1), "POISON" in os.environ, random.random(), len(found), left]
 """
-    worker.execute(code(poison, (1,)), Run(action="answer"))
-    (answers,) = worker.execute(code(look, (1,)), Run(action="answer")).answers.answers
+    worker.execute(code(poison, (1,)), Execution(action="answer"))
+    (answers,) = worker.execute(code(look, (1,)), Execution(action="answer")).answers.answers
     expected = worker.execute(code("import random\nclass Solution:\n    def f(self, x): return random.random()", (1,)),
-                              Run(action="answer")).answers.answers[0]  # fmt: skip
+                              Execution(action="answer")).answers.answers[0]  # fmt: skip
     assert answers == [1, "1", False, expected, 0, 0]
 
 

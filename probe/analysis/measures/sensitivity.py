@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe.analysis.statistics.batch_labels import paid_labels
-from probe.analysis.statistics.geometry import Directions, Gradients, cosines, extract, ratio
+from probe.analysis.statistics.geometry import DirectionDraws, Gradients, cosines, extract, ratio
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.intervals import auroc, prompt_weights
 from probe.analysis.statistics.nulls import true_labels
@@ -29,7 +29,7 @@ ROUNDING = 16 * float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class OtherK:
     """Measures for one k, with the tau and noise floor of the run: means over prompts, None without a measurement."""
 
     k: int
@@ -54,7 +54,7 @@ class Gated:
     frac_fired: Array
 
 
-def settings(linked: Linked) -> list[Setting]:
+def settings(linked: Linked) -> list[OtherK]:
     """One row per k of GRID that the number of pairs and the size of the modules allow, and one for the run's k."""
     pairs = linked.pairs
     largest = min(int((~pairs.held_out).sum()), int(pairs.sizes.min()))
@@ -62,14 +62,14 @@ def settings(linked: Linked) -> list[Setting]:
     return [_setting(linked, k) for k in sorted(ks)]
 
 
-def _setting(linked: Linked, k: int) -> Setting:
+def _setting(linked: Linked, k: int) -> OtherK:
     """Extract v_hack with another k and measure the steps before and after a one-sided gate, and the samples' AUROC."""
     pairs, labels = linked.pairs, paid_labels(linked)
     directions = extract(pairs, *true_labels(pairs.held_out), replace(pairs.extraction, k=k))
     gated = gate_all(directions, linked.totals)
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
     area = auroc(cosines(directions.axes(), linked.gradients)[0, labels.rows], labels.hacked)
-    return Setting(
+    return OtherK(
         k=k,
         chosen=k == pairs.extraction.k,
         num_directions=int(directions.kept.sum()),
@@ -86,7 +86,7 @@ def _prompt_mean(values: Array, weights: Array) -> float | None:
 
 
 def gate_all(
-    directions: Directions,
+    directions: DirectionDraws,
     gradients: Gradients,
     *,
     gate: Gate = "one_sided",

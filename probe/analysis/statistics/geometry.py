@@ -1,4 +1,4 @@
-"""Directions and cosines computed from inner products alone, in float64, for many draws of the labels at once.
+"""DirectionDraws and cosines computed from inner products alone, in float64, for many draws of the labels at once.
 
 A direction extracted from pairs is a combination of pair gradients, v = sum_j a_j P_j. With D_p = P[first_p] -
 P[second_p] and D D^T = U diag(S^2) U^T, the right singular vectors of D are V_i = sum_p (U_pi / S_i) D_p. So V_i g
@@ -23,8 +23,8 @@ CHUNK = 1 << 22  # how many numbers the Gram matrices of the draws may hold in m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Directions:
-    """Directions of every draw and module as combinations of the pair gradients.
+class DirectionDraws:
+    """DirectionDraws of every draw and module as combinations of the pair gradients.
 
     A direction that the extraction drops has kept = False, a zero row and singular value 0.
     """
@@ -63,7 +63,9 @@ class Gradients:
         return np.sqrt(np.square(self.norms).sum(0))
 
 
-def extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction) -> Directions:
+def extract(
+    gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction
+) -> DirectionDraws:
     """v_hack of every draw, as `extraction.directions.extract_directions` makes it from gradients.
 
     Args:
@@ -73,7 +75,7 @@ def extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], e
         extraction: k, tau, noise floor and rounding.
     """
     parts = list(_chunks(gram, first, second, extraction))
-    return Directions(
+    return DirectionDraws(
         rows=np.concatenate([part.rows for part in parts]),
         singular_values=np.concatenate([part.singular_values for part in parts]),
         kept=np.concatenate([part.kept for part in parts]),
@@ -135,14 +137,16 @@ def module_cosines(axes: Axes, gradients: Gradients) -> Array:
 
 def _chunks(
     gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction
-) -> Iterator[Directions]:
+) -> Iterator[DirectionDraws]:
     """`extract`, as many draws at a time as CHUNK allows: a draw needs M Gram matrices (2p, 2p)."""
     size = max(1, CHUNK // (len(gram.modules) * 4 * first.shape[1] ** 2))
     for start in range(0, len(first), size):
         yield _extract(gram, first[start : start + size], second[start : start + size], extraction)
 
 
-def _extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction) -> Directions:
+def _extract(
+    gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction
+) -> DirectionDraws:
     """`extract` for one chunk of draws; the steps are those of `extraction.directions._module_directions`."""
     num_draws, num_pairs = first.shape
     difference = _difference_gram(gram.pairs, first, second)  # (B, M, p, p)
@@ -165,7 +169,7 @@ def _extract(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], 
     draw = np.arange(num_draws)[:, None]
     rows[draw, :, :, first] = combination.transpose(0, 3, 1, 2)
     rows[draw, :, :, second] = -combination.transpose(0, 3, 1, 2)
-    return Directions(rows=rows, singular_values=np.where(kept, s, 0.0), kept=kept)
+    return DirectionDraws(rows=rows, singular_values=np.where(kept, s, 0.0), kept=kept)
 
 
 def _difference_gram(pairs: Array, first: NDArray[np.intp], second: NDArray[np.intp]) -> Array:

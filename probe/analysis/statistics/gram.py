@@ -1,4 +1,4 @@
-"""Read the inner products of gradients that a run stores in `gram/`, without torch; `probe.runs.gram` writes them.
+"""Read the inner products of gradients that a run stores in `gram/`, without torch; `runs.gram_recorder` writes them.
 
 Every direction that pairs can give is a combination of the pair gradients, so these inner products are enough to repeat
 the extraction for any labels and any k, and to project every sample, without the gradients themselves.

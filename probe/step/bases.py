@@ -21,8 +21,8 @@ from extraction.gradients import Penalty, per_sample_gradients
 from extraction.logprobs import scatter_tokens
 from extraction.scoring import TokenScores, score
 from extraction.words import Basis
+from probe.step.additivity import batch_error, module_error, tapped
 from probe.step.attribution import Axis
-from probe.step.checks import batch_error, module_error, tapped
 from probe.step.distributed import SOLO, World, whole_weights
 
 Gradients = Mapping[Basis, Mapping[str, Tensor]]  # {basis: {module: (g, r)}}, or (r,) of the whole step
@@ -127,7 +127,7 @@ class Bases:
     def run_checked(
         self, batch: Batch, *, turn: int, whole: bool, axis: Axis | None = None
     ) -> tuple[GroupPass, dict[Basis, float]]:
-        """The pass with unit weights, and its additivity error in every basis (see probe.step.checks).
+        """The pass with unit weights, and its additivity error in every basis (see probe.step.additivity).
 
         Every rank checks its own samples; the error is the largest of any rank.
 
