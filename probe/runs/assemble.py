@@ -30,7 +30,6 @@ from probe.settings.run import RunConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
-from probe.step.step import Measure
 from probe.step.update import Decay, Stepper, Updater
 from replay_pools.errors import InputError
 from replay_pools.policy import Policy
@@ -101,9 +100,9 @@ def assemble(
             frozen = FrozenBatch(policy, coordinates, pairs, start[0].vectors) if pairs else None
         phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
-    measures: Callable[[int], Sequence[Measure]] = lambda step: start  # noqa: E731
+    refreshed = None
     if training is not None:
-        measures = RefreshedMeasures(
+        refreshed = RefreshedMeasures(
             directory,
             start[0],
             lambda: directions.extract(arms[0], conditions[primary]),
@@ -122,7 +121,7 @@ def assemble(
             world=SOLO if steps_apart(config) else world,
         ),
         conditions=conditions,
-        measures=measures,
+        measures=refreshed or (lambda step: start),
         references=References(coordinates) if training is None else training.references,
         planning=PlanningMarker(policy.tokenizer, config.planning_phrases),
         pad_id=policy.pad_id,
