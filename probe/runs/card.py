@@ -1,7 +1,7 @@
-"""The card of a direction file: what it is, from which pairs, how far its sign transfers, and against which nulls.
+"""Card of a direction file: settings, pairs, accuracy of the sign on held-out pairs, and the same under null models.
 
-`probe extract` writes `NAME.card.json` beside `NAME.safetensors`, with the hash of that file: the two can be shared
-without the pair gradients. Everything in it is said there and nowhere else.
+`probe extract` writes `NAME.card.json` beside `NAME.safetensors`, with the hash of that file. The two can be shared
+without the pair gradients, which the accuracies and nulls were computed from and which are much larger.
 """
 
 from dataclasses import asdict
@@ -19,11 +19,12 @@ from replay_pools.files import read_json, sha256, write_json
 
 CARD_SCHEMA = 1
 NUM_DRAWS = 199  # p is at least 1 / 200
+# Metadata of the direction file that the card repeats as `settings`.
 SETTINGS = ("k", "tau", "drop_bottom_frac", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
 
 
 def card_path(directions_path: Path) -> Path:
-    """Where the card of a direction file is."""
+    """`NAME.card.json` beside `NAME.safetensors`."""
     return directions_path.with_suffix(".card.json")
 
 
@@ -77,8 +78,9 @@ def read_card(path: Path) -> dict[str, Any]:
         raise InputError(where, expected="the card of the direction file", found="no such file", fix=fix)
     card = read_json(where)
     if not isinstance(card, dict) or card.get("schema") != CARD_SCHEMA:
-        found = card.get("schema") if isinstance(card, dict) else type(card).__name__
-        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(found))
+        schema = card.get("schema") if isinstance(card, dict) else type(card).__name__
+        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(schema))
+    # A card that was left behind by an earlier extraction describes other vectors than the file holds now.
     actual = sha256(path.read_bytes())
     if card["sha256"] != actual:
         raise InputError(
@@ -91,7 +93,7 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def _pair_gram(pairs: PairGradients, directions: Directions) -> PairGram:
-    """What `gram/pairs.safetensors` of a run holds, without a run."""
+    """Inner products of the pair gradients, as `gram/pairs.safetensors` of a run holds them."""
     return PairGram(
         modules=tuple(pairs.hack),
         sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
