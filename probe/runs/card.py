@@ -5,6 +5,7 @@ without the pair gradients, which the accuracies and nulls were computed from an
 """
 
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +36,33 @@ def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict
         directions: what the file holds.
         pairs: the gradients that they were extracted from.
     """
-    known = directions.metadata
-    margins = sorted(int(margin) for votes in directions.votes.values() for margin in votes)
-    vote_p = [p for values in known["vote_p"].values() for p in values]
+    metadata = directions.metadata
+    margins: list[int] = []
+    for votes in directions.votes.values():
+        margins += map(int, votes)
+    margins.sort()
+    vote_p = list(chain.from_iterable(metadata["vote_p"].values()))
     nulls = transfer_nulls(_pair_gram(pairs, directions), num_draws=NUM_DRAWS)
     card = {
         "schema": CARD_SCHEMA,
         "file": path.name,
         "sha256": sha256(path.read_bytes()),
-        "basis": known["fingerprint"]["basis"],
-        "pairs": known["pairs"],
-        "pairs_sha256": known["pairs_sha256"],
-        "num_pairs": known["num_pairs"],
+        "basis": metadata["fingerprint"]["basis"],
+        "pairs": metadata["pairs"],
+        "pairs_sha256": metadata["pairs_sha256"],
+        "num_pairs": metadata["num_pairs"],
         "num_modules": len(directions.vectors),
         "num_directions": directions.num_directions(),
         "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
-        "settings": {name: known[name] for name in SETTINGS},
-        "noise_floor": known["noise_floor"],
+        "settings": {name: metadata[name] for name in SETTINGS},
+        "noise_floor": metadata["noise_floor"],
         "median_vote_margin": margins[len(margins) // 2] if margins else None,
         "frac_votes_p05": sum(p < 0.05 for p in vote_p) / max(len(vote_p), 1),
         "held_out": sign_accuracy(pairs, directions),
         "nulls": {name: asdict(null) for name, null in nulls.items()},
-        "fingerprint": known["fingerprint"],
-        "chat_template_sha256": known["chat_template_sha256"],
-        "tokenizer_sha256": known["tokenizer_sha256"],
+        "fingerprint": metadata["fingerprint"],
+        "chat_template_sha256": metadata["chat_template_sha256"],
+        "tokenizer_sha256": metadata["tokenizer_sha256"],
     }
     write_json(card_path(path), card)
     return card
