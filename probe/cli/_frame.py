@@ -1,4 +1,7 @@
-"""What all verbs share: lazy import, one-line errors with exit codes, common options, tables."""
+"""Frame of the command line, shared by all verbs: lazy import, one-line errors with exit codes, options, tables.
+
+To add an exit code or a fix for an error of the operating system: `_describe`, OS_FIXES.
+"""
 
 import errno
 import math
@@ -53,7 +56,7 @@ class LazyGroup(click.Group):
         return getattr(import_module(module), attribute)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """click's own, which suggests a near option but no near verb."""
+        """As click does, with the near verb in the message: click suggests near options alone."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -62,7 +65,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{error.message.rstrip('.')}{hint}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table's help lines; click's own version would import every verb."""
+        """List the verbs by the help lines of the table; click's own version would import every verb."""
         direct = {name: command.get_short_help_str(limit=90) for name, command in self.commands.items()}
         lines = {name: line for name, (_, line) in self.verbs.items()} | direct
         with formatter.section("Commands"):
@@ -75,10 +78,12 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
     A command whose check failed calls `ctx.exit(1)`; return values are ignored.
     """
     args = sys.argv[1:] if args is None else list(args)
-    flags = takewhile(lambda argument: argument.startswith("-"), args)  # those before the verb
+    # Read before click parses, whose own errors may be the ones to trace. Only flags before the verb are ours.
+    flags = takewhile(lambda argument: argument.startswith("-"), args)
     debug = "--debug" in flags or os.environ.get("PROBE_DEBUG", "0") not in ("", "0")
     try:
         code = _invoke(command, list(args))
+        # Here and not at exit, where a closed pipe could no longer be caught.
         sys.stdout.flush()
         return code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -88,9 +93,11 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         click.echo("probe: interrupted; the same command goes on where it stopped", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        # Python flushes once more at exit, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
-    except Exception as error:  # the boundary: nothing gets past it with a traceback unless asked for
+    # The boundary of the program: no error gets past it with a traceback, unless asked for.
+    except Exception as error:
         if debug:
             traceback.print_exc()
         message, code = _describe(error)
@@ -99,7 +106,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
 
 
 def _invoke(command: click.Command, args: list[str]) -> int:
-    """Parse and call; unlike `command.main` this keeps its hands off errors and signals."""
+    """Parse the arguments and call the command; `command.main` would print errors and exit by itself."""
     try:
         with command.make_context("probe", args) as context:
             command.invoke(context)
@@ -109,7 +116,7 @@ def _invoke(command: click.Command, args: list[str]) -> int:
 
 
 def _describe(error: Exception) -> tuple[str, int]:
-    """The line and the exit code of an error."""
+    """The line to print for an error, and its exit code."""
     if isinstance(error, InputError):
         return str(error), EXIT_INPUT
     if isinstance(error, click.UsageError):
@@ -119,8 +126,11 @@ def _describe(error: Exception) -> tuple[str, int]:
         return error.format_message(), EXIT_INPUT
     if isinstance(error, OSError):
         where = error.filename or "input/output"
+        message = f"{where}: {error.strerror or error}"
         fix = OS_FIXES.get(error.errno or 0)
-        return f"{where}: {error.strerror or error}" + (f"; {fix}" if fix else ""), EXIT_INPUT
+        if fix:
+            message += f"; {fix}"
+        return message, EXIT_INPUT
     return f"internal: {type(error).__name__}: {error}; run `probe --debug ...` for the traceback", EXIT_INTERNAL
 
 
@@ -130,7 +140,7 @@ class Real(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
+        """Parse the number; one that is not finite is a usage error."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
@@ -166,21 +176,20 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None
 
 
 def elsewhere(out: Path) -> str:
-    """` --out OUT` for the next command that a verb proposes, where it is not the default."""
+    """` --out OUT`, to append to a command that a verb proposes as the next one; "" for the default folder."""
     return "" if out == Path("out") else f" --out {out}"
 
 
 def echo_json(value: Any) -> None:
-    """One strict JSON object on a line of its own."""
+    """Print one strict JSON value (NaN as null) on a line of its own."""
     click.echo(dump_json(value))
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """An aligned text table: first column to the left, the others to the right."""
+    """Print an aligned text table: first column to the left, the others to the right."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        first, *others = (
-            f"{c:<{w}}" if i == 0 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        click.echo("  ".join([first, *others]).rstrip())
+        padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        padded[0] = row[0].ljust(widths[0])
+        click.echo("  ".join(padded).rstrip())

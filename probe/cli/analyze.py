@@ -1,4 +1,4 @@
-"""probe analyze: what the records of runs say, or what a spec's runs say about its criteria."""
+"""probe analyze: print the verdict on runs, or the verdict of a spec on the runs of its sweep."""
 
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ def analyze(
 
       probe analyze spec/phase2.toml --write
     """
+    # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
     settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
     spec_file = spec_among(runs)
@@ -50,15 +51,20 @@ def analyze(
 
 
 def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: bool) -> bool:
-    """Print the analysis of every run; whether a rule that a GO needs has failed."""
+    """Print the analysis of every run under every condition; returns whether a rule that a GO needs has failed."""
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
     from probe.analysis.text_report import format_analysis
 
-    read = [read_run(resolve_run(run, out)) for run in runs]
-    analyses = [analyze_run(run, condition, others=read, **settings) for run in read for condition in conditions(run)]
+    records = [read_run(resolve_run(run, out)) for run in runs]
+    analyses = []
+    for run in records:
+        for condition in conditions(run):
+            analyses.append(analyze_run(run, condition, others=records, **settings))
     if as_json:
-        echo_json(analyses[0].to_json() if len(analyses) == 1 else [analysis.to_json() for analysis in analyses])
+        objects = [analysis.to_json() for analysis in analyses]
+        # A single analysis is printed as an object, several as a list.
+        echo_json(objects[0] if len(objects) == 1 else objects)
     else:
         for analysis in analyses:
             click.echo(format_analysis(analysis))
@@ -66,7 +72,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
 
 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
-    """Print the verdict of a spec, and write it where asked; whether its primary criterion failed."""
+    """Print the verdict of a spec, and write it with --write; returns whether its primary criterion failed."""
     from probe.cli._verdict_text import format_text, write_report
     from probe.experiments.prereg import load_spec
     from probe.experiments.verdict import evaluate_spec

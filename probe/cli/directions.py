@@ -1,4 +1,4 @@
-"""probe directions: the card of a direction file, and how the directions of two files lie to one another."""
+"""probe directions: print the card of a direction file; principal angles between the directions of two files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,10 +10,12 @@ import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
 
+# The modules of directions bring torch: a help text must not wait for it. Commands import them inside.
 if TYPE_CHECKING:
     from extraction.angles import ModuleAngles
 
-MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # of a card's nulls
+# {key in the nulls of a card: its name in the text}.
+MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -76,7 +78,7 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
 
 
 def _by_projection(modules: Mapping[str, "ModuleAngles"]) -> dict[str, list["ModuleAngles"]]:
-    """All modules, then those of each projection type (the last part of a module's name)."""
+    """Modules grouped by projection type (the last part of the name, such as q_proj); all of them first, as "all"."""
     groups = {"all": [*modules.values()]}
     for name, angles in modules.items():
         groups.setdefault(name.rpartition(".")[2], []).append(angles)
@@ -84,7 +86,7 @@ def _by_projection(modules: Mapping[str, "ModuleAngles"]) -> dict[str, list["Mod
 
 
 def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]:
-    """Over modules; null without any."""
+    """Medians of the smallest and largest angle and means of the rest, over modules; null without modules."""
     if not modules:
         return {"num_modules": 0} | dict.fromkeys(("angle_min", "angle_max", "overlap", "chance", "axis_cos"))
     return {
@@ -98,8 +100,12 @@ def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]
 
 
 def _cells(summary: Mapping[str, float | int | None]) -> list[str]:
+    """The values of `_summary` as text, in its order."""
     formats = ("d", ".1f", ".1f", ".3f", ".3f", "+.3f")
-    return ["-" if v is None else format(v, f) for v, f in zip(summary.values(), formats, strict=True)]
+    cells = []
+    for value, number_format in zip(summary.values(), formats, strict=True):
+        cells.append("-" if value is None else format(value, number_format))
+    return cells
 
 
 def print_card(file: Path, card: Mapping[str, Any]) -> None:

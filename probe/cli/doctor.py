@@ -1,4 +1,4 @@
-"""probe doctor: is this machine fit for the work, and what to do where it is not.
+"""probe doctor: check that this machine can run probe, with a fix for every check that fails.
 
 Every check is a function `check_NAME(out)` that returns one line about what is right, and raises CheckError with a fix
 for what is wrong. To add a check: write such a function and add its row to CHECKS, at the end of this file.
@@ -41,11 +41,11 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check: a line of the output, an entry of `checks` with --json."""
+    """The result of one check: a line of the output, an entry of `checks` with --json (the fields are its keys)."""
 
     name: str
     status: Status
-    found: str
+    found: str  # what is right, or what is wrong
     fix: str = ""  # the next thing to do; "" where nothing is wrong
 
 

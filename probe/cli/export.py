@@ -1,4 +1,4 @@
-"""probe export: the tables of a run as Parquet or CSV files."""
+"""probe export: write the tables of a run (samples, steps, evaluations) as Parquet or CSV files."""
 
 import io
 from pathlib import Path
@@ -31,10 +31,16 @@ def export(run: Path, kind: str, out: Path, as_json: bool) -> None:
     directory = out / "exports" / run.resolve().name
     rows = []
     for name in get_args(TableName):
-        frame, file = stored.to_polars(name), io.BytesIO()
+        frame = stored.to_polars(name)
+        # A replay has no evaluations: no file, rather than one without rows.
         if not len(frame):
             continue
-        getattr(frame, f"write_{kind}")(file)
+        # polars writes into memory, so that `write_atomic` can put the whole file in place at once.
+        file = io.BytesIO()
+        if kind == "parquet":
+            frame.write_parquet(file)
+        else:
+            frame.write_csv(file)
         write_atomic(directory / f"{name}.{kind}", file.getvalue())
         rows.append({"path": str(directory / f"{name}.{kind}"), "rows": len(frame), "columns": frame.width})
     if as_json:

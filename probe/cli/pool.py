@@ -16,11 +16,13 @@ from replay_pools.pool import Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.predecessor import Tokenize
 from replay_pools.rollout import Rollout
 
+# Verbs in files of their own, imported when they are called: {name: (module:attribute, line of help)}.
 VERBS = {
     "generate": ("probe.cli.pool_generate:generate", "Sample groups from a policy, grade and freeze them."),
     "regrade": ("probe.cli.pool_regrade:regrade", "Grade stored completions again and compare the labels."),
 }
 MOST_FAULTS = 20  # lines; the rest is counted
+# The labels whose rates `probe pool show` prints. To add one: a row here.
 LABELS: dict[str, Callable[[Rollout], bool]] = {
     "hacked": lambda rollout: rollout.hacked,
     "gt_pass": lambda rollout: rollout.gt_pass,
@@ -92,6 +94,7 @@ def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool
         raise InputError(source, expected="a pool in the predecessor format", found="one in our format", fix="copy it")
     writer = PoolWriter(out / "pools" / name, header=opened.header())
     for group in opened.steps:
+        # The copy keeps the step numbers of the source, by which records refer to rollouts.
         writer.write_step(group[0].step, group)
     written = writer.finish()
     if as_json:
@@ -101,16 +104,20 @@ def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool
 
 
 def open_sound_pool(path: Path, model: str | None) -> Pool:
-    """The pool at `path`, any format; `model` is the one that sampled a predecessor pool.
+    """Open the pool at `path`, in our format or the predecessor's, and verify it.
+
+    Args:
+        model: that sampled a pool in the predecessor format, which does not record it.
 
     Raises:
         InputError: the first fault of the pool.
     """
     opened = open_pool(path, tokenize=_tokenizer(model))
-    if faults := opened.verify():
+    faults = opened.verify()
+    if faults:
         fix = "pass --model, the model that sampled the pool" if opened.normalised and model is None else ""
-        found = f"{faults[0]} (1 of {len(faults)} faults)"
-        raise InputError(path, expected="a consistent pool", found=found, fix=fix)
+        first = f"{faults[0]} (1 of {len(faults)} faults)"
+        raise InputError(path, expected="a consistent pool", found=first, fix=fix)
     if not opened.normalised:
         return opened
     learned = {"policy": {"base_model": model, "adapter": None}, "normalised": opened.normalised}
@@ -134,7 +141,7 @@ def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
 
 
 def describe_tests(tests: dict[str, int] | None) -> str:
-    """The line on what the oracle's verdicts of a pool rest on."""
+    """A line on the tests behind the oracle's labels of a pool: how many problems, cases, and weaker assertions."""
     if tests is None:
         return "tests: not recorded"
     weaker = f"{tests['assertions']} assertions in the weaker class"
@@ -153,7 +160,7 @@ def _print_faults(opened: Pool, faults: list[str]) -> None:
 
 
 def summarise(stored: Pool) -> dict[str, Any]:
-    """What `probe pool show --json` prints of a pool: rates, lengths, reward spread, advantage cells."""
+    """The object that `probe pool show --json` prints: rates, lengths, reward spread, advantage cells."""
     rollouts = [rollout for group in stored.steps for rollout in group]
     modes = {}
     for mode in sorted({rollout.env_mode for rollout in rollouts}):
@@ -184,7 +191,7 @@ def summarise(stored: Pool) -> dict[str, Any]:
 
 
 def rates(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
-    """Rate and 95% Wilson interval of every label.
+    """{label: count, rate and 95% Wilson interval} of every label of LABELS; empty without rollouts.
 
     The interval treats rollouts as independent; those of one prompt are not, so it is too narrow for prompts.
     """

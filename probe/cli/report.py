@@ -1,4 +1,4 @@
-"""probe report: runs, or the runs of a spec, as one self-contained HTML file."""
+"""probe report: write runs, or the runs of a spec, as one self-contained HTML file."""
 
 import shlex
 from collections.abc import Sequence
@@ -12,10 +12,11 @@ from probe.cli._frame import echo_json, json_option, name_option, out_option
 from probe.records.run import Run, read_run, resolve_run
 from replay_pools.errors import InputError
 
+# The modules of reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
 if TYPE_CHECKING:
     from probe.report.inputs import Report
 
-MOST_NAMES = 3  # of runs in the default name
+MOST_NAMES = 3  # of runs that the default name of a report lists
 
 
 @click.command()
@@ -47,17 +48,17 @@ def report(
 
       probe report spec/phase2.toml
     """
+    # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
     from probe.report.build import write_report
 
     settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
     spec_file = spec_among(runs)
     command = _command(runs, name, out, settings)
-    contents = (
-        _of_spec(spec_file, name, out, settings, command)
-        if spec_file
-        else _of_runs([resolve_run(run, out) for run in runs], name, settings, command)
-    )
+    if spec_file:
+        contents = _of_spec(spec_file, name, out, settings, command)
+    else:
+        contents = _of_runs([resolve_run(run, out) for run in runs], name, settings, command)
     written = write_report(contents, out)
     if as_json:
         echo_json(
@@ -78,13 +79,14 @@ def report(
 
 
 def _of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":
-    """Every run under every one of its conditions."""
+    """A report of the given runs: a view for each run and each of its conditions."""
     from probe.analysis.analyze import analyze, conditions
     from probe.report.inputs import Report, View, slug
 
+    # Files of a run in the report are called by its slug.
     if len({slug(path.resolve().name) for path in paths}) < len(paths):
-        found = " ".join(map(str, paths))
-        raise InputError("RUN...", expected="runs with different names", found=found, fix="rename a directory")
+        given = " ".join(map(str, paths))
+        raise InputError("RUN...", expected="runs with different names", found=given, fix="rename a directory")
     runs: list[Run] = [read_run(path) for path in paths]
     views = []
     for run in runs:
@@ -94,7 +96,7 @@ def _of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], 
 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
-    """The runs of a spec that are there, its criteria, its decision and its price."""
+    """A report of a spec: the verdict on its complete runs, a view for each of them, and its plan (effects, prices)."""
     from probe.experiments.checks import open_spec
     from probe.experiments.jobs import runs_of
     from probe.experiments.plan import make_plan
@@ -103,10 +105,13 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
 
     spec = open_spec(spec_file)
     analyses = analyse_runs(spec, out, **settings)
-    read = {job.name: read_run(job.directory) for job in (run.job for run in runs_of(spec, out) if run.complete)}
+    stored = {}
+    for run in runs_of(spec, out):
+        if run.complete:
+            stored[run.job.name] = read_run(run.job.directory)
     return Report(
         name=name or spec.name,
-        views=[View(run=read[run], analysis=analysis) for (run, _), analysis in analyses.items()],
+        views=[View(run=stored[run_name], analysis=analysis) for (run_name, _), analysis in analyses.items()],
         command=command,
         spec=spec,
         evaluation=judge(spec, out, analyses),
@@ -115,14 +120,14 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
 
 
 def _default_name(runs: list[Run]) -> str:
-    """The names of the runs; of many, the first ones and how many more there are."""
+    """The names of the runs, joined; after MOST_NAMES of them, how many more there are."""
     names = [run.path.resolve().name for run in runs]
     more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
     return "-".join([*names[:MOST_NAMES], *more])
 
 
 def _command(runs: tuple[Path, ...], name: str | None, out: Path, settings: dict[str, Any]) -> str:
-    """The command that repeats the report."""
+    """The command that writes the same report again; it stands in the report."""
     parts = ["probe", "report", *map(str, runs), *(["--name", name] if name else []), "--out", str(out)]
     parts += ["--draws", str(settings["num_draws"]), "--seed", str(settings["seed"])]
     if settings["regrade_agreement"] is not None:

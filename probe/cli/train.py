@@ -1,4 +1,4 @@
-"""probe train: GRPO on live rollouts through the step of `probe replay`, one arm, evaluated on held-out problems."""
+"""probe train: train one arm with GRPO on live rollouts (the step of `probe replay`), evaluate on held-out problems."""
 
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,18 @@ from probe.records.run import EVALS_FILE, read_run
 from probe.records.timings import describe_timings
 from probe.settings.arms import ARMS
 
+# {parameter of the command: the setting that it sets}.
 FLAGS = {"arms": "intervention.arms", "seed": "seed", "steps": "steps", "hint": "rollouts.hint"}
 
 
-def _one(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+def _as_arms(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """The value of --arm as `intervention.arms`, which is a list."""
     return None if value is None else (value,)
 
 
 @click.command(cls=SettingsCommand)
 @name_option("run", default="train", show_default=True)
-@click.option("--arm", "arms", type=click.Choice([*ARMS]), callback=_one, help="Default: the preset's (projected).")
+@click.option("--arm", "arms", type=click.Choice([*ARMS]), callback=_as_arms, help="Default: the preset's (projected).")
 @click.option("--seed", type=int, help="Of problems, sampling and random controls. Default: the preset's (0).")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps. Default: the preset's.")
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: the preset's (yes).")
@@ -53,6 +55,7 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
+    # They bring torch: the help text must not wait for it.
     from probe.runs.train import preview
     from probe.runs.train import train as run_train
 
@@ -68,15 +71,13 @@ def train(
 
 
 def _print_run(directory: Path, as_json: bool) -> None:
-    """The evaluations, one a row, and the means of the steps."""
+    """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
     from probe.runs.rates import Evaluation, best_checkpoint
 
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
-    means = {
-        column: mean_of(run.steps, column)
-        for column in ("reward_mean", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
-    }
+    columns = ("reward_mean", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
+    means = {column: mean_of(run.steps, column) for column in columns}
     if as_json:
         echo_json({"path": str(directory), "arm": arm, "steps": len(run.steps), **means, "evals": run.evals})
         return
@@ -87,7 +88,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
     deployed = [evaluation for evaluation in evaluations if evaluation.weights == "deployed"]
     best = best_checkpoint(deployed, "hack", highest=False)
     click.echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
-    click.echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_word, means.items()))}")
+    click.echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_labelled, means.items()))}")
     if unmoved := sum(step.cos_update is None for step in run.steps):
         click.echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
     say(describe_timings(directory))
@@ -96,6 +97,8 @@ def _print_run(directory: Path, as_json: bool) -> None:
     )
 
 
-def _word(item: tuple[str, float | None]) -> str:
+def _labelled(item: tuple[str, float | None]) -> str:
+    """`cos_in +0.0123`, or `cos_in -` without a value."""
     name, value = item
-    return f"{name} {'-' if value is None else f'{value:+.4f}'}"
+    text = "-" if value is None else f"{value:+.4f}"
+    return f"{name} {text}"

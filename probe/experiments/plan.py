@@ -1,4 +1,4 @@
-"""`probe plan`: what a spec can detect, what it costs in hours, money and memory. Nothing is run, no weights loaded.
+"""`probe plan`: detectable effects of a spec, and its cost in hours, money and memory. Runs nothing, loads no weights.
 
     effect    the minimum detectable effect of n units a side at 80% power, paired and unpaired (statistics.power)
     hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec,
@@ -6,7 +6,7 @@
     modules   which part of the model is adapted (probe.runs.footprint)
     memory    exact sizes of what the probe holds beside activations (probe.runs.footprint)
 
-What cannot be said is said to be so: `SpecPlan.notes`.
+Where a number cannot be given, `SpecPlan.notes` says what is missing.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,11 @@ from replay_pools.errors import InputError
 from replay_pools.files import read_json
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
 
+# footprint brings torch, which the help text of `probe plan` must not wait for.
 if TYPE_CHECKING:
     from probe.runs.footprint import Footprint
 
-SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)
+SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, beside the planned number
 POWER, ALPHA = 0.8, 0.05
 
 
@@ -55,7 +56,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecPlan:
-    """Everything that can be known before the first run."""
+    """All that can be known of a spec before its first run."""
 
     spec: str
     sha256: str
@@ -78,8 +79,8 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str 
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
-        run: a run whose times are taken.
-        model: whose modules and memory; default: that of the condition that needs most.
+        run: the run whose times give the hours; default: finished runs of the spec.
+        model: the model whose modules and memory are shown; default: that of the condition that needs most.
     """
     notes = [str(error) for error in pool_faults(spec, out_dir)]
     go = spec.budget.go or Cost()
@@ -98,36 +99,39 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str 
 
 
 def _designs(spec: Spec) -> tuple[str, ...]:
-    """The design of the primary: what it will be tested by decides what it can see."""
+    """The design (paired by seed or not) that the primary criterion is tested in."""
     return ("paired",) if spec.primary.paired else ("unpaired",)
 
 
 def _effects(cost: Cost, planned: int, designs: Sequence[str], key: str, notes: list[str]) -> list[Effect]:
-    """The detectable effect by number of units, and whether the planned number sees the expected one."""
+    """The detectable effect by number of units; `notes` gets whether the planned number can detect the expected one."""
     if cost.sd is None:
         notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
         return []
-    effects = [
-        Effect(
-            n=n,
-            paired=None
-            if cost.paired_correlation is None
-            else mde(cost.sd, n, paired_correlation=cost.paired_correlation, alpha=ALPHA, power=POWER),
-            unpaired=mde(cost.sd, n, alpha=ALPHA, power=POWER),
-            planned=n == planned,
-        )
-        for n in sorted({*SEED_COUNTS, planned})
-        if n >= 2
-    ]
-    if cost.expected_effect is not None:
-        notes += [_compare(effect, cost, cost.expected_effect, designs, key) for effect in effects if effect.planned]
+    effects = []
+    for n in sorted({*SEED_COUNTS, planned}):
+        # A single unit has no standard error.
+        if n < 2:
+            continue
+        paired = None
+        if cost.paired_correlation is not None:
+            paired = mde(cost.sd, n, paired_correlation=cost.paired_correlation, alpha=ALPHA, power=POWER)
+        unpaired = mde(cost.sd, n, alpha=ALPHA, power=POWER)
+        effect = Effect(n=n, paired=paired, unpaired=unpaired, planned=n == planned)
+        effects.append(effect)
+        if effect.planned and cost.expected_effect is not None:
+            notes.append(_compare(effect, cost, cost.expected_effect, designs, key))
     return effects
 
 
 def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str], key: str) -> str:
-    """Whether a design sees the expected effect, and what pairing would have to bring."""
-    sizes = {"paired": effect.paired, "unpaired": effect.unpaired}
-    known = {name: size for name in designs if (size := sizes[name]) is not None} or {"unpaired": effect.unpaired}
+    """A sentence: whether the best of `designs` detects the expected effect, and from what correlation pairing pays."""
+    known: dict[str, float] = {}
+    if "paired" in designs and effect.paired is not None:
+        known["paired"] = effect.paired
+    # A paired test of which no correlation is stated is planned as an unpaired one.
+    if "unpaired" in designs or not known:
+        known["unpaired"] = effect.unpaired
     design = min(known, key=known.__getitem__)
     word = "can" if known[design] <= expected else "CANNOT"
     text = f"[{key}] {effect.n} seeds {word} see the expected effect of {expected:g} {cost.effect_unit}".rstrip()
@@ -142,14 +146,18 @@ def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str]
 
 
 def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
-    """What the spec's own runs cost."""
+    """The price of the runs of the spec: from measured step times, else from the hours that the budget states."""
     runs = runs_of(spec, out_dir)
     names, stated = [planned.job.conditions[0] for planned in runs], spec.budget.hours_per_run
-    places = [run] if run is not None else [planned.job.directory for planned in runs if planned.complete]
-    if places and (times := measured(places)) is not None:
+    measured_runs = [planned.job.directory for planned in runs if planned.complete]
+    if run is not None:
+        measured_runs = [run]
+    times = measured(measured_runs) if measured_runs else None
+    if times is not None:
         steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
         if None not in steps.values():
-            hours = sum(times.start + (steps[name] or 0) * times.step for name in names) / 3600
+            seconds = [times.start + (steps[name] or 0) * times.step for name in names]
+            hours = sum(seconds) / 3600
             return [_price("this spec", spec.budget, len(names), hours, _source(times, run))]
         notes.append("hours from step times: the number of steps is not known before the pools are generated")
     elif run is not None:
@@ -161,12 +169,13 @@ def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) ->
 
 
 def _source(times: Measured, run: Path | None) -> str:
+    """Where the hours of a price come from."""
     where = f"measured in {run}" if run is not None else f"measured in {times.runs} finished runs of this spec"
     return f"{where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
 
 
 def _go_price(go: Cost) -> list[Price]:
-    """What a GO buys, where the budget says how much that is."""
+    """The price of the training that a GO leads to; nothing where the budget does not state its size and hours."""
     if go.seeds is None or go.arms is None or go.hours_per_run is None:
         return []
     runs = go.seeds * go.arms
@@ -179,7 +188,7 @@ def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price
 
 
 def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
-    """Steps of a run: as asked for, or as many as the smallest pool holds; None for a pool that is not there."""
+    """Steps of a run: as its settings say, else as many as its smallest pool has; None where a pool is not there."""
     if condition.config.steps is not None:
         return condition.config.steps
     steps = []
@@ -192,6 +201,7 @@ def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
 
 
 def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
+    """The manifest of a pool; None where the pool is not there or not complete."""
     try:
         path = resolve_pool(name, out_dir) / MANIFEST_NAME
     except InputError:
@@ -200,8 +210,7 @@ def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
 
 
 def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Footprint | None":
-    """Of the run that needs most; None where no condition names a model."""
-
+    """The footprint of the run that needs most memory; None where no condition names a model."""
     from probe.runs.footprint import run_footprint  # brings torch and transformers
 
     footprints: list[Footprint] = []
@@ -213,13 +222,15 @@ def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Fo
             continue
         num_samples = condition.group * condition.prompts_per_step
         # A run that trains has one arm: each is another footprint.
-        for arms in [(arm,) for arm in condition.arms] if config.trains else [condition.arms]:
+        runs_arms = [(arm,) for arm in condition.arms] if config.trains else [condition.arms]
+        for arms in runs_arms:
             run = replace(config, intervention=replace(config.intervention, arms=arms))
             footprints.append(run_footprint(run, policy, num_samples=num_samples))
     return max(footprints, key=lambda footprint: footprint.num_bytes, default=None)
 
 
 def _base_model(pools: tuple[str, ...], out_dir: Path) -> str | None:
+    """The base model that the pools name; None where they name none, or several."""
     manifests = [_pool_manifest(name, out_dir) for name in pools]
     names = {manifest["policy"]["base_model"] for manifest in manifests if manifest}
     return names.pop() if len(names) == 1 else None

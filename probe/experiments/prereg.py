@@ -1,7 +1,7 @@
-"""Preregistered experiments: `spec/NAME.toml` read, checked, hashed, and compared with what a run was made under.
+"""Preregistration: read, check and hash a spec (`spec/NAME.toml`); tell whether a run was made under it; decide.
 
-A spec says, before the data exist, what is run, what is evaluated and what follows from it. Its hash goes into every
-run's config, so that a verdict can say whether its criteria are older than its data.
+A spec says, before the data exist, what is run, which criteria are evaluated and which decision follows from them. Its
+hash goes into every run's config, so that a verdict can say whether its criteria are older than its data.
 """
 
 import re
@@ -33,6 +33,7 @@ def load_spec(path: Path) -> Spec:
     """
     document = read_toml(path, "a spec, see spec/")
     spec = decode(Spec, document, path)
+    # The hash is of the content: comments and layout of the file may change.
     canonical = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
     spec._path, spec._sha256 = path, sha256(canonical)
     _check(spec)
@@ -51,26 +52,34 @@ def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
 
 
 def preregistered(spec: Spec) -> str:
-    """What a run's config holds: NAME@SHA256."""
+    """NAME@SHA256, which the config of every run of the spec holds as `preregistered`."""
     return f"{spec.name}@{spec.sha256}"
 
 
 def decide(spec: Spec, verdicts: Mapping[str, Verdict]) -> SpecDecision:
-    """The first decision whose requirements hold; `verdicts` is {criterion or rule: verdict}, all of them."""
+    """The first decision whose requirements hold.
+
+    Args:
+        verdicts: {criterion or rule: verdict} of all criteria of the spec and all rules of METHOD.
+    """
     return next(decision for decision in spec.decisions if not unmet(decision, verdicts))
 
 
 def unmet(decision: SpecDecision, verdicts: Mapping[str, Verdict]) -> list[str]:
-    """The requirements of a decision that do not hold, each with the verdict it got."""
-    return [
-        f"{name} {verdicts[name]}"
-        for name, wanted in decision.requires.items()
-        if verdicts[name] not in ((wanted,) if isinstance(wanted, str) else wanted)
-    ]
+    """The requirements of a decision that do not hold, each as "NAME VERDICT"."""
+    failing = []
+    for name, required in decision.requires.items():
+        allowed = (required,) if isinstance(required, str) else required
+        if verdicts[name] not in allowed:
+            failing.append(f"{name} {verdicts[name]}")
+    return failing
 
 
 def _check(spec: Spec) -> None:
-    """What types cannot say: names are unique and refer to something, thresholds fit, there is one primary."""
+    """Check what types cannot: names are unique and refer to something, thresholds fit, there is one primary.
+
+    To add a check: raise `_wrong` with the key of the spec, here or in a `_check_...` beside it.
+    """
     conditions = [condition.name for condition in spec.conditions]
     criteria = [criterion.name for criterion in spec.criteria]
     if spec.name != spec.path.stem:
@@ -93,6 +102,7 @@ def _check(spec: Spec) -> None:
 
 
 def _check_names(spec: Spec, key: str, names: Iterable[object]) -> None:
+    """Names (or seeds) differ; names are letters, digits and . _ -, since files and directories are called so."""
     counts = Counter(names)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise _wrong(spec, key, "different names", f"{twice[0]!r} twice")
@@ -101,6 +111,7 @@ def _check_names(spec: Spec, key: str, names: Iterable[object]) -> None:
 
 
 def _check_criterion(spec: Spec, criterion: Criterion, conditions: list[str]) -> None:
+    """Arms and conditions are of this spec; threshold, comparison and statistic fit together."""
     where = f"criteria.{criterion.name}"
     for key, value, known in (
         ("arm", criterion.arm, spec.arms),
@@ -131,5 +142,6 @@ def _check_decisions(spec: Spec) -> None:
             raise _wrong(spec, where, "none in the last decision, some in all others", f"{len(decision.requires)}")
 
 
-def _wrong(spec: Spec, key: str, expected: str, found: str) -> InputError:
-    return InputError(f"{spec.path} {key}", expected=expected, found=found)
+def _wrong(spec: Spec, key: str, expected: str, actual: str) -> InputError:
+    """The error of a key of the spec."""
+    return InputError(f"{spec.path} {key}", expected=expected, found=actual)

@@ -1,4 +1,4 @@
-"""A spec, resolved: the settings of every condition and every run that it asks for, defaults included.
+"""Resolve a spec: the full settings, defaults included, of every condition and of every run that it asks for.
 
     spec.settings, a condition's settings over them, then arms and seed  ->  one RunConfig for each run
 
@@ -34,15 +34,15 @@ class PlannedRun:
 
 
 def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
-    """The settings of every condition by its name.
+    """{name of a condition: its settings}.
 
     Raises:
         InputError: a key that no run has, or a value that it refuses; file, table and key are named.
     """
     verb = spec.settings.get("verb")
     if verb not in VERBS:
-        found = "none" if verb is None else repr(verb)
-        raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=found)
+        actual = "none" if verb is None else repr(verb)
+        raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=actual)
     return {condition.name: _resolve(spec, condition, verb) for condition in spec.conditions}
 
 
@@ -50,14 +50,14 @@ def pool_config(name: str, settings: Mapping[str, Any], where: str) -> RunConfig
     """The settings of a pool that a spec asks for.
 
     Raises:
-        InputError: as `resolve`; `where` is named.
+        InputError: as `resolve`; the message begins with `where`, the file of the spec.
     """
     _check_reserved(settings, f"{where} pools.{name}", ("verb", "preregistered"))
     return _configured("generate", settings, f"{where} pools.{name}")
 
 
 def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
-    """The runs of one seed.
+    """The runs of one seed: for a replay one for each set of conditions that share a pass, else one for each arm.
 
     Args:
         preregistered: NAME@SHA256 of the spec, which every run's config holds.
@@ -68,7 +68,9 @@ def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
         config = replace(first.config, seed=seed, preregistered=preregistered)
         if spec.settings["verb"] == "replay":
             config = _side_by_side(config, conditions)
-        for arms in [first.arms] if first.frozen else [(arm,) for arm in first.arms]:
+        # A training run has one arm; a replay measures all arms on the same frozen weights.
+        runs_arms = [first.arms] if first.frozen else [(arm,) for arm in first.arms]
+        for arms in runs_arms:
             runs.append(
                 PlannedRun(
                     conditions=tuple(condition.name for condition in conditions),
@@ -81,12 +83,15 @@ def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
 
 
 def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondition:
+    """The settings of the spec with those of the condition over them, checked by building the `RunConfig`."""
     arms = spec.arms_of(condition)
     tables = overlaid(spec.settings, condition.settings)
     given = [key for key in flat(tables) if key not in ("verb", "preset")]
-    _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])  # the verb is stated there
+    # The table [settings] is the one place that may say the verb, the first of RESERVED.
+    _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])
     _check_reserved(condition.settings, f"{spec.path} conditions.{condition.name}", RESERVED)
     where = f"{spec.path} settings" if not condition.settings else f"{spec.path} conditions.{condition.name}"
+    # A training configuration with several arms is refused: it is checked with the first of them.
     config = _configured(verb, overlaid(tables, {"intervention": {"arms": arms[:1]}}), where)
     if not config.trains:
         config = replace(config, intervention=replace(config.intervention, arms=arms))
@@ -94,12 +99,15 @@ def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondit
 
 
 def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
-    if found := [key for key in flat(table) if key in reserved]:
+    """Refuse keys that the sweep itself sets."""
+    taken = [key for key in flat(table) if key in reserved]
+    if taken:
         expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
-        raise InputError(where, expected=expected, found=found[0])
+        raise InputError(where, expected=expected, found=taken[0])
 
 
 def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> RunConfig:
+    """`configure` on the tables of a spec; its errors name the place in the spec."""
     leaves = flat(tables)
     preset = leaves.pop("preset", None)
     leaves.pop("verb", None)
@@ -113,7 +121,7 @@ def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> RunConfig:
 
 
 def _passes(conditions: list[ResolvedCondition]) -> list[list[ResolvedCondition]]:
-    """The conditions, those that one pass serves together: frozen, and alike in all but the objective's weights."""
+    """Group the conditions by pass: frozen ones that differ in the weights of the objective alone share a pass."""
     passes: list[list[ResolvedCondition]] = []
     for condition in conditions:
         same = next((group for group in passes if _same_pass(group[0], condition)), None)
@@ -124,20 +132,23 @@ def _passes(conditions: list[ResolvedCondition]) -> list[list[ResolvedCondition]
     return passes
 
 
-def _same_pass(a: ResolvedCondition, b: ResolvedCondition) -> bool:
-    """Whether one forward and backward, and one set of directions, serves both: v_hack has its run's normaliser."""
-    return a.frozen and b.frozen and a.arms == b.arms and _shared(a.config) == _shared(b.config)
+def _same_pass(left: ResolvedCondition, right: ResolvedCondition) -> bool:
+    """Whether one forward and backward and one set of directions serves both conditions."""
+    if not (left.frozen and right.frozen):
+        return False
+    return left.arms == right.arms and _shared(left.config) == _shared(right.config)
 
 
 def _shared(config: RunConfig) -> RunConfig:
-    """A configuration without what a condition may change in one pass."""
+    """A configuration without what a condition may change in one pass: the objective, all but its normaliser."""
     objective = config.objective
+    # v_hack is extracted with the normaliser of the run: another one needs other directions, and so another run.
     normaliser = LossSettings(loss_type=objective.loss_type, max_completion_length=objective.max_completion_length)
     return replace(config, objective=normaliser)
 
 
 def _side_by_side(config: RunConfig, conditions: list[ResolvedCondition]) -> RunConfig:
-    """A replay of several conditions: what they share is the objective, what each changes is its condition."""
+    """The replay that evaluates several conditions: the shared objective, and the changes of each condition to it."""
     base = _shared(config).objective
     changes = []
     for condition in conditions:

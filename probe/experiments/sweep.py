@@ -1,8 +1,10 @@
-"""`probe sweep`: conditions x arms x seeds of a spec, in blocks of one seed, with stop rules between the blocks.
+"""`probe sweep`: run conditions x arms x seeds of a spec, in blocks of one seed, with stop rules between the blocks.
 
-What is done is read from the disk, so a sweep that was killed continues. `out/sweeps/NAME/` holds `state.json`
-(attempts, looks and reasons), the settings of the jobs, their logs, and `vacuous.json`: what could not fail in the spec
-before its first run, which its verdict reads.
+    pools -> block of the first seed -> look (stop?) -> block of the next seed -> ...
+
+Which jobs are done is read from the disk, so a sweep that was killed continues. `out/sweeps/NAME/` holds `state.json`
+(attempts, looks, the reason to stop), the settings of the jobs, their logs, and `vacuous.json`: criteria of the spec
+that could not fail, written before the first run and read by the verdict.
 """
 
 import fcntl
@@ -22,15 +24,15 @@ from probe.experiments.vacuity import write_foreseen
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
 
-EXIT_INPUT = 2  # bad input: a repetition gives the same, so it is not retried
-REFRESH_S = 0.5
+EXIT_INPUT = 2  # of a command with bad input: another attempt would end the same way
+REFRESH_S = 0.5  # seconds between two updates of the table
 Status = Literal["waiting", "running", "done", "failed", "skipped"]
-BlockValue = Callable[[Spec, int], float | None]
+BlockValue = Callable[[Spec, int], float | None]  # (spec, seed) -> probe.experiments.sweep_metrics.block_value
 
 
 @dataclass(slots=True, kw_only=True)
 class JobState:
-    """How far one job is; every job has a row, from the beginning to the end."""
+    """How far one job is."""
 
     job: Job
     status: Status = "waiting"
@@ -41,7 +43,7 @@ class JobState:
 
 @dataclass(slots=True, kw_only=True)
 class SweepState:
-    """The state of a sweep: what `show` displays and `state.json` keeps."""
+    """The state of a sweep, with a row for every job: what `show` displays and `state.json` keeps."""
 
     spec: str
     rows: list[JobState]
@@ -65,9 +67,12 @@ def sweep(
     vacuous: Mapping[str, str] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
-    """Run what is missing, block by block; returns the table, failed rows included.
+    """Run the jobs that are not done, block by block; returns the final table, failed rows included.
 
     Args:
+        spec: the experiment.
+        out_dir: root of everything that is written.
+        launch: runs one command and waits for it (`probe.experiments.launch`).
         workers: commands at a time.
         retries: further attempts of a command that crashed, in this call.
         block_value: the primary criterion's value in the block of a seed, for the stop rules.
@@ -77,6 +82,7 @@ def sweep(
     Raises:
         InputError: another sweep of this spec is running here, or a run was made under an edited spec.
     """
+    # Data under an edited spec would be judged by criteria that are younger than they are.
     for run in runs_of(spec, out_dir):
         if run.spec_status not in (None, "frozen"):
             raise InputError(
@@ -88,6 +94,7 @@ def sweep(
     folder = sweep_folder(spec, out_dir)
     pools, blocks = pool_jobs(spec, out_dir), [block(spec, seed, out_dir) for seed in spec.seeds]
     with _only_one(folder):
+        # Before the first run, so that no result can decide what counts as vacuous.
         write_foreseen(spec, out_dir, vacuous or {})
         write_settings([*pools, *(job for jobs in blocks for job in jobs)])
         table = open_table(spec, folder, [*pools, *(job for jobs in blocks for job in jobs)])
@@ -102,14 +109,18 @@ def sweep(
             if spec.stop is not None:
                 table.stopped = _look(spec, table, seed, block_value)
         for row in table.rows:
-            row.status = "skipped" if row.status == "waiting" else row.status
+            if row.status == "waiting":
+                row.status = "skipped"
         runner.save()
     return table
 
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the sweep's lock; the kernel releases it when this process ends, however it ends."""
+    """Hold the lock of the sweep's folder, or refuse.
+
+    A lock of the kernel, not a file that marks the folder: it goes when this process ends, however it ends.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         try:
@@ -120,7 +131,7 @@ def _only_one(folder: Path) -> Iterator[None]:
 
 
 def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> SweepState:
-    """The table of these jobs, with the attempts that earlier calls under the same spec made."""
+    """A fresh table of these jobs, which goes on counting the attempts and seconds of earlier calls of this spec."""
     path, mark = folder / "state.json", preregistered(spec)
     state = read_json(path) if path.is_file() else {}
     earlier = {row["name"]: row for row in state["rows"]} if state.get("spec") == mark else {}
@@ -157,11 +168,14 @@ class Runner:
             futures = [pool.submit(self._attempt, row) for row in rows]
             try:
                 self._watch(futures)
-            except BaseException:  # an interrupt, mostly
+            # BaseException: mostly a KeyboardInterrupt.
+            except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._retries = -1  # threads that are between two attempts do not start another
+                # A thread whose command has just been stopped must not start it again.
+                self._retries = -1
                 self._launch.stop()
                 raise
+        # Raise here what a thread raised.
         for future in futures:
             future.result()
 
@@ -197,7 +211,10 @@ class Runner:
 
 
 def _look(spec: Spec, table: SweepState, seed: int, block_value: BlockValue) -> str:
-    """Look at the blocks so far; the reason to stop, or nothing. Blocks without a value are not looked at."""
+    """Apply the stop rules to the blocks so far; returns the reason to stop, or "" to go on.
+
+    Blocks in which the primary has no value are left out.
+    """
     assert spec.stop is not None
     done = spec.seeds[: spec.seeds.index(seed) + 1]
     values = []

@@ -1,6 +1,6 @@
-"""The metrics of a sweep: its runs analysed and merged into one table over arms, seeds and conditions.
+"""Metrics of a sweep: analyse its runs, and merge them into one table over metrics, arms and conditions.
 
-No criterion is judged here (`probe.experiments.criteria`), and nothing decided (`probe.experiments.verdict`).
+`probe.experiments.criteria` judges a criterion against that table, and `probe.experiments.verdict` decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,33 +14,41 @@ from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.spec import Spec, SpecCondition
 from probe.records.run import read_run
 
-Analyses = Mapping[tuple[str, str], Analysis]  # by run and condition
-STOP_DRAWS = 99  # the value of a metric needs no fine null
+Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
+# Draws of a null in the analyses for the stop rules, which use values alone: few are enough.
+STOP_DRAWS = 99
 
 
 def analyse_all(done: Sequence[SweepRun], **settings: Any) -> Analyses:
-    """{(run, condition): analysis}; a run that trains has one condition, whatever the spec calls it."""
+    """Analyse every run under every one of its conditions.
+
+    Args:
+        done: the complete runs; training runs among them are compared with one another (rule R4).
+        settings: keyword arguments of `probe.analysis.analyze.analyze`.
+    """
     read = [(run, read_run(run.job.directory)) for run in done]
     records = [record for _, record in read]
     analyses: dict[tuple[str, str], Analysis] = {}
     for run, record in read:
         for condition in run.job.conditions:
+            # A training run has one condition, and its records do not know the name that the spec gives it.
             named = None if is_training(record) else condition
             analyses[run.job.name, condition] = analyze(record, named, others=records, **settings)
     return analyses
 
 
 def sweep_metrics(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
-    """Every metric of the spec's conditions over the seeds that are there."""
+    """Every metric of every condition of the spec, over the seeds whose runs are complete."""
     return by_condition(
         {condition.name: _of_condition(spec, condition, done, analyses) for condition in spec.conditions}
     )
 
 
 def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
-    """The primary's value (or difference) in the block of one seed, minus its threshold; None when it is not there.
+    """What the stop rules look at: the primary metric (or difference) in the block of one seed, minus its threshold.
 
-    What the stop rules look at: a mean over the prompts of the block, without its interval.
+    It is a mean over the prompts of the block, without its interval. Nothing is subtracted where the threshold is a
+    pair (an interval) or on another scale (a p-value). None where the metric is missing.
     """
     done = [run for run in runs_of(spec, out_dir) if run.complete and run.job.seed == seed]
     analyses = analyse_all(done, num_draws=STOP_DRAWS, seed=seed)
@@ -49,15 +57,15 @@ def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
     value = _value(table, primary.metric, primary.arm, primary.condition)
     if primary.versus_arm is not None or primary.versus_condition is not None:
         arm, condition = primary.versus_arm or primary.arm, primary.versus_condition or primary.condition
-        rival = _value(table, primary.metric, arm, condition)
-        value = None if value is None or rival is None else value - rival
+        reference = _value(table, primary.metric, arm, condition)
+        value = None if value is None or reference is None else value - reference
     if value is None or isinstance(primary.threshold, tuple):
         return value
     return value - (0.0 if primary.statistic == "p" else primary.threshold)
 
 
 def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) -> float | None:
-    """Of a training run, or over the prompts of a replay."""
+    """A metric of a training run, or its mean over the prompts of a replay; None where there is neither."""
     for unit in ("run", "prompt"):
         row = table.get(MetricKey(metric, unit, arm, condition))
         if row is not None:
@@ -66,7 +74,7 @@ def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) 
 
 
 def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:
-    """The metrics of one condition over its seeds."""
+    """The metrics of one condition over its seeds: a row has a value for each seed (training) or prompt (replay)."""
     seeds = dict.fromkeys(run.job.seed for run in done)
     tables = {}
     for seed in seeds:
@@ -79,16 +87,21 @@ def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[SweepRun]
 
 
 def _merged(condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
-    """The metrics of one condition and seed: of its one run, or of its runs of one arm each, the first arm first."""
+    """The metrics of one condition and seed: of its only run (replay), or of its runs of one arm each (training)."""
     merged: dict[MetricKey, Estimate] = {}
     for run in done:
         if condition.name in run.job.conditions:
+            # The first run wins where two have a key: a metric without an arm is that of the first arm.
             merged = analyses[run.job.name, condition.name].metrics | merged
     return merged
 
 
 def _pooled(tables: Sequence[Metrics]) -> Metrics:
-    """Prompt means over several seeds of a replay, which share their prompts. Nulls belong to one run and stay out."""
+    """Metrics of a replay over several seeds: the mean of each prompt, since all seeds replay the same prompts.
+
+    Units other than prompts are of one seed each and stay apart. Rows without values by unit (nulls) belong to one run
+    and are dropped.
+    """
     if len(tables) < 2:
         return tables[0] if tables else {}
     merged: dict[MetricKey, Estimate] = {}

@@ -1,11 +1,11 @@
-"""`probe analyze SPEC`: the runs of a sweep against the registered criteria, to one decision (`SpecVerdict`).
+"""Verdict of `probe analyze SPEC`: judge the runs of a sweep by the registered criteria, and decide (`SpecVerdict`).
 
-`sweep_metrics` merges the analyses of the runs into one table of metrics, `criteria` judges one criterion against that
-table, and this file judges the spec: all criteria, the rules of METHOD, the decision and its cautions.
+    runs -> analyses -> one table of metrics (`sweep_metrics`) -> a verdict for each criterion (`criteria`)
+         -> the rules of METHOD, the first decision whose requirements hold, and cautions (`cautions`)
 
-Frozen weights: the prompt is the unit, one run a condition. Training: steps are autocorrelated, so that each run gives
-one number a metric and the seed is the unit (METHOD section 6); beside it, for arms that were evaluated on the same
-held-out problems, the problem is: it generalises to other problems, not to other seeds.
+With frozen weights the unit is the prompt, and a condition has one run. In training, steps are autocorrelated, so each
+run gives one number a metric and the unit is the seed (METHOD section 6). Arms that were evaluated on the same held-out
+problems have metrics by problem, too: those generalise to other problems, not to other seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,16 @@ from typing import Any
 from probe.analysis.metric_table import MetricKey, Metrics
 from probe.analysis.statistics.significance import holm
 from probe.analysis.verdict.evidence import PlannedTraining, VerdictRow
-from probe.analysis.verdict.run_level import shared_settings
+from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.prereg import decide, unmet
 from probe.experiments.spec import RULES, Criterion, Role, Spec, SpecStatus
 from probe.experiments.sweep_metrics import Analyses, analyse_all, sweep_metrics
 from probe.experiments.vacuity import read_foreseen
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
-from replay_pools.files import read_json
-from replay_pools.tables import flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +34,7 @@ class CriterionVerdict:
 
     name: str
     role: Role
-    condition: str  # what was asked, in words
+    condition: str  # the criterion in words: statistic, metric, comparison, threshold
     verdict: Verdict
     value: str
     n: int
@@ -47,16 +44,16 @@ class CriterionVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """What there is of one run that the spec asks for."""
+    """Whether a run that the spec asks for is complete, and under which version of the spec it was made."""
 
     name: str
     complete: bool
-    spec_status: SpecStatus | None  # None: nothing is there
+    spec_status: SpecStatus | None  # None: the run has not begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmOutcome:
-    """What one arm of a training sweep ended in: {metric: its value in every seed, as far as there is one}."""
+    """The final metrics of one arm of a training sweep: {metric: its value for each of `seeds`, None where missing}."""
 
     condition: str
     arm: str
@@ -77,10 +74,10 @@ class SpecVerdict:
     rules_run: str
     decision: str
     then: str
-    refused: dict[str, list[str]]  # {a decision before it: its requirements that do not hold, with their verdicts}
+    refused: dict[str, list[str]]  # {a decision before `decision`: its requirements that fail, with their verdicts}
     cautions: list[str]
     outcomes: list[ArmOutcome]  # of training; empty for a replay
-    conclusions: dict[str, list[str]]  # {run: what its records say in words}
+    conclusions: dict[str, list[str]]  # {"run condition": sentences of its analysis}
 
     @property
     def failed(self) -> bool:
@@ -95,7 +92,7 @@ class SpecVerdict:
 def evaluate_spec(
     spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0, regrade_agreement: float | None = None
 ) -> SpecVerdict:
-    """Every criterion on the runs that are there, and the decision.
+    """Analyse the complete runs of a sweep and judge them: `judge` of `analyse_runs`.
 
     Args:
         num_draws, seed, regrade_agreement: of `probe.analysis.analyze`.
@@ -109,7 +106,7 @@ def evaluate_spec(
 def analyse_runs(
     spec: Spec, out_dir: Path, num_draws: int, seed: int = 0, regrade_agreement: float | None = None
 ) -> Analyses:
-    """{(run, condition): analysis} of the runs that are there; arguments and errors as `evaluate_spec`."""
+    """{(run, condition): analysis} of the complete runs; arguments and errors as `evaluate_spec`."""
     done = [run for run in runs_of(spec, out_dir) if run.complete]
     if not done:
         fix = f"run: probe sweep {spec.path}"
@@ -119,16 +116,17 @@ def analyse_runs(
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
-    """Every criterion on the analyses of `analyse_runs`, and the decision."""
+    """Judge every criterion on the analyses of `analyse_runs`, and decide."""
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_metrics(spec, done, analyses)
     vacuous = read_foreseen(spec, out_dir)
     rows = [_unless_vacuous(row, vacuous) for row in _rows(spec.criteria, table)]
-    rules_of = _rules_of(spec, done)
-    rules = analyses[rules_of].rules if rules_of else []
+    rules_run = _rules_run(spec, done)
+    rules = analyses[rules_run].rules if rules_run else []
     verdicts: dict[str, Verdict] = {row.name: row.verdict for row in rows}
     verdicts |= {check.row: check.verdict for check in rules}
+    # A decision may require any rule: one that no run has judged is undecided.
     for name in RULES:
         verdicts.setdefault(name, "INCONCLUSIVE")
     decision = decide(spec, verdicts)
@@ -142,18 +140,18 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         runs=[RunStatus(name=run.job.name, complete=run.complete, spec_status=run.spec_status) for run in runs],
         rows=rows,
         rules=rules,
-        rules_run=" ".join(rules_of or ()),
+        rules_run=" ".join(rules_run or ()),
         decision=decision.name,
         then=decision.then,
         refused=refused,
-        cautions=_cautions(spec, runs),
+        cautions=cautions(spec, runs),
         outcomes=_outcomes(spec, table),
         conclusions={" ".join(key): analysis.conclusions for key, analysis in analyses.items()},
     )
 
 
 def go_plan(spec: Spec) -> PlannedTraining:
-    """What rule R7 judges: what a GO buys, in a training spec its own runs; METHOD's plan where nothing is stated."""
+    """The training that rule R7 judges: [budget.go], else the runs of a training spec, else the plan of METHOD."""
     go = spec.budget.go
     if go is None and spec.settings["verb"] == "train":
         go = spec.budget.model_copy(update={"seeds": len(spec.seeds)})
@@ -165,30 +163,44 @@ def go_plan(spec: Spec) -> PlannedTraining:
 
 
 def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdict]:
-    """The verdicts; p-values of the registered family are adjusted together (Holm)."""
+    """The verdicts of all criteria, whose p-values are adjusted together (Holm 1979)."""
     p_values = {}
     for criterion in criteria:
         p = p_of(criterion, table)
         if p is not None:
             p_values[criterion.name] = p
     adjusted = holm(p_values)
-    return [
-        _row(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None) for criterion in criteria
-    ]
+    # The adjustment of a single p-value changes nothing, and is not shown.
+    shown = adjusted if len(adjusted) > 1 else {}
+    return [_row(criterion, table, shown.get(criterion.name)) for criterion in criteria]
 
 
 def _unless_vacuous(row: CriterionVerdict, vacuous: Mapping[str, str]) -> CriterionVerdict:
-    """What passes and could not have failed shows nothing."""
+    """The row, VACUOUS instead of PASS where the criterion could not have failed.
+
+    Args:
+        vacuous: {key of the spec: why}; the key is the criterion or something below it.
+    """
+    if row.verdict != "PASS":
+        return row
     key = f"criteria.{row.name}"
-    why = next((why for where, why in vacuous.items() if where == key or where.startswith(f"{key}.")), None)
-    return row if why is None or row.verdict != "PASS" else replace(row, verdict="VACUOUS", why=f"{why}; {row.why}")
+    for place, why in vacuous.items():
+        if place == key or place.startswith(f"{key}."):
+            return replace(row, verdict="VACUOUS", why=f"{why}; {row.why}")
+    return row
 
 
 def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> CriterionVerdict:
+    """The verdict of one criterion.
+
+    Args:
+        p_holm: its Holm-adjusted p-value; None for a criterion without p-value, or with the only one.
+    """
     judgement = evaluate(criterion, table)
     verdict, why = judgement.verdict, judgement.why
     if p_holm is not None:
         why += f"; Holm-adjusted p {p_holm:.2g}"
+        # Significant alone, but not in its family: neither shown nor refuted.
         if verdict == "PASS" and isinstance(criterion.threshold, float) and p_holm >= criterion.threshold:
             verdict = "INCONCLUSIVE"
     return CriterionVerdict(
@@ -204,7 +216,7 @@ def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> Criterio
 
 
 def _words(criterion: Criterion) -> str:
-    """`lower95 of cos_in > 0.05 (vanilla - random, in mixed; null N2)`."""
+    """A criterion in words, such as `lower95 of cos_in > 0.05 (vanilla - random in mixed; null N2)`."""
     arms = _side(criterion.arm, criterion.versus_arm)
     conditions = _side(criterion.condition, criterion.versus_condition)
     place = " in ".join(part for part in (arms, conditions) if part)
@@ -216,12 +228,15 @@ def _words(criterion: Criterion) -> str:
 
 
 def _side(name: str | None, versus: str | None) -> str:
+    """`vanilla - random` for a difference, else the name; "" for the default alone."""
     return f"{name or 'default'} - {versus}" if versus else name or ""
 
 
-def _rules_of(spec: Spec, done: Sequence[SweepRun]) -> tuple[str, str] | None:
-    """(run, condition) that the rules are read from: the primary's condition, the first seed that is there; of training
-    runs, which have one arm each, one that projects, so that its gate can be judged.
+def _rules_run(spec: Spec, done: Sequence[SweepRun]) -> tuple[str, str] | None:
+    """(run, condition) whose rules of METHOD count: a run of the primary's condition; None while there is none.
+
+    It is the first complete one. Training runs have one arm each, and there a projecting one comes first: the rules
+    judge its gate.
     """
     condition = spec.primary.condition or spec.conditions[0].name
     jobs = [run.job for run in done if condition in run.job.conditions]
@@ -230,54 +245,23 @@ def _rules_of(spec: Spec, done: Sequence[SweepRun]) -> tuple[str, str] | None:
     return None if job is None else (job.name, condition)
 
 
-SHOWN = (  # of training, in the table of outcomes
+# Metrics in the table of outcomes of a training sweep. To show another: add its name; it needs values by seed.
+SHOWN = (
     *("hack_start", "hack_final", "exploit_final", "solve_final", "margin_final"),
     *("cos_update", "hackward_frac_update", "hackward_frac_moved", "direction_overlap", "kl/mean"),
 )
 
 
 def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
-    """What every arm of a training sweep ended in, seed by seed."""
+    """The final metrics of every arm of a training sweep, seed by seed; none for a replay, whose unit is no seed."""
     seeds, outcomes = list(map(str, spec.seeds)), []
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
-            rows = {name: table.get(MetricKey(name, "seed", arm, condition.name)) for name in SHOWN}
-            values = {name: [row.by_unit.get(seed) for seed in seeds] for name, row in rows.items() if row is not None}
+            values = {}
+            for name in SHOWN:
+                row = table.get(MetricKey(name, "seed", arm, condition.name))
+                if row is not None:
+                    values[name] = [row.by_unit.get(seed) for seed in seeds]
             if values:
                 outcomes.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))
     return outcomes
-
-
-def _cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
-    """What has to be said beside every verdict: runs that are missing, stopped early, or older than the criteria."""
-    missing = [run.job.name for run in runs if not run.complete]
-    edited = [run.job.name for run in runs if run.spec_status not in (None, "frozen")]
-    manifests = {run.job.name: read_json(run.job.directory / MANIFEST_FILE) for run in runs if run.complete}
-    cautions = [
-        f"STOPPED: {name}, by a tripwire ({manifest['stopped']}): its final numbers are of that step"
-        for name, manifest in manifests.items()
-        if manifest.get("stopped")
-    ]
-    for condition in spec.conditions:
-        configs = []
-        for run in runs:
-            if run.complete and condition.name in run.job.conditions:
-                configs.append(read_json(run.job.directory / CONFIG_FILE))
-        cautions += _mixed(configs, condition.name)
-    if missing:
-        cautions.append(f"{len(missing)} of {len(runs)} runs are not complete: {', '.join(missing)}")
-    if edited:
-        cautions.append(
-            f"EDITED: {', '.join(edited)} ran under another version of {spec.path.name}; these criteria are younger "
-            "than the data and confirm nothing"
-        )
-    return cautions
-
-
-def _mixed(configs: Sequence[dict[str, Any]], condition: str) -> list[str]:
-    """Training runs of one condition that differ in more than arm and seed: a preset that was edited in between."""
-    settings = [flat(shared_settings(config)) for config in configs if settings_of(config)["verb"] == "train"]
-    different = {key for table in settings for key in table if table[key] != settings[0].get(key)}
-    if not different:
-        return []
-    return [f"MIXED: the runs of {condition} differ in {', '.join(sorted(different))}: arms cannot be compared"]

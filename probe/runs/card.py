@@ -1,10 +1,11 @@
-"""The card of a direction file: what it is, from which pairs, how far its sign transfers, and against which nulls.
+"""Card of a direction file: settings, pairs, accuracy of the sign on held-out pairs, and the same under null models.
 
-`probe extract` writes `NAME.card.json` beside `NAME.safetensors`, with the hash of that file: the two can be shared
-without the pair gradients. Everything in it is said there and nowhere else.
+`probe extract` writes `NAME.card.json` beside `NAME.safetensors`, with the hash of that file. The two can be shared
+without the pair gradients, which the accuracies and nulls were computed from and which are much larger.
 """
 
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from replay_pools.files import read_json, sha256, write_json
 
 CARD_SCHEMA = 1
 NUM_DRAWS = 199  # p is at least 1 / 200
+# Metadata of the direction file that the card repeats as `settings`.
 SETTINGS = ("k", "tau", "drop_bottom_frac", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
 
 
 def card_path(directions_path: Path) -> Path:
-    """Where the card of a direction file is."""
+    """`NAME.card.json` beside `NAME.safetensors`."""
     return directions_path.with_suffix(".card.json")
 
 
@@ -34,30 +36,33 @@ def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict
         directions: what the file holds.
         pairs: the gradients that they were extracted from.
     """
-    known = directions.metadata
-    margins = sorted(int(margin) for votes in directions.votes.values() for margin in votes)
-    vote_p = [p for values in known["vote_p"].values() for p in values]
+    metadata = directions.metadata
+    margins: list[int] = []
+    for votes in directions.votes.values():
+        margins += map(int, votes)
+    margins.sort()
+    vote_p = list(chain.from_iterable(metadata["vote_p"].values()))
     nulls = transfer_nulls(_pair_gram(pairs, directions), num_draws=NUM_DRAWS)
     card = {
         "schema": CARD_SCHEMA,
         "file": path.name,
         "sha256": sha256(path.read_bytes()),
-        "basis": known["fingerprint"]["basis"],
-        "pairs": known["pairs"],
-        "pairs_sha256": known["pairs_sha256"],
-        "num_pairs": known["num_pairs"],
+        "basis": metadata["fingerprint"]["basis"],
+        "pairs": metadata["pairs"],
+        "pairs_sha256": metadata["pairs_sha256"],
+        "num_pairs": metadata["num_pairs"],
         "num_modules": len(directions.vectors),
         "num_directions": directions.num_directions(),
         "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
-        "settings": {name: known[name] for name in SETTINGS},
-        "noise_floor": known["noise_floor"],
+        "settings": {name: metadata[name] for name in SETTINGS},
+        "noise_floor": metadata["noise_floor"],
         "median_vote_margin": margins[len(margins) // 2] if margins else None,
         "frac_votes_p05": sum(p < 0.05 for p in vote_p) / max(len(vote_p), 1),
         "held_out": sign_accuracy(pairs, directions),
         "nulls": {name: asdict(null) for name, null in nulls.items()},
-        "fingerprint": known["fingerprint"],
-        "chat_template_sha256": known["chat_template_sha256"],
-        "tokenizer_sha256": known["tokenizer_sha256"],
+        "fingerprint": metadata["fingerprint"],
+        "chat_template_sha256": metadata["chat_template_sha256"],
+        "tokenizer_sha256": metadata["tokenizer_sha256"],
     }
     write_json(card_path(path), card)
     return card
@@ -77,8 +82,9 @@ def read_card(path: Path) -> dict[str, Any]:
         raise InputError(where, expected="the card of the direction file", found="no such file", fix=fix)
     card = read_json(where)
     if not isinstance(card, dict) or card.get("schema") != CARD_SCHEMA:
-        found = card.get("schema") if isinstance(card, dict) else type(card).__name__
-        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(found))
+        schema = card.get("schema") if isinstance(card, dict) else type(card).__name__
+        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(schema))
+    # A card that was left behind by an earlier extraction describes other vectors than the file holds now.
     actual = sha256(path.read_bytes())
     if card["sha256"] != actual:
         raise InputError(
@@ -91,7 +97,7 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def _pair_gram(pairs: PairGradients, directions: Directions) -> PairGram:
-    """What `gram/pairs.safetensors` of a run holds, without a run."""
+    """Inner products of the pair gradients, as `gram/pairs.safetensors` of a run holds them."""
     return PairGram(
         modules=tuple(pairs.hack),
         sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),

@@ -1,6 +1,7 @@
-"""Held-out problems: which they are (`hold_out`), and samples of a policy on them (`HeldOut`).
+"""Held-out problems: choose them (`hold_out`), and sample a policy on them (`HeldOut`).
 
-Every setting, a loophole mode with its hint or without, is a pool of its own. `probe.runs.rates` counts what they hold.
+Every setting, a loophole mode with its hint or without, is a pool of its own. `probe.runs.rates` computes hack, exploit
+and solve rates of the rollouts.
 """
 
 import hashlib
@@ -20,14 +21,14 @@ from replay_pools.rollout import Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSetting:
-    """What an evaluation's prompts say, and what their grading lets pass."""
+    """A setting of an evaluation: the loophole mode, and whether the prompt has its hint."""
 
     mode: str
     hint: bool = True
 
     @property
     def name(self) -> str:
-        """The name of its pool."""
+        """The name of the pool of its rollouts."""
         return self.mode if self.hint else f"{self.mode}-no-hint"
 
 
@@ -37,8 +38,8 @@ class HeldOut:
 
     Args:
         maker: samples and grades; its mode, hint and group are replaced.
-        problems: one step of each pool.
-        settings: at least one.
+        problems: each is one step of every pool.
+        settings: at least one; each is a pool.
         env: the environment of the problems.
         group: rollouts of a problem in a setting.
         seed: of the sampling noise, together with the setting.
@@ -56,22 +57,22 @@ class HeldOut:
         seed: int,
         world: World = SOLO,
     ) -> None:
-        self._maker, self._problems, self._settings, self._world = (
-            replace(maker, group=group),
-            problems,
-            settings,
-            world,
-        )
+        self._maker = replace(maker, group=group)
+        self._problems, self._settings, self._world = problems, settings, world
         self._plan = PoolPlan(
             env=env, split="eval", steps=len(problems), group=group, seed=seed, steps_per_batch=len(problems)
         )
 
     def rollouts(self, directory: Path, done: int) -> list[Rollout]:
-        """All rollouts of the policy as it is, from pools below `directory`, which are complete after."""
+        """The rollouts of the policy as it is in all settings, from pools below `directory`, which this completes.
+
+        Args:
+            done: optimizer steps that the policy has behind it; the sampling noise depends on it.
+        """
         return [rollout for setting in self._settings for rollout in self.of(setting, directory, done)]
 
     def of(self, setting: EvalSetting, directory: Path, done: int) -> list[Rollout]:
-        """Those of one setting."""
+        """The rollouts in one setting; arguments as `rollouts`."""
         plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
         maker = replace(self._maker, mode=setting.mode, hint=setting.hint)
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
@@ -84,7 +85,13 @@ class HeldOut:
 
 
 def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[EvalSetting]:
-    """Every mode of `modes` (none: `mode`) with its hint; `mode` without it, where that is asked for."""
+    """The settings of an evaluation: every mode with its hint, then the mode of training without it.
+
+    Args:
+        modes: to evaluate; none: that of training.
+        mode: of training.
+        without_hint: whether `mode` is evaluated without its hint, too.
+    """
     settings = [EvalSetting(mode=name) for name in modes or (mode,)]
     return [*settings, EvalSetting(mode=mode, hint=False)] if without_hint else settings
 
@@ -92,14 +99,14 @@ def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> lis
 def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) -> tuple[list[Problem], list[Problem]]:
     """(problems to train on, `num` held-out problems): disjoint, whatever the environment calls its splits.
 
-    The choice goes by the hash of the problem ids alone. So all arms, seeds and steps meet the same problems and can be
-    paired by problem; fewer problems are a subset of more; and an environment whose splits are one and the same list
-    (LeetCode files) loses the held-out problems from training.
+    The choice depends on the hash of the problem ids alone. So all arms, seeds and steps are evaluated on the same
+    problems and can be paired by problem; fewer problems are a subset of more; and an environment whose splits are one
+    and the same list (LeetCode files) loses the held-out problems from training.
 
     Args:
         train: the environment's training split, in its order, which is kept.
         evaluation: its evaluation split.
-        num: how many to hold out.
+        num: how many problems to hold out.
 
     Raises:
         InputError: fewer than `num` problems, or none left to train on.
@@ -109,6 +116,6 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
     names = {problem.problem_id for problem in held_out}
     left = [problem for problem in train if problem.problem_id not in names]
     if not 0 < len(held_out) == num or not left:
-        found = f"{len(evaluation)}, with {len(left)} of {len(train)} left to train on"
-        raise InputError("held-out problems", expected=f"{num} or more problems, and others to train on", found=found)
+        counts = f"{len(evaluation)}, with {len(left)} of {len(train)} left to train on"
+        raise InputError("held-out problems", expected=f"{num} or more problems, and others to train on", found=counts)
     return left, held_out

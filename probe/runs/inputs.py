@@ -1,8 +1,9 @@
-"""The pools and the policy that a replay reads, each resolved once and announced."""
+"""Inputs of `probe replay`: open its pools, fill in the defaults that they decide, load and check its policy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,25 @@ from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
 class ReplayInputs:
-    """What a replay reads. `config` is the given one with every default that the pools decide filled in.
+    """The pools and the policy of a replay; the policy is loaded when it is first asked for.
+
+    Attributes:
+        config: the given one with every default that the pools decide filled in (the divisor of dr_grpo).
+        pools: the opened pools of `source.replay_dirs`, in that order.
 
     Args:
+        config: of a replay.
+        out_dir: pools given by name are looked up in it.
+        say: gets a line for every pool: where it is, and what was inferred in reading it.
         device: where the policy is loaded.
+
+    Raises:
+        InputError: no such pool, or one in a format that cannot be read.
     """
 
     def __init__(self, config: RunConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
-        assert config.source is not None  # of every replay
+        assert config.source is not None  # `RunConfig` refuses a replay without one
+        # The pools are opened with this configuration: `_tokenize` reads the model of it.
         self.config, self.source, self._device = config, config.source, device
         paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
         self.pools = [open_pool(path, tokenize=self._tokenize) for path in paths]
@@ -36,7 +48,7 @@ class ReplayInputs:
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy, checked against every pool."""
+        """The policy, checked against every pool; InputError where another model or tokenizer wrote one."""
         policy = load_policy(self.model_name, dtype=self.config.model.dtype, device=self._device)
         for pool in self.pools:
             _check_pool(pool, policy)
@@ -49,17 +61,17 @@ class ReplayInputs:
             return self.config.model.name
         names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
         if len(names) != 1 or "None" in names:
-            found = ", ".join(sorted(names))
-            raise InputError("--model", expected="one base model named by all pools", found=found, fix="pass --model")
+            listed = ", ".join(sorted(names))
+            raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
         return names.pop()
 
     def record(self) -> dict[str, Any]:
-        """What `config.json` holds."""
+        """What `config.json` of the run holds; loads the policy for the hash of its weights."""
         weights = {"model": self.model_name, "base_weights_sha256": self.policy.base_weights_sha}
         return self.record_without_weights() | weights
 
     def record_without_weights(self) -> dict[str, Any]:
-        """All of it that is known before the policy is loaded."""
+        """All of `record` that is known before the policy is loaded."""
         intervention = self.config.intervention
         return {
             "settings": asdict(self.config),
@@ -68,7 +80,7 @@ class ReplayInputs:
         }
 
     def _tokenize(self, text: str) -> list[int]:
-        """For pools in the predecessor format, which store no prompt ids."""
+        """Token ids of a prompt, for pools in the predecessor format, which store text alone."""
         if self.config.model.name is None:
             raise InputError("--model", expected="the model of a pool without manifest", found="none given")
         return self._fresh_tokenizer.encode(text, add_special_tokens=False)
@@ -79,7 +91,10 @@ class ReplayInputs:
 
 
 def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
-    """dr_grpo divides by the generation limit: the one given, or the largest that a pool's sampler records."""
+    """The configuration with the divisor of dr_grpo, a token limit, filled in where none is given.
+
+    It is the largest `max_new_tokens` that the samplers of the pools record; None, if none of them records any.
+    """
     limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
     longest = max((limit for limit in limits if limit is not None), default=None)
     conditions = []
@@ -95,30 +110,33 @@ def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
 
 
 def _lacks_divisor(objective: LossSettings) -> bool:
+    """Whether the loss divides by a token limit that is not given."""
     return objective.loss_type == "dr_grpo" and objective.max_completion_length is None
 
 
 def _check_pool(pool: Pool, policy: Policy) -> None:
-    """Refuse a pool that another model or tokenizer wrote, as far as it says so, and ids that the model lacks."""
+    """Refuse a pool whose manifest names another model or tokenizer, and token ids that the model does not have."""
     embedding = policy.model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
     size = embedding.num_embeddings
-    for rollout in (rollout for group in pool.steps for rollout in group):
+    # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
+    for rollout in chain.from_iterable(pool.steps):
         ids = [*rollout.prompt_ids, *rollout.completion_ids]
         if ids and not 0 <= min(ids) <= max(ids) < size:
             where = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-            found = f"{min(ids)} to {max(ids)}"
-            raise InputError(where, expected=f"token ids of {policy.base_model}, 0 to {size - 1}", found=found)
+            span = f"{min(ids)} to {max(ids)}"
+            raise InputError(where, expected=f"token ids of {policy.base_model}, 0 to {size - 1}", found=span)
     stored = pool.manifest.get("policy") or {}
+    # (what it is, hash in the manifest, hash of the loaded policy); a pool without the hash is taken on trust.
     checks = (
         ("tokenizer", pool.manifest.get("tokenizer_sha256"), policy.tokenizer_sha()),
         ("base weights", stored.get("base_weights_sha256"), policy.base_weights_sha),
     )
-    for what, found, expected in checks:
-        if found is not None and found != expected:
+    for what, recorded, loaded in checks:
+        if recorded is not None and recorded != loaded:
             raise InputError(
                 f"pool {pool.name}",
-                expected=f"rollouts of {policy.base_model} ({what} {expected[:12]})",
-                found=f"rollouts of {stored.get('base_model')} ({what} {str(found)[:12]})",
+                expected=f"rollouts of {policy.base_model} ({what} {loaded[:12]})",
+                found=f"rollouts of {stored.get('base_model')} ({what} {str(recorded)[:12]})",
                 fix="pass the --model that sampled it, or generate the pool again",
             )

@@ -1,4 +1,8 @@
-"""Records from results: the only place where measurements meet the oracle's labels again."""
+"""Make the records of a step (samples, step, tokens) from what it computed and from the labels of its rollouts.
+
+The step itself sees token ids and rewards only. Its results meet the oracle's labels (hacked, gt_pass) here and nowhere
+else, so that no label can reach a gradient.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +21,7 @@ from probe.step.groups import Group
 from probe.step.results import ArmResult, StepResult
 from replay_pools.rollout import REWARD_RANGE, Rollout
 
+# Values of `null_reason`: why a cosine of a record is null.
 NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
@@ -26,9 +31,9 @@ NO_VARIANCE = "no reward variance in the group"
 def sample_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
 ) -> list[SampleRecord]:
-    """One record a rollout of the step, group after group, under the condition and arm of `arm`.
+    """One record for each rollout of the step, group after group, under the condition and arm of `arm`.
 
-    `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's, as in the seed's records.
+    `mean_cos_in`, `mean_cos_out` and `frac_fired` are of the whole step and the same in all of its records.
     """
     keys = [key for group in groups for key in group.keys]
     return [
@@ -67,9 +72,10 @@ def sample_records(
 def step_record(
     groups: Sequence[Group], result: StepResult, arm: ArmResult, objective: LossSettings, control: Mapping[str, float]
 ) -> StepRecord:
-    """The record of one step under one condition, that of `objective`, and one arm.
+    """The record of one step under the condition and arm of `arm`.
 
     Args:
+        objective: the loss of that condition.
         control: what the controller of beta did, by wire names without "kl/".
     """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
@@ -110,7 +116,7 @@ def step_record(
 def token_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], arm: ArmResult, pieces: Pieces
 ) -> list[TokenRecord]:
-    """One record a rollout of the step, from the `token_shares` of `arm`."""
+    """One record for each rollout of the step: how its cosine splits over its tokens (`arm.token_shares`)."""
     assert arm.token_shares is not None
     return [
         _token_record(groups[0].step, i, rollout, arm, shares, pieces)
@@ -121,7 +127,9 @@ def token_records(
 def _token_record(
     step: int, i: int, rollout: Rollout, arm: ArmResult, shares: Sequence[float], pieces: Pieces
 ) -> TokenRecord:
+    # Shares of a sample without gradient are all nan.
     has_gradient = not math.isnan(shares[0])
+    # Shares are padded to the longest sample of the step.
     of_tokens = shares[: rollout.plen + rollout.comp_len]
     prompt_chars = pieces.lengths(rollout.prompt_ids, rollout.prompt, special=True)
     completion_chars = pieces.lengths(rollout.completion_ids, rollout.completion, special=False)
@@ -139,12 +147,12 @@ def _token_record(
 
 
 def _frac_fired(arm: ArmResult) -> float | None:
-    """Null without a gradient: nothing could fire."""
+    """The share of modules in which the gate fired; null without a gradient, where none could."""
     return None if bool(arm.projection.cos_in.isnan()) else float(arm.projection.frac_fired)
 
 
 def _sample_reason(weighting: Weighting, arm: ArmResult, i: int) -> str | None:
-    """Why a cosine of this sample is null."""
+    """Why a cosine of sample `i` is null; None where none is."""
     if bool(arm.cos_nll[i].isnan()):
         return NO_GRADIENT
     if not bool(arm.cos_contrib[i].isnan()):
@@ -153,7 +161,7 @@ def _sample_reason(weighting: Weighting, arm: ArmResult, i: int) -> str | None:
 
 
 def _step_reason(weighting: Weighting, arm: ArmResult) -> str | None:
-    """Why the cosine of the whole gradient is null."""
+    """Why the cosine of the whole step's gradient is null; None where it is a number."""
     if not bool(arm.projection.cos_in.isnan()):
         return None
     return NO_GRADIENT if bool((weighting.advantages != 0).any()) else NO_VARIANCE

@@ -1,15 +1,15 @@
-"""LiveSource: groups sampled from the policy as it is, graded, and written to a pool before anybody reads them.
+"""LiveSource: groups sampled from the policy in training, graded, and written to a pool before a step reads them.
 
 The groups of a batch are steps of the pool `rollouts/` of the run, read from disk and made into groups as
-`ReplaySource` does: live equals replay because live is a replay of a pool that grows. Step s trains on batch
-s // iterations. What the pool holds is not sampled again, so a run that is resumed trains on the same rollouts.
+`ReplaySource` does: a training run is a replay of a pool that grows, and the two give the same numbers. Step s trains
+on batch s // iterations. What the pool holds is not sampled again, so a resumed run trains on the same rollouts.
 
-A group without reward variance has no policy gradient. With refills, its place is offered to another problem, so many
-times (dynamic sampling of DAPO, arXiv 2503.14476); with P prompts and R refills batch b owns the pool's steps
+A group without reward variance has no policy gradient. With R refills, its place is given to another problem up to R
+times (dynamic sampling of DAPO, arXiv 2503.14476); with P prompts a step, batch b owns the pool's steps
 b P (1 + R) .. (b + 1) P (1 + R) - 1, in which place i of attempt a is P a + i, and those not needed stay empty.
 
-Several ranks share out the groups of an attempt; each samples and grades its own with the noise that they have in the
-whole attempt, rank 0 writes them, and all go on with what is on disk.
+Several ranks share out the groups of an attempt. Each samples its groups with the noise that they would get from one
+rank, and grades them; rank 0 writes all, and all ranks go on with what is on disk.
 """
 
 import random
@@ -36,7 +36,7 @@ class LiveSource:
         directory: of the pool; its name is the pool's in the records.
         header: of the pool.
         maker: samples and grades; its policy is the one that is trained.
-        coordinates: sampling runs in their lean forward.
+        coordinates: of the policy; sampling uses their lean forward.
         problems: of each batch, P (1 + refills) of them.
         seed: of the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
@@ -73,13 +73,14 @@ class LiveSource:
         return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
 
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
-        """The groups of a batch as they are on disk, each with so many rollouts fewer than the maker's groups.
+        """The groups of a batch as they are on disk, each with `fewer` rollouts less than the maker's groups have.
 
-        Groups that somebody else's rollouts will complete (`fewer`) are not refilled.
+        With `fewer`, the caller completes the groups, and none is refilled: its reward variance is not known yet.
         """
         width = len(self._problems[batch]) // (1 + self._refills)
         groups = self._attempt(batch, 0, range(width), fewer)
-        for attempt in range(1, 1 + (0 if fewer else self._refills)):
+        refills = 0 if fewer else self._refills
+        for attempt in range(1, 1 + refills):
             flat = [i for i, group in groups.items() if len({rollout.reward for _, rollout in group}) == 1]
             groups |= self._attempt(batch, attempt, flat, fewer)
         self._rollouts = {key: rollout for group in groups.values() for key, rollout in group}
@@ -88,7 +89,7 @@ class LiveSource:
     def _attempt(
         self, batch: int, attempt: int, places: Sequence[int], fewer: int
     ) -> dict[int, list[tuple[RolloutKey, Rollout]]]:
-        """{place: its group} of one attempt, sampled together unless the pool holds them."""
+        """{place in the batch: its group} of one attempt, sampled together unless the pool holds them."""
         if not places:
             return {}
         problems = self._problems[batch]
@@ -96,6 +97,7 @@ class LiveSource:
         first = sum(map(len, self._problems[:batch]))
         positions = {first + offset + i: problems[offset + i] for i in places}
         maker = replace(self._maker, group=self._maker.group - fewer)
+        # The seed of the first attempt is that of a run without refills.
         seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
         with self._coordinates.lean_forward():
             groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
@@ -118,9 +120,15 @@ class LiveSource:
 def write_groups(
     world: World, maker: RolloutMaker, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int
 ) -> list[list[Rollout]]:
-    """Write the steps {step: problem} that a pool does not hold yet; all ranks make them, and get all as on disk.
+    """Sample, grade and write the steps {step: problem} that a pool does not hold yet.
 
-    With a sharded base every rank samples everything, since all must call the model equally often.
+    Args:
+        world: every rank calls this and makes its share; with a sharded base every rank makes all, since all must call
+            the model equally often.
+        seed: of the sampling noise.
+
+    Returns:
+        The group of each step, in the order of `problems`, read back from disk; the same on every rank.
     """
     missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
     share = slice(None) if world.shards_base else world.rows(len(problems))
@@ -135,7 +143,7 @@ def write_groups(
 
 
 def _stored(writer: PoolWriter, step: int) -> list[Rollout]:
-    """A group as it is on disk."""
+    """The group of a step as it is on disk; InputError where it is not whole."""
     rollouts = writer.read_step(step)
     if rollouts is None:
         where = writer.directory
@@ -146,7 +154,10 @@ def _stored(writer: PoolWriter, step: int) -> list[Rollout]:
 def choose_problems(
     problems: Sequence[Problem], *, batches: int, prompts_per_step: int, seed: int
 ) -> list[list[Problem]]:
-    """The problems of every batch: a new order of all problems, by (seed, epoch), each time all have been met."""
+    """The problems of every batch: all problems in a random order, then all in another one, and so on.
+
+    The order of an epoch depends on (seed, epoch) alone, so that a longer run begins like a shorter one.
+    """
     order: list[Problem] = []
     epoch = 0
     while len(order) < batches * prompts_per_step:

@@ -1,10 +1,12 @@
-"""The loop: steps, records, checkpoints, resume. The step computes; only this file writes a run.
+"""The loop of `probe replay` and `probe train`: runs every step and writes records, checkpoints and the manifest.
+
+`probe.step.step.train_step` computes a step; the files of a run are written by this one.
 
 A run directory fills in this order: `config.json`; for every step what `before_step` and the source write (in training
 evaluations, `rollouts/` and `directions/`), `gram/step_NNN.safetensors` (in a replay), `step_NNN.tokens.jsonl.gz` (on
 request), `step_NNN.cos.jsonl.gz`, `checkpoint/` (when it trains) and last `steps.jsonl`, whose lines say which steps
-are done; at the end `manifest.json`, which says why where a run stopped early. So a run that was killed and resumed
-ends in the same bytes as one that was not. Wall-clock times differ from run to run and live in `timings.jsonl`, which
+are done; at the end `manifest.json`, with the reason if a run stopped early. So a run that was killed and resumed ends
+in the same bytes as one that was not. Wall-clock times differ from run to run and live in `timings.jsonl`, which
 no hash covers.
 
 Several ranks (`probe.step.distributed`) share out the samples of each step, or, where steps are independent of one
@@ -52,23 +54,24 @@ from replay_pools.progress import report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAttribution:
-    """Which cosines are split over tokens: of one arm under one condition."""
+    """Which cosines are split over tokens: those of this arm under this condition, in the first `steps` steps."""
 
     condition: str
     arm: str
-    steps: int | None  # the first so many; None = all
+    steps: int | None  # None = all
     pieces: Pieces
 
     def at(self, step: int, measures: Sequence[Measure]) -> Measure | None:
-        """Its measure among those of a step where it is wanted."""
+        """The one of `measures` to split in this step; None after the first `steps`."""
         if self.steps is not None and step >= self.steps:
             return None
-        return next(m for m in measures if (m.condition, m.arm.name) == (self.condition, self.arm))
+        wanted = (self.condition, self.arm)
+        return next(measure for measure in measures if (measure.condition, measure.arm.name) == wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every step of a run is evaluated with."""
+    """What all steps of a run share (`probe.runs.assemble` makes it)."""
 
     bases: Bases
     conditions: Mapping[str, LossSettings]  # by name, the primary first
@@ -93,10 +96,14 @@ def run_steps(
     checkpoints: CheckpointConfig | None = None,
     before_step: Callable[[int, bool], None] = lambda done, last: None,
 ) -> None:
-    """Run every step that is not done and write the manifest.
+    """Run every step that is not done, then write the manifest.
 
     Args:
-        done: what `probe.runs.resume.open_run` returned.
+        directory: of the run.
+        source: the groups of every step.
+        setup: what all steps share.
+        done: the step records that are already there, from `probe.runs.resume.open_run`.
+        timings: gets the seconds of every step.
         training: of the one arm under the one condition; None leaves the weights frozen.
         checkpoints: when the state of `training` is written; default: after every step.
         before_step: called with the number of steps done, before every step and after the last (True), and again after
@@ -107,6 +114,7 @@ def run_steps(
     checkpoints = checkpoints or CheckpointConfig()
     world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
     if training is not None:
+        # `steps.jsonl` may run ahead of the newest checkpoint: the steps after it are done again, to the same bytes.
         world.on_main(partial(drop_checkpoints, directory, first, keep=checkpoints.keep))
         first = load_checkpoint(directory, training)
         records = [record for record in records if record.step < first]
@@ -119,8 +127,10 @@ def run_steps(
         new = _run_steps(directory, steps, source, setup, training)
         records += new
         if training is not None:
+            # Ranks that drift apart would average gradients of different policies without any error.
             world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
         if world.is_main:
+            # A step of training that broke has no records and does not count as done.
             _write_progress(directory, step + bool(new), source.num_steps, records, training, checkpoints)
             seconds = (time.monotonic() - start) / len(steps)
             for recorded in steps:
@@ -136,7 +146,10 @@ def run_steps(
 def _run_steps(
     directory: Path, steps: range, source: GroupSource, setup: Setup, training: TrainingState | None
 ) -> list[StepRecord]:
-    """Compute and write the one step that all ranks share, or steps of which every rank does one (or none)."""
+    """Compute and write the steps of one turn, and return their step records.
+
+    Where the ranks share out the samples there is one step, which all of them compute; else every rank computes one.
+    """
     if setup.world.size == setup.bases.world.size:
         return [row for step in steps for row in _run_step(directory, step, source, setup, training)]
     # The last steps of a run may be fewer than the ranks: the slice is then empty for some of them.
@@ -153,7 +166,10 @@ def _write_progress(
     training: TrainingState | None,
     checkpoints: CheckpointConfig,
 ) -> None:
-    """Write which steps are done, and before it, where one is due, the checkpoint that they end in."""
+    """Write the checkpoint where one is due, then `steps.jsonl`.
+
+    Older checkpoints go last: a run killed between a checkpoint and its line in `steps.jsonl` needs the one before.
+    """
     if training is not None and (num_done % checkpoints.every == 0 or num_done == num_steps or training.stopped):
         save_checkpoint(directory, num_done, training)
     write_steps(directory, records)
@@ -209,10 +225,11 @@ def _run_step(
 
 
 def _save_adapter(directory: Path, training: TrainingState) -> None:
-    """The deployed policy; beside it the one in training, where that is another."""
+    """Save the deployed policy as a peft directory; with quarantined weights, the policy in training beside it."""
     model = training.updater.coordinates.model
+    # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
     for config in model.peft_config.values():
-        config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]  # a set has no fixed order
+        config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
     with training.updater.deployed():
         model.save_pretrained(str(directory / ADAPTER_DIR))
     if training.updater.routes:
@@ -222,6 +239,7 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
 def _write_manifest(
     directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: TrainingState | None
 ) -> None:
+    """Write `manifest.json`, whose presence says that the run is complete."""
     errors = [(record.step, record.additivity_error) for record in records]
     rounding = {basis.basis: basis.rounding() for basis in setup.bases.coordinates}
     dtype = setup.bases.coordinates[0].model.dtype
@@ -237,5 +255,6 @@ def _write_manifest(
         "rounding": rounding,
         "files": file_hashes(directory) | token_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
     }
+    # Temporary files of a process that was killed in a write.
     remove_leftovers(directory)
     write_json(directory / MANIFEST_FILE, manifest)

@@ -1,9 +1,9 @@
-"""MixedSource: live groups in which a teacher's stored rollouts take the place of some of the policy's own.
+"""MixedSource: live groups in which stored rollouts of a teacher take the place of some of the policy's own.
 
-In the first batches a group is G - n live rollouts and n of the teacher's on the same rendered prompt, so
-that they share one baseline; after that it is G live ones, as in `LiveSource`. The teacher's rollouts are off-policy:
+In the first batches a group is G - n live rollouts and n of the teacher's on the same rendered prompt, so that they
+share one baseline; after that it is G live ones, as in `LiveSource`. The teacher's rollouts are off-policy:
 at ratio 1 (`old_logprobs` "current") a rewarded one is learnt like a demonstration; with recorded log-probabilities the
-ratio to the teacher's law would all but remove it.
+ratio to the teacher's distribution would all but remove it.
 """
 
 import random
@@ -20,13 +20,14 @@ from replay_pools.rollout import Rollout
 
 @final
 class MixedSource:
-    """A live source with a teacher in its first batches.
+    """A `GroupSource` (`probe.step.groups`): a live source with a teacher in its first batches.
 
     Args:
-        live: its groups have G rollouts; its problems of the first `num_batches` batches are among the teacher's.
+        live: its groups have G rollouts; in its first `num_batches` batches, all problems are among the teacher's.
         teacher: rollouts on the very prompts that the live source renders.
         num_teacher: n, rollouts of the teacher in a group, drawn without replacement by (seed, batch, problem).
-        num_batches: batches with the teacher.
+        num_batches: batches in which the teacher takes part.
+        seed: of the draws.
 
     Raises:
         InputError: a prompt of the teacher has fewer than `num_teacher` rollouts.
@@ -41,8 +42,9 @@ class MixedSource:
                 self._by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
         for rollouts in self._by_prompt.values():
             if len(rollouts) < num_teacher:
-                where, found = f"pool {teacher.name} step {rollouts[0].step}", str(len(rollouts))
-                raise InputError(where, expected=f"at least {num_teacher} rollouts of a prompt", found=found)
+                where = f"pool {teacher.name} step {rollouts[0].step}"
+                expected = f"at least {num_teacher} rollouts of a prompt"
+                raise InputError(where, expected=expected, found=str(len(rollouts)))
         self._rollouts: dict[RolloutKey, Rollout] = {}  # the teacher's, of the newest batch
         self.num_steps = live.num_steps
 
@@ -53,6 +55,7 @@ class MixedSource:
         if batch >= self._num_batches:
             return self._live.groups(step)
         groups = []
+        # Without refills: whether a group has reward variance is only known once the teacher's rollouts are in it.
         for sampled in self._live.sampled(batch, fewer=self._num_teacher):
             taught = self._drawn(batch, sampled[0][1])
             self._rollouts |= taught
@@ -64,12 +67,17 @@ class MixedSource:
         return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
 
     def _drawn(self, batch: int, live: Rollout) -> dict[RolloutKey, Rollout]:
-        """The teacher's rollouts for the prompt of a live one."""
+        """n rollouts of the teacher on the prompt of a live one, as {key: rollout}."""
         if live.prompt_sha not in self._by_prompt:
-            found = f"none on the prompt of {live.problem_id} ({live.env_mode}, {'with' if live.hint else 'no'} hint)"
-            fix = "generate the teacher's pool with the same mode, hint and chat template"
-            raise InputError(f"pool {self._teacher.name}", expected="the prompts trained on", found=found, fix=fix)
+            told = "with" if live.hint else "no"
+            raise InputError(
+                f"pool {self._teacher.name}",
+                expected="the prompts trained on",
+                found=f"none on the prompt of {live.problem_id} ({live.env_mode}, {told} hint)",
+                fix="generate the teacher's pool with the same mode, hint and chat template",
+            )
         rollouts = self._by_prompt[live.prompt_sha]
+        # Not a generator that lives on: a run that is resumed has to draw the same rollouts.
         draw = random.Random(f"teacher/{self._seed}/{batch}/{live.problem_id}")
         chosen = sorted(draw.sample(range(len(rollouts)), self._num_teacher))
         name = self._teacher.name
@@ -77,7 +85,7 @@ class MixedSource:
 
 
 def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]:
-    """Those of `problems` that the teacher's pool has rollouts for.
+    """The ones of `problems` that the teacher's pool has rollouts for, in their order.
 
     Raises:
         InputError: none of them has any.

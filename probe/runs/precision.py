@@ -1,7 +1,7 @@
-"""How much the cosines owe to the dtype of the model: a few rollouts scored again in a higher precision.
+"""The numerical noise of the cosines: per-sample cosines of a few rollouts, again in the next higher precision.
 
-The copy in higher precision has the SAME (rounded) weights and the same basis, so that what is left between the two is
-the rounding of the forward and backward. What rounding the weights themselves did is not in it.
+The copy in higher precision has the SAME (rounded) weights and the same basis, so that the two differ by the rounding
+of forward and backward alone. The effect of rounding the weights themselves is not measured.
 """
 
 import copy
@@ -19,6 +19,7 @@ from probe.step.groups import GroupSource
 from probe.step.projection import sample_cosines
 from probe.step.step import Measure
 
+# The precision that each dtype is compared with. To add a dtype: its row here.
 HIGHER = {torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
@@ -26,6 +27,13 @@ def dtype_noise(
     bases: Bases, measures: Sequence[Measure], source: GroupSource, num_rollouts: int, pad_id: int
 ) -> dict[str, Any]:
     """The noise floor of the per-sample cosines with every arm's directions, on the first rollouts of the run.
+
+    Args:
+        bases: the model's coordinates, in one basis or two.
+        measures: of the first step: the directions of every arm.
+        source: the groups of the run.
+        num_rollouts: how many rollouts are scored again.
+        pad_id: the token that pads a batch.
 
     Returns:
         `dtype`, `reference` (the higher one), `rollouts`, and for each basis the `median` and `max` absolute
@@ -62,7 +70,7 @@ def dtype_noise(
 
 
 def _first_rollouts(source: GroupSource, num_rollouts: int) -> list[tuple[list[list[int]], list[list[int]]]]:
-    """(prompts, completions) of the run's first rollouts, step by step."""
+    """(prompts, completions) of the run's first rollouts as token ids, one pair for each step."""
     groups, step = [], 0
     while num_rollouts > 0 and step < source.num_steps:
         of_step = source.groups(step)
@@ -76,6 +84,6 @@ def _first_rollouts(source: GroupSource, num_rollouts: int) -> list[tuple[list[l
 def _cosine_differences(
     low: Mapping[str, Tensor], high: Mapping[str, Tensor], vectors: Mapping[str, Tensor]
 ) -> list[float]:
-    """|difference| of every sample's cosine; a sample without gradient has none."""
+    """|difference| of every sample's cosine; samples without gradient, whose cosine is nan, are left out."""
     difference = (sample_cosines(low, vectors).cos.double() - sample_cosines(high, vectors).cos.double()).abs()
     return difference[~difference.isnan()].tolist()

@@ -1,11 +1,11 @@
 """Rates: hack, exploit and solve rates of graded rollouts on held-out problems, as `evals.jsonl` keeps them. No torch.
 
-`evaluate` counts; `probe.runs.heldout` samples the rollouts, `probe.runs.training_evals` and `probe.runs.evaluate` (the
-verb `probe eval`) call both.
+`probe.runs.heldout` samples the rollouts and `evaluate` counts; `probe.runs.training_evals` and `probe.runs.evaluate`
+(of `probe eval`) call both.
 
-Rates are of graded rollouts, a loophole mode and hint at a time and over all, with Wilson 95% intervals. Those take
-rollouts as independent, which holds for one rollout a problem and setting; with more the unit is the problem, the
-intervals are too narrow, and `num_problems` beside `num_rollouts` says so.
+There is a rate for each loophole mode with and without its hint, and one over all, with a Wilson 95% interval. The
+interval takes rollouts as independent, which holds for one rollout a problem and setting. With more, the unit is the
+problem and the interval is too narrow: a reader sees it by `num_problems` beside `num_rollouts`.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Metric = Literal["hack", "exploit", "solve"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A share of rollouts; None without rollouts."""
+    """A share of rollouts, `count` of them; rate and interval are None without rollouts."""
 
     count: int
     rate: float | None
@@ -52,12 +52,12 @@ class Evaluation:
     rates: dict[str, Rates]
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form."""
+        """A line of `evals.jsonl`, as a dict."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> "Evaluation":
-        """Inverse of `to_json`, of a line that may say more; InputError names the field that is wrong."""
+        """Inverse of `to_json`; further keys beside these are ignored, and InputError names a field that is wrong."""
         if not isinstance(row, dict) or not isinstance(row.get("rates"), dict):
             raise InputError(where, expected="an evaluation with rates", found=repr(row)[:60])
         rates = {name: decode(Rates, table, f"{where} rates {name}") for name, table in row["rates"].items()}
@@ -75,20 +75,26 @@ class BestCheckpoint:
 
     @property
     def biased(self) -> bool:
-        """Whether the best of several noisy rates was picked: it flatters, and its interval does not cover."""
+        """Whether it is the best of several noisy rates: too good on average, with an interval that does not cover."""
         return self.num_checkpoints > 1
 
     @property
     def label(self) -> str:
-        """How a report names it."""
+        """Its name in a report."""
         return f"best of {self.num_checkpoints} by {self.metric} (biased)" if self.biased else "the only checkpoint"
 
 
 def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> Evaluation:
-    """The rates of graded rollouts on held-out problems."""
+    """The rates of graded rollouts on held-out problems, by setting.
+
+    Args:
+        step: optimizer steps that the policy has behind it.
+        weights: whether the policy was sampled with its quarantined weights ("training") or without ("deployed").
+    """
     settings: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         settings.setdefault(setting_of(rollout), []).append(rollout)
+    # The order of the rows of a report: all, the modes by name, no hint.
     hinted = {name: settings[name] for name in sorted(settings.keys() - {NO_HINT})}
     unhinted = {NO_HINT: settings[NO_HINT]} if NO_HINT in settings else {}
     groups = {ALL: list(rollouts), **hinted, **unhinted}

@@ -1,7 +1,7 @@
-"""Resume or refuse a run directory: compare its config.json with the run's, and keep checkpoints of one that trains.
+"""Begin, resume or refuse a run directory (compares config.json), and write the checkpoints of a run that trains.
 
-    open_run, find_run      begin, continue, or refuse a directory that holds another run
-    *_checkpoint(s)         the state of a run that trains after so many steps, written whole or not at all
+    open_run, find_run                          begin or continue a run; refuse a directory that holds another
+    save_, load_checkpoint, drop_checkpoints    the state after N steps, in a file that is written whole or not at all
 
 There is no random state to keep: what a run draws depends on its seed and the step alone. A run that was killed goes
 back to its newest checkpoint and does the steps after it again, to the same bytes.
@@ -21,7 +21,8 @@ from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, MANIFEST_FILE, STEPS_
 from replay_pools.errors import InputError
 from replay_pools.files import first_difference, read_json, write_atomic, write_json
 
-LEFTOVERS = f".{CONFIG_FILE}.*.tmp"  # of a run killed in its very first write
+# The temporary file of a run that was killed in its very first write.
+LEFTOVERS = f".{CONFIG_FILE}.*.tmp"
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -33,16 +34,17 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     done = find_run(directory, config)
     if done is not None:
         return done
+    # What a run left that was stopped before its first step is of its settings, not of these.
     _clear(directory)
     write_json(directory / CONFIG_FILE, config)
     return []
 
 
 def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) -> list[StepRecord] | None:
-    """The step records of the run of `config` that `directory` holds; None where it would begin. Only reads.
+    """The step records of a run in `directory` with this configuration; None if the run is still to begin. Only reads.
 
     Args:
-        whole: `config` is all that the run's `config.json` would hold, not some of its keys.
+        whole: whether `config` is all that the run's `config.json` would hold; else the keys that it has are compared.
 
     Raises:
         InputError: as `open_run`.
@@ -54,18 +56,19 @@ def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) 
         return None
     stored = read_json(path)
     if settings_of(stored).get("verb") == settings_of(config)["verb"] and not steps.exists():
-        return None  # stopped before its first step, by bad input mostly: there is nothing to resume
+        # Stopped before its first step, mostly by bad input: nothing is lost by beginning again with other settings.
+        return None
     _check_same(directory, stored if whole else {key: stored.get(key) for key in config}, config)
     return read_steps(steps)
 
 
 def is_complete(directory: Path) -> bool:
-    """The manifest, written last, is there."""
+    """Whether the run has its manifest, which is written last."""
     return (directory / MANIFEST_FILE).exists()
 
 
 def _clear(directory: Path) -> None:
-    """Remove everything except `config.json`, by which a run that is killed here is known for one the next time."""
+    """Remove everything except `config.json`, which marks the directory as that of a run if this one is killed here."""
     for path in directory.iterdir() if directory.exists() else ():
         if path.is_dir():
             shutil.rmtree(path)
@@ -74,7 +77,7 @@ def _clear(directory: Path) -> None:
 
 
 def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
-    """InputError unless the stored configuration is the given one."""
+    """Refuse a stored configuration that differs from the given one; the first key that differs is named."""
     if difference := first_difference(stored, config):
         key, there, wanted = difference
         raise InputError(
@@ -86,7 +89,7 @@ def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None
 
 
 class Resumable(Protocol):
-    """What is checkpointed."""
+    """What `save_checkpoint` takes; `probe.runs.training_state.TrainingState` is one."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a step changes."""
@@ -98,16 +101,17 @@ class Resumable(Protocol):
 
 
 def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
-    """Write the state after `done` steps."""
+    """Write the state after `done` steps to `checkpoint/step_NNNNNN.pt`."""
     buffer = io.BytesIO()
+    # Into memory first: the file has to appear whole.
     torch.save(_interned(state.state_dict()), buffer)
     write_atomic(_path(directory, done), buffer.getvalue())
 
 
 def drop_checkpoints(directory: Path, recorded: int, *, keep: int) -> None:
-    """Drop what is ahead of the `recorded` steps, and all but the newest `keep` of the others.
+    """Delete checkpoints ahead of the `recorded` steps, and all but the newest `keep` of the others.
 
-    To be called once the steps are recorded: a run killed between a checkpoint and the line in `steps.jsonl` has one
+    Call it once the steps are recorded: a run killed between a checkpoint and the line in `steps.jsonl` has one
     that is ahead by one step, and needs the one before.
     """
     usable = [done for done in _all(directory) if done <= recorded]
@@ -116,10 +120,10 @@ def drop_checkpoints(directory: Path, recorded: int, *, keep: int) -> None:
 
 
 def load_checkpoint(directory: Path, state: Resumable) -> int:
-    """Restore the newest state.
+    """Restore the newest checkpoint into `state`.
 
     Returns:
-        The number of steps that it is after; 0 = the start, and `state` is as it was.
+        The number of steps that it was written after; 0 if there is none, and `state` is as it was.
     """
     done = max(_all(directory), default=0)
     if done:
@@ -128,15 +132,22 @@ def load_checkpoint(directory: Path, state: Resumable) -> int:
 
 
 def _interned(value: Any) -> Any:
-    """Equal names as one object: pickle writes a name once an object, and those that were loaded are other objects."""
+    """The value with equal strings as one object.
+
+    pickle writes a string again for each further object: after a resume, when equal strings are several objects, the
+    same state would be written in other bytes.
+    """
     if isinstance(value, dict):
         return {_interned(key): _interned(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_interned(item) for item in value]
-    return sys.intern(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return sys.intern(value)
+    return value
 
 
 def _all(directory: Path) -> list[int]:
+    """The numbers of steps that there are checkpoints of, ascending."""
     return sorted(int(path.stem.removeprefix("step_")) for path in (directory / CHECKPOINT_DIR).glob("step_*.pt"))
 
 

@@ -1,7 +1,7 @@
-"""PushedEngine: the policy in training, sampled on a server that is given its LoRA adapter whenever it has changed.
+"""PushedEngine: sample from the policy in training on a server, which loads its LoRA adapter whenever it has changed.
 
-The adapter is a peft directory that trainer and server both see, named by its content: the same weights are never
-loaded twice, and no server takes an older step's weights (or their cached prefixes) for these.
+The adapter is a peft directory on a disk that trainer and server share. Its name is a hash of the weights: the same
+weights are never loaded twice, and no server answers with the weights (or the cached prefixes) of an older step.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from replay_pools.serving.engine import ServerEngine
 
 @final
 class PushedEngine:
-    """An engine whose weights are those of `coordinates`; for `RolloutMaker`, and so for LiveSource and Evaluator.
+    """An `Engine` (`replay_pools.engines`) whose weights are those of `coordinates` at the time of each call.
 
     Args:
-        base: the served base model.
-        coordinates: of the policy that is trained here, in the LoRA basis.
+        base: the engine of the base model on the server.
+        coordinates: of the policy that is trained in this process, in the LoRA basis.
         directory: where adapters are written; the server sees it under the same path.
         adapter: what the pools call the policy.
 
@@ -49,7 +49,7 @@ class PushedEngine:
 
     @property
     def chat(self) -> Chat:
-        """The text side of the policy."""
+        """Chat template and tokenizer of the policy."""
         return self._base.chat
 
     def sample(
@@ -73,9 +73,10 @@ class PushedEngine:
             self._pushed = None
 
     def _current(self) -> ServerEngine:
-        """The engine of the present weights, pushed if they are new; the former ones are forgotten."""
+        """The engine of the present weights: pushed if they are new, after which the server forgets the former ones."""
         name = f"probe-{self._digest()}"
         if self._pushed is None or self._pushed[0] != name:
+            # The new adapter is loaded before the old one goes: should that fail, `close` still removes the old one.
             engine = self._base.with_adapter(name, self._saved(name))
             self.close()
             self._pushed = name, engine
@@ -85,13 +86,15 @@ class PushedEngine:
         """16 hex digits over the basis and every coordinate."""
         digest = hashlib.sha256(orjson.dumps(self._coordinates.fingerprint(), option=orjson.OPT_SORT_KEYS))
         for vector in self._coordinates.values().values():
+            # As bytes: numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
     def _saved(self, name: str) -> Path:
-        """The adapter as a peft directory, which appears whole."""
+        """The adapter as a peft directory."""
         path = self._directory / name
         if not path.exists():
+            # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
             unfinished = self._directory / f".{name}.tmp"
             self._coordinates.model.save_pretrained(str(unfinished), save_embedding_layers=False)
             unfinished.rename(path)

@@ -1,46 +1,50 @@
-"""`probe train`, assembled: policy -> coordinates -> directions -> live groups -> the very steps of `probe replay`.
+"""Training of `probe train`: load the policy, assemble the run, and hand live groups to the steps of `probe replay`.
 
-Everything that shapes the numbers is written to `config.json` first; `train(config)` from that file repeats the run.
+    config -> policy -> Assembly (directions, measures, what trains)
+           -> problems, engine -> LiveSource, with a teacher MixedSource   (probe.runs.training_rollouts)
+           -> run_steps, with an Evaluator before every step
+
+`config.json` is written before any number is computed, and holds all that shapes the numbers: `train` with its settings
+repeats the run.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from extraction.adapters.interface import Coordinates
 from extraction.library import source_identity
 from probe.records.run import ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.assemble import Assembly, assemble
 from probe.runs.footprint import run_footprint
-from probe.runs.heldout import HeldOut, eval_settings, hold_out
-from probe.runs.live import LiveSource, choose_problems
+from probe.runs.heldout import HeldOut, eval_settings
 from probe.runs.loop import run_steps
-from probe.runs.mixed import MixedSource, taught_problems
 from probe.runs.preview import Preview, make_preview
 from probe.runs.resume import is_complete, open_run
-from probe.runs.served import PushedEngine
 from probe.runs.training_evals import Evaluator
-from probe.settings.loss import check_recorded
-from probe.settings.rollouts import RolloutConfig
+from probe.runs.training_rollouts import (
+    arm_of,
+    evaluation_of,
+    make_live_source,
+    make_maker,
+    make_mixed_source,
+    open_engine,
+    open_teacher,
+    rollouts_of,
+    training_problems,
+)
 from probe.settings.run import RunConfig
-from probe.settings.training import EvaluationConfig
 from probe.step.distributed import SOLO, World
-from replay_pools.engines import Engine, LocalEngine
 from replay_pools.environments.base import Problem
-from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
+from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
-from replay_pools.policy import Policy, load_policy
-from replay_pools.pool import Pool, open_pool, resolve_pool
-from replay_pools.serving.connection import Connection
-from replay_pools.serving.engine import connect
+from replay_pools.policy import load_policy
+from replay_pools.pool import Pool
 
 
 def train(
@@ -55,20 +59,27 @@ def train(
     """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache. All ranks call this.
 
     Args:
-        url: of the server that samples, where the settings say so; where it runs is no part of the run.
+        directory: of the run; one that holds some of its steps is continued, one of another run is refused.
+        out_dir: root of what is written; pools are looked up in it.
+        url: of the server that samples, with `rollouts.engine` "server". It is no setting of the run, which may be
+            continued with a server at another place.
+        say: gets one line of progress at a time.
+        world: all ranks.
 
     Raises:
-        InputError: anything wrong with the settings, problems, model or directions.
+        InputError: settings, problems, model or directions that are wrong or do not fit together, or a directory that
+            holds another run.
     """
     config = _resolved(config)
     _check_world(config, world)
     timings = Timings()
-    teacher = _teacher(config, out_dir)
-    problems, held_out = _problems(config, teacher)
+    teacher = open_teacher(config, out_dir)
+    problems, held_out = training_problems(config, teacher)
     with timings.phase("load"):
         device = world.loads_on(config.model.device)
         policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=device)
     record = _record(config, teacher)
+    # The number of ranks is part of the run: sums over ranks round differently, which shows in the last bits.
     record |= {"model": policy.base_model, "base_weights_sha256": policy.base_weights_sha, "ranks": world.size}
     done = world.on_main(lambda: open_run(directory, record))
     if world.on_main(partial(is_complete, directory)):
@@ -87,29 +98,34 @@ def train(
     )
     training = assembly.training
     assert training is not None
+    # The ranks of a machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers) as grader,
-        _engine(config, policy, assembly.coordinates, directory, url) as engine,
+        open_engine(config, policy, assembly.coordinates, directory, url) as engine,
     ):
-        say(f"policy {config.model.name}, arm {_arm(config)}; grading under isolation {grader.isolation}")
+        say(f"policy {config.model.name}, arm {arm_of(config)}; grading under isolation {grader.isolation}")
         with timings.phase("canary"):
             if world.is_main:
-                canary(grader, {p.problem_id: p for p in chain(held_out, *problems)}.values())
+                # Problems come back batch after batch; each is checked once.
+                distinct = {problem.problem_id: problem for problem in chain(held_out, *problems)}
+                canary(grader, distinct.values())
         if world.is_main:
             timings.write_start(directory)
-        maker = _maker(config, engine, grader)
-        live = _live_source(config, directory / ROLLOUTS_DIR, maker, assembly, problems)
+        maker = make_maker(config, engine, grader)
+        live = make_live_source(config, directory / ROLLOUTS_DIR, maker, assembly, problems)
         evaluator = _evaluator(config, directory, maker, assembly, held_out, say)
 
         def before_step(num_done: int, last: bool) -> None:
             training.logprob = evaluator(num_done, last)
+            # The manifest of the run hashes that of the pool: the pool is finished before `run_steps` writes it.
             if last:
                 live.finish()
 
+        source = live if teacher is None else make_mixed_source(config, live, teacher)
         run_steps(
             directory,
-            live if teacher is None else _mixed_source(config, live, teacher),
+            source,
             assembly.setup,
             done=done,
             timings=timings,
@@ -120,20 +136,21 @@ def train(
 
 
 def preview(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:
-    """What `train` with the same arguments would do in one process.
+    """What `train` with the same arguments would sample and need, in one process; loads no weights, writes nothing.
 
     Raises:
         InputError: what `train` refuses before it loads the policy.
     """
     config = _resolved(config)
-    teacher = _teacher(config, out_dir)
-    problems, held_out = _problems(config, teacher)
-    rollouts, evaluation, steps = _rollouts(config), _evaluation(config), config.steps
+    teacher = open_teacher(config, out_dir)
+    problems, held_out = training_problems(config, teacher)
+    rollouts, evaluation, steps = rollouts_of(config), evaluation_of(config), config.steps
     assert steps is not None
     settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
     num_samples = rollouts.prompts_per_step * rollouts.group
     sampled = len(problems) * num_samples
     evaluated = len(held_out) * evaluation.rollouts_per_problem * len(settings)
+    # An evaluation before every so many steps and one after the last, which are one where they fall together.
     times = len({*range(0, steps, evaluation.every), steps})
     return make_preview(
         directory,
@@ -149,149 +166,29 @@ def preview(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:
     )
 
 
-def _rollouts(config: RunConfig) -> RolloutConfig:
-    """What a training samples; `RunConfig` has refused one without."""
-    assert config.rollouts is not None
-    return config.rollouts
-
-
-def _evaluation(config: RunConfig) -> EvaluationConfig:
-    assert config.evaluation is not None
-    return config.evaluation
-
-
-def _arm(config: RunConfig) -> str:
-    """The one arm of a training."""
-    return config.intervention.arms[0]
-
-
 def _check_world(config: RunConfig, world: World) -> None:
-    """InputError where several ranks cannot share out the run."""
-    world.check_size(_rollouts(config).prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
-    if _rollouts(config).engine == "server" and world.size > 1:
+    """Refuse a number of ranks that does not divide the groups of a step, and ranks beside a server."""
+    world.check_size(rollouts_of(config).prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
+    if rollouts_of(config).engine == "server" and world.size > 1:
         raise InputError("rollouts.engine server", expected="one process", found=str(world.size))
 
 
 def _resolved(config: RunConfig) -> RunConfig:
-    """dr_grpo divides by the generation limit, which is the sampler's where none is given."""
+    """The configuration with the divisor of dr_grpo filled in: the sampler's limit of tokens, where none is given."""
     objective = config.objective
     if objective.loss_type != "dr_grpo" or objective.max_completion_length is not None:
         return config
-    limit = _rollouts(config).sampler.max_new_tokens
+    limit = rollouts_of(config).sampler.max_new_tokens
     return replace(config, objective=replace(objective, max_completion_length=limit))
 
 
-def _teacher(config: RunConfig, out_dir: Path) -> Pool | None:
-    """The pool of the teacher, if there is one."""
-    teacher = _rollouts(config).teacher
-    if teacher is None:
-        return None
-    pool = open_pool(resolve_pool(teacher.pool, out_dir))
-    if pool.name == ROLLOUTS_DIR:  # the records name rollouts by their pool
-        expected = f"a name other than {ROLLOUTS_DIR}, that of the run's own pool"
-        raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
-    check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
-    return pool
-
-
-def _problems(config: RunConfig, teacher: Pool | None) -> tuple[list[list[Problem]], list[Problem]]:
-    """(training problems of every batch, held-out problems); a teacher teaches on the problems that it knows."""
-    rollouts, steps = _rollouts(config), config.steps
-    assert steps is not None
-    environment = get_environment(rollouts.env)
-    left, held_out = hold_out(
-        environment.problems("train"), environment.problems("eval"), _evaluation(config).num_problems
-    )
-    wanted = rollouts.num_problems or len(left)
-    if wanted > len(left):
-        actual = f"{len(left)} that are not held out"
-        raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
-    batches = steps // rollouts.iterations
-    width = rollouts.prompts_per_step * (1 + rollouts.refills)
-    taught: list[list[Problem]] = []
-    if teacher is not None and rollouts.teacher is not None:
-        mixed = min(rollouts.teacher.num_batches(rollouts.iterations), batches)
-        known = taught_problems(left[:wanted], teacher)
-        taught = choose_problems(known, batches=mixed, prompts_per_step=width, seed=config.seed)
-    untaught = batches - len(taught)
-    return taught + choose_problems(left[:wanted], batches=untaught, prompts_per_step=width, seed=config.seed), held_out
-
-
 def _record(config: RunConfig, teacher: Pool | None) -> dict[str, Any]:
-    """What `config.json` holds beside the weights and the number of ranks, which shows in the last bits."""
+    """All of `config.json` that is known before the policy is loaded: no weights and no number of ranks."""
     return {
         "settings": asdict(config),
         "pools": [] if teacher is None else [teacher.identity()],
         "directions": source_identity(config.intervention.extraction, config.intervention.v_hack),
     }
-
-
-@contextmanager
-def _engine(
-    config: RunConfig, policy: Policy, coordinates: Coordinates, directory: Path, url: str | None
-) -> Iterator[Engine]:
-    """What samples from the policy in training, which its pools name so."""
-    adapter = f"in training: arm {_arm(config)}, seed {config.seed}"
-    if (_rollouts(config).engine == "server") != (url is not None):
-        found = f"engine {_rollouts(config).engine}, url {url or 'none'}"
-        raise InputError("rollouts.engine", expected="server with --url, local without", found=found)
-    if url is None:
-        yield LocalEngine(replace(policy, adapter=adapter))
-        return
-    base = connect(Connection(url=url), policy, served_model=_rollouts(config).served_model)
-    with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
-        yield engine
-
-
-def _maker(config: RunConfig, engine: Engine, grader: Grader) -> RolloutMaker:
-    rollouts = _rollouts(config)
-    return RolloutMaker(
-        engine=engine,
-        sampler=rollouts.sampler,
-        grader=grader,
-        mode=rollouts.mode,
-        hint=rollouts.hint,
-        group=rollouts.group,
-    )
-
-
-def _live_source(
-    config: RunConfig,
-    directory: Path,
-    maker: RolloutMaker,
-    assembly: Assembly,
-    problems: Sequence[Sequence[Problem]],
-) -> LiveSource:
-    rollouts = _rollouts(config)
-    plan = PoolPlan(
-        env=rollouts.env,
-        split="train",
-        mode=rollouts.mode,
-        hint=rollouts.hint,
-        steps=sum(map(len, problems)),
-        group=rollouts.group,
-        seed=config.seed,
-        steps_per_batch=rollouts.prompts_per_step,
-    )
-    return LiveSource(
-        directory,
-        header=pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems))),
-        maker=maker,
-        coordinates=assembly.coordinates,
-        problems=problems,
-        seed=config.seed,
-        iterations=rollouts.iterations,
-        refills=rollouts.refills,
-        world=assembly.world,
-    )
-
-
-def _mixed_source(config: RunConfig, live: LiveSource, teacher: Pool) -> MixedSource:
-    settings = _rollouts(config).teacher
-    assert settings is not None
-    num_teacher = settings.num_rollouts(_rollouts(config).group)
-    num_batches = settings.num_batches(_rollouts(config).iterations)
-    return MixedSource(live, teacher, num_teacher=num_teacher, num_batches=num_batches, seed=config.seed)
 
 
 def _evaluator(
@@ -302,7 +199,8 @@ def _evaluator(
     held_out: Sequence[Problem],
     say: Callable[[str], None],
 ) -> Evaluator:
-    evaluation, rollouts = _evaluation(config), _rollouts(config)
+    """What evaluates the policy on the held-out problems as the settings ask for."""
+    evaluation, rollouts = evaluation_of(config), rollouts_of(config)
     settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
     sampled = HeldOut(
         maker,

@@ -1,0 +1,53 @@
+"""Cautions of a spec's verdict: what a reader has to know of the runs before believing the numbers.
+
+To add a caution: a sentence that begins with a word in capitals, appended in `cautions`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probe.analysis.verdict.run_level import shared_settings
+from probe.experiments.jobs import SweepRun
+from probe.experiments.spec import Spec
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
+from replay_pools.files import read_json
+from replay_pools.tables import flat
+
+
+def cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
+    """Sentences on runs that are missing, stopped early, made under different settings, or older than the criteria."""
+    sentences = []
+    for run in runs:
+        stopped = read_json(run.job.directory / MANIFEST_FILE).get("stopped") if run.complete else None
+        if stopped:
+            sentences.append(f"STOPPED: {run.job.name}, by a tripwire ({stopped}): its final numbers are of that step")
+    for condition in spec.conditions:
+        configs = []
+        for run in runs:
+            if run.complete and condition.name in run.job.conditions:
+                configs.append(read_json(run.job.directory / CONFIG_FILE))
+        sentences += _different_settings(configs, condition.name)
+    missing = [run.job.name for run in runs if not run.complete]
+    if missing:
+        sentences.append(f"{len(missing)} of {len(runs)} runs are not complete: {', '.join(missing)}")
+    edited = [run.job.name for run in runs if run.spec_status not in (None, "frozen")]
+    if edited:
+        sentences.append(
+            f"EDITED: {', '.join(edited)} ran under another version of {spec.path.name}; these criteria are younger "
+            "than the data and confirm nothing"
+        )
+    return sentences
+
+
+def _different_settings(configs: Sequence[Mapping[str, Any]], condition: str) -> list[str]:
+    """A caution, if training runs of one condition differ in more than arm and seed.
+
+    The hash of the spec does not cover a preset that it names: the preset may have been edited between two runs.
+    """
+    settings = [flat(shared_settings(config)) for config in configs if settings_of(config)["verb"] == "train"]
+    different = set()
+    for table in settings:
+        different |= {key for key in table if table[key] != settings[0].get(key)}
+    if not different:
+        return []
+    return [f"MIXED: the runs of {condition} differ in {', '.join(sorted(different))}: arms cannot be compared"]

@@ -1,0 +1,181 @@
+"""Where the groups of a training run come from: its problems, a teacher's pool, the engine, and the live source.
+
+training_problems     the problems of every batch, and those held out for evaluation
+open_teacher          the pool whose rollouts take the place of some live ones in the first batches
+open_engine           what samples: the policy in this process, or a server that is given its adapter
+make_live_source, make_mixed_source   the groups that `probe.runs.loop.run_steps` reads
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from extraction.adapters.interface import Coordinates
+from probe.records.run import ROLLOUTS_DIR
+from probe.runs.assemble import Assembly
+from probe.runs.heldout import hold_out
+from probe.runs.live import LiveSource, choose_problems
+from probe.runs.mixed import MixedSource, taught_problems
+from probe.runs.served import PushedEngine
+from probe.settings.loss import check_recorded
+from probe.settings.rollouts import RolloutConfig
+from probe.settings.run import RunConfig
+from probe.settings.training import EvaluationConfig
+from replay_pools.engines import Engine, LocalEngine
+from replay_pools.environments.base import Problem
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
+from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
+from replay_pools.grading.grade import Grader
+from replay_pools.policy import Policy
+from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.serving.connection import Connection
+from replay_pools.serving.engine import connect
+
+
+def rollouts_of(config: RunConfig) -> RolloutConfig:
+    """The `rollouts` table; `RunConfig` refuses a training run without one, so that it is never None here."""
+    assert config.rollouts is not None
+    return config.rollouts
+
+
+def evaluation_of(config: RunConfig) -> EvaluationConfig:
+    """The `evaluation` table, which every training run has."""
+    assert config.evaluation is not None
+    return config.evaluation
+
+
+def arm_of(config: RunConfig) -> str:
+    """The arm that is trained; a training run has exactly one."""
+    return config.intervention.arms[0]
+
+
+def training_problems(config: RunConfig, teacher: Pool | None) -> tuple[list[list[Problem]], list[Problem]]:
+    """The problems of every batch, and the held-out problems.
+
+    A batch has `prompts_per_step` problems, and as many again for each refill. The first batches, which the teacher's
+    rollouts take part in, are drawn from the problems that its pool has rollouts for.
+
+    Raises:
+        InputError: the environment has too few problems, or the teacher knows none of them.
+    """
+    rollouts, steps = rollouts_of(config), config.steps
+    assert steps is not None
+    environment = get_environment(rollouts.env)
+    left, held_out = hold_out(
+        environment.problems("train"), environment.problems("eval"), evaluation_of(config).num_problems
+    )
+    wanted = rollouts.num_problems or len(left)
+    if wanted > len(left):
+        actual = f"{len(left)} that are not held out"
+        raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
+    batches = steps // rollouts.iterations
+    width = rollouts.prompts_per_step * (1 + rollouts.refills)
+    taught: list[list[Problem]] = []
+    if teacher is not None and rollouts.teacher is not None:
+        mixed = min(rollouts.teacher.num_batches(rollouts.iterations), batches)
+        known = taught_problems(left[:wanted], teacher)
+        taught = choose_problems(known, batches=mixed, prompts_per_step=width, seed=config.seed)
+    untaught = batches - len(taught)
+    plain = choose_problems(left[:wanted], batches=untaught, prompts_per_step=width, seed=config.seed)
+    return taught + plain, held_out
+
+
+def open_teacher(config: RunConfig, out_dir: Path) -> Pool | None:
+    """The pool of `rollouts.teacher`; None for a run without a teacher.
+
+    Raises:
+        InputError: no such pool, a pool with the name of the run's own, or one whose sampler changed the distribution
+            (temperature, top_p, top_k) where the objective compares with recorded log-probabilities.
+    """
+    teacher = rollouts_of(config).teacher
+    if teacher is None:
+        return None
+    pool = open_pool(resolve_pool(teacher.pool, out_dir))
+    # Records name a rollout by its pool, so that two pools of one name could not be told apart.
+    if pool.name == ROLLOUTS_DIR:
+        expected = f"a name other than {ROLLOUTS_DIR}, that of the run's own pool"
+        raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
+    check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
+    return pool
+
+
+@contextmanager
+def open_engine(
+    config: RunConfig, policy: Policy, coordinates: Coordinates, directory: Path, url: str | None
+) -> Iterator[Engine]:
+    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` where a `url` is given.
+
+    Args:
+        directory: of the run; adapters for the server are written to `adapters/` in it and removed at the end.
+
+    Raises:
+        InputError: a server without `url` or a `url` without a server, or a server that does not serve this model.
+    """
+    # What the headers of the pools call the policy.
+    adapter = f"in training: arm {arm_of(config)}, seed {config.seed}"
+    if (rollouts_of(config).engine == "server") != (url is not None):
+        actual = f"engine {rollouts_of(config).engine}, url {url or 'none'}"
+        raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)
+    if url is None:
+        yield LocalEngine(replace(policy, adapter=adapter))
+        return
+    base = connect(Connection(url=url), policy, served_model=rollouts_of(config).served_model)
+    with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
+        yield engine
+
+
+def make_maker(config: RunConfig, engine: Engine, grader: Grader) -> RolloutMaker:
+    """What samples and grades one group: `rollouts.group` completions of a problem in `rollouts.mode`."""
+    rollouts = rollouts_of(config)
+    return RolloutMaker(
+        engine=engine,
+        sampler=rollouts.sampler,
+        grader=grader,
+        mode=rollouts.mode,
+        hint=rollouts.hint,
+        group=rollouts.group,
+    )
+
+
+def make_live_source(
+    config: RunConfig,
+    directory: Path,
+    maker: RolloutMaker,
+    assembly: Assembly,
+    problems: Sequence[Sequence[Problem]],
+) -> LiveSource:
+    """The groups of the run, sampled from the policy as it is and written to the pool at `directory`."""
+    rollouts = rollouts_of(config)
+    plan = PoolPlan(
+        env=rollouts.env,
+        split="train",
+        mode=rollouts.mode,
+        hint=rollouts.hint,
+        steps=sum(map(len, problems)),
+        group=rollouts.group,
+        seed=config.seed,
+        steps_per_batch=rollouts.prompts_per_step,
+    )
+    return LiveSource(
+        directory,
+        header=pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems))),
+        maker=maker,
+        coordinates=assembly.coordinates,
+        problems=problems,
+        seed=config.seed,
+        iterations=rollouts.iterations,
+        refills=rollouts.refills,
+        world=assembly.world,
+    )
+
+
+def make_mixed_source(config: RunConfig, live: LiveSource, teacher: Pool) -> MixedSource:
+    """The groups of `live`, with rollouts of the teacher in those of the first batches."""
+    settings = rollouts_of(config).teacher
+    assert settings is not None
+    num_teacher = settings.num_rollouts(rollouts_of(config).group)
+    num_batches = settings.num_batches(rollouts_of(config).iterations)
+    return MixedSource(live, teacher, num_teacher=num_teacher, num_batches=num_batches, seed=config.seed)
