@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import TIMINGS_FILE, describe_timings
-from probe.step import passes
+from probe.step import bases
 from probe.step.additivity import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
 from replay_pools.files import decode_jsonl
 from replay_pools.policy import load_policy
@@ -67,7 +67,7 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
     out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pass whose gradients are 1% too large: the manifest, the JSON and the table say so."""
-    real = passes.per_sample_gradients
+    real = bases.per_sample_gradients
 
     def wrong(*arguments, **keywords):
         found = real(*arguments, **keywords)
@@ -75,7 +75,7 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
             gradient *= 1.01
         return found
 
-    monkeypatch.setattr(passes, "per_sample_gradients", wrong)
+    monkeypatch.setattr(bases, "per_sample_gradients", wrong)
     assert run(cli, ["replay", "--name", "not-additive", "--out", str(out), *SHARED, *few_pairs]) == 0
     assert "NOT ADDITIVE: in steps 0, 1" in capsys.readouterr().out
     assert read_run(out / "runs" / "not-additive").manifest["additivity"]["exceeded_steps"] == [0, 1]
