@@ -33,7 +33,7 @@ from extraction.loss import loss_weights
 from extraction.pairs import Pair, load_pairs, pairs_sha
 from extraction.words import Basis, ExtractionSettings, Normaliser, Storage
 from replay_pools.errors import InputError
-from replay_pools.files import by_name, sha256
+from replay_pools.files import sha256
 from replay_pools.policy import Policy
 
 FORMAT = 1  # of the cache; raise it when the meaning of cached pair gradients changes
@@ -285,11 +285,6 @@ def attach_basis(
     if basis == "lora":
         return attach(policy.model, basis=basis, rank=lora_rank, train_a=False, **shared)
     return attach(policy.model, basis=basis, rank=svd_rank, storage=svd_storage, **shared)
-
-
-def resolve_directions(file: Path, out_dir: Path) -> Path:
-    """A direction file given by its path, or by its name in the folder `out_dir`/directions."""
-    return by_name(file, out_dir / "directions" / f"{file.name}.safetensors")
 
 
 def pairs_path(directions_path: Path) -> Path:

@@ -85,17 +85,23 @@ def run_config(ctx: click.Context, verb: Verb, flags: Mapping[str, str], out: Pa
         InputError: as `configure`; `--config` beside another setting, or not of a run of this verb.
     """
     if ctx.params.get("config_file") is not None:
-        return _stored(ctx, verb, ctx.params["config_file"])
-    options = given_flags(ctx, flags)
-    config = configure(verb, preset=ctx.params["preset"], settings=ctx.params["settings"], options=options)
-    file = config.intervention.v_hack
-    if file is None:
+        config = _stored(ctx, verb, ctx.params["config_file"])
+    else:
+        options = given_flags(ctx, flags)
+        config = configure(verb, preset=ctx.params["preset"], settings=ctx.params["settings"], options=options)
+    if config.intervention.v_hack is None:
         return config
     if _given(ctx, "pairs"):
         actual = repr(ctx.params["pairs"])
         raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=actual)
-    v_hack = by_name(Path(file), out / "directions" / f"{Path(file).name}.safetensors")
+    # A preset or a spec, whose runs come by --config, may name a file of OUT/directions as the flag does.
+    v_hack = resolve_directions(Path(config.intervention.v_hack), out)
     return replace(config, intervention=replace(config.intervention, v_hack=str(v_hack)))
+
+
+def resolve_directions(file: Path, out: Path) -> Path:
+    """A direction file: a path, or else the name of one in `out`/directions."""
+    return by_name(file, out / "directions" / f"{file.name}.safetensors")
 
 
 def given_flags(ctx: click.Context, flags: Mapping[str, str]) -> dict[str, Any]:

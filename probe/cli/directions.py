@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._frame import echo_json, echo_table, json_option, out_option
+from probe.cli._settings import resolve_directions
 
 # The modules of directions bring torch: a help text must not wait for it. Commands import them inside.
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ def show(file: Path, out: Path, as_json: bool) -> None:
 
     Example:  probe directions show v_hack
     """
-    from extraction.library import resolve_directions
     from probe.runs.card import read_card
 
     file = resolve_directions(file, out)
@@ -59,7 +59,6 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
     from extraction.adapters.interface import check_fingerprint
     from extraction.angles import compare_modules
     from extraction.directions import load_directions
-    from extraction.library import resolve_directions
 
     first, second = resolve_directions(first, out), resolve_directions(second, out)
     left, right = load_directions(first), load_directions(second)

@@ -100,8 +100,9 @@ def _job(spec: Spec, run: PlannedRun, seed: int, out_dir: Path) -> Job:
     parts = [spec.name]
     if not len(run.conditions) == len(spec.conditions) > 1:
         parts.append(run.conditions[0])
-    if run.trains:
-        parts += run.arms
+    arms = run.config.intervention.arms
+    if run.config.trains:
+        parts += arms
     name = "-".join([*parts, f"seed{seed}"])
     return Job(
         name=name,
@@ -113,7 +114,7 @@ def _job(spec: Spec, run: PlannedRun, seed: int, out_dir: Path) -> Job:
         target=name,
         seed=seed,
         conditions=run.conditions,
-        arms=run.arms,
+        arms=arms,
     )
 
 

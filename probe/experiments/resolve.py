@@ -25,11 +25,9 @@ RESERVED = ("verb", "seed", "intervention.arms", "conditions", "preregistered")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run of a block: the conditions that it measures in one pass, its arms, its settings."""
+    """One run of a block: the conditions that it measures in one pass, and its settings."""
 
     conditions: tuple[str, ...]
-    arms: tuple[str, ...]
-    trains: bool
     config: RunConfig
 
 
@@ -74,8 +72,6 @@ def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
             runs.append(
                 PlannedRun(
                     conditions=tuple(condition.name for condition in conditions),
-                    arms=arms,
-                    trains=not first.frozen,
                     config=replace(config, intervention=replace(config.intervention, arms=arms)),
                 )
             )

@@ -198,11 +198,6 @@ class Spec(_Table):
         """{condition: what its runs are told, defaults included}, in the order of the file."""
         return self._resolved
 
-    @property
-    def frozen(self) -> bool:
-        """Whether no condition trains: all arms then see the same gradients."""
-        return all(condition.frozen for condition in self._resolved.values())
-
     def arms_of(self, condition: SpecCondition) -> tuple[str, ...]:
         """The arms under a condition."""
         return condition.arms or self.arms

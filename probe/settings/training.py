@@ -21,6 +21,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Refuse negative numbers."""
         at_least(0, warmup_steps=self.warmup_steps)
+        if self.schedule == "constant" and self.warmup_steps:
+            raise FieldError("warmup_steps", "0 with the schedule constant, which has no warm-up", self.warmup_steps)
         if not (self.lr >= 0 and self.weight_decay >= 0 and (self.max_grad_norm is None or self.max_grad_norm > 0)):
             actual = f"{self.lr}, {self.weight_decay}, {self.max_grad_norm}"
             raise FieldError("lr, weight_decay, max_grad_norm", ">= 0, >= 0, > 0 or none", actual)

@@ -232,8 +232,12 @@ def runs(draw: st.DrawFn) -> RunConfig:
         intervention=intervention,
         optimizer=OptimizerConfig(
             lr=draw(POSITIVE) if trains else 0.0,
-            schedule=draw(st.sampled_from(["cosine", "constant"])),
-            warmup_steps=draw(st.integers(0, 99)),
+            **draw(
+                st.one_of(
+                    st.builds(dict, schedule=st.just("cosine"), warmup_steps=st.integers(0, 99)),
+                    st.just({"schedule": "constant"}),
+                )
+            ),
             weight_decay=draw(numbers()),
             max_grad_norm=draw(maybe(POSITIVE)),
         ),
@@ -416,6 +420,10 @@ REFUSED = {
     "not finite": ("[objective]\nadvantage_clip = nan", r"objective\.advantage_clip: expected a finite number"),
     "negative lr": ("[optimizer]\nweight_decay = -1", r"optimizer\.lr, weight_decay, max_grad_norm: expected >= 0"),
     "warm-up": ("[optimizer]\nwarmup_steps = -1", r"optimizer\.warmup_steps: expected at least 0"),
+    "ignored warm-up": (
+        "[optimizer]\nschedule = 'constant'\nwarmup_steps = 2",
+        r"optimizer\.warmup_steps: expected 0 with the schedule constant",
+    ),
     "beta without reference": ("[objective]\nbeta = 0.001", "a reference beside it: base, ema or recorded"),
     "target without beta": (
         "[control]\ntarget_kl = 0.1",

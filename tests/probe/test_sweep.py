@@ -485,6 +485,18 @@ def test_settings_of_a_job_stand_alone(
     assert not (out / "runs").exists()
 
 
+def test_a_stored_setting_names_directions_as_the_flag_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`intervention.v_hack` of a spec reaches the run by --config: a name in OUT/directions is found there too."""
+    folder, file = tmp_path / "directions", tmp_path / "run.json"
+    folder.mkdir()
+    for name in ("mine.safetensors", "mine.pairs.safetensors"):
+        (folder / name).write_bytes(b"only hashed by a dry run")
+    config = configure("replay", options={"intervention.v_hack": "mine", "steps": 1})
+    write_json(file, {"settings": asdict(config)})
+    assert run(cli, ["replay", "--config", str(file), "--out", str(tmp_path), "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "verb", [["replay"], ["train"], ["eval"], ["extract"], ["pool", "generate", "--name", "p"]], ids=" ".join
 )
