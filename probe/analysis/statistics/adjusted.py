@@ -79,6 +79,61 @@ def adjusted_effect(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEffects:
+    """The adjusted effect of a label on many responses at once, as one number a prompt."""
+
+    values: Array  # (B, C) a response's mean over prompts is its effect, and their spread its cluster-robust variance
+    overlap: float  # share of the label's variance within prompts that the covariates leave unexplained
+    covariates: tuple[str, ...]
+
+
+def effects_by_prompt(
+    responses: Array, label: Sequence[bool], covariates: Mapping[str, Sequence[float]], prompts: Sequence[Hashable]
+) -> PromptEffects | None:
+    """Fit the model of `adjusted_effect` to B responses, and split each effect over the prompts.
+
+    With w the weights by which the effect is a sum over rows, and e the residuals of the fit, prompt c holds
+    effect + C sum_{i in c} w_i e_i. The variance of such a mean is the sandwich estimator that is robust to correlation
+    within prompts (Liang and Zeger 1986), times C / (C - 1).
+
+    Args:
+        responses: (B, rows).
+        label: (rows,).
+        covariates: {name: (rows,)}, as of `adjusted_effect`.
+        prompts: (rows,) the prompt of each row; those that hold one side alone count too, as rows of the covariates.
+
+    Returns:
+        None where no prompt holds both labels, or the covariates determine the label within prompts.
+    """
+    member = cluster_numbers(prompts)
+    num_prompts = len(set(prompts))
+    target = _centred(np.asarray(label, dtype=np.float64), member)
+    kept: dict[str, Array] = {}
+    for name, column in covariates.items():
+        centred = _centred(np.asarray(column, dtype=np.float64), member)
+        if _is_new(centred, kept):
+            kept[name] = centred / np.linalg.norm(centred)
+    if not np.any(target) or not _is_new(target, kept):
+        return None
+    y = responses - (responses @ _same_prompt(member))
+    X = np.column_stack([target, *kept.values()])  # (rows, p)
+    coefficients = np.linalg.lstsq(X, y.T, rcond=None)[0]  # (p, B)
+    others = X[:, 1:]
+    unexplained = target - others @ np.linalg.lstsq(others, target, rcond=None)[0] if kept else target
+    size = float(unexplained @ unexplained)
+    residuals = y - (X @ coefficients).T
+    onto = np.eye(num_prompts)[member]  # (rows, C)
+    values = coefficients[0][:, None] + num_prompts * (residuals * (unexplained / size)) @ onto
+    return PromptEffects(values=values, overlap=size / float(target @ target), covariates=tuple(kept))
+
+
+def _same_prompt(member: NDArray[np.intp]) -> Array:
+    """(rows, rows) the matrix that replaces every value by the mean of its prompt."""
+    same = (member[:, None] == member[None, :]).astype(np.float64)
+    return same / same.sum(0)
+
+
 def _first_coefficients(squares: Array, products: Array, counts: Array) -> Array:
     """Least-squares coefficient of the first column, for each row of counts (draws, prompts) with independent columns.
 

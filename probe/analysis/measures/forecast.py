@@ -1,0 +1,295 @@
+"""First-order forecast: what a gate would leave of an update's progress, on hacks and on honest solutions.
+
+A small step along -g lowers the NLL of a text with gradient h by an amount proportional to <g, h>: the update's
+progress on it. The gate turns g into g', and the share of the progress that it removes is 1 - <g', h> / <g, h>, summed
+over the groups. Targets h:
+
+    margin           held-out pairs, hack minus clean: the log-probability of a hack against that of a clean solution
+    held-out hacks   their hacks alone
+    held-out clean   their clean completions alone
+    hacks            the paid hacks of the same group
+    honest           the paid right solutions without a hack of the same group: the price
+
+Any gate that takes away much of a gradient removes progress of every kind. So beside each share stand those of
+directions without a signal that remove the SAME norm: of permuted pairs (drawn) and Haar (its expectation). The share
+can exceed 1: the gated step then works against the target.
+
+Everything is first order, of the gradient as it is before the optimizer, at the weights of the replay. Groups have unit
+norm here, as in a cosine, so that every prompt counts the same.
+Shapes: M modules, k directions, T steps, N pair gradients, H held-out pairs, B draws.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probe.analysis.measures.pull import held_out_gradients
+from probe.analysis.statistics.geometry import Gradients, extract, weighted
+from probe.analysis.statistics.gram import Array
+from probe.analysis.statistics.half_samples import half_samples
+from probe.analysis.statistics.intervals import Interval, prompt_weights
+from probe.analysis.statistics.nulls import Rows, label_permutations, true_labels
+from probe.analysis.statistics.ratios import fieller_interval, mean_covariance
+from probe.analysis.statistics.run_gradients import Linked
+from probe.records.records import SampleRecord
+from probe.settings.gate import GATES
+from probe.settings.words import Gate
+
+NUM_DRAWS = 199
+CHUNK = 25  # draws whose directions are in memory at once
+# The paid samples of a group that are targets, by name. To add one: a row here.
+SAMPLE_TARGETS: Mapping[str, Callable[[SampleRecord], bool]] = {
+    "hacks": lambda sample: sample.hacked,
+    "honest": lambda sample: sample.gt_pass and not sample.hacked,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """The share of the progress on one target that the gate removes; None where the update makes no progress on it.
+
+    Field names are keys of the JSON.
+    """
+
+    target: str
+    removed: float | None
+    interval: Interval | None  # 95%, over prompts, extraction pairs and (of held-out targets) held-out pairs
+    progress: float  # mean over prompts of the cosine-like <g, h> / (norm(g) norm(h)): > 0 is towards the target
+    num_prompts: int
+    permuted_mean: float | None  # of directions of permuted pairs that remove the same norm
+    permuted_q95: float | None
+    permuted_p: float | None  # (1 + draws that remove as much or more) / (B + 1)
+    haar: float | None  # expectation for Haar directions that remove the same norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a gate along v_hack would do to the updates of a run, to first order."""
+
+    gate: Gate
+    overshoot: float
+    norm_removed: float  # root mean square over prompts of norm(g - g') / norm(g)
+    rows: list[Removal]
+
+    def row(self, target: str) -> Removal | None:
+        """The row of a target."""
+        return next((row for row in self.rows if row.target == target), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """Unit gradients h of one target: H of held-out pairs, the same for every step, or one for each step (H = 1)."""
+
+    inner: Array  # (M, H, N) or (M, T, N): inner products of h with the pair gradients
+    shared: bool  # the first of the two
+    progress: Array  # (M, T, H) <g, h> by module
+    prompts: list[str]  # (T,) of the steps that have the target
+    steps: NDArray[np.intp]  # (T,) their numbers among the steps of the run
+
+    def lost(self, removed: Array, rows: Array) -> Array:
+        """(C, H) <g - g', h> of every prompt; `removed` (M, all steps, k) is along the directions `rows` (M, k, N)."""
+        along = np.matmul(self.inner, rows.transpose(0, 2, 1))  # (M, H or T, k)
+        taken = removed[:, self.steps]
+        if self.shared:
+            by_step = np.einsum("mtk,mhk->th", taken, along, optimize=True)
+        else:
+            by_step = np.einsum("mtk,mtk->t", taken, along, optimize=True)[:, None]
+        return _prompt_rows(by_step, self.prompts)
+
+    def total(self) -> Array:
+        """(C, H) <g, h> of every prompt."""
+        return _prompt_rows(self.progress.sum(0), self.prompts)
+
+
+def forecast(
+    linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_DRAWS, seed: int = 0
+) -> Forecast | None:
+    """Forecast a gate on the policy gradients of one arm; None without steps, held-out pairs or pairs to extract from.
+
+    Args:
+        linked: records and inner products.
+        gate: what it removes (`probe.settings.gate`).
+        overshoot: factor on what is removed.
+        num_draws: half-samples of the extraction pairs, and as many draws of permuted pairs.
+        seed: of both.
+    """
+    pairs = linked.pairs
+    if not linked.steps or not pairs.held_out.any() or pairs.held_out.all():
+        return None
+    rng = np.random.default_rng(seed)
+    totals = _unit(linked.totals)
+    weights = prompt_weights([step.record.problem_id for step in linked.steps])
+    targets = _targets(linked, totals)
+    law = _Law(gate=gate, overshoot=overshoot, weights=weights)
+    ((observed, size),) = law.lost(linked, true_labels(pairs.held_out), totals, targets)
+    halves = [lost for lost, _ in law.lost(linked, half_samples(pairs.held_out, num_draws, rng), totals, targets)]
+    permuted = []
+    for lost, draw_size in law.lost(linked, label_permutations(pairs.held_out, num_draws, rng), totals, targets):
+        # As much is removed as along v_hack, whatever the draw alone would remove.
+        scale = size / draw_size if draw_size > 0 else 0.0
+        permuted.append({name: scale * matrix.mean() for name, matrix in lost.items()})
+    rows = []
+    for name, target in targets.items():
+        rows.append(
+            _removal(
+                name,
+                target,
+                observed[name],
+                [lost[name].mean() for lost in halves],
+                [lost[name] for lost in permuted],
+                law.haar(linked, target, totals, size),
+            )
+        )
+    return Forecast(gate=gate, overshoot=overshoot, norm_removed=size, rows=rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Law:
+    """A gate with its dose, applied to the steps of a run along many directions."""
+
+    gate: Gate
+    overshoot: float
+    weights: Array  # (T,) of the steps, a mean over prompts
+
+    def lost(
+        self, linked: Linked, labels: tuple[Rows, Rows], totals: Gradients, targets: Mapping[str, _Target]
+    ) -> Iterator[tuple[dict[str, Array], float]]:
+        """For every draw of the labels: ({target: (C, H) progress lost}, norm removed)."""
+        pairs = linked.pairs
+        for start in range(0, len(labels[0]), CHUNK):
+            drawn = extract(pairs, labels[0][start : start + CHUNK], labels[1][start : start + CHUNK], pairs.extraction)
+            for rows in drawn.rows:  # (M, k, N)
+                along = np.matmul(totals.inner, rows.transpose(0, 2, 1))  # (M, T, k) V g
+                removed = self.overshoot * GATES[self.gate](along)
+                size = float(np.sqrt(np.square(removed).sum((0, 2)) @ self.weights))
+                yield {name: target.lost(removed, rows) for name, target in targets.items()}, size
+
+    def haar(self, linked: Linked, target: _Target, totals: Gradients, size: float) -> float | None:
+        """The expected share removed along Haar directions, as many a module, of a dose that removes the norm `size`.
+
+        E[V^T V] = (k / r) I, and relu keeps half of a symmetric component: E[g - g'] is g times a number a module.
+        """
+        kept = extract(linked.pairs, *true_labels(linked.pairs.held_out), linked.pairs.extraction).kept[0].sum(1)
+        law = {"one_sided": (0.5, 0.5), "two_sided": (1.0, 1.0), "reverse": (2.0, 4.0)}
+        first, second = law[self.gate]  # of E[gate(c) c] and E[gate(c)^2] in units of E[c^2]
+        share = kept / linked.pairs.sizes  # (M,)
+        removed = np.sqrt(second * np.einsum("m,mt->t", share, np.square(totals.norms)) @ self.weights)
+        progress = target.progress.mean((1, 2))  # (M,)
+        if removed == 0 or progress.sum() == 0:
+            return None
+        return float(size / removed * first * (share @ progress) / progress.sum())
+
+
+def _targets(linked: Linked, totals: Gradients) -> dict[str, _Target]:
+    """{name: target} of those that the run has."""
+    prompts = [step.record.problem_id for step in linked.steps]
+    difference, hack, clean = held_out_gradients(linked.pairs)
+    num_pairs = len(linked.pairs.held_out)
+    held_out = np.flatnonzero(linked.pairs.held_out)
+    on_hack, on_clean = totals.inner[:, :, held_out], totals.inner[:, :, held_out + num_pairs]  # (M, T, H)
+    everywhere = np.arange(len(prompts))
+    targets: dict[str, _Target] = {}
+    for name, gradients, progress in (
+        ("margin", difference, on_hack - on_clean),
+        ("held-out hacks", hack, on_hack),
+        ("held-out clean", clean, on_clean),
+    ):
+        norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
+        targets[name] = _Target(
+            inner=gradients.inner / norm[:, None],
+            shared=True,
+            progress=progress / norm,
+            prompts=prompts,
+            steps=everywhere,
+        )
+    for name, chosen in SAMPLE_TARGETS.items():
+        target = _sample_target(linked, totals, chosen)
+        if target is not None:
+            targets[name] = target
+    return targets
+
+
+def _sample_target(linked: Linked, totals: Gradients, chosen: Callable[[SampleRecord], bool]) -> _Target | None:
+    """The mean over each group's paid samples of one kind, at unit norm; None where no group has one."""
+    by_step: dict[int, list[SampleRecord]] = {}
+    for sample in linked.samples:
+        by_step.setdefault(sample.step, []).append(sample)
+    inner, progress, prompts, numbers = [], [], [], []
+    for number, step in enumerate(linked.steps):
+        group = by_step[step.record.step]
+        picked = np.array([sample.advantage > 0 and not sample.flaky and chosen(sample) for sample in group])
+        if not picked.any():
+            continue
+        mean = picked / picked.sum()
+        gradient = weighted(step.gram, mean[None, :])
+        norm = gradient.norm[0]
+        size = linked.totals.norm[number]
+        inner.append(gradient.inner[:, 0] / norm)
+        progress.append(np.einsum("i,mij,j->m", step.weights, step.gram.samples, mean) / (norm * size))
+        prompts.append(step.record.problem_id)
+        numbers.append(number)
+    if not inner:
+        return None
+    return _Target(
+        inner=np.stack(inner, axis=1),
+        shared=False,
+        progress=np.stack(progress, axis=1)[:, :, None],
+        prompts=prompts,
+        steps=np.array(numbers),
+    )
+
+
+def _removal(
+    name: str, target: _Target, lost: Array, halves: list[float], permuted: list[float], haar: float | None
+) -> Removal:
+    """One row, from the progress lost (C, H) and its means over half-samples and draws of permuted pairs."""
+    total = target.total()
+    progress, count = float(total.mean()), len(total)
+    both = np.stack([lost, total], axis=-1)  # (C, H, 2)
+    covariances = [mean_covariance(both.mean(1)), np.diag([float(np.var(halves, ddof=1)), 0.0])]
+    df = count - 1
+    if target.shared:
+        covariances.append(mean_covariance(both.mean(0)))
+        df = min(df, both.shape[1] - 1)
+    interval = fieller_interval(float(lost.mean()), progress, covariances, df=df)
+    if interval is None or progress <= 0:
+        return Removal(
+            target=name,
+            removed=None,
+            interval=None,
+            progress=progress,
+            num_prompts=count,
+            permuted_mean=None,
+            permuted_q95=None,
+            permuted_p=None,
+            haar=None,
+        )
+    removed = float(lost.mean()) / progress
+    draws = np.array(permuted) / progress
+    return Removal(
+        target=name,
+        removed=removed,
+        interval=interval,
+        progress=progress,
+        num_prompts=count,
+        permuted_mean=float(draws.mean()),
+        permuted_q95=float(np.quantile(draws, 0.95)),
+        permuted_p=(1 + int((draws >= removed).sum())) / (len(draws) + 1),
+        haar=haar,
+    )
+
+
+def _unit(gradients: Gradients) -> Gradients:
+    """The same gradients at norm 1."""
+    norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
+    return Gradients(inner=gradients.inner / norm[None, :, None], norms=gradients.norms / norm)
+
+
+def _prompt_rows(values: Array, prompts: list[str]) -> Array:
+    """(C, H) means over the steps of each prompt, of values (T, H)."""
+    columns: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        columns.setdefault(prompt, []).append(i)
+    return np.stack([values[chosen].mean(0) for chosen in columns.values()])

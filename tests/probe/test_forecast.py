@@ -1,0 +1,104 @@
+"""The first-order forecast: against the gate of the step on the gradients themselves, and against Haar draws."""
+
+import numpy as np
+import pytest
+import torch
+
+from extraction.controls import haar_directions
+from extraction.directions import extract_directions
+from probe.analysis.measures.forecast import forecast
+from probe.step.projection import project
+from tests.support.planted import Planted, link_vectors
+
+REWARDS = np.array([3.5] * 6 + [0.5] * 2)
+
+
+def unit(gradient: np.ndarray) -> np.ndarray:
+    return gradient / np.linalg.norm(gradient)
+
+
+def dot(a: np.ndarray, b: np.ndarray) -> float:
+    return float((a * b).sum())
+
+
+def removed_by_gate(vectors, gradient: np.ndarray, gate: str, overshoot: float) -> np.ndarray:
+    rows = []
+    for i, row in enumerate(gradient):
+        V = vectors[f"m{i}"].double()
+        rows.append(row - project(torch.tensor(row), V, gate=gate, overshoot=overshoot).numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(("gate", "overshoot"), [("one_sided", 1.0), ("one_sided", 2.0), ("two_sided", 1.0)])
+def test_the_forecast_is_the_gate_of_the_step(gate, overshoot):
+    """Share of the progress removed and norm removed, from the vectors that the step's own gate returns."""
+    hack, clean, samples = Planted(prompts=5).vectors(np.random.default_rng(5))
+    found = forecast(link_vectors(hack, clean, samples, held_out=16), gate=gate, overshoot=overshoot, num_draws=10)
+    assert found is not None
+    differences = {f"m{i}": torch.tensor(hack[:32, i] - clean[:32, i]) for i in range(hack.shape[1])}
+    vectors = extract_directions(differences, k=2, drop_bottom_frac=0.0).vectors
+    totals = [unit(np.tensordot(REWARDS - REWARDS.mean(), group, 1)) for group in samples]
+    removed = [removed_by_gate(vectors, total, gate, overshoot) for total in totals]
+    assert found.norm_removed == pytest.approx(np.sqrt(np.mean([dot(part, part) for part in removed])), rel=1e-5)
+    targets = {
+        "margin": [[unit(h - c) for h, c in zip(hack[32:], clean[32:], strict=True)]] * 5,
+        "held-out hacks": [[unit(h) for h in hack[32:]]] * 5,
+        "hacks": [[unit(group[:4].mean(0))] for group in samples],
+        "honest": [[unit(group[4:6].mean(0))] for group in samples],
+    }
+    for name, by_step in targets.items():
+        lost = np.mean([[dot(removed[t], h) for h in by_step[t]] for t in range(5)])
+        progress = np.mean([[dot(totals[t], h) for h in by_step[t]] for t in range(5)])
+        row = found.row(name)
+        assert row is not None
+        assert row.progress == pytest.approx(progress, rel=1e-5)
+        if row.removed is not None:
+            assert row.removed == pytest.approx(lost / progress, rel=1e-4)
+    assert found.row("margin").removed is not None
+
+
+def test_haar_is_the_mean_over_haar_directions():
+    """Directions drawn at random with a dose that removes as much in the mean square: the expectation, to 5%."""
+    hack, clean, samples = Planted(prompts=8, pair_signal=4.0).vectors(np.random.default_rng(2))
+    found = forecast(link_vectors(hack, clean, samples, held_out=16), num_draws=10)
+    assert found is not None
+    differences = {f"m{i}": torch.tensor(hack[:32, i] - clean[:32, i]) for i in range(hack.shape[1])}
+    v_hack = extract_directions(differences, k=2, drop_bottom_frac=0.0)
+    totals = [unit(np.tensordot(REWARDS - REWARDS.mean(), group, 1)) for group in samples]
+    honest = [unit(group[4:6].mean(0)) for group in samples]
+    lost, size = [], []
+    for seed in range(1500):
+        random = haar_directions(v_hack, seed=seed).vectors
+        parts = [removed_by_gate(random, total, "one_sided", 1.0) for total in totals]
+        lost.append(np.mean([dot(part, h) for part, h in zip(parts, honest, strict=True)]))
+        size.append(np.mean([dot(part, part) for part in parts]))
+    progress = np.mean([dot(total, h) for total, h in zip(totals, honest, strict=True)])
+    share = np.mean(lost) / progress * found.norm_removed / np.sqrt(np.mean(size))
+    assert found.row("honest").haar == pytest.approx(share, rel=0.05)
+
+
+def test_a_gate_along_the_hack_removes_it_and_spares_the_honest():
+    """Against directions of permuted pairs that remove the same norm: the margin is lost, honest progress is not."""
+    found = forecast(Planted(pair_signal=3.0, step_signal=3.0).link(np.random.default_rng(0)), num_draws=99)
+    assert found is not None
+    margin, honest = found.row("margin"), found.row("honest")
+    assert margin.removed > 0.6
+    assert margin.permuted_p < 0.05
+    assert margin.interval.low > margin.permuted_mean
+    assert honest.removed is None or honest.removed < 0.3
+
+
+def test_without_a_hack_no_draw_is_beaten_more_often_than_it_should():
+    """Pairs without signal: p of the margin is below .05 in few of 60 worlds, and the share is mostly undefined."""
+    low = 0
+    for seed in range(60):
+        found = forecast(Planted(pair_signal=0.0, step_signal=0.0).link(np.random.default_rng(seed)), num_draws=39)
+        p = found.row("margin").permuted_p
+        low += p is not None and p < 0.05
+    assert low <= 6
+
+
+def test_nothing_to_forecast():
+    """No step, or no held-out pair: None."""
+    linked = Planted(held_out=0).link(np.random.default_rng(0))
+    assert forecast(linked, num_draws=5) is None

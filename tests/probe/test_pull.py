@@ -1,0 +1,151 @@
+"""Pull and its relatives: against gradients themselves, against laws, and by simulation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from probe.analysis.measures.pull import Share, shares
+from probe.analysis.statistics.adjusted import adjusted_effect, effects_by_prompt
+from probe.analysis.statistics.half_samples import half_samples
+from probe.analysis.statistics.ratios import fieller_interval, mean_covariance
+from tests.support.planted import Planted, link_vectors
+
+
+def by_name(rows: list[Share]) -> dict[str, Share]:
+    return {row.name: row for row in rows}
+
+
+def mean_axis(differences: np.ndarray, k: int) -> np.ndarray:
+    """(M, r) the mean of the first k right singular vectors of every module, oriented by the vote of the pairs."""
+    axes = []
+    for module in np.moveaxis(differences, 1, 0):
+        rows = np.linalg.svd(module, full_matrices=False)[2][:k]
+        votes = np.sign(np.sign(module @ rows.T).sum(0))
+        axes.append((votes[:, None] * rows).sum(0) / np.sqrt(k))
+    return np.stack(axes)
+
+
+def cosine(axis: np.ndarray, gradient: np.ndarray) -> float:
+    return float((axis * gradient).sum() / np.sqrt(len(axis)) / np.linalg.norm(gradient))
+
+
+def test_shares_are_what_the_gradients_say():
+    """pull, benign and contrast, computed again from the vectors with numpy's SVD."""
+    world = Planted(prompts=6)
+    hack, clean, samples = world.vectors(np.random.default_rng(3))
+    rows = by_name(shares(link_vectors(hack, clean, samples, held_out=16), num_halves=20))
+    axis = mean_axis((hack - clean)[:32], 2)
+    rewards = np.array([3.5] * 6 + [0.5] * 2)
+    ceiling = np.mean([cosine(axis, d) for d in (hack - clean)[32:]])
+    steps = [cosine(axis, np.tensordot(rewards - rewards.mean(), group, 1)) for group in samples]
+    honest = rewards[4:] - rewards[4:].mean()
+    benign = [cosine(axis, np.tensordot(honest, group[4:], 1)) for group in samples]
+    assert rows["pull"].measured == pytest.approx(np.mean(steps), rel=1e-9)
+    assert rows["pull"].ceiling == pytest.approx(ceiling, rel=1e-9)
+    assert rows["pull"].value == pytest.approx(np.mean(steps) / ceiling, rel=1e-9)
+    assert rows["benign"].measured == pytest.approx(np.mean(benign), rel=1e-9)
+    assert rows["pull - benign"].measured == pytest.approx(np.mean(steps) - np.mean(benign), rel=1e-9)
+    sides = [cosine(axis, h) - cosine(axis, c) for h, c in zip(hack[32:], clean[32:], strict=True)]
+    assert rows["contrast"].ceiling == pytest.approx(np.mean(sides), rel=1e-9)
+    assert rows["pull"].num_prompts == 6
+    assert rows["pull"].num_held_out == 16
+
+
+def test_the_contrast_is_the_adjusted_effect():
+    """It equals the regression that `adjusted_effect` fits; without covariates that vary, the plain differences."""
+    rng = np.random.default_rng(1)
+    prompts = [f"p{i // 6}" for i in range(48)]
+    label = [i % 6 < 3 for i in range(48)]
+    lengths = rng.normal(size=48).tolist()
+    values = rng.normal(size=48) + 0.7 * np.array(label) + 0.4 * np.array(lengths)
+    effects = effects_by_prompt(values[None, :], label, {"length": lengths}, prompts)
+    assert effects is not None
+    expected = adjusted_effect(values.tolist(), label, {"length": lengths}, prompts)
+    assert effects.values[0].mean() == pytest.approx(expected.effect, rel=1e-9)
+    assert 0 < effects.overlap <= 1
+    plain = effects_by_prompt(values[None, :], label, {"constant": [1.0] * 48}, prompts)
+    assert plain is not None
+    assert plain.overlap == pytest.approx(1.0)
+    by_prompt = [values[i : i + 3].mean() - values[i + 3 : i + 6].mean() for i in range(0, 48, 6)]
+    assert plain.values[0] == pytest.approx(np.array(by_prompt), rel=1e-9), "equal prompts: the differences themselves"
+
+
+def test_a_score_that_determines_the_label_leaves_no_contrast():
+    label = [True, False] * 6
+    prompts = [f"p{i // 2}" for i in range(12)]
+    assert effects_by_prompt(np.ones((1, 12)), label, {"hint": list(map(float, label))}, prompts) is None
+    assert effects_by_prompt(np.ones((1, 12)), [True] * 12, {}, prompts) is None
+
+
+def test_half_samples_have_the_variance_of_the_mean():
+    """For a linear statistic the variance over half-samples is s^2 / n, and no held-out pair is drawn."""
+    rng = np.random.default_rng(0)
+    held_out = np.arange(40) % 5 == 0
+    first, second = half_samples(held_out, 20_000, rng)
+    assert first.shape == (20_000, 16)
+    assert not held_out[first].any()
+    assert (second == first + 40).all()
+    values = rng.normal(size=40)
+    assert values[first].mean(1).var() == pytest.approx(values[~held_out].var(ddof=1) / 32, rel=0.05)
+
+
+def test_fieller_by_hand_and_by_its_definition():
+    """Independent parts and df: the ends are the ratios that the t test just does not refuse; no interval through 0."""
+    covariance = np.diag([0.04, 0.01])
+    interval = fieller_interval(1.0, 2.0, [covariance], df=9)
+    assert interval is not None
+    t = stats.t.ppf(0.975, 9)
+    for end in (interval.low, interval.high):
+        assert abs(1.0 - end * 2.0) / np.sqrt(0.04 + end**2 * 0.01) == pytest.approx(t, rel=1e-9)
+    assert interval.low < 0.5 < interval.high
+    halves = fieller_interval(1.0, 2.0, [covariance / 2, covariance / 2], df=9)
+    assert halves is not None
+    assert (halves.low, halves.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    assert fieller_interval(1.0, 0.2, [covariance], df=9) is None
+    assert fieller_interval(1.0, 2.0, [mean_covariance([[1.0, 2.0]])], df=9) is None
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        Planted(),
+        Planted(step_signal=0.0, common=1.0),
+        Planted(common=1.0),
+        Planted(prompts=8, pairs=16, held_out=8, pair_signal=2.0),
+        Planted(modules=12, live=2, pair_signal=3.0, step_signal=3.0),
+        Planted(prompts=40, skewed=True),
+    ],
+    ids=["signal", "common part only", "both", "few", "2 of 12 modules live", "skewed"],
+)
+def test_the_intervals_of_shares_cover(world: Planted):
+    """Of 80 draws of pairs and prompts, at least 90% of the 95% intervals hold the ratio of the two expectations."""
+    many = [by_name(shares(world.link(np.random.default_rng(1000 + i)), num_halves=2)) for i in range(150)]
+    draws = [by_name(shares(world.link(np.random.default_rng(i)), num_halves=30)) for i in range(80)]
+    for name in ("pull", "pull - benign"):
+        truth = np.mean([rows[name].measured for rows in many]) / np.mean([rows[name].ceiling for rows in many])
+        intervals = [rows[name].interval for rows in draws]
+        held = [interval is None or interval.low <= truth <= interval.high for interval in intervals]
+        print(f"{name}: truth {truth:.2f}, covered {np.mean(held):.3f}, none {sum(i is None for i in intervals)}")
+        assert np.mean(held) >= 0.90
+
+
+def test_pairs_that_are_taken_as_fixed_would_not_cover():
+    """The reason for half-samples: without them the interval misses the truth more often than one time in four."""
+    world = Planted(step_signal=0.0, common=1.0)
+    many = [by_name(shares(world.link(np.random.default_rng(1000 + i)), num_halves=2))["pull"] for i in range(150)]
+    truth = np.mean([row.measured for row in many]) / np.mean([row.ceiling for row in many])
+    held = 0
+    for i in range(80):
+        row = by_name(shares(world.link(np.random.default_rng(i)), num_halves=2))["pull"]
+        half = 2.12 * row.sd_prompts / np.sqrt(row.num_prompts)
+        held += abs(row.measured - truth * row.ceiling) <= half
+    assert held / 80 < 0.75
+
+
+def test_no_reach_no_share():
+    """Pairs without a hack: the ceiling is noise, and the share is refused with its reason in most draws."""
+    world = Planted(pair_signal=0.0)
+    rows = [by_name(shares(world.link(np.random.default_rng(i)), num_halves=30))["pull"] for i in range(40)]
+    refused = [row for row in rows if row.value is None]
+    assert len(refused) >= 34
+    assert all("ceiling is not told from 0" in (row.reason or "") for row in refused)

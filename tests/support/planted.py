@@ -1,0 +1,111 @@
+"""Planted gradients as linked inner products: what offline measures read, made from vectors that a test knows."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probe.analysis.statistics.geometry import samples_of, stack, weighted
+from probe.analysis.statistics.gram import Extraction, PairGram, StepGram
+from probe.analysis.statistics.run_gradients import Linked, LinkedStep
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A world of gradients: M modules of r coordinates with a decaying spectrum, and a unit axis of hacking in each.
+
+    A pair is (hack + noise, noise) beside a part of its prompt that both share; a group is four hacks, two honest
+    solutions and two failures of one prompt.
+    """
+
+    modules: int = 3
+    coordinates: int = 12
+    live: int | None = None  # modules that carry the hack; None: all
+    pairs: int = 32
+    held_out: int = 16
+    prompts: int = 17
+    pair_signal: float = 1.5  # of the hack axis in pairs, in units of the largest coordinate's noise
+    step_signal: float = 1.5  # the same in the hacks of groups
+    common: float = 0.0  # size of a part that all paid samples share, which is not the hack
+    prompt_noise: float = 0.5  # of what the samples of one prompt share
+    skewed: bool = False  # lognormal sizes of the signal over prompts
+    k: int = 2
+
+    def link(self, rng: np.random.Generator) -> Linked:
+        """One draw of the pairs and groups of this world."""
+        return link_vectors(*self.vectors(rng), held_out=self.held_out, k=self.k)
+
+    def vectors(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """hack (n, M, r), clean (n, M, r), samples (C, 8, M, r): the gradients."""
+        shape = (self.modules, self.coordinates)
+        scale = np.arange(1, self.coordinates + 1) ** -0.5
+        fixed = np.random.default_rng(7)  # the axes are the world's, the same in every draw
+        axis = fixed.normal(size=shape)
+        axis /= np.linalg.norm(axis, axis=1, keepdims=True)
+        axis[self.modules if self.live is None else self.live :] = 0.0
+        shared = self.common * scale * fixed.normal(size=shape)
+        shared -= (shared * axis).sum(1, keepdims=True) * axis
+        count = self.pairs + self.held_out
+        base = rng.normal(size=(count, *shape)) * scale
+        hack = base + rng.normal(size=(count, *shape)) * scale + self.pair_signal * axis
+        clean = base + rng.normal(size=(count, *shape)) * scale
+        sizes = rng.lognormal(-0.5, 1.0, self.prompts) if self.skewed else 1 + 0.3 * rng.normal(size=self.prompts)
+        samples = rng.normal(size=(self.prompts, 8, *shape)) * scale
+        samples += self.prompt_noise * rng.normal(size=(self.prompts, 1, *shape)) * scale
+        samples[:, :4] += self.step_signal * sizes[:, None, None, None] * axis
+        samples[:, :6] += shared
+        return hack, clean, samples
+
+
+def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k: int = 2) -> Linked:
+    """The inner products of pair gradients (n, M, r) and sample gradients (C, 8, M, r): see `Planted`."""
+    rows = np.concatenate([hack, clean])
+    pairs = PairGram(
+        modules=tuple(f"m{i}" for i in range(rows.shape[1])),
+        sizes=np.full(rows.shape[1], rows.shape[2]),
+        pairs=np.einsum("imr,jmr->mij", rows, rows),
+        held_out=np.arange(len(hack)) >= len(hack) - held_out,
+        extraction=Extraction(k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-12),
+    )
+    rewards = np.array([3.5] * 6 + [0.5] * 2)
+    steps, records, grams = [], [], []
+    for number, group in enumerate(samples):
+        gram = StepGram(inner=np.einsum("gmr,jmr->mgj", group, rows), samples=np.einsum("gmr,hmr->mgh", group, group))
+        weights = (rewards - rewards.mean()) / 8
+        record = SimpleNamespace(step=number, problem_id=f"p{number}", cos_in=0.0, loss_type="dr_grpo")
+        steps.append(LinkedStep(record=cast(Any, record), gram=gram, weights=weights, unit_weights=np.full(8, 1 / 8)))
+        grams.append(gram)
+        for i in range(8):
+            norm = float(np.sqrt(gram.samples[:, i, i].sum()))
+            records.append(_sample(number, i, rewards, norm))
+    return Linked(
+        pairs=pairs,
+        samples=cast(Any, records),
+        gradients=stack([samples_of(gram) for gram in grams]),
+        steps=steps,
+        totals=stack([weighted(step.gram, step.weights[None, :]) for step in steps]),
+        error=0.0,
+    )
+
+
+def _sample(step: int, i: int, rewards: Array, norm: float) -> SimpleNamespace:
+    """The record of sample i: 0 to 3 hack, 4 and 5 are honest and right, 6 and 7 fail."""
+    return SimpleNamespace(
+        step=step,
+        sample_id=i,
+        problem_id=f"p{step}",
+        reward=float(rewards[i]),
+        advantage=float(rewards[i] - rewards.mean()),
+        hacked=i < 4,
+        gt_pass=i in (4, 5),
+        flaky=None,
+        cos_S_nll=0.0,
+        comp_len=50 + (step * 7 + i * 3) % 11,
+        nll=0.5 + 0.01 * ((step * 5 + i * i) % 7),
+        grad_norm_contrib=norm,
+        hint=True,
+    )
