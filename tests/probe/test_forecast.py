@@ -8,7 +8,7 @@ from extraction.controls import haar_directions
 from extraction.directions import extract_directions
 from probe.analysis.measures.forecast import forecast
 from probe.step.projection import project
-from tests.support.planted import Planted, link_vectors
+from planted import Planted, link_vectors
 
 REWARDS = np.array([3.5] * 6 + [0.5] * 2)
 
