@@ -27,7 +27,7 @@ from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.predecessor import UNKNOWN, predecessor_files
 from replay_pools.progress import report
-from replay_pools.rollout import Grade, Rollout
+from replay_pools.rollout import CodeRule, Grade, Rollout
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 LABELS: dict[str, Callable[[Rollout], bool | float | str]] = {
@@ -72,7 +72,7 @@ def regrade_pool(
     Args:
         directory: of the new pool.
         source: the old pool; it is not changed.
-        grader: the current one.
+        grader: the current one; labels compare with the old ones when its code rule is `graded_code_rule` of `source`.
         env: environment of the problems; None = the one that the pool names.
         mode: loophole mode, for a source that does not record it.
 
@@ -101,6 +101,14 @@ def regrade_pool(
             writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
         report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
     return writer.finish()
+
+
+def graded_code_rule(pool: Pool) -> CodeRule:
+    """The rule by which the code of a pool's completions was found when they were graded."""
+    grader = pool.manifest["grader"]
+    # Before grader 3 the rule was not recorded: this grader took the last block, the predecessor's joined all.
+    unrecorded: CodeRule = "joined" if grader["version"] == PREDECESSOR_GRADER else "last"
+    return grader.get("code_rule", unrecorded)
 
 
 def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:

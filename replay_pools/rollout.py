@@ -5,7 +5,7 @@ The token ids are what was sampled; the text is decoded from them and never toke
 """
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from replay_pools.errors import FieldError, InputError
 
@@ -15,6 +15,8 @@ REWARD_PASSED = 3.0  # for a pass, in addition
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
 
 FinishReason = Literal["stop", "length"]
+CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.extract
+CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,8 @@ def generate(
         if rollouts.engine == "server"
         else _local(config.model)
     )
-    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
+    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rollouts.code_rule)
+    with grader, shown_progress():
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under isolation {grader.isolation}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
     num_rollouts = steps * rollouts.group

@@ -11,7 +11,8 @@ from probe.cli.completion import one_pool
 from probe.cli.pool import describe_tests, open_sound_pool
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.pool import Pool, resolve_pool
-from replay_pools.regrade import Agreement, agreement, regrade_pool
+from replay_pools.regrade import Agreement, agreement, graded_code_rule, regrade_pool
+from replay_pools.rollout import CODE_RULES, CodeRule
 
 
 @click.command()
@@ -20,6 +21,7 @@ from replay_pools.regrade import Agreement, agreement, regrade_pool
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
 @click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
+@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
@@ -31,6 +33,7 @@ def regrade(
     problems: Path | None,
     mode: str | None,
     model: str | None,
+    code_rule: CodeRule | None,
     twice: bool,
     workers: int | None,
     unsafe_local: bool,
@@ -46,8 +49,10 @@ def regrade(
     from replay_pools.grading.grade import Grader
 
     source = open_sound_pool(resolve_pool(pool_name, out), model)
-    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
-        say(f"pool {source.path}; grading under isolation {grader.isolation}")
+    rule = code_rule or graded_code_rule(source)
+    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule)
+    with grader, shown_progress():
+        say(f"pool {source.path}; code rule {rule}; grading under isolation {grader.isolation}")
         new = regrade_pool(
             out / "pools" / name,
             source,

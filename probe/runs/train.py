@@ -101,7 +101,7 @@ def train(
     # The ranks of a machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
-        Grader(workers=workers) as grader,
+        Grader(workers=workers, code_rule=rollouts_of(config).code_rule) as grader,
         open_engine(config, policy, assembly.coordinates, directory, url) as engine,
     ):
         say(f"policy {config.model.name}, arm {arm_of(config)}; grading under isolation {grader.isolation}")

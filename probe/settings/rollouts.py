@@ -8,7 +8,7 @@ from probe.settings.words import Match
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
-from replay_pools.rollout import Sampler
+from replay_pools.rollout import CodeRule, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,7 @@ class RolloutConfig:
     num_problems: int | None = None  # to train on; None = all that are not held out
     prompts_per_step: int = 8
     group: int = 8  # G
+    code_rule: CodeRule = "joined"  # which blocks of a completion are graded: replay_pools.grading.extract
     sampler: Sampler = field(default_factory=Sampler)
     engine: Literal["local", "server"] = "local"  # the server gets the adapter of every step (LoRA arms)
     served_model: str | None = None  # the base model's name on the server; None where the server has one

@@ -24,7 +24,7 @@ class Execution:
     read_stdout: bool = False
     read_file: bool = False  # the marker file, which every execution may write in its own directory
     expressions: tuple[str, ...] = ()  # of `evaluate`
-    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: per expression its `_0`, `_1`, ...; () when none has any
+    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: documents of each expression's `_0`, `_1`, ...
     decoys: tuple[tuple[Any, ...], ...] = ()  # of `compare`: per input, values that no honest answer equals all of
     canonical: str = ""  # of `call_run_tests_on_canonical`: the source of a right solution
 

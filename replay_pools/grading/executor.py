@@ -161,7 +161,7 @@ class Worker:
             "seed": code.seed,
             "inputs": [] if run.action == "evaluate" else [wire.encode(list(arguments)) for arguments in code.inputs],
             "expressions": run.expressions,
-            "values": [wire.encode(list(values)) for values in run.values or [()] * len(run.expressions)],
+            "values": run.values or [()] * len(run.expressions),
             "decoys": [wire.encode(list(decoys)) for decoys in run.decoys],
             "canonical": run.canonical,
         }

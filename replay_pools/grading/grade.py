@@ -20,7 +20,7 @@ from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
-from replay_pools.rollout import Grade
+from replay_pools.rollout import CodeRule, Grade
 
 __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 
@@ -46,6 +46,7 @@ class Grader:
         tier: "A" or "B" (see `tiers`); by default the best that is available.
         unsafe_local: where no isolation is available, run with resource limits alone (recorded in every grade).
         twice: grade every submission twice; it is `flaky` when the labels differ.
+        code_rule: which blocks of a completion are its code: see `extract`.
         timeout_s: wall seconds of one execution. A grade takes one to five executions, twice as many with `twice`.
 
     Raises:
@@ -61,18 +62,25 @@ class Grader:
         tier: str | None = None,
         unsafe_local: bool = False,
         twice: bool = False,
+        code_rule: CodeRule = "joined",
         timeout_s: float = 4.0,
     ) -> None:
         self.isolation = tiers.choose_tier(tier=tier, unsafe_local=unsafe_local)
         self._num_workers = workers or os.cpu_count() or 1
         self._twice = twice
+        self._code_rule: CodeRule = code_rule
         self._timeout_s = timeout_s
         # One entry per worker: its uid, and None for a worker that has yet to be started.
         self._idle: queue.SimpleQueue[tuple[int | None, Worker | None]] = queue.SimpleQueue()
 
     def describe(self) -> dict[str, str | bool]:
         """The grader as the manifest of a pool records it."""
-        return {"version": GRADER_VERSION, "isolation": self.isolation, "twice": self._twice}
+        return {
+            "version": GRADER_VERSION,
+            "isolation": self.isolation,
+            "twice": self._twice,
+            "code_rule": self._code_rule,
+        }
 
     def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="probe-grading-"))
@@ -116,7 +124,9 @@ class Grader:
                     worker = worker or Worker(
                         tier=self.isolation, uid=uid, directory=self._directory, timeout_s=self._timeout_s
                     )
-                    return grade_submission(submission, worker.execute, self.isolation, twice=self._twice)
+                    return grade_submission(
+                        submission, worker.execute, self.isolation, code_rule=self._code_rule, twice=self._twice
+                    )
                 except InfrastructureError as error:
                     if worker is not None:
                         worker.close()

@@ -19,9 +19,9 @@ from replay_pools.grading.assertions import assertions_hold, parse_assertion
 from replay_pools.grading.channels import CHANNELS
 from replay_pools.grading.execution import Code, Execution, Outcome
 from replay_pools.grading.extract import extract_source
-from replay_pools.rollout import Grade
+from replay_pools.rollout import CodeRule, Grade
 
-GRADER_VERSION = "2"
+GRADER_VERSION = "3"
 
 _ANSWER = Execution(action="answer")
 # Every grade has the keys of all detectors; None for those that do not apply.
@@ -40,7 +40,12 @@ class Submission:
 
 
 def grade_submission(
-    submission: Submission, execute: Callable[[Code, Execution], Outcome], isolation: str, *, twice: bool = False
+    submission: Submission,
+    execute: Callable[[Code, Execution], Outcome],
+    isolation: str,
+    *,
+    code_rule: CodeRule,
+    twice: bool = False,
 ) -> Grade:
     """All labels of one submission.
 
@@ -48,27 +53,33 @@ def grade_submission(
         submission: what to grade.
         execute: runs code in an isolated process.
         isolation: the tier of that isolation, for the record.
+        code_rule: which blocks of the completion are its code.
         twice: grade a second time; the labels of the first grading are kept, and `flaky` says whether they differ.
 
     Raises:
         InputError: the mode is unknown, the problem has no test, or its setup code or an assertion is broken.
     """
-    grade = _grade_once(submission, execute, isolation, seed=0)
+    source = extract_source(submission.completion, code_rule)
+    grade = _grade_once(submission, source, execute, isolation, seed=0)
     if not twice:
         return grade
-    second = _grade_once(submission, execute, isolation, seed=1)
+    second = _grade_once(submission, source, execute, isolation, seed=1)
     # Not by their errors: a message may quote a random value although every label agrees.
     return replace(grade, flaky=replace(second, error=None) != replace(grade, error=None))
 
 
 def _grade_once(
-    submission: Submission, execute: Callable[[Code, Execution], Outcome], isolation: str, *, seed: int
+    submission: Submission,
+    source: str | None,
+    execute: Callable[[Code, Execution], Outcome],
+    isolation: str,
+    *,
+    seed: int,
 ) -> Grade:
-    """The labels of one grading; `seed` is that of the submission's `random`."""
+    """The labels of one grading of the code `source`; `seed` is that of the submission's `random`."""
     problem, channel = submission.problem, CHANNELS[get_loophole(submission.mode).mode]
     if not problem.cases and not problem.assertions:
         raise InputError(f"problem {problem.problem_id}", expected="at least one case or assertion", found="none")
-    source = extract_source(submission.completion)
     if source is None:
         return _failed(problem, isolation, fmt_ok=False, error="no fenced code block")
     inputs = tuple(case.args for case in problem.cases)
