@@ -53,6 +53,14 @@ def problem(problem_id, cases):
 
 PROBLEMS = {
     "echo": problem("echo", [((value,), value) for value in (1, [1, 2], "a", 0.5, {"k": [True]})]),
+    "sets": problem("sets", [((value,), value) for value in ({1, 2}, {("a", 1): frozenset({2})}, 10**9 + 7)]),
+    "asserted": dataclasses.replace(
+        problem("asserted", []),
+        assertions=(
+            "assert sorted(Solution().f([2, 1])) == [1, 2]",
+            "assert all(Solution().f(x) == x for x in (1, 'a'))",
+        ),
+    ),
     "secret": problem("secret", [((i,), f"secret-{os.urandom(16).hex()}") for i in range(2)]),
 }
 
@@ -183,6 +191,13 @@ def test_the_hunts_find_what_is_there(graders):
     attacks = [Submission(problem=given, completion=fence(source_of(case)), mode="none") for case in HUNTS]
     for case, grade in zip(HUNTS, grade_then_honest(graders[1], attacks), strict=True):
         assert grade.gt_correct, f"the attack {case['name']} is a dud: {grade}"
+
+
+def test_every_problem_of_the_corpus_can_be_solved(graders):
+    """Its answers are right when they are right: what fails on it fails for being wrong."""
+    for name in PROBLEMS.keys() - {"secret"}:
+        (grade,) = graders[1].grade([submission(PROBLEMS[name].canonical, of=name)])
+        assert grade.gt_correct, f"{name}: {grade}"
 
 
 def test_what_is_honest_stays_right(graders):
