@@ -179,17 +179,14 @@ def parse_line(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _is_nested_deeper(document: Any, limit: int) -> bool:
-    """Whether a JSON document has more than `limit` levels of lists and objects. Without recursion."""
-    level = [document]
-    for _ in range(limit + 1):
+def _is_nested_deeper(document: dict[str, Any], limit: int) -> bool:
+    """Whether a JSON object has more than `limit` levels of lists and objects, itself included. Without recursion."""
+    level: list[Any] = [document]
+    for _ in range(limit):
         children: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                children += item.values()
-            elif isinstance(item, list):
-                children += item
-        level = children
+            children += item.values() if isinstance(item, dict) else item
+        level = [child for child in children if isinstance(child, list | dict)]
     return bool(level)
 
 
