@@ -15,6 +15,7 @@ from probe.records.run import resolve_run
 from probe.settings.presets import configure
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
+from replay_pools.lock import locked
 
 FLAGS = {
     "model": "model.name",
@@ -79,7 +80,7 @@ def evaluate(
         options["rollouts.mode"] = modes[0]  # what `--without-hint` asks without
     config = configure("eval", preset=preset, start=start, settings=settings, options=options)
     directory = out / "evals" / name
-    with shown_progress():
+    with locked(directory), shown_progress():
         rates = evaluate_policy(config, directory, step=step, say=say)
     if as_json:
         echo_json({"path": str(directory), **rates.to_json()})
