@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pools.errors import InputError
+from replay_pools.visible import without_secrets
 
 UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
@@ -75,4 +76,5 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 def _holder() -> str:
     """This process, for somebody who finds the lock taken."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()} since {since}: {shlex.join(sys.argv)[:300]}"
+    command = without_secrets(shlex.join(sys.argv))[:300]
+    return f"process {os.getpid()} on {socket.gethostname()} since {since}: {command}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import echo_evaluations
 from probe.cli._progress import say, shown_progress
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
@@ -86,4 +86,4 @@ def evaluate(
         echo_json({"path": str(directory), **rates.to_json()})
         return
     echo_evaluations([rates])
-    click.echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")
+    echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import LazyGroup, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import LazyGroup, echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli.completion import one_pool
 from replay_pools.errors import InputError
 from replay_pools.lock import locked
@@ -164,9 +164,9 @@ def _decoded_again(pool: Pool, vocabulary: "Vocabulary") -> Pool:
 
 
 def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
-    click.echo(f"pool {path}")
+    echo(f"pool {path}")
     for sentence in normalised:
-        click.echo(f"  normalised: {sentence}")
+        echo(f"  normalised: {sentence}")
 
 
 def describe_tests(tests: dict[str, int] | None) -> str:
@@ -180,12 +180,12 @@ def describe_tests(tests: dict[str, int] | None) -> str:
 def _print_faults(opened: Pool, faults: list[str]) -> None:
     _print_place(str(opened.path), opened.normalised)
     for fault in faults[:MOST_FAULTS]:
-        click.echo(f"  fault: {fault}")
+        echo(f"  fault: {fault}")
     if len(faults) > MOST_FAULTS:
-        click.echo(f"  ... and {len(faults) - MOST_FAULTS} more")
+        echo(f"  ... and {len(faults) - MOST_FAULTS} more")
     counts = opened.manifest["counts"]
     verdict = f"{len(faults)} faults" if faults else "ok"
-    click.echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
+    echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
 
 
 def summarise(stored: Pool) -> dict[str, Any]:
@@ -260,21 +260,21 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def _print_summary(summary: dict[str, Any]) -> None:
     _print_place(summary["path"], summary["normalised"])
     policy = summary["policy"]
-    click.echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
-    click.echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
-    click.echo(describe_tests(summary["tests"]) + "\n")
+    echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
+    echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
+    echo(describe_tests(summary["tests"]) + "\n")
     rows: list[tuple[Any, ...]] = []
     for mode, part in summary["modes"].items():
         for label, rate in part["rates"].items():
             numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
             rows.append((mode, label, part["rollouts"], *numbers))
     echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
-    click.echo()
+    echo()
     measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
     rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
     echo_table(("", "min", "median", "mean", "max"), rows)
-    click.echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
-    click.echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
+    echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
+    echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
     keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
     rows = [tuple(cell[key] for key in keys) for cell in summary["advantage_cells"]]
     echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)
