@@ -69,7 +69,8 @@ def described(value: Any, accepts: Callable[[Any], bool] | None = None) -> str:
         value: that was refused.
         accepts: the check that refused it; of a list of ids or numbers the first wrong item is shown.
     """
-    item_check = {are_ids: is_id, are_numbers: is_number}.get(accepts) if accepts else None
+    items: dict[Any, Callable[[Any], bool]] = {are_ids: is_id, are_numbers: is_number}
+    item_check = items.get(accepts)
     if item_check and isinstance(value, list):
         for i, item in enumerate(value):
             if not item_check(item):
