@@ -22,6 +22,7 @@ from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
+from replay_pools.lock import locked
 from replay_pools.pool import PoolWriter
 from replay_pools.progress import report
 from replay_pools.rollout import Completion, Grade, Rollout, Sampler
@@ -116,8 +117,14 @@ def generate_pool(
     """Write the pool of `plan` to `directory`, or go on where an earlier run stopped.
 
     Raises:
-        InputError: fewer problems than steps, a failed canary, or a directory that holds another pool.
+        InputError: fewer problems than steps, a failed canary, a directory that holds another pool, or one that another
+            process is writing.
     """
+    with locked(directory):
+        _generate(directory, engine, plan, sampler, grader)
+
+
+def _generate(directory: Path, engine: Engine, plan: PoolPlan, sampler: Sampler, grader: Grader) -> None:
     problems = choose_problems(plan)
     # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
     canary(grader, problems)

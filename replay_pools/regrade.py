@@ -24,8 +24,10 @@ from replay_pools.errors import InputError
 from replay_pools.files import dump_json, read_gz, sha256
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
+from replay_pools.lock import locked
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
-from replay_pools.predecessor import UNKNOWN, predecessor_files
+from replay_pools.predecessor import predecessor_files
+from replay_pools.predecessor_labels import UNKNOWN
 from replay_pools.progress import report
 from replay_pools.rollout import CodeRule, Grade, Rollout
 
@@ -78,8 +80,14 @@ def regrade_pool(
 
     Raises:
         InputError: a problem that the environment lacks or whose method is not in the stored prompt, a failed canary,
-            a mode that is unknown or cannot be graded, or a directory that holds another pool.
+            a mode that is unknown or cannot be graded, a directory that holds another pool, or one that another process
+            is writing.
     """
+    with locked(directory):
+        return _regrade(directory, source, grader, env, mode)
+
+
+def _regrade(directory: Path, source: Pool, grader: Grader, env: str | None, mode: str | None) -> Pool:
     problems = find_problems(source, env)
     # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
     groups: list[list[Rollout]] = []

@@ -130,6 +130,8 @@ class Rollout:
         _check_fields(Grade, row["grade"], f"{where} grade")
         rollout = cls(**{**row, "grade": Grade(**row["grade"])})
         for ids, length in (("prompt_ids", "plen"), ("completion_ids", "comp_len")):
+            if not isinstance(row[ids], list):
+                raise InputError(f"{where} {ids}", expected="a list of token ids", found=repr(row[ids]))
             if len(getattr(rollout, ids)) != getattr(rollout, length):
                 raise InputError(
                     f"{where} {ids}",

@@ -20,7 +20,7 @@ import click
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from probe.cli._frame import echo_json, json_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, out_option
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.files import write_atomic
@@ -76,7 +76,7 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
     else:
         for finding in findings:
             fix = f"; fix: {finding.fix}" if finding.fix else ""
-            click.echo(f"{finding.status:<5} {finding.name:<10} {' '.join(finding.found.split())}{fix}")
+            echo(f"{finding.status:<5} {finding.name:<10} {' '.join(finding.found.split())}{fix}")
     ctx.exit(1 if failed else 0)
 
 

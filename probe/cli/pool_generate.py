@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import Real, dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import Real, dry_run_option, echo, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._output import echo_work
 from probe.cli._progress import say, shown_progress
 from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
@@ -120,9 +120,7 @@ def generate(
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
     else:
-        click.echo(
-            f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}"
-        )
+        echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
 
 
 def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: Path, as_json: bool) -> None:
@@ -145,7 +143,7 @@ def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: P
         echo_json({"path": str(directory), "state": state, "work": work, "isolation": isolation})
         return
     echo_work(str(directory), state, work)
-    click.echo(f"grading under isolation {isolation}; nothing was written")
+    echo(f"grading under isolation {isolation}; nothing was written")
 
 
 def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_model: str | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli.completion import one_pool
 from probe.cli.pool import describe_tests, open_sound_pool
@@ -85,10 +85,10 @@ def _print_agreement(new: Pool, rows: list[Agreement]) -> None:
     kept = new.manifest["regraded_from"]["kept"]
     unknown = [row.label for row in rows if row.rate is None and row.label not in kept]
     if kept:
-        click.echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(kept)}")
+        echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(kept)}")
     if unknown:
-        click.echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
+        echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
     if (num_flaky := _num_flaky(new)) is not None:
-        click.echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
-    click.echo(describe_tests(new.manifest["tests"]))
-    click.echo(f"pool {new.path}; see: probe pool show {new.path.name}")
+        echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
+    echo(describe_tests(new.manifest["tests"]))
+    echo(f"pool {new.path}; see: probe pool show {new.path.name}")

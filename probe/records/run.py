@@ -195,7 +195,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
-    schema = manifest.get("schema", RUN_SCHEMA)
+    schema = manifest.get("schema")
     if schema != RUN_SCHEMA:
         raise InputError(
             directory, expected=f"a run of schema {RUN_SCHEMA}", found=f"schema {schema}", fix="repeat the run"

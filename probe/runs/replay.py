@@ -121,6 +121,7 @@ def _source(inputs: ReplayInputs) -> ReplaySource:
         steps=config.steps,
         seed=config.seed,
     )
+    inputs.check_tokens()
     samplers = {f"pool {pool.name}": pool.manifest["sampler"] for pool in inputs.pools}
     check_recorded(config.objectives().values(), samplers)
     return source

@@ -6,11 +6,9 @@ with Grader() as grader:
 
 import os
 import queue
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Self
 
 from replay_pools.environments.base import Case, Problem
@@ -19,6 +17,7 @@ from replay_pools.errors import InputError
 from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.executor import Worker
+from replay_pools.grading.folder import grading_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import CodeRule, Grade
 
@@ -83,7 +82,8 @@ class Grader:
         }
 
     def __enter__(self) -> Self:
-        self._directory = Path(tempfile.mkdtemp(prefix="probe-grading-"))
+        self._resources = ExitStack()
+        self._directory = self._resources.enter_context(grading_folder())
         self._threads = ThreadPoolExecutor(self._num_workers)
         uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
         for uid in uids:
@@ -101,7 +101,7 @@ class Grader:
             _uid, worker = self._idle.get()
             if worker is not None:
                 worker.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._resources.close()
 
     def grade(self, submissions: Sequence[Submission]) -> list[Grade]:
         """The grades of the submissions, in their order.

@@ -44,8 +44,10 @@ def free_uids(count: int) -> list[int | None]:
         return [None] * count
     used = set()
     for path in Path("/proc").iterdir():
-        if path.name.isdigit() and path.exists():
-            used.add(path.stat().st_uid)
+        if path.name.isdigit():
+            # A process may end between the listing and the question.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                used.add(path.stat().st_uid)
     # At random, so that two graders that start together hardly ever take the same.
     return random.SystemRandom().sample([uid for uid in _TRANSIENT_UIDS if uid not in used], count)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json
+from replay_pools.visible import without_secrets
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
 OK = 200
@@ -58,9 +59,10 @@ class Connection:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         bare = f"{parts.scheme}://{parts.netloc}"
-        if parts.scheme not in ("http", "https") or not parts.hostname or self.url != bare:
-            fix = "leave out /v1 and everything else behind the port"
-            raise InputError("server url", expected="http://host:port", found=repr(self.url), fix=fix)
+        # A password in an address would reach messages and process lists.
+        if parts.scheme not in ("http", "https") or not parts.hostname or self.url != bare or "@" in parts.netloc:
+            fix = f"leave out /v1 and everything else behind the port, and put a key into {KEY_VARIABLE}"
+            raise InputError("server url", expected="http://host:port", found=repr(without_secrets(self.url)), fix=fix)
 
     def ask(self, path: str, kind: type[Answered], body: Any = None, *, fix: str = "") -> Answered:
         """The answer to a GET, or to a POST of `body` as JSON.

@@ -246,8 +246,8 @@ def test_import_writes_our_format(capsys: pytest.CaptureFixture[str], tmp_path: 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"rewards": 1}', "reward: expected int or float, found no such field, only .*rewards"),
-        ('{"reward": NaN}', "reward: expected int or float, found null, NaN or infinity"),
+        ('{"rewards": 1}', "reward: expected a finite number, found no such field, only .*rewards"),
+        ('{"reward": NaN}', "reward: expected a finite number, found null, NaN or infinity"),
         ("", "expected rollouts, one a line, found an empty file"),
     ],
 )

@@ -186,7 +186,7 @@ def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:
 
     def show(table: SweepState) -> None:
         if not inside:
-            with pytest.raises(InputError, match="no sweep that is running") as error:
+            with pytest.raises(InputError, match="expected nobody else who writes it, found process ") as error:
                 sweep(spec, tmp_path, launch=Scripted(spec, tmp_path), block_value=no_value)
             inside.append(str(error.value))
 

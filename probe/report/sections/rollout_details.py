@@ -1,9 +1,10 @@
 """One rollout as a line that opens: inside are facts, prompt, and completion with the shares of its tokens."""
 
+from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from probe.report.figures.panel import signed
-from probe.report.html import node, number
+from probe.report.html import clean, node, number
 from probe.report.rollouts import ShownRollout
 
 SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which page.js divides by 1e5 again
@@ -114,9 +115,19 @@ def _text(shown: ShownRollout, part: str) -> Element:
         "\n",
         text,
         class_="text tokens",
-        data_chars=" ".join(map(str, chars)),
+        data_chars=" ".join(map(str, _shown_lengths(text, chars))),
         data_shares=" ".join(str(round(share / SHARE_UNIT)) for share in shares),
     )
+
+
+def _shown_lengths(text: str, lengths: Sequence[int]) -> list[int]:
+    """The lengths of the tokens in the page, where marks in the place of invisible characters are longer."""
+    shown: list[int] = []
+    start = 0
+    for length in lengths:
+        shown.append(len(clean(text[start : start + length])))
+        start += length
+    return shown
 
 
 def _sum_of_shares(shown: ShownRollout, part: str) -> str:
