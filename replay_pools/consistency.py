@@ -68,6 +68,10 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
+def _any_label(grade: Grade) -> bool:
+    return grade.fmt_ok or grade.compiles or grade.passed or grade.gt_correct or grade.hacked
+
+
 def _value_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iterator[InputError]:
     """Fields that disagree with the fields that they are a function of."""
     grade, logprobs = rollout.grade, rollout.sampling_logprobs
@@ -82,6 +86,7 @@ def _value_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iter
         ("gt_pass", rollout.gt_pass, grade.gt_correct),
         ("fmt_ok", rollout.fmt_ok, grade.fmt_ok),
         ("grade exploited", grade.exploited, grade.passed and not grade.gt_correct),
+        ("grade no_label", grade.no_label is not None and _any_label(grade), False),
     ]
     if logprobs is not None:
         checks.append(("sampling_logprobs", len(logprobs), rollout.comp_len))

@@ -7,8 +7,13 @@ grader                       warm worker                  child (confined)
   job file, pipes ------------ fds --->  directory, fork -->  reads the job, `ready`, runs
   <------------------- answer pipe -------------------------  one JSON line per input
   kill ---------------------------------->  kills and reaps every descendant
-  <----- dead, exit status, marker file --
+  <- dead, exit status, CPU, marker file -
   reads the pipes to their end
+
+The limit of an execution is in CPU seconds of all its threads, and the kernel keeps it (`sandbox.limit_resources`), so
+that a busy machine changes no label. Wall time only ends what uses no CPU. An execution's OWN time is its wall time
+less the time that its threads waited for a CPU (`cpu_wait`): one that ran or slept for OWN_TIMES its limit has timed
+out; one that has waited until WALL_TIMES its limit is a `StarvedError`, which says nothing about the submission.
 
 No descriptor of a directory is sent either way: in tier A it would lead out of the sandbox.
 """
@@ -25,14 +30,19 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
 from replay_pools.grading import bubblewrap, sandbox, wire, worker
-from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome
+from replay_pools.grading.cpu_wait import waited_s
+from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome, StarvedError
 from replay_pools.grading.oracle import AnswerStream
 
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
+CPU_S = 4  # CPU seconds of an execution, where nothing else is known of its problem
+# Times the limit of CPU seconds. Well above 1, because waits for memory and disk count as a process's own time.
+OWN_TIMES = 2
+WALL_TIMES = 20
 ENVIRONMENT = {"LC_CTYPE": "C.UTF-8", "PYTHONHASHSEED": "0"}  # all that a submission finds in os.environ
 
 # With ENVIRONMENT as the whole environment, -P and -s isolate as -I does. -I itself implies -E, which would ignore the
@@ -53,14 +63,12 @@ class Worker:
         uid: the user as which submissions run; None for the user of the grader.
         directory: existing folder, in which the worker gets a folder of its own; not used in tier A, where the worker
             writes to a file system that exists only inside the sandbox.
-        timeout_s: wall seconds of an execution, from its `ready` line on; the limit of CPU seconds follows from it.
 
     Raises:
         InfrastructureError: the worker does not start.
     """
 
-    def __init__(self, *, tier: str, uid: int | None, directory: Path, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, *, tier: str, uid: int | None, directory: Path) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._scratch = None if tier == "A" else tempfile.mkdtemp(dir=directory)
         self._control, worker_end = socket.socketpair()
@@ -71,7 +79,6 @@ class Worker:
             "scratch": self._scratch or bubblewrap.SCRATCH,
             "tier": tier,
             "uid": uid,
-            "cpu_s": timeout_s,
         }
         sandbox_command, package = [], str(Path(__file__).parent)
         if tier == "A":
@@ -120,28 +127,29 @@ class Worker:
             raise InfrastructureError(f"worker: {error}") from error
         return reply, descriptors
 
-    def execute(self, code: Code, run: Execution) -> Outcome:
-        """Execute `code` as `run` says, in a new directory and a new process.
+    def execute(self, code: Code, run: Execution, cpu_s: int = CPU_S) -> Outcome:
+        """Execute `code` as `run` says, with a limit of CPU seconds, in a new directory and a new process.
 
         Raises:
             InfrastructureError: nothing can be said about the submission; the worker must be replaced.
         """
         stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=_num_answers(code, run))
-        job = self._job(code, run, stream.nonce)
+        job = self._job(code, run, stream.nonce) | {"cpu_s": cpu_s}
         # These channels judge what the submission leaves when it ends, so it may run on after its last answer.
         to_end = run.read_stdout or run.read_file or run.action == "run_script"
         text = bytearray()
         with contextlib.ExitStack() as stack:
             answers, stdout = self._start(job, stack, run.read_stdout)
-            timed_out = self._read(stream, answers, stdout, text, to_end=to_end)
-            exit_status, file = self._kill()
+            end = self._read(stream, answers, stdout, text, to_end=to_end, cpu_s=cpu_s)
+            exit_status, used_s, file = self._kill()
             # What is left in the pipe does not count. A pipe that does not end means that a process is still alive.
             _drain(answers, None)
             if stdout is not None:
                 _drain(stdout, text)
         return Outcome(
             answers=stream,
-            timed_out=timed_out,
+            timed_out=end == "slept" or (end == "ended" and used_s >= cpu_s),
+            cpu_s=used_s,
             exit_status=exit_status,
             stdout=bytes(text[:MAX_CAPTURE]).decode(errors="replace"),
             file=file if run.read_file else "",
@@ -190,16 +198,23 @@ class Worker:
                 os.close(descriptor)
         return read_ends[0], read_ends[1] if capture else None
 
-    def _read(self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool) -> bool:
+    def _read(
+        self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool, cpu_s: int
+    ) -> Literal["complete", "ended", "slept"]:
         """Feed `stream` from the answer pipe, and `text` from stdout, until the execution is over.
 
         With `to_end` it is over when the process ends. Otherwise the last answer ends it, and nothing that the process
         would do later counts: how far it gets would depend on how soon it is killed.
 
         Returns:
-            Whether the time was up first.
+            Why it is over: its answers are complete, its process has ended, or its own time was up.
+
+        Raises:
+            InfrastructureError: the process ended before its `ready` line.
+            StarvedError: the machine was too busy.
         """
-        deadline = time.monotonic() + START_S
+        started = time.monotonic()  # later: when it was ready
+        deadline = started + START_S
         poller = select.poll()
         for descriptor in (answers, stdout):
             if descriptor is not None:
@@ -210,9 +225,10 @@ class Worker:
                 data = os.read(descriptor, MAX_CAPTURE)
                 if descriptor == answers:
                     stream.feed(data)
+                    if not data and not stream.ready:
+                        raise InfrastructureError("worker: an execution ended before its ready line")
                     if not data:
-                        _check_ready(stream)
-                        return False
+                        return "ended"
                 elif data:
                     # Read what is not kept as well: a full pipe would block the submission.
                     text += data[: MAX_CAPTURE - len(text)]
@@ -220,21 +236,31 @@ class Worker:
                     poller.unregister(descriptor)
             # The time to start is the machine's; the submission's own time runs from `ready`.
             if stream.ready and not was_ready:
-                deadline = time.monotonic() + self._timeout_s
+                started = time.monotonic()
+                deadline = started + OWN_TIMES * cpu_s
             elif time.monotonic() >= deadline:
-                _check_ready(stream)
-                return True
-        return False
+                wall = time.monotonic() - started
+                if not stream.ready:
+                    raise StarvedError(f"the machine is too busy: not ready within {wall:.0f} s")
+                waited = waited_s(self._process.pid)
+                if waited is not None and wall - waited >= OWN_TIMES * cpu_s:
+                    return "slept"
+                if wall >= WALL_TIMES * cpu_s:
+                    raise StarvedError(_starved(wall, waited))
+                # Where the wait is unknown, only the end of the patience is left.
+                own = 0.0 if waited is None else wall - waited
+                deadline = started + min(wall + OWN_TIMES * cpu_s - own, WALL_TIMES * cpu_s)
+        return "complete"
 
-    def _kill(self) -> tuple[int | None, str]:
-        """Have the worker kill all processes; (exit status, text of the marker file), taken when they are dead."""
+    def _kill(self) -> tuple[int | None, float, str]:
+        """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) when they are dead."""
         self._send(worker.KILL, [])
-        reply, descriptors = self._receive(len(worker.DEAD) + 2)
+        reply, descriptors = self._receive(worker.DEATH.size)
         text = "".join(map(_read_regular, descriptors))
-        if len(reply) != len(worker.DEAD) + 2:
+        if len(reply) != worker.DEATH.size:
             raise InfrastructureError("worker: ended")
-        status = int.from_bytes(reply[1:], "big", signed=True)
-        return (None if status < 0 else status), text
+        _dead, status, cpu_ms = worker.DEATH.unpack(reply)
+        return (None if status < 0 else status), cpu_ms / 1000, text
 
 
 def _num_answers(code: Code, run: Execution) -> int:
@@ -246,10 +272,10 @@ def _num_answers(code: Code, run: Execution) -> int:
     return 1
 
 
-def _check_ready(stream: AnswerStream) -> None:
-    """InfrastructureError for an execution that ended before the submission's code could run."""
-    if not stream.ready:
-        raise InfrastructureError("worker: an execution ended before its ready line")
+def _starved(wall: float, waited: float | None) -> str:
+    if waited is None:
+        return f"the machine does not say how long a process waits for a CPU: stopped after {wall:.0f} s"
+    return f"the machine is too busy: waited {waited:.0f} of {wall:.0f} s for a CPU"
 
 
 def _drain(descriptor: int, text: bytearray | None) -> None:
