@@ -111,6 +111,11 @@ class Rollout:
     prompt_sha: str  # first 16 hex digits of sha256(prompt)
     grade: Grade
 
+    @property
+    def labelled(self) -> bool:
+        """Whether its labels and its reward say anything; if not, no count, rate or baseline has it."""
+        return self.grade.no_label is None
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object of one line; its fields are in the order above."""
         return asdict(self)

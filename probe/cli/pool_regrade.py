@@ -21,6 +21,7 @@ from replay_pools.regrade import Agreement, agreement, regrade_pool
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
 @click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
+@click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
 @out_option
@@ -32,6 +33,7 @@ def regrade(
     mode: str | None,
     model: str | None,
     twice: bool,
+    cpu_limit: int | None,
     workers: int | None,
     unsafe_local: bool,
     out: Path,
@@ -43,10 +45,13 @@ def regrade(
 
       probe pool regrade teacher --name teacher-again
     """
+    from replay_pools.grading.execution import MIN_CPU_S
     from replay_pools.grading.grade import Grader
 
     source = open_sound_pool(resolve_pool(pool_name, out), model)
-    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
+    # The old pool's own limit, so that its labels stay comparable; other formats and older pools record none.
+    cpu_s = cpu_limit or (source.manifest["grader"] or {}).get("cpu_s", MIN_CPU_S)
+    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, cpu_s=cpu_s) as grader, shown_progress():
         say(f"pool {source.path}; grading under isolation {grader.isolation}")
         new = regrade_pool(
             out / "pools" / name,
@@ -64,12 +69,18 @@ def regrade(
 
 def _report(new: Pool, rows: list[Agreement]) -> dict[str, Any]:
     counts = {"counts": new.manifest["counts"], "tests": new.manifest["tests"], "flaky": _num_flaky(new)}
+    counts["without_label"] = _num_unlabelled(new)
     return {"path": str(new.path), "regraded_from": new.manifest["regraded_from"], **counts, "agreement": rows}
+
+
+def _num_unlabelled(pool: Pool) -> int:
+    """Rollouts that could not be graded, the machine being too busy."""
+    return sum(not rollout.labelled for group in pool.steps for rollout in group)
 
 
 def _num_flaky(pool: Pool) -> int | None:
     """Rollouts whose two gradings disagree; None when they were graded once."""
-    flags = [rollout.grade.flaky for group in pool.steps for rollout in group]
+    flags = [rollout.grade.flaky for group in pool.steps for rollout in group if rollout.labelled]
     return None if None in flags else sum(map(bool, flags))
 
 
@@ -85,5 +96,7 @@ def _print_agreement(new: Pool, rows: list[Agreement]) -> None:
         click.echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
     if (num_flaky := _num_flaky(new)) is not None:
         click.echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
+    if num_unlabelled := _num_unlabelled(new):
+        click.echo(f"without label: {num_unlabelled} rollouts; the machine was too busy to grade them")
     click.echo(describe_tests(new.manifest["tests"]))
     click.echo(f"pool {new.path}; see: probe pool show {new.path.name}")

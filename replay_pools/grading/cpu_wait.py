@@ -1,4 +1,4 @@
-"""How long the process of an execution waited for a CPU, as the kernel counts it: a busy machine, not a sleeping program.
+"""How long the process of an execution waited for a CPU, as the kernel counts it: a busy machine, not a sleeper.
 
 The figure is the longest wait of any one thread. A submission cannot raise it at will: besides other processes, only
 its own threads can keep a thread waiting, and they burn its limited CPU time meanwhile.
@@ -39,8 +39,8 @@ def _tasks(pid: int) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    """The text of a file in /proc; "" for a thread that is gone: a submission that ends threads must not hide others."""
+    """The text of a file in /proc; "" for a thread that is gone."""
     try:
         return path.read_text()
-    except OSError:
+    except OSError:  # no reason to give up: a submission that starts and ends threads would hide all its waits
         return ""

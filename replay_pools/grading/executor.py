@@ -10,8 +10,9 @@ grader                       warm worker                  child (confined)
   <- dead, exit status, CPU, marker file -
   reads the pipes to their end
 
-The limit of an execution is in CPU seconds of all its threads, and the kernel keeps it (`sandbox.limit_resources`), so
-that a busy machine changes no label. Wall time only ends what uses no CPU. An execution's OWN time is its wall time
+The limit of an execution is in CPU seconds of all its threads, so that a busy machine changes no label: one that used
+them has timed out, and has no answer and no exit status, whatever it still did before the kernel stopped it
+(`sandbox.limit_resources`). Wall time only ends what uses no CPU. An execution's OWN time is its wall time
 less the time that its threads waited for a CPU (`cpu_wait`): one that ran or slept for OWN_TIMES its limit has timed
 out; one that has waited until WALL_TIMES its limit is a `StarvedError`, which says nothing about the submission.
 
@@ -20,6 +21,7 @@ No descriptor of a directory is sent either way: in tier A it would lead out of 
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import select
@@ -30,16 +32,23 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
 from replay_pools.grading import bubblewrap, sandbox, wire, worker
 from replay_pools.grading.cpu_wait import waited_s
-from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome, StarvedError
+from replay_pools.grading.execution import (
+    MAX_CAPTURE,
+    MIN_CPU_S,
+    Code,
+    Execution,
+    InfrastructureError,
+    Outcome,
+    StarvedError,
+)
 from replay_pools.grading.oracle import AnswerStream
 
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
-CPU_S = 4  # CPU seconds of an execution, where nothing else is known of its problem
 # Times the limit of CPU seconds. Well above 1, because waits for memory and disk count as a process's own time.
 OWN_TIMES = 2
 WALL_TIMES = 20
@@ -127,7 +136,7 @@ class Worker:
             raise InfrastructureError(f"worker: {error}") from error
         return reply, descriptors
 
-    def execute(self, code: Code, run: Execution, cpu_s: int = CPU_S) -> Outcome:
+    def execute(self, code: Code, run: Execution, cpu_s: int = MIN_CPU_S) -> Outcome:
         """Execute `code` as `run` says, with a limit of CPU seconds, in a new directory and a new process.
 
         Raises:
@@ -140,17 +149,21 @@ class Worker:
         text = bytearray()
         with contextlib.ExitStack() as stack:
             answers, stdout = self._start(job, stack, run.read_stdout)
-            end = self._read(stream, answers, stdout, text, to_end=to_end, cpu_s=cpu_s)
+            slept = self._read(stream, answers, stdout, text, to_end=to_end, cpu_s=cpu_s)
             exit_status, used_s, file = self._kill()
             # What is left in the pipe does not count. A pipe that does not end means that a process is still alive.
             _drain(answers, None)
             if stdout is not None:
                 _drain(stdout, text)
+        timed_out = slept or used_s >= cpu_s
+        if timed_out:
+            # How far it got is a matter of milliseconds.
+            stream.drop_answers()
         return Outcome(
             answers=stream,
-            timed_out=end == "slept" or (end == "ended" and used_s >= cpu_s),
+            timed_out=timed_out,
             cpu_s=used_s,
-            exit_status=exit_status,
+            exit_status=None if timed_out else exit_status,
             stdout=bytes(text[:MAX_CAPTURE]).decode(errors="replace"),
             file=file if run.read_file else "",
         )
@@ -200,14 +213,14 @@ class Worker:
 
     def _read(
         self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool, cpu_s: int
-    ) -> Literal["complete", "ended", "slept"]:
+    ) -> bool:
         """Feed `stream` from the answer pipe, and `text` from stdout, until the execution is over.
 
         With `to_end` it is over when the process ends. Otherwise the last answer ends it, and nothing that the process
         would do later counts: how far it gets would depend on how soon it is killed.
 
         Returns:
-            Why it is over: its answers are complete, its process has ended, or its own time was up.
+            Whether its own time was up first.
 
         Raises:
             InfrastructureError: the process ended before its `ready` line.
@@ -228,7 +241,7 @@ class Worker:
                     if not data and not stream.ready:
                         raise InfrastructureError("worker: an execution ended before its ready line")
                     if not data:
-                        return "ended"
+                        return False
                 elif data:
                     # Read what is not kept as well: a full pipe would block the submission.
                     text += data[: MAX_CAPTURE - len(text)]
@@ -239,21 +252,33 @@ class Worker:
                 started = time.monotonic()
                 deadline = started + OWN_TIMES * cpu_s
             elif time.monotonic() >= deadline:
-                wall = time.monotonic() - started
                 if not stream.ready:
-                    raise StarvedError(f"the machine is too busy: not ready within {wall:.0f} s")
-                waited = waited_s(self._process.pid)
-                if waited is not None and wall - waited >= OWN_TIMES * cpu_s:
-                    return "slept"
-                if wall >= WALL_TIMES * cpu_s:
-                    raise StarvedError(_starved(wall, waited))
-                # Where the wait is unknown, only the end of the patience is left.
-                own = 0.0 if waited is None else wall - waited
-                deadline = started + min(wall + OWN_TIMES * cpu_s - own, WALL_TIMES * cpu_s)
-        return "complete"
+                    raise StarvedError(f"the machine is too busy: not ready within {START_S:.0f} s")
+                more = self._time_left(time.monotonic() - started, cpu_s)
+                if more <= 0:
+                    return True
+                deadline += more
+        return False
+
+    def _time_left(self, wall: float, cpu_s: int) -> float:
+        """Seconds until an execution that has run for `wall` seconds can have spent its own time; 0 when it has.
+
+        Raises:
+            StarvedError: the grader's patience is at its end.
+        """
+        waited = waited_s(self._process.pid)
+        own_left = math.inf if waited is None else OWN_TIMES * cpu_s - (wall - waited)
+        wall_left = WALL_TIMES * cpu_s - wall
+        if own_left <= 0:
+            return 0.0
+        if wall_left > 0:
+            return min(own_left, wall_left)
+        if waited is None:
+            raise StarvedError(f"the kernel does not say how long it waited for a CPU: stopped after {wall:.0f} s")
+        raise StarvedError(f"the machine is too busy: it waited {waited:.0f} of {wall:.0f} s for a CPU")
 
     def _kill(self) -> tuple[int | None, float, str]:
-        """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) when they are dead."""
+        """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) of the dead."""
         self._send(worker.KILL, [])
         reply, descriptors = self._receive(worker.DEATH.size)
         text = "".join(map(_read_regular, descriptors))
@@ -270,12 +295,6 @@ def _num_answers(code: Code, run: Execution) -> int:
     if run.action == "evaluate":
         return len(run.expressions)
     return 1
-
-
-def _starved(wall: float, waited: float | None) -> str:
-    if waited is None:
-        return f"the machine does not say how long a process waits for a CPU: stopped after {wall:.0f} s"
-    return f"the machine is too busy: waited {waited:.0f} of {wall:.0f} s for a CPU"
 
 
 def _drain(descriptor: int, text: bytearray | None) -> None:

@@ -18,8 +18,8 @@ from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
 from replay_pools.grading import sandbox, tiers
-from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome, StarvedError
-from replay_pools.grading.executor import CPU_S, Worker
+from replay_pools.grading.execution import MIN_CPU_S, Code, Execution, InfrastructureError, Outcome, StarvedError
+from replay_pools.grading.executor import Worker
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission, unlabelled
 from replay_pools.rollout import Grade
 
@@ -68,7 +68,7 @@ class Grader:
         tier: str | None = None,
         unsafe_local: bool = False,
         twice: bool = False,
-        cpu_s: int = CPU_S,
+        cpu_s: int = MIN_CPU_S,
     ) -> None:
         self.isolation = tiers.choose_tier(tier=tier, unsafe_local=unsafe_local)
         self._num_workers = workers or os.cpu_count() or 1
