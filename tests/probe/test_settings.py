@@ -178,6 +178,7 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         num_problems=draw(maybe(COUNTS)),
         prompts_per_step=draw(COUNTS),
         group=draw(st.integers(2, 99)),
+        cpu_limit=draw(st.integers(1, 99)),
         sampler=law,
         engine=draw(st.sampled_from(["local", "server"])),
         served_model=draw(maybe(WORDS)),
