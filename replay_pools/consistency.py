@@ -141,6 +141,8 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     bool | None: ("bool", lambda value: isinstance(value, bool)),
     str | None: ("valid UTF-8 text", is_text),
 }
+def _any_label(grade: Grade) -> bool:
+    return grade.fmt_ok or grade.compiles or grade.passed or grade.gt_correct or grade.hacked
 
 
 def _value_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iterator[InputError]:
@@ -157,6 +159,7 @@ def _value_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iter
         ("gt_pass", rollout.gt_pass, grade.gt_correct),
         ("fmt_ok", rollout.fmt_ok, grade.fmt_ok),
         ("grade exploited", grade.exploited, grade.passed and not grade.gt_correct),
+        ("grade no_label", grade.no_label is not None and _any_label(grade), False),
     ]
     if logprobs is not None:
         checks.append(("sampling_logprobs", len(logprobs), rollout.comp_len))

@@ -20,6 +20,7 @@ from replay_pools.environments.base import Problem, Split, count_tests
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
+from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.lock import locked
@@ -157,14 +158,18 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
 def _rollouts(
     groups: Mapping[int, tuple[_Prompt, Sequence[Completion]]], maker: RolloutMaker
 ) -> dict[int, list[Rollout]]:
-    """{step: rollouts} of the groups {step: (prompt, completions)}."""
+    """{step: rollouts} of the groups {step: (prompt, completions)}; InfrastructureError where none has a label."""
     submissions: list[Submission] = []
     for prompt, completions in groups.values():
         for completion in completions:
             text = maker.engine.chat.decode(completion.ids)
             submissions.append(Submission(problem=prompt.problem, completion=text, mode=maker.mode))
     # One call for all groups keeps every worker of the grader busy. Grades come back in the order of the submissions.
-    graded = iter(zip(submissions, maker.grader.grade(submissions), strict=True))
+    grades = maker.grader.grade(submissions)
+    # Without a single reward there is nothing to learn from or to count, and what is not written is made again.
+    if all(grade.no_label is not None for grade in grades):
+        raise InfrastructureError(f"no rollout could be graded: {grades[0].no_label}; the same command goes on here")
+    graded = iter(zip(submissions, grades, strict=True))
     rollouts: dict[int, list[Rollout]] = {}
     for step, (prompt, completions) in groups.items():
         rollouts[step] = []

@@ -172,6 +172,8 @@ def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
     for old, new in pairs:
         if label in INFERRED and old.grade.grader == PREDECESSOR_GRADER:
             continue
+        if not (old.labelled and new.labelled):
+            continue
         before, after = LABELS[label](old), LABELS[label](new)
         n += 1
         same += before == after
@@ -252,8 +254,13 @@ def _relabel(rollout: Rollout, grade: Grade) -> Rollout:
 def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
     """The rollout with those labels of a grade on a stand-in that need no tests.
 
-    The labels of KEPT stay, and so does the name of the old grader, which gave them.
+    The labels of KEPT stay, and so does the name of the old grader, which gave them. Where either grading gave no
+    label, neither does this.
     """
+    if grade.no_label is not None:
+        return _relabel(rollout, grade)
+    if not rollout.labelled:
+        return rollout
     new_grade = replace(
         rollout.grade,
         fmt_ok=grade.fmt_ok,

@@ -4,7 +4,7 @@ The token ids are what was sampled; the text is decoded from them and never toke
 `hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from replay_pools.errors import FieldError, InputError
@@ -77,6 +77,9 @@ class Grade:
     isolation: str  # "A" | "B" | "unsafe-local"
     grader: str  # grader version
     error: str | None  # first error of the submission, one line; None when it ran
+    # Why nothing can be said of the submission, whose labels are then all False: they count nowhere, and the reward is
+    # none. Also None in the rows of pools from before this field.
+    no_label: str | None = None
 
     @property
     def reward(self) -> float:
@@ -110,6 +113,11 @@ class Rollout:
     prompt_sha: str  # first 16 hex digits of sha256(prompt)
     grade: Grade
 
+    @property
+    def labelled(self) -> bool:
+        """Whether its labels and its reward say anything; if not, no count, rate or baseline has it."""
+        return self.grade.no_label is None
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object of one line; its fields are in the order above."""
         return asdict(self)
@@ -142,9 +150,10 @@ class Rollout:
 
 
 def _check_fields(kind: type, row: dict[str, Any], where: object) -> None:
-    """InputError unless the keys of `row` are exactly the fields of the dataclass `kind`."""
+    """InputError unless the keys of `row` are the fields of the dataclass `kind`; one with a default may be missing."""
     names = {field.name for field in fields(kind)}
-    if missing := sorted(names - row.keys()):
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    if missing := sorted(required - row.keys()):
         raise InputError(where, expected=f"field {missing[0]}", found=f"{len(missing)} missing: {', '.join(missing)}")
     if unknown := sorted(row.keys() - names):
         raise InputError(where, expected=f"the fields of {kind.__name__}", found=f"unknown: {', '.join(unknown)}")

@@ -191,12 +191,16 @@ def _print_faults(opened: Pool, faults: list[str]) -> None:
 def summarise(stored: Pool) -> dict[str, Any]:
     """The object that `probe pool show --json` prints: rates, lengths, reward spread, advantage cells."""
     rollouts = [rollout for group in stored.steps for rollout in group]
+    # Rates, rewards and advantages are those of the labelled rollouts.
+    groups = [[rollout for rollout in group if rollout.labelled] for group in stored.steps]
+    groups = [group for group in groups if group]
+    labelled = [rollout for group in groups for rollout in group]
     modes = {}
-    for mode in sorted({rollout.env_mode for rollout in rollouts}):
-        of_mode = [rollout for rollout in rollouts if rollout.env_mode == mode]
+    for mode in sorted({rollout.env_mode for rollout in labelled}):
+        of_mode = [rollout for rollout in labelled if rollout.env_mode == mode]
         modes[mode] = {"rollouts": len(of_mode), "rates": rates(of_mode)}
     spreads = []
-    for group in stored.steps:
+    for group in groups:
         rewards = [rollout.reward for rollout in group]
         spreads.append(max(rewards) - min(rewards))
     return {
@@ -207,15 +211,16 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "normalised": list(stored.normalised),
         "steps": len(stored.steps),
         "rollouts": len(rollouts),
+        "without_label": len(rollouts) - len(labelled),
         "modes": modes,
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
         "completion_tokens": spread([rollout.comp_len for rollout in rollouts]),
-        "reward": spread([rollout.reward for rollout in rollouts]),
+        "reward": spread([rollout.reward for rollout in labelled]),
         "reward_spread": spread(spreads),
         "reward_spread_per_step": spreads,
         "frac_reward_zero_std": fmean(value == 0 for value in spreads) if spreads else None,
         "finish_reasons": dict(Counter(rollout.finish_reason for rollout in rollouts)),
-        "advantage_cells": advantage_cells(stored.steps),
+        "advantage_cells": advantage_cells(groups),
     }
 
 
@@ -262,6 +267,11 @@ def _print_summary(summary: dict[str, Any]) -> None:
     policy = summary["policy"]
     echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
     echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
+    if summary["without_label"]:
+        echo(
+            f"without label: {summary['without_label']} rollouts, which the rates below leave out (the machine was too "
+            "busy to grade them: see probe pool regrade)"
+        )
     echo(describe_tests(summary["tests"]) + "\n")
     rows: list[tuple[Any, ...]] = []
     for mode, part in summary["modes"].items():

@@ -32,6 +32,7 @@ FLAGS = {
     "group": "rollouts.group",
     "temperature": "rollouts.sampler.temperature",
     "max_new_tokens": "rollouts.sampler.max_new_tokens",
+    "cpu_limit": "rollouts.cpu_limit",
     "steps": "steps",
     "seed": "seed",
 }
@@ -58,6 +59,11 @@ FLAGS = {
     help="Default: 1, the policy's own law, which recorded log-probabilities need.",
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Of a completion. Default: 160.")
+@click.option(
+    "--cpu-limit",
+    type=click.IntRange(1),
+    help="CPU seconds of an execution, or 10 times those of the canonical solution where that is more. Default: 4.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
@@ -112,7 +118,13 @@ def generate(
         if rollouts.engine == "server"
         else _local(config.model)
     )
-    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rollouts.code_rule)
+    grader = Grader(
+        workers=workers,
+        unsafe_local=unsafe_local,
+        twice=twice,
+        code_rule=rollouts.code_rule,
+        cpu_s=rollouts.cpu_limit,
+    )
     with grader, shown_progress():
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under isolation {grader.isolation}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)

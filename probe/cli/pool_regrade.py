@@ -23,6 +23,7 @@ from replay_pools.rollout import CODE_RULES, CodeRule
 @click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
 @click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
+@click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
 @out_option
@@ -35,6 +36,7 @@ def regrade(
     model: str | None,
     code_rule: CodeRule | None,
     twice: bool,
+    cpu_limit: int | None,
     workers: int | None,
     unsafe_local: bool,
     out: Path,
@@ -46,11 +48,14 @@ def regrade(
 
       probe pool regrade teacher --name teacher-again
     """
+    from replay_pools.grading.execution import MIN_CPU_S
     from replay_pools.grading.grade import Grader
 
     source = open_sound_pool(resolve_pool(pool_name, out), model)
     rule = code_rule or graded_code_rule(source)
-    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule)
+    # The old pool's own limit, so that its labels stay comparable; other formats and older pools record none.
+    cpu_s = cpu_limit or (source.manifest["grader"] or {}).get("cpu_s", MIN_CPU_S)
+    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule, cpu_s=cpu_s)
     with grader, shown_progress():
         say(f"pool {source.path}; code rule {rule}; grading under isolation {grader.isolation}")
         new = regrade_pool(
@@ -69,12 +74,18 @@ def regrade(
 
 def _report(new: Pool, rows: list[Agreement]) -> dict[str, Any]:
     counts = {"counts": new.manifest["counts"], "tests": new.manifest["tests"], "flaky": _num_flaky(new)}
+    counts["without_label"] = _num_unlabelled(new)
     return {"path": str(new.path), "regraded_from": new.manifest["regraded_from"], **counts, "agreement": rows}
+
+
+def _num_unlabelled(pool: Pool) -> int:
+    """Rollouts that could not be graded, the machine being too busy."""
+    return sum(not rollout.labelled for group in pool.steps for rollout in group)
 
 
 def _num_flaky(pool: Pool) -> int | None:
     """Rollouts whose two gradings disagree; None when they were graded once."""
-    flags = [rollout.grade.flaky for group in pool.steps for rollout in group]
+    flags = [rollout.grade.flaky for group in pool.steps for rollout in group if rollout.labelled]
     return None if None in flags else sum(map(bool, flags))
 
 
@@ -90,5 +101,7 @@ def _print_agreement(new: Pool, rows: list[Agreement]) -> None:
         echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
     if (num_flaky := _num_flaky(new)) is not None:
         echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
+    if num_unlabelled := _num_unlabelled(new):
+        echo(f"without label: {num_unlabelled} rollouts; the machine was too busy to grade them")
     echo(describe_tests(new.manifest["tests"]))
     echo(f"pool {new.path}; see: probe pool show {new.path.name}")

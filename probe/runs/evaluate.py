@@ -61,7 +61,7 @@ def evaluate_policy(
     environment = get_environment(sampling.env)
     _, problems = hold_out(environment.problems("train"), environment.problems("eval"), evaluation.num_problems)
     policy = load_policy(str(model.name), adapter=model.adapter, dtype=model.dtype, device=model.device)
-    with Grader(code_rule=sampling.code_rule) as grader:
+    with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under isolation {grader.isolation}")
         canary(grader, problems)
         maker = RolloutMaker(

@@ -81,7 +81,7 @@ class LiveSource:
         groups = self._attempt(batch, 0, range(width), fewer)
         refills = 0 if fewer else self._refills
         for attempt in range(1, 1 + refills):
-            flat = [i for i, group in groups.items() if len({rollout.reward for _, rollout in group}) == 1]
+            flat = [i for i, group in groups.items() if len({each.reward for _, each in group if each.labelled}) <= 1]
             groups |= self._attempt(batch, attempt, flat, fewer)
         self._rollouts = {key: rollout for group in groups.values() for key, rollout in group}
         return list(groups.values())

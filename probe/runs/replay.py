@@ -47,6 +47,8 @@ def replay(
         policy = inputs.policy
     if source.num_left_out:
         say(f"{per_pool} rollouts of each pool a step (--per-pool): {source.num_left_out} are left out")
+    if source.num_unlabelled:
+        say(f"{source.num_unlabelled} rollouts of the pools have no label and are never drawn: see probe pool regrade")
     if steps_apart(config):
         world.check_size(source.num_steps, "one a step")
         record = inputs.record()

@@ -100,8 +100,9 @@ def train(
     assert training is not None
     # The ranks of a machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
+    rollouts = rollouts_of(config)
     with (
-        Grader(workers=workers, code_rule=rollouts_of(config).code_rule) as grader,
+        Grader(workers=workers, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit) as grader,
         open_engine(config, policy, assembly.coordinates, directory, url) as engine,
     ):
         say(f"policy {config.model.name}, arm {arm_of(config)}; grading under isolation {grader.isolation}")
@@ -110,6 +111,7 @@ def train(
                 # Problems come back batch after batch; each is checked once.
                 distinct = {problem.problem_id: problem for problem in chain(held_out, *problems)}
                 canary(grader, distinct.values())
+            grader.limits = world.broadcast(grader.limits)
         if world.is_main:
             timings.write_start(directory)
         maker = make_maker(config, engine, grader)

@@ -276,6 +276,11 @@ class AnswerStream:
         error = one_line(_exact(row["error"], str))
         self.error = self.error or error
 
+    def drop_answers(self) -> None:
+        """Forget the answers, as if none had come."""
+        self.answers.clear()
+        self.answered.clear()
+
     def right(self, expected: list[Any]) -> list[bool]:
         """The verdict on each of the `expected` values: whether its answer matches; all False for a forged stream."""
         verdicts = [False] * len(expected)

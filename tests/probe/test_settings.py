@@ -179,6 +179,7 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         prompts_per_step=draw(COUNTS),
         group=draw(st.integers(2, 99)),
         code_rule=draw(st.sampled_from(CODE_RULES)),
+        cpu_limit=draw(st.integers(1, 99)),
         sampler=law,
         engine=draw(st.sampled_from(["local", "server"])),
         served_model=draw(maybe(WORDS)),

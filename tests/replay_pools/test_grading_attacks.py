@@ -35,7 +35,7 @@ RESISTED = [case for case in CASES if case.get("expected") != "right"]
 HONEST_CASES = [case for case in CASES if case.get("expected") == "right"]
 FAMILIES = ("exit", "equality", "harness", "channel", "system")
 ISOLATIONS = ("A", "B, own uid", "B, same uid")
-QUICK_S, PATIENT_S = 0.5, 20.0  # time limit of what hangs and of what ends by itself
+QUICK_S, PATIENT_S = 1, 20  # limit of CPU seconds of what hangs and of what ends by itself
 
 
 def problem(problem_id, cases):
@@ -90,9 +90,9 @@ def test_every_isolation_is_attacked(isolation):
         pytest.skip(lacking(isolation))
 
 
-def open_grader(isolation, timeout_s):
+def open_grader(isolation, cpu_s):
     """One worker, so that the honest grade follows on the process that was attacked."""
-    return Grader(workers=1, tier=isolation[0], timeout_s=timeout_s)
+    return Grader(workers=1, tier=isolation[0], cpu_s=cpu_s)
 
 
 @pytest.fixture(scope="module", params=AVAILABLE)
@@ -284,14 +284,14 @@ def test_parallel_grading_under_bombs_changes_no_label():
     assert len(bombs) == len(BOMBS), "a bomb was renamed"
     wrong = submission("class Solution:\n    def f(self, x): return 7", "sentinel")
     hack = submission("class Solution:\n    valid = True\n    def f(self, x): return 7", "sentinel")
-    with Grader(workers=1, timeout_s=PATIENT_S) as one:
+    with Grader(workers=1, cpu_s=PATIENT_S) as one:
         (honest_alone, wrong_alone, hack_alone) = (one.grade([each])[0] for each in (HONEST, wrong, hack))
         bombs_alone = [one.grade([bomb])[0] for bomb in bombs]
     assert [g.gt_correct for g in (honest_alone, wrong_alone, hack_alone)] == [True, False, False]
     assert [g.exploited for g in (honest_alone, wrong_alone, hack_alone)] == [False, False, True]
     batch = [each for bomb in bombs for each in (HONEST, bomb, wrong, hack)]
     alone = [each for bomb in bombs_alone for each in (honest_alone, bomb, wrong_alone, hack_alone)]
-    with Grader(workers=3, timeout_s=PATIENT_S) as three:
+    with Grader(workers=3, cpu_s=PATIENT_S) as three:
         assert labels(three.grade(batch)) == labels(alone), "a neighbour's bomb changed a label"
 
 
@@ -306,7 +306,7 @@ def test_real_problems_in_every_mode():
     asked = [(each, mode) for each in problems for mode in LOOPHOLES]
     stub = "class Solution:\n    def {}(self, *args, **kwargs):\n        return 0\n"
     sources = [(each.canonical, stub.format(each.func_name)) for each, _ in asked]
-    with Grader(timeout_s=PATIENT_S) as grader:
+    with Grader(cpu_s=PATIENT_S) as grader:
         for right, texts in ((True, [text for text, _ in sources]), (False, [text for _, text in sources])):
             grades = grader.grade(
                 [
@@ -337,7 +337,7 @@ class Solution:
 
 def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_path):
     """A daemon that left session, group and pipes is an orphan of the worker: found by its pid, it is dead."""
-    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
         code = Code(setup="", source=DAEMON, func_name="f", inputs=((1,),))
         outcome = worker.execute(code, Execution(action="drive", read_file=True))
@@ -352,7 +352,7 @@ def test_without_isolation_a_fork_bomb_does_not_outlive_its_execution(monkeypatc
     """Recorded as what it is; every process of the bomb is killed before the honest grade that follows."""
     monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["bubblewrap"], "B": ["Landlock"]})
     bomb = "import os, time\nfor _ in range(5): os.fork()\ntime.sleep(0.05)\nclass Solution:\n    def f(self, x): pass"
-    with Grader(workers=1, unsafe_local=True, timeout_s=PATIENT_S) as grader:
+    with Grader(workers=1, unsafe_local=True, cpu_s=PATIENT_S) as grader:
         (grade,) = grade_then_honest(grader, [submission(bomb)])
         assert (grade.isolation, grade.gt_correct) == ("unsafe-local", False)
 

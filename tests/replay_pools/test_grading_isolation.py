@@ -4,6 +4,7 @@ What a submission cannot do under each tier is in test_grading_attacks.py.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -55,7 +56,8 @@ def worker(request, tier, tmp_path_factory):
     """One warm worker; as root with submissions under another uid, and under the uid of the grader."""
     (uid,) = sandbox.free_uids(1)
     directory = tmp_path_factory.mktemp("grading")
-    instance = Worker(tier=tier, uid=uid if request.param == "own uid" else None, directory=directory, timeout_s=0.5)
+    instance = Worker(tier=tier, uid=uid if request.param == "own uid" else None, directory=directory)
+    instance.execute = functools.partial(instance.execute, cpu_s=1)
     yield instance
     instance.close()
     assert not list(directory.iterdir()), "a worker leaves its folder"
@@ -182,7 +184,7 @@ def test_tier_a_without_landlock_wipes_what_a_submission_leaves(monkeypatch, tmp
         file.write("\n\ndef landlock_abi():\n    return 0\n")
     words = [str(copy) if word == str(GRADING) else word for word in bubblewrap.command()]
     monkeypatch.setattr(bubblewrap, "command", lambda: words)
-    worker = Worker(tier="A", uid=None, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier="A", uid=None, directory=tmp_path)
     try:
         first, second = (worker.execute(code(NO_LANDLOCK), FILE).file for _ in range(2))
         clean = worker.execute(code("import os; open('result.txt', 'w').write(str(os.listdir('..')))"), FILE).file
@@ -241,7 +243,7 @@ def test_the_umask_of_the_user_does_not_matter(tier, tmp_path):
     (uid,) = sandbox.free_uids(1)
     umask = os.umask(0o077)
     try:
-        worker = Worker(tier=tier, uid=uid, directory=tmp_path, timeout_s=5.0)
+        worker = Worker(tier=tier, uid=uid, directory=tmp_path)
     finally:
         os.umask(umask)
     try:
@@ -256,7 +258,7 @@ def test_the_umask_of_the_user_does_not_matter(tier, tmp_path):
 )
 def test_only_a_regular_file_with_one_name_is_read(tmp_path, replacement):
     """Without isolation a submission can put anything in the marker's place; nothing of it is read, nothing blocks."""
-    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
         outcome = worker.execute(code(f"import os; M = 'result.txt'; os.remove(M); {replacement}"), FILE)
         assert outcome.file == ""
@@ -296,7 +298,7 @@ class Solution:
 def test_a_worker_that_was_killed_is_an_infrastructure_failure(tier, tmp_path):
     """Never a label: the grader replaces the worker."""
     (uid,) = sandbox.free_uids(1)
-    worker = Worker(tier=tier, uid=uid, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier=tier, uid=uid, directory=tmp_path)
     os.kill(worker._process.pid, signal.SIGKILL)
     worker._process.wait()
     with pytest.raises(InfrastructureError):
@@ -326,7 +328,7 @@ from replay_pools.environments.exploits import fence
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 from replay_pools.grading.grade import _SELF_TEST
-with Grader(workers=1, tier=sys.argv[2], timeout_s=300) as grader:
+with Grader(workers=1, tier=sys.argv[2], cpu_s=300) as grader:
     print("ready", flush=True)
     grader.grade([Submission(problem=_SELF_TEST, completion=fence("while True: pass"), mode="none")])
 """
@@ -361,7 +363,7 @@ tier, sources = sys.argv[2], json.loads(sys.argv[3])
 if lacking := tiers.available_tiers()[tier]:
     print(json.dumps({"lacking": lacking}))
     sys.exit()
-with Grader(workers=2, tier=tier, timeout_s=2) as grader:
+with Grader(workers=2, tier=tier, cpu_s=2) as grader:
     submissions = [Submission(problem=_SELF_TEST, completion=fence(source), mode=mode) for source, mode in sources]
     grades = grader.grade(submissions)
 print(json.dumps({"uid": os.geteuid(), "grades": [dataclasses.asdict(grade) for grade in grades]}))

@@ -427,11 +427,11 @@ def test_an_infrastructure_failure_is_retried_and_never_a_label(monkeypatch):
     """A worker that dies is replaced; one that never works raises."""
     execute, calls = Worker.execute, []
 
-    def dying(worker, code, run):
+    def dying(worker, *arguments):
         calls.append(1)
         if len(calls) in deaths:
             os.kill(worker._process.pid, 9)
-        return execute(worker, code, run)
+        return execute(worker, *arguments)
 
     with Grader(workers=1) as grader:
         monkeypatch.setattr(Worker, "execute", dying)

@@ -34,10 +34,10 @@ class PaidLabels:
 
 
 def paid_labels(linked: Linked) -> PaidLabels:
-    """The paid samples that have a gradient and were not graded differently the second time (`flaky`)."""
+    """The paid samples that have a gradient and labels that are sure."""
     rows = []
     for i, sample in enumerate(linked.samples):
-        if sample.advantage > 0 and sample.cos_S_nll is not None and not sample.flaky:
+        if sample.advantage > 0 and sample.cos_S_nll is not None and sample.sure:
             rows.append(i)
     return PaidLabels(
         rows=np.array(rows, dtype=np.intp),

@@ -72,6 +72,8 @@ def _facts(shown: ShownRollout) -> Element:
         ("cosines", cosines),
         ("length", length),
     ]
+    if grade.no_label:
+        facts.append(("no label", grade.no_label))
     if grade.error:
         facts.append(("error", grade.error))
     return node("dl", *(node("div", node("dt", name), node("dd", value)) for name, value in facts), class_="facts")
@@ -80,6 +82,8 @@ def _facts(shown: ShownRollout) -> Element:
 def _grade(shown: ShownRollout) -> str:
     """Reward, how it was earned, hidden tests: `reward 3: passed through run_tests; 0 of 5 hidden answers right`."""
     grade = shown.rollout.grade
+    if grade.no_label:
+        return "no label, no reward"
     if not grade.passed:
         paid = "not passed"
     elif grade.mechanism == "none":
