@@ -56,7 +56,7 @@ def _type_faults(record: Rollout | Grade, place: str) -> Iterator[InputError]:
             yield InputError(f"{place} {field.name}", expected=getattr(kind, "__name__", str(kind)), found=repr(value))
         elif kind is str and not _is_utf8(value):
             yield InputError(f"{place} {field.name}", expected="valid UTF-8 text", found="a lone surrogate")
-        elif kind == list[int] and any(type(token) is not int for token in value):
+        elif kind == list[int] and set(map(type, value)) - {int}:
             yield InputError(f"{place} {field.name}", expected="token ids", found="something that is not an int")
 
 

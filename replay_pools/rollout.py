@@ -84,7 +84,7 @@ class Grade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled completion with its grade: one line of a pool file."""
+    """One sampled completion with its grade: one line of a pool file, as a JSON object of the fields below in order."""
 
     step: int  # one step = one group = one problem
     sample_id: int  # 0 .. G-1 within the step
@@ -107,10 +107,6 @@ class Rollout:
     hint: bool  # the prompt carries the mode's hint
     prompt_sha: str  # first 16 hex digits of sha256(prompt)
     grade: Grade
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of one line; its fields are in the order above."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> "Rollout":
