@@ -188,7 +188,7 @@ class PoolWriter:
             # must still say whose pool it is.
             write_json(self.directory / HEADER_NAME, self.header)
             (self.directory / MANIFEST_NAME).unlink()
-        write_jsonl_gz(self._path(step), (rollout.to_json() for rollout in rollouts))
+        write_jsonl_gz(self._path(step), rollouts)
 
     def finish(self) -> Pool:
         """Check all step files, write the manifest and open the pool.

@@ -89,7 +89,7 @@ class Grade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled completion with its grade: one line of a pool file."""
+    """One sampled completion with its grade: one line of a pool file, as a JSON object of the fields below in order."""
 
     step: int  # one step = one group = one problem
     sample_id: int  # 0 .. G-1 within the step
@@ -117,10 +117,6 @@ class Rollout:
     def labelled(self) -> bool:
         """Whether its labels and its reward say anything; if not, no count, rate or baseline has it."""
         return self.grade.no_label is None
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of one line; its fields are in the order above."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> "Rollout":

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def published(directory: Path, fake_pool: Pool, **changes: Any) -> Path:
     """The fake pool as the predecessor would have stored it: padded ids, no grade, no manifest."""
     directory.mkdir()
     for group in fake_pool.steps:
-        rows = [rollout.to_json() | changes for rollout in group]
+        rows = [asdict(rollout) | changes for rollout in group]
         for row in rows:
             del row["grade"], row["comp_len"], row["sampling_logprobs"]
             row["completion_ids"] = [*row["completion_ids"], 0, 0]

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def logged(tmp_path: Path) -> Callable[..., str]:
         source = tmp_path / name
         source.mkdir()
         for group in open_pool(BUILTIN / "teacher").steps[:2]:
-            rows = [rollout.to_json() for rollout in group]
+            rows = [asdict(rollout) for rollout in group]
             for row in rows:
                 del row["grade"], row["sampling_logprobs"]
             if first_id is not None:

@@ -575,7 +575,7 @@ def test_a_cluster_job_that_is_killed_is_submitted_again(
     source = tmp_path / "published"
     source.mkdir()
     for group in fake_pool.steps:
-        rows = [{key: v for key, v in rollout.to_json().items() if key != "grade"} for rollout in group]
+        rows = [{key: v for key, v in asdict(rollout).items() if key != "grade"} for rollout in group]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (source / f"step_{group[0].step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     jobs = [

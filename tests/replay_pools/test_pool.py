@@ -4,7 +4,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_damaged_steps_are_not_done(fake_pool: Pool, pool_header: Header, fake_g
     cut = fake_pool.path / "step_000.jsonl.gz"
     cut.write_bytes(cut.read_bytes()[:-12])
     write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", [])
-    write_jsonl_gz(fake_pool.path / "step_002.jsonl.gz", [r.to_json() for r in fake_groups[0]])
+    write_jsonl_gz(fake_pool.path / "step_002.jsonl.gz", fake_groups[0])
     writer = PoolWriter(fake_pool.path, header=pool_header)
     assert writer.done_steps() == set()
     with pytest.raises(InputError, match=r"step_000.jsonl.gz: expected a complete gzip file"):
@@ -145,7 +145,7 @@ def test_every_fault_is_refused_and_found(
     assert message in str(caught.value)
     if "UTF-8" in message or "ids: expected 9" in message or "ids: expected 4" in message:
         return  # strict JSON and Rollout.from_json stop these before verify
-    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", [rollout.to_json() for rollout in group])
+    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", group)
     manifest = read_json(fake_pool.path / "manifest.json")
     manifest["files"]["step_000.jsonl.gz"] |= {"sha256": digest}
     write_json(fake_pool.path / "manifest.json", manifest)
@@ -157,9 +157,9 @@ def test_verify_finds_damage_to_files(fake_pool: Pool, fake_groups: Groups, make
     """Truncated gzip, changed content, a file too few, a file too many: one line each, all in one go."""
     cut = fake_pool.path / "step_000.jsonl.gz"
     cut.write_bytes(cut.read_bytes()[:-12])
-    write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", [r.to_json() for r in reversed(fake_groups[1])])
+    write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", reversed(fake_groups[1]))
     (fake_pool.path / "step_002.jsonl.gz").unlink()
-    write_jsonl_gz(fake_pool.path / "step_003.jsonl.gz", [make_rollout(3, 0).to_json()])
+    write_jsonl_gz(fake_pool.path / "step_003.jsonl.gz", [make_rollout(3, 0)])
     faults = open_pool(fake_pool.path).verify()
     assert len(faults) == 4, faults
     for name, message in [("003", "lists"), ("000", "complete gzip"), ("001", "sha256"), ("002", "no such file")]:
@@ -239,7 +239,7 @@ def test_a_manifest_of_other_kinds_is_refused(fake_pool: Pool, change: Header, m
 
 
 def test_ids_that_are_no_list_are_refused(fake_pool: Pool, fake_groups: Groups) -> None:
-    rows = [rollout.to_json() for rollout in fake_groups[0]]
+    rows = [asdict(rollout) for rollout in fake_groups[0]]
     rows[1]["completion_ids"] = None
     digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", rows)
     manifest = read_json(fake_pool.path / "manifest.json")

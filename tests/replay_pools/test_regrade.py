@@ -4,7 +4,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def published(tmp_path: Path, make_rollout: MakeRollout) -> Callable[..., Path]:
             for i, text in enumerate(texts(problem)):
                 prompt = f"<|user|>\n{problem.messages[-1]['content']}<|assistant|>\n"
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "completion": text, "hacked": i == 0}
-                row = make_rollout(step, i).to_json() | facts | {"gt_pass": i == 1, "reward": 3.5} | changes
+                row = asdict(make_rollout(step, i)) | facts | {"gt_pass": i == 1, "reward": 3.5} | changes
                 for name in ("grade", "env", "prompt_sha", "hint"):
                     del row[name]
                 rows.append({key: value for key, value in row.items() if value is not None})

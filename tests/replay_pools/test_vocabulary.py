@@ -1,7 +1,7 @@
 """Stored ids against the model that they are of, without its weights."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def logged(directory: Path, **changes: Any) -> Path:
     """The first step of the pool `base` as somebody would log it, with changes of its first row."""
     rows = []
     for rollout in open_pool(BUILTIN / "base").steps[0]:
-        row = rollout.to_json()
+        row = asdict(rollout)
         for name in ("grade", "prompt_ids", "prompt_sha", "comp_len", "sampling_logprobs"):
             del row[name]
         rows.append(row)

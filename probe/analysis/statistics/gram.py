@@ -32,15 +32,30 @@ class Extraction:
     eps: float  # machine epsilon of the gradients' dtype: what is below it is rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairGram:
-    """Inner products of all pair gradients with one another, by module."""
+    """Inner products of all pair gradients with one another, by module.
+
+    Equal where all numbers are, and hashable, so that what follows from the pairs can be remembered.
+    """
 
     modules: tuple[str, ...]
     sizes: NDArray[np.intp]  # (M,) coordinates r of each module
     pairs: Array  # (M, N, N)
     held_out: NDArray[np.bool_]  # (n,) pairs that no direction is extracted from
     extraction: Extraction
+
+    def __hash__(self) -> int:
+        return hash((self.modules, self.extraction))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PairGram) or (self.modules, self.extraction) != (other.modules, other.extraction):
+            return False
+        return (
+            np.array_equal(self.sizes, other.sizes)
+            and np.array_equal(self.held_out, other.held_out)
+            and np.array_equal(self.pairs, other.pairs)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
