@@ -1,8 +1,9 @@
-"""The system calls of honest code under the filter, by strace: `python tests/bench/trace_calls.py` (not in `make bench`).
+"""The system calls of honest code under the filter, by strace: `python tests/bench/trace_calls.py`.
 
 Runs all of `honest.py` and the canonical solutions of minicode in tier B with the Python that runs this script, and
 prints what the filter refused (libc's fallbacks and what is harmless to refuse), what it permitted, and which
-permissions nothing used. To be run after a change of the tables of `seccomp.py`, and with a new version of Python.
+permissions nothing used. Not part of `make bench`; to be run after a change of the tables of `seccomp.py`, and with a
+new version of Python.
 """
 
 import re

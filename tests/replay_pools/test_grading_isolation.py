@@ -288,6 +288,7 @@ def test_a_closed_library_is_read_from_a_copy(closed_library, tmp_path):
         (answer,) = worker.execute(code(LOOK, ()), Execution(action="answer")).answers.answers
     finally:
         worker.close()
+    assert prefix is not None
     assert [Path(path).is_relative_to(prefix) for path in answer[:2]] == [True, True]
     assert answer[2:] == [[], False]
     assert library.readable_prefix() == prefix, "a second copy was made"
