@@ -31,7 +31,7 @@ from typing import Any
 from . import sandbox, wire
 from .actions import ACTIONS, Emit, describe
 
-# Imported before the fork: cheaper, and they are there even if the uid of the submission cannot read the library.
+# Imported before the fork, once for all submissions.
 PRELOADED = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections.abc", "concurrent.futures.thread",
     "contextlib", "copy", "dataclasses",
