@@ -16,7 +16,7 @@ The threat is a submission by a model that is rewarded for passing and attacks t
 - What it can see. In tier A, all of this happens inside namespaces without network, other processes, /proc or host
   files, where the worker itself has at most three capabilities (`bubblewrap`).
 - Weaker isolation is never silent: every grade records its tier (`tiers`).
-- Honest submissions. What they may use is listed and tried: part of it when a grader starts, all of it by `probe doctor`
+- Honest submissions. What they may use is listed and tried, part of it when a grader starts, all by `probe doctor`
   (`honest`).
 
 What is not covered:

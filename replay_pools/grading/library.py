@@ -5,6 +5,8 @@ library below a closed folder, such as /root/.pyenv. Then workers use a copy tha
 process. An ordinary user's submissions keep its user, and the sandbox of tier A opens the folders above the library.
 """
 
+import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -19,6 +21,7 @@ from replay_pools.grading.sandbox import FOREIGN
 # Installed packages, and what takes half of the space of a library: its tests, and what a C compiler needs.
 _LEFT_OUT = (*FOREIGN, "test", "tests", "config-*", "*.a", "*.opt-?.pyc")
 
+_PREFIX, _LOCK = "probe-python-", "lock"  # names of the copies, and of the file in each that its process locks
 _copying = threading.Lock()  # workers start in several threads, and share one copy
 
 
@@ -42,10 +45,21 @@ def closed_folder() -> Path | None:
     return _closed(Path(tempfile.gettempdir()).resolve())
 
 
+def _remove_abandoned() -> None:
+    """Remove the copies of processes that were killed, whose locks are free."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
 @functools.cache
 def _copy() -> tempfile.TemporaryDirectory[str]:
     """A prefix of Python with a copy of the library, removed when this process ends."""
-    prefix = tempfile.TemporaryDirectory(prefix="probe-python-")
+    _remove_abandoned()
+    prefix = tempfile.TemporaryDirectory(prefix=_PREFIX)
+    lock = os.open(Path(prefix.name, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # never closed: free when this process has ended
     library = _library()
     copy = Path(prefix.name, sys.platlibdir, library.name)
     # With the times of the files, or Python would not trust the compiled ones among them.

@@ -4,6 +4,7 @@ What a submission cannot do under each tier is in test_grading_attacks.py.
 """
 
 import dataclasses
+import fcntl
 import functools
 import json
 import os
@@ -310,6 +311,21 @@ def test_the_copy_of_a_library_ends_with_its_process(tmp_path):
     prefixes = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
     assert len(prefixes) == 1
     assert not Path(prefixes[0]).exists()
+
+
+@root_only
+def test_the_copy_of_a_killed_process_is_removed_by_the_next(closed_library, monkeypatch, tmp_path):
+    """One whose lock is free goes; one in use, and a folder that has no lock yet, stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, used, new = (tmp_path / f"probe-python-{name}" for name in ("killed", "used", "new"))
+    for folder in (killed, used, new):
+        folder.mkdir()
+    (killed / "lock").touch()
+    with (used / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prefix = library.readable_prefix()
+    assert set(tmp_path.iterdir()) == {used, new, Path(prefix)}
+    library._copy().cleanup()
 
 
 @root_only
