@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
-from replay_pools.grading import bubblewrap, sandbox, wire, worker
+from replay_pools.grading import bubblewrap, library, sandbox, wire, worker
 from replay_pools.grading.cpu_wait import waited_s
 from replay_pools.grading.execution import (
     MAX_CAPTURE,
@@ -90,13 +90,16 @@ class Worker:
             "uid": uid,
         }
         sandbox_command, package = [], str(Path(__file__).parent)
+        environment = ENVIRONMENT
         if tier == "A":
             sandbox_command, package = bubblewrap.command(), bubblewrap.PACKAGE
+        elif uid is not None and (prefix := library.readable_prefix()):
+            environment = {**ENVIRONMENT, "PYTHONHOME": prefix}
         with worker_end:
             self._process = subprocess.Popen(
                 [*sandbox_command, sandbox.INTERPRETER, *_FLAGS, "-c", _BOOTSTRAP, package, json.dumps(arguments)],
                 pass_fds=(worker_end.fileno(),),
-                env=ENVIRONMENT,
+                env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

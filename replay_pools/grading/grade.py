@@ -15,7 +15,7 @@ from typing import Self
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
-from replay_pools.grading import sandbox, tiers
+from replay_pools.grading import honest, sandbox, tiers
 from replay_pools.grading.execution import MIN_CPU_S, Code, Execution, InfrastructureError, Outcome, StarvedError
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.folder import grading_folder
@@ -191,7 +191,7 @@ class Grader:
     def _self_test(self) -> None:
         """Grade a known problem once; InputError when the chosen isolation does not work on this machine."""
         try:
-            canary(self, [_SELF_TEST])
+            canary(self, [_SELF_TEST, honest.QUICK])
         except InfrastructureError as error:
             raise InputError(
                 "grader isolation",

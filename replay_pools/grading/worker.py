@@ -32,7 +32,7 @@ from typing import Any
 from . import sandbox, wire
 from .actions import ACTIONS, Emit, describe
 
-# Imported before the fork: cheaper, and they are there even if the uid of the submission cannot read the library.
+# Imported before the fork, once for all submissions.
 PRELOADED = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections.abc", "concurrent.futures.thread",
     "contextlib", "copy", "dataclasses",
@@ -59,7 +59,8 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
     for name in PRELOADED:
         importlib.import_module(name)
     sys.modules[__name__.rpartition(".")[0]].__path__ = []  # nothing more of the grader can be imported
-    os.environ.pop("PWD", None)  # bubblewrap sets it
+    for name in ("PWD", "PYTHONHOME"):  # bubblewrap sets one, the executor may set the other
+        os.environ.pop(name, None)
     os.umask(0o022)
     warnings.simplefilter("ignore")
     sandbox.adopt_orphans()

@@ -4,6 +4,7 @@ What a submission cannot do under each tier is in test_grading_attacks.py.
 """
 
 import dataclasses
+import fcntl
 import functools
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
-from replay_pools.grading import bubblewrap, sandbox, tiers
+from replay_pools.grading import bubblewrap, library, sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import _SELF_TEST, Grader
@@ -166,10 +168,12 @@ def test_the_sandbox_alone_hides_the_host():
 
 NO_LANDLOCK = """
 import os
-for make in (lambda: os.mkdir("../more"), lambda: open("../more/x", "w"), lambda: os.symlink("/usr", "../link"),
-             lambda: open("left", "w"), lambda: os.mkdir("sub")):
-    try: make()
+for path in ("../more", "left"):
+    try: open(path, "w").close()
     except OSError: pass
+for make in (lambda: os.mkdir("../folder"), lambda: os.symlink("/usr", "../link")):
+    try: make()
+    except OSError: pass  # by the filter
 open("result.txt", "w").write(str(sorted(os.listdir(".."))))
 class Solution:
     def f(self): pass
@@ -190,7 +194,7 @@ def test_tier_a_without_landlock_wipes_what_a_submission_leaves(monkeypatch, tmp
         clean = worker.execute(code("import os; open('result.txt', 'w').write(str(os.listdir('..')))"), FILE).file
     finally:
         worker.close()
-    assert first == second == "['link', 'more', 'run']", "the layer under test was not off"
+    assert first == second == "['more', 'run']", "the layer under test was not off"
     assert clean == "['run']", "a submission finds what another left"
 
 
@@ -236,10 +240,8 @@ class Solution:
 
 
 def test_the_umask_of_the_user_does_not_matter(tier, tmp_path):
-    """A submission of another uid reaches its folder, its marker and the devices, and in tier A the whole library."""
-    source = (
-        "import colorsys, wave\n" * (tier == "A") + "open('/dev/null', 'w').close(); open('result.txt', 'w').write('x')"
-    )
+    """A submission of another uid reaches its folder, its marker, the devices, and the library."""
+    source = "import colorsys, wave; open('/dev/null', 'w').close(); open('result.txt', 'w').write('x')"
     (uid,) = sandbox.free_uids(1)
     umask = os.umask(0o077)
     try:
@@ -251,6 +253,92 @@ def test_the_umask_of_the_user_does_not_matter(tier, tmp_path):
         assert outcome.file == "x", outcome.answers.error
     finally:
         worker.close()
+
+
+# A library that other users cannot reach
+
+LOOK = """
+import colorsys, encodings.idna, importlib.util, os, resource
+class Solution:
+    def f(self):
+        packages = [name for name in os.listdir(os.path.dirname(os.__file__)) if "packages" in name]
+        return [colorsys.__file__, encodings.idna.__file__, packages, "PYTHONHOME" in os.environ]
+"""
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="submissions of an ordinary user keep its user")
+
+
+@pytest.fixture
+def closed_library(monkeypatch):
+    """Python's library as below a folder that only root may enter, and no copy of it yet."""
+    closed = library._closed
+    monkeypatch.setattr(library, "_closed", lambda path: path if path == library._library() else closed(path))
+    monkeypatch.setattr(library, "_copy", functools.cache(library._copy.__wrapped__))
+
+
+@root_only
+def test_a_closed_library_is_read_from_a_copy(closed_library, tmp_path):
+    """Modules and what they load later come from the copy, which has no installed package and goes in the end."""
+    need("B")
+    (uid,) = sandbox.free_uids(1)
+    umask = os.umask(0o077)
+    try:
+        prefix = library.readable_prefix()
+        worker = Worker(tier="B", uid=uid, directory=tmp_path, timeout_s=5.0)
+    finally:
+        os.umask(umask)
+    try:
+        (answer,) = worker.execute(code(LOOK, ()), Execution(action="answer")).answers.answers
+    finally:
+        worker.close()
+    assert prefix is not None
+    assert [Path(path).is_relative_to(prefix) for path in answer[:2]] == [True, True]
+    assert answer[2:] == [[], False]
+    assert library.readable_prefix() == prefix, "a second copy was made"
+    library._copy().cleanup()
+    assert not Path(prefix).exists()
+
+
+@root_only
+def test_the_copy_of_a_library_ends_with_its_process(tmp_path):
+    """And is made once, however many workers start at the same time."""
+    need("B")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from replay_pools.grading import library; "
+        "from concurrent.futures import ThreadPoolExecutor as Pool; "
+        "closed = library._closed; library._closed = lambda path: closed(path) or path == library._library(); "
+        "prefixes = set(Pool(4).map(lambda _: library.readable_prefix(), range(4))); print(*prefixes)"
+    )
+    words = [sys.executable, "-c", script, ROOT]
+    prefixes = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    assert len(prefixes) == 1
+    assert not Path(prefixes[0]).exists()
+
+
+@root_only
+def test_the_copy_of_a_killed_process_is_removed_by_the_next(closed_library, monkeypatch, tmp_path):
+    """One whose lock is free goes; one in use, and a folder that has no lock yet, stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, used, new = (tmp_path / f"probe-python-{name}" for name in ("killed", "used", "new"))
+    for folder in (killed, used, new):
+        folder.mkdir()
+    (killed / "lock").touch()
+    with (used / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prefix = library.readable_prefix()
+    assert set(tmp_path.iterdir()) == {used, new, Path(prefix)}
+    library._copy().cleanup()
+
+
+@root_only
+def test_no_place_for_a_copy_is_a_lack_of_tier_b(closed_library, monkeypatch, tmp_path):
+    """The folder that is closed is named, with the fix."""
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(shut))
+    (lacking,) = [line for line in tiers.available_tiers()["B"] if "temporary" in line]
+    assert "is closed: set TMPDIR" in lacking
+    with pytest.raises(InputError, match="set TMPDIR"):
+        tiers.choose_tier(tier="B")
 
 
 @pytest.mark.parametrize(
