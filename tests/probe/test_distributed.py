@@ -37,8 +37,6 @@ from probe.step.distributed import SOLO, World, joined
 from replay_pools.errors import InputError
 from replay_pools.policy import load_policy
 from replay_pools.pool import open_pool
-from replay_pools.rollout import Sampler
-from replay_pools.sampling import sample
 
 # Everything that acts between steps: quarantine, moving reference, ratios, refreshed directions, a teacher, refills.
 PRESET = """
@@ -189,6 +187,8 @@ def check_sharded_base(cache: str) -> None:
     from probe.step.distributed import joined, shard_base
     from replay_pools.errors import InputError
     from replay_pools.policy import load_policy
+    from replay_pools.rollout import Sampler
+    from replay_pools.sampling import sample
 
     prompts, completions = [[5, 6, 7], [8, 9], [10, 11, 12], [3, 4]], [[3, 4, 5], [6, 7], [5, 6, 9, 3], [9, 8, 7, 6, 5]]
     batch = make_batch(prompts, completions, pad_id=0)
