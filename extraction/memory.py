@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import psutil
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -13,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.targets import weight_matrix
+from replay_pools.devices import total_bytes
 
 FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
 SHARE = 0.5  # share of the memory left by the weights that a pass may use
@@ -36,13 +35,6 @@ def tokens_that_fit(backbone: PreTrainedModel) -> int:
     tokens = int(SHARE * (total_bytes(backbone.device) - weight_bytes)) // bytes_per_token
     power_of_two = 1 << (max(tokens, 1).bit_length() - 1)
     return max(FEWEST, min(MOST, power_of_two))
-
-
-def total_bytes(device: torch.device) -> int:
-    """The total memory of `device`: of the GPU, or of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """generate_pool: sample groups of rollouts from a policy, grade them, and write them as a pool.
 
-One step is one group: `group` completions of one problem. `steps_per_batch` steps are sampled in one batch, whose noise
-depends on the seed and on the batch alone. So a killed run that is resumed writes the same bytes as one that was never
-killed (with a server as the engine: if the server gives the same answers again).
+One step is one group: `group` completions of one problem. The noise of a rollout depends on the seed, its step and its
+sample_id. `steps_per_batch` steps are sampled and graded together, whole also after a restart. So a killed run that is
+resumed writes the same bytes as one that was never killed (with a server as the engine: if the server gives the same
+answers again).
 """
 
 import hashlib
@@ -40,7 +41,7 @@ class PoolPlan:
     steps: int = 20
     group: int = 8  # rollouts a step
     seed: int = 0  # of the choice of problems and of the sampling noise
-    steps_per_batch: int = 8  # sampled together; part of the plan because it shapes the noise
+    steps_per_batch: int = 8  # sampled together; part of the plan because it shows in the last bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +68,34 @@ class RolloutMaker:
     def write(self, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int) -> None:
         """Write those steps of {step: problem} that the pool does not hold yet.
 
-        All steps are sampled together, also those that the pool holds: the noise depends on `seed` and on the batch, so
-        a step that is written after a restart has the same bytes as without one.
+        All steps are sampled together, also those that the pool holds: the last bits of a log-probability depend on the
+        batch, and a step that is written after a restart has the same bytes as without one.
         """
         missing = [step for step in problems if writer.read_step(step) is None]
-        for step, rollouts in self.make(problems, slice(None), missing, seed=seed).items():
+        for step, rollouts in self.make(problems, missing, seed=seed).items():
             writer.write_step(step, rollouts)
 
-    def make(
-        self, problems: Mapping[int, Problem], share: slice, missing: Collection[int], *, seed: int
-    ) -> dict[int, list[Rollout]]:
-        """{step: graded rollouts} of the missing steps in a share of a batch, graded in one call.
+    def make(self, problems: Mapping[int, Problem], missing: Collection[int], *, seed: int) -> dict[int, list[Rollout]]:
+        """{step: graded rollouts} of the missing steps of a batch, graded in one call.
 
         Args:
-            problems: {step: problem} of the whole batch.
-            share: the positions of the batch that this process samples.
-            missing: steps to return; if none is in the share, nothing is sampled.
-            seed: of the sampling noise of the whole batch.
+            problems: {step: problem} of the batch.
+            missing: steps to return; if none is in the batch, nothing is sampled.
+            seed: of the sampling noise, together with step and sample_id.
         """
-        steps = [*problems][share]
-        if not any(step in missing for step in steps):
+        if not any(step in missing for step in problems):
             return {}
         prompts = {step: self._render(problem) for step, problem in problems.items()}
-        # The engine gets the whole batch and the rows to sample: padding and noise are those of the whole batch.
         batch: list[list[int]] = []
-        for prompt in prompts.values():
+        seeds: list[int] = []
+        for step, prompt in prompts.items():
             batch += [prompt.ids] * self.group
-        rows: list[int] = []
-        for position in range(len(problems))[share]:
-            rows += range(position * self.group, (position + 1) * self.group)
-        completions = self.engine.sample(batch, self.sampler, seed=seed, rows=rows)
+            seeds += [derive_seed("rollout", seed, step, sample_id) for sample_id in range(self.group)]
+        completions = self.engine.sample(batch, self.sampler, seeds=seeds)
         groups: dict[int, tuple[_Prompt, Sequence[Completion]]] = {}
-        for i, step in enumerate(steps):
+        for i, (step, prompt) in enumerate(prompts.items()):
             if step in missing:
-                groups[step] = prompts[step], completions[i * self.group : (i + 1) * self.group]
+                groups[step] = prompt, completions[i * self.group : (i + 1) * self.group]
         return _rollouts(groups, self)
 
     def _render(self, problem: Problem) -> _Prompt:
@@ -135,7 +130,7 @@ def _generate(directory: Path, engine: Engine, plan: PoolPlan, sampler: Sampler,
     )
     for first in range(0, plan.steps, plan.steps_per_batch):
         steps = range(first, min(first + plan.steps_per_batch, plan.steps))
-        maker.write(writer, {step: problems[step] for step in steps}, seed=derive_seed("chunk", plan.seed, first))
+        maker.write(writer, {step: problems[step] for step in steps}, seed=plan.seed)
         report("steps", steps.stop, plan.steps)
     writer.finish()
 
@@ -209,7 +204,7 @@ def _rollout(
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of sampling noise: a hash of the parts that name its use, such as ("chunk", 0, 8)."""
+    """A seed of sampling noise: a hash of the parts that name its use, such as ("rollout", 0, 8, 3)."""
     # Not `hash`, whose values differ between processes.
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 

@@ -132,7 +132,7 @@ def write_groups(
     """
     missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
     share = slice(None) if world.shards_base else world.rows(len(problems))
-    parts = world.gather(maker.make(problems, share, missing, seed=seed))
+    parts = world.gather(maker.make(dict([*problems.items()][share]), missing, seed=seed))
 
     def written() -> list[list[Rollout]]:
         for step, rollouts in dict(chain(*(part.items() for part in parts))).items():
