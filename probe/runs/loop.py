@@ -226,14 +226,11 @@ def _run_step(
 
 def _save_adapter(directory: Path, training: TrainingState) -> None:
     """Save the deployed policy as a peft directory; with quarantined weights, the policy in training beside it."""
-    model = training.updater.coordinates.model
-    # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
-    for config in model.peft_config.values():
-        config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
+    coordinates = training.updater.coordinates
     with training.updater.deployed():
-        model.save_pretrained(str(directory / ADAPTER_DIR))
+        coordinates.save(directory / ADAPTER_DIR)
     if training.updater.routes:
-        model.save_pretrained(str(directory / f"{ADAPTER_DIR}-training"))
+        coordinates.save(directory / f"{ADAPTER_DIR}-training")
 
 
 def _write_manifest(
