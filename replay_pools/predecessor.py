@@ -6,7 +6,6 @@ either: they are made by the tokenizer (`tokenize`) and checked against the reco
 stay empty, and `Pool.verify` says so.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from replay_pools.consistency import PREDECESSOR_GRADER, prompt_sha
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import InputError
-from replay_pools.files import read_gz
+from replay_pools.files import parse_python_json, read_gz
 from replay_pools.padding import Endings, cut_padding, infer_endings
 from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, FinishReason, Grade, Rollout
 
@@ -108,12 +107,9 @@ def _read_rows(path: Path, log: Counter[str]) -> list[Row]:
     for number, line in enumerate(read_gz(path).splitlines(), 1):
         where = f"{path} line {number}"
         constants: list[str] = []
-        try:
-            # The predecessor wrote with the json of the standard library, whose NaN orjson refuses. `append` notes the
-            # constant and returns None, which becomes its value.
-            row = json.loads(line, parse_constant=constants.append)
-        except ValueError as error:
-            raise InputError(where, expected="JSON", found=str(error)) from error
+        # The predecessor wrote with the json of the standard library, whose NaN orjson refuses. `append` notes the
+        # constant and returns None, which becomes its value.
+        row = parse_python_json(line, where, constants.append)
         if not isinstance(row, dict):
             raise InputError(where, expected="an object", found=type(row).__name__)
         ids = _need(row, "completion_ids", list, where)
