@@ -26,6 +26,7 @@ OK = 200
 TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = 500  # and above
 MAX_ANSWER = 64 << 20  # bytes; a completion of 32,768 tokens with the text of each is some 5 MB
+CHUNK = 1 << 16
 MOST_SHOWN = 300  # characters of a server's text in an error
 
 
@@ -131,7 +132,7 @@ class Connection:
         request = Request(self.url + path, data=None if body is None else dump_json(body), headers=headers)
         try:
             with _OPENER.open(request, timeout=self.timeout_s) as answer:
-                status, data = answer.status, answer.read()
+                status, data = answer.status, _body(answer)
         except _TooLongError as error:
             expected = f"an answer of at most {MAX_ANSWER >> 20} MiB"
             raise InputError(self.at(path), expected=expected, found="more", fix=fix) from error
@@ -156,6 +157,16 @@ class _AnyStatus(HTTPErrorProcessor):
         return response
 
     https_response = http_response
+
+
+def _body(answer: HTTPResponse) -> bytes:
+    """The body of an answer, in parts: reading it whole would ask for as much memory as its length says."""
+    parts: list[bytes] = []
+    while part := answer.read(CHUNK):
+        parts.append(part)
+    if answer.length:
+        raise HTTPException(f"the answer ends {answer.length} bytes early")
+    return b"".join(parts)
 
 
 class _Limited(io.RawIOBase):
