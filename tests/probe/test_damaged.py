@@ -1,4 +1,4 @@
-"""Files that were damaged or made to do harm, through every verb that reads them: exit code 2, one line, no traceback."""
+"""Files that were damaged or made to do harm, through every verb that reads them: exit code 2, one line."""
 
 import gzip
 import json
@@ -29,7 +29,19 @@ def made(out: Path) -> Path:
     assert run(cli, ["extract", "--name", "given", "--k", "2", "--out", str(out)]) == 0
     replay = ["replay", "--name", "replayed", "--arm", "vanilla", "--steps", "2", "--out", str(out)]
     assert run(cli, [*replay, "--v-hack", "given", "--k", "2"]) == 0
-    train = ["train", "--preset", "smoke", "--name", "trained", "--steps", "3", "--lr", "0.01", "--out", str(out)]
+    train = [
+        "train",
+        "--preset",
+        "smoke",
+        "--name",
+        "trained",
+        "--steps",
+        "3",
+        "--set",
+        "optimizer.lr=0.01",
+        "--out",
+        str(out),
+    ]
     assert run(cli, train) == 0
     return out
 

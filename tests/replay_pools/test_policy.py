@@ -179,6 +179,10 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def huge_header(path: Path) -> None:
+    path.write_bytes((2**60).to_bytes(8, "little"))
+
+
 def pickled(path: Path) -> None:
     torch.save({"x": torch.ones(2)}, path.parent / "pytorch_model.bin")
     path.unlink()
@@ -189,7 +193,7 @@ def pickled(path: Path) -> None:
     [
         (
             "model.safetensors",
-            lambda path: path.write_bytes((2**60).to_bytes(8, "little")),
+            huge_header,
             "a header of 1152921504606",
         ),
         ("model.safetensors", cut, "expected a safetensors file"),
@@ -237,6 +241,10 @@ def a_part(path: Path) -> None:
     save_file(dict([*load_file(path).items()][:5]), path)
 
 
+def prompt_tuning(path: Path) -> None:
+    path.write_text(json.dumps({"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2}))
+
+
 def pickled_adapter(path: Path) -> None:
     torch.save(load_file(path), path.parent / "adapter_model.bin")
     path.unlink()
@@ -247,7 +255,7 @@ def pickled_adapter(path: Path) -> None:
     [
         (
             "adapter_model.safetensors",
-            lambda path: path.write_bytes((2**60).to_bytes(8, "little")),
+            huge_header,
             "a header of 11529",
         ),
         ("adapter_model.safetensors", cut, "expected a safetensors file"),

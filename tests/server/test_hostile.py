@@ -85,6 +85,12 @@ def test_too_many_headers_are_one_error(serve: Callable[..., Connection]) -> Non
         server.ask("/x", Ids)
 
 
+def test_an_answer_that_ends_early_is_asked_for_again(serve: Callable[..., Connection]) -> None:
+    server = serve(lambda: iter([OK + b'Content-Length: 20\r\n\r\n{"ids": []}']))
+    with pytest.raises(InputError, match=r"the answer ends 9 bytes early \(2 attempts\)"):
+        server.ask("/x", Ids)
+
+
 DRIPS = {
     "headers": lambda: itertools.chain([OK], itertools.repeat(b"X")),
     "body": lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(b" ")),
@@ -102,16 +108,11 @@ def test_a_byte_now_and_then_does_not_hold_the_connection(drip: str, serve: Call
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b'{"ids": [' + b"9" * 400 + b"]}",
-        b'{"ids": ' + b"[" * 100_000,
-        b'{"ids": [1e999]}',
-        b'{"ids": [2147483648]}',
-        b"",
-    ],
-    ids=["400 digits", "deep", "1e999", "above 2^31", "empty"],
+    [b"[" + b"9" * 400 + b"]}", b"[" * 100_000, b"[1e999]}", b"[2147483648]}", b""],
+    ids=["400 digits", "deep", "1e999", "above 2^31", "cut"],
 )
 def test_numbers_that_are_no_ids_are_one_line(body: bytes, serve: Callable[..., Connection]) -> None:
+    body = b'{"ids": ' + body
     server = serve(lambda: iter([OK + f"Content-Length: {len(body)}\r\n\r\n".encode() + body]))
     with pytest.raises(InputError, match="server http") as error:
         server.ask("/x", Ids)
