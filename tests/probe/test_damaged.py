@@ -115,7 +115,7 @@ def test_a_damaged_direction_file(damage: Damage, with_card: bool, copied: Path,
     options = ["--v-hack", "given", "--k", "2", "--arm", "vanilla"]
     refused(["replay", "--name", "x", "--steps", "1", *options], "given.safetensors: expected", copied)
     given = ["--set", "intervention.v_hack=given", "--set", "intervention.extraction.k=2"]
-    refused(["train", "--preset", "smoke", "--name", "x", *given], "given.safetensors: expected", copied)
+    refused(["train", "--preset", "smoke", "--name", "y", *given], "given.safetensors: expected", copied)
     refused(["directions", "compare", "given", "given"], "given.safetensors: expected", copied)
     refused(["directions", "show", "given"], "expected", copied)
 
