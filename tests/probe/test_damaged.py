@@ -232,8 +232,8 @@ def test_a_trained_policy_is_sampled_as_it_was_trained(made: Path) -> None:
             logits = merged.model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
         logprobs = torch.log_softmax(logits, -1).gather(1, torch.tensor(rollout.completion_ids)[:, None])[:, 0]
         mine = trained[i][batch.completion_mask[i]]
-        assert torch.allclose(mine, logprobs, atol=1e-5), "the merged policy is another"
-        assert torch.allclose(torch.tensor(rollout.sampling_logprobs), logprobs, atol=1e-5)
+        assert torch.allclose(mine, logprobs, rtol=0, atol=1e-4), "the merged policy is another"
+        assert torch.allclose(torch.tensor(rollout.sampling_logprobs), logprobs, rtol=0, atol=1e-4)
 
 
 def test_an_adapter_is_no_start_of_a_replay(made: Path, refused: Callable[..., str]) -> None:
