@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.batch import make_batch
 from extraction.library import attach_basis
-from extraction.scoring import score
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.card import card_path
@@ -19,6 +17,7 @@ from probe.runs.policies import configured_policy
 from probe.settings.model import ModelConfig
 from replay_pools.policy import load_policy
 from replay_pools.pool import open_pool
+from replay_pools.rollout import Rollout
 
 Damage = Callable[[Path], None]
 
@@ -217,23 +216,25 @@ def test_a_trained_policy_is_sampled_as_it_was_trained(made: Path) -> None:
     command = ["pool", "generate", "--adapter", str(adapter), "--name", "of-trained", "--steps", "2", "--group", "2"]
     assert run(cli, [*command, "--out", str(made)]) == 0
     rollouts = [rollout for step in open_pool(made / "pools" / "of-trained").steps for rollout in step]
-    merged = configured_policy(ModelConfig(name="organism", adapter=str(adapter)))
-    base = load_policy("organism")
-    coordinates = attach_basis(base, "svd", cache_dir=made / "cache")
-    coordinates.model.load_adapter(str(adapter), "trained")
-    coordinates.model.set_adapter("trained")
-    moved = max(float(layer.delta_S["trained"].detach().abs().max()) for layer in coordinates.layers.values())
-    assert moved > 1e-3, "a policy that did not move shows nothing"
-    batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], base.pad_id)
-    trained = score(coordinates, batch).token_logprobs
-    for i, rollout in enumerate(rollouts):
-        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
-        with torch.no_grad():
-            logits = merged.model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
-        logprobs = torch.log_softmax(logits, -1).gather(1, torch.tensor(rollout.completion_ids)[:, None])[:, 0]
-        mine = trained[i][batch.completion_mask[i]]
-        assert torch.allclose(mine, logprobs, rtol=0, atol=1e-4), "the merged policy is another"
-        assert torch.allclose(torch.tensor(rollout.sampling_logprobs), logprobs, rtol=0, atol=1e-4)
+    merged = configured_policy(ModelConfig(name="organism", adapter=str(adapter))).model
+    beside = attach_basis(load_policy("organism"), "svd", cache_dir=made / "cache").model
+    beside.load_adapter(str(adapter), "trained")
+    for rollout in rollouts:
+        beside.set_adapter("default")
+        base = logprobs_under(beside, rollout)
+        beside.set_adapter("trained")
+        trained = logprobs_under(beside, rollout)
+        assert not torch.allclose(trained, base, rtol=0, atol=1e-4), "a policy that did not move shows nothing"
+        assert torch.allclose(trained, logprobs_under(merged, rollout), rtol=0, atol=1e-5)
+        assert torch.allclose(trained, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def logprobs_under(model: torch.nn.Module, rollout: Rollout) -> torch.Tensor:
+    """(T,) of the completion, by a plain forward."""
+    ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+    logits = model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(rollout.completion_ids)[:, None])[:, 0]
 
 
 def test_an_adapter_is_no_start_of_a_replay(made: Path, refused: Callable[..., str]) -> None:
