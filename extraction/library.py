@@ -240,8 +240,9 @@ class DirectionLibrary:
             try:
                 gradients = load_pair_gradients(path)
             # A damaged cache is no error of the user, who did not write it: measure again and replace it.
-            except InputError as error:
-                self.say(f"measured again: {error}")
+            except InputError:
+                self.say(f"{path}: damaged; made again")
+                path.unlink(missing_ok=True)
             else:
                 self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): cached in {path}")
                 return gradients

@@ -19,7 +19,7 @@ import orjson
 from replay_pools.consistency import described, group_faults
 from replay_pools.errors import InputError
 from replay_pools.files import (
-    decode_jsonl,
+    decode_checked_jsonl,
     dump_json,
     first_difference,
     read_gz,
@@ -352,7 +352,7 @@ def _listing(path: Path) -> str:
 
 
 def _parse_group(plain: bytes, path: Path) -> list[Rollout]:
-    return [Rollout.from_json(row, f"{path} line {i}") for i, row in enumerate(decode_jsonl(plain, path), 1)]
+    return [Rollout.from_json(row, f"{path} line {i}") for i, row in enumerate(decode_checked_jsonl(plain, path), 1)]
 
 
 def _check_resumable(directory: Path, header: dict[str, Any]) -> None:

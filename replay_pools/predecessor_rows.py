@@ -6,7 +6,6 @@ and every field that it holds is of the kind that CHECKS says.
 To read another field: add it to CHECKS.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -15,7 +14,7 @@ from typing import Any
 
 from replay_pools.consistency import FINISH_REASONS, are_ids, are_numbers, described, is_chat, is_id, is_number, is_text
 from replay_pools.errors import InputError
-from replay_pools.files import read_gz
+from replay_pools.files import parse_python_json, read_gz
 from replay_pools.rollout import Rollout
 
 READ_FIELDS = {field.name for field in fields(Rollout)} | {"problem_messages"}
@@ -86,10 +85,9 @@ def read_rows(path: Path, log: Counter[str]) -> list[LoggedRow]:
         try:
             # The predecessor wrote with the json of the standard library, whose NaN orjson refuses. `append` notes the
             # constant and returns None, which becomes its value.
-            row = json.loads(text, parse_constant=constants.append)
-        # A line of nothing but opening brackets is no JSON either, and ends in a RecursionError.
-        except (ValueError, RecursionError) as error:
-            faults.add(line, "", expected="JSON", found=str(error))
+            row = parse_python_json(text, f"line {line}", constants.append)
+        except InputError as error:
+            faults.add(line, "", expected=error.expected, found=error.found)
             continue
         if not isinstance(row, dict):
             faults.add(line, "", expected="an object", found=type(row).__name__)

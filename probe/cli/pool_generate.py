@@ -177,10 +177,10 @@ def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_mod
 
 
 def _local(model: ModelConfig) -> "Engine":
+    from probe.runs.policies import configured_policy
     from replay_pools.engines import LocalEngine
-    from replay_pools.policy import load_policy
 
-    return LocalEngine(load_policy(str(model.name), adapter=model.adapter, dtype=model.dtype, device=model.device))
+    return LocalEngine(configured_policy(model))
 
 
 def _served(model: str, url: str | None, served_model: str | None) -> "Engine":

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from extraction.library import source_identity
+from probe.runs.directions import directions_source
 from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
@@ -83,7 +83,7 @@ class ReplayInputs:
         return {
             "settings": asdict(self.config),
             "pools": [pool.identity() for pool in self.pools],
-            "directions": source_identity(intervention.extraction, intervention.v_hack),
+            "directions": directions_source(intervention),
         }
 
     def _tokenize(self, text: str) -> list[int]:

@@ -94,6 +94,6 @@ class PushedEngine:
         if not path.exists():
             # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
             unfinished = self._directory / f".{name}.tmp"
-            self._coordinates.model.save_pretrained(str(unfinished), save_embedding_layers=False)
+            self._coordinates.save(unfinished)
             unfinished.rename(path)
         return path

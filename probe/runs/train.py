@@ -16,10 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from extraction.library import source_identity
 from probe.records.run import ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.assemble import Assembly, assemble
+from probe.runs.directions import directions_source
 from probe.runs.footprint import run_footprint
 from probe.runs.heldout import HeldOut, eval_settings
 from probe.runs.loop import run_steps
@@ -189,7 +189,7 @@ def _record(config: RunConfig, teacher: Pool | None) -> dict[str, Any]:
     return {
         "settings": asdict(config),
         "pools": [] if teacher is None else [teacher.identity()],
-        "directions": source_identity(config.intervention.extraction, config.intervention.v_hack),
+        "directions": directions_source(config.intervention),
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any, final
 from replay_pools.chat import Chat
 from replay_pools.errors import InputError
 from replay_pools.rollout import Completion, Sampler
-from replay_pools.serving.connection import Connection, Wire
+from replay_pools.serving.connection import Connection, TokenId, Wire
 from replay_pools.serving.dialects import DIALECTS, Dialect, ServedModel
 from replay_pools.serving.endpoint import Endpoint
 from replay_pools.serving.law import LogprobLaw, is_law_of, measure_law
@@ -42,7 +42,7 @@ class _Version(Wire):
 
 
 class _Tokens(Wire):
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 @final

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from probe.records.run import Run
 from replay_pools.errors import InputError
 from replay_pools.files import sha256
+from replay_pools.tensors import read_tensors
 
 Array = NDArray[np.float64]
 
@@ -100,11 +99,9 @@ def _read(
         raise InputError(path, expected="a file of the manifest", found="no such file", fix="repeat the run")
     if sha256(path.read_bytes()) != listed:
         raise InputError(path, expected=f"sha256 {listed} of the manifest", found="another", fix="repeat the run")
+    stored, header = read_tensors(path, "np", fix="repeat the run")
     try:
-        with safe_open(path, framework="np") as file:
-            header = orjson.loads((file.metadata() or {})["header"])
-            return {key: file.get_tensor(key) for key in tensors}, {key: header[key] for key in keys}
-    except (SafetensorError, KeyError, orjson.JSONDecodeError) as error:
-        raise InputError(
-            path, expected=", ".join([*tensors, *keys]), found=f"{type(error).__name__}: {error}", fix="repeat the run"
-        ) from error
+        return {key: stored[key] for key in tensors}, {key: header[key] for key in keys}
+    except KeyError as error:
+        expected = ", ".join([*tensors, *keys])
+        raise InputError(path, expected=expected, found=f"no {error}", fix="repeat the run") from error
