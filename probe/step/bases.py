@@ -134,7 +134,7 @@ class Bases:
         Args:
             batch: as `run`.
             turn: picks the module that is compared within the pass, the modules taking turns.
-            whole: also compare all modules, with uneven sample weights, by one ordinary batch backward a basis.
+            whole: also compare all modules, with uneven sample weights, by ordinary batch backwards in each basis.
             axis: as `run`.
         """
         modules = list(self.coordinates[0].sizes)
@@ -151,7 +151,14 @@ class Bases:
             with whole_weights(coordinates.model, coordinates.layers[module]):
                 errors[basis] = module_error(coordinates, module, held, unit.gradients[basis][module])
             if whole:
-                error = batch_error(coordinates, local, uneven[:, None].expand(local.ids.shape), totals[basis])
+                error = batch_error(
+                    coordinates,
+                    local,
+                    uneven[:, None].expand(local.ids.shape),
+                    totals[basis],
+                    tokens_per_batch=self.tokens_per_batch,
+                    agree=self._agree,
+                )
                 errors[basis] = max(errors[basis], error)
         errors_by_rank = self.world.gather(errors)
         return unit, {basis: max(rank_errors[basis] for rank_errors in errors_by_rank) for basis in errors}
