@@ -20,6 +20,7 @@ from extraction.batch import Batch
 from extraction.gradients import Penalty, per_sample_gradients
 from extraction.logprobs import scatter_tokens
 from extraction.scoring import TokenScores, score
+from extraction.stacks import Stacks
 from extraction.words import Basis
 from probe.step.additivity import batch_error, module_error, tapped
 from probe.step.attribution import Axis
@@ -182,7 +183,7 @@ class Bases:
 
 def weighted_sums(scale: Tensor, gradients: Gradients) -> Gradients:
     """sum_i scale_i g_i: {basis: {module: (r,)}} from scale (G,) and per-sample gradients."""
-    sums: dict[Basis, dict[str, Tensor]] = {}
+    sums: dict[Basis, Stacks] = {}
     for basis, modules in gradients.items():
-        sums[basis] = {module: scale.to(g.device, g.dtype) @ g for module, g in modules.items()}
+        sums[basis] = Stacks.of(modules).map(lambda g: scale.to(g.device, g.dtype) @ g)
     return sums
