@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.memory import MEASURED, token_bytes, tokens_that_fit
 from extraction.pairs import load_pairs
 from extraction.words import Basis
 from probe.settings.arms import get_arm
@@ -96,12 +97,24 @@ def memory(
         ]
         if trains:
             rows.append(Memory(what=f"{basis}: {TRAINED}", num_bytes=size * 6))
+        if trains and basis == "svd":
+            adapted = sum(d_out * d_in for d_out, d_in in shapes) * WEIGHT_BYTES[config.dtype]
+            rows.append(Memory(what="svd: base weights, while delta_S is merged", num_bytes=adapted))
     return rows
+
+
+def activations(model: PreTrainedModel, config: ModelConfig) -> Memory:
+    """The activations of the largest pass that the engine makes on a machine like this one."""
+    backbone = model.base_model
+    assert isinstance(backbone, PreTrainedModel)
+    tokens = tokens_that_fit(backbone)
+    num_bytes = MEASURED * tokens * token_bytes(backbone) * WEIGHT_BYTES[config.dtype] / backbone.dtype.itemsize
+    return Memory(what=f"activations of a pass of at most {tokens} tokens", num_bytes=int(num_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Adapted modules, and sizes beside activations, which depend on the lengths of the rollouts."""
+    """Adapted modules and memory; of activations the most, since they depend on the lengths of the rollouts."""
 
     model: str
     modules: list[Coverage]
@@ -128,14 +141,17 @@ def run_footprint(config: RunConfig, model: str, *, num_samples: int) -> Footpri
     return Footprint(
         model=model,
         modules=coverage(skeleton),
-        memory=memory(
-            skeleton,
-            config.model,
-            bases={arm.basis for arm in arms},
-            num_samples=num_samples,
-            k=extraction.k,
-            num_direction_sets=len({arm.directions for arm in arms}),
-            num_pairs=len(load_pairs(extraction.pairs)),
-            trains=config.trains,
-        ),
+        memory=[
+            activations(skeleton, config.model),
+            *memory(
+                skeleton,
+                config.model,
+                bases={arm.basis for arm in arms},
+                num_samples=num_samples,
+                k=extraction.k,
+                num_direction_sets=len({arm.directions for arm in arms}),
+                num_pairs=len(load_pairs(extraction.pairs)),
+                trains=config.trains,
+            ),
+        ],
     )
