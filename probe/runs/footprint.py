@@ -9,6 +9,7 @@ from functools import cache
 from transformers import GenerationConfig, PreTrainedModel
 
 from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.memory import MEASURED, token_bytes, tokens_that_fit
 from extraction.pairs import load_pairs
 from extraction.words import Basis
 from probe.runs.training_rollouts import evaluation_of, rollouts_of, training_problems
@@ -101,6 +102,9 @@ def memory(
         ]
         if trains:
             rows.append(Memory(what=f"{basis}: {TRAINED}", num_bytes=size * 6))
+        if trains and basis == "svd":
+            adapted = sum(d_out * d_in for d_out, d_in in shapes) * WEIGHT_BYTES[config.dtype]
+            rows.append(Memory(what="svd: base weights, while delta_S is merged", num_bytes=adapted))
     return rows
 
 
@@ -138,9 +142,18 @@ def _prompt_lengths(model: str, env: str, mode: str, hint: bool) -> dict[str, in
     return lengths
 
 
+def activations(model: PreTrainedModel, config: ModelConfig) -> Memory:
+    """The activations of the largest pass that the engine makes on a machine like this one."""
+    backbone = model.base_model
+    assert isinstance(backbone, PreTrainedModel)
+    tokens = tokens_that_fit(backbone)
+    num_bytes = MEASURED * tokens * token_bytes(backbone) * WEIGHT_BYTES[config.dtype] / backbone.dtype.itemsize
+    return Memory(what=f"activations of a pass of at most {tokens} tokens", num_bytes=int(num_bytes))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Adapted modules, and sizes beside activations, which depend on the lengths of the rollouts."""
+    """Adapted modules and memory; of activations the most, since they depend on the lengths of the rollouts."""
 
     model: str
     modules: list[Coverage]
@@ -164,16 +177,19 @@ def run_footprint(config: RunConfig, model: str, *, num_samples: int) -> Footpri
     """
     arms = [get_arm(name) for name in config.intervention.arms]
     extraction, skeleton = config.intervention.extraction, load_skeleton(model)
-    rows = memory(
-        skeleton,
-        config.model,
-        bases={arm.basis for arm in arms},
-        num_samples=num_samples,
-        k=extraction.k,
-        num_direction_sets=len({arm.directions for arm in arms}),
-        num_pairs=len(load_pairs(extraction.pairs)),
-        trains=config.trains,
-    )
+    rows = [
+        activations(skeleton, config.model),
+        *memory(
+            skeleton,
+            config.model,
+            bases={arm.basis for arm in arms},
+            num_samples=num_samples,
+            k=extraction.k,
+            num_direction_sets=len({arm.directions for arm in arms}),
+            num_pairs=len(load_pairs(extraction.pairs)),
+            trains=config.trains,
+        ),
+    ]
     if config.verb == "train" and rollouts_of(config).engine == "local":
         rows += sampling_memory(skeleton, model, config)
     return Footprint(model=model, modules=coverage(skeleton), memory=rows)
