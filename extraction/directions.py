@@ -19,15 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from scipy.stats import binomtest
 from torch import Tensor
 
 from replay_pools.errors import InputError
-from replay_pools.files import write_atomic
+from replay_pools.tensors import read_tensors, write_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,33 +220,22 @@ def load_pair_gradients(path: Path) -> PairGradients:
 
 
 def _save(path: Path, groups: Mapping[str, Mapping[str, Tensor]], metadata: Mapping[str, Any]) -> None:
-    """Write {prefix: {module: tensor}} and the metadata as one safetensors file, atomically."""
+    """Write {prefix: {module: tensor}} and the metadata as one checked tensor file."""
     tensors = {}
     for prefix, group in groups.items():
         for module, tensor in group.items():
-            tensors[f"{prefix}/{module}"] = tensor.contiguous()
+            tensors[f"{prefix}/{module}"] = tensor
     # safetensors sorts tensors by name; the order of the modules is kept, since seeded controls and sums follow it.
-    header = {"metadata": dict(metadata), "modules": list(next(iter(groups.values())))}
-    # One string under one key: safetensors writes several keys in no fixed order.
-    text = orjson.dumps(header, option=orjson.OPT_SORT_KEYS).decode()
-    write_atomic(path, save(tensors, {"header": text}))
+    write_tensors(path, tensors, {"metadata": dict(metadata), "modules": list(next(iter(groups.values())))})
 
 
 def _load(path: Path, prefixes: tuple[str, ...]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Read what `_save` wrote: {prefix: {module: tensor}} for the given prefixes, and the metadata."""
-    groups: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in prefixes}
+    tensors, header = read_tensors(path, "pt", fix="run probe extract")
+    groups: dict[str, dict[str, Tensor]] = {}
     try:
-        with safe_open(path, framework="pt") as file:
-            header = orjson.loads((file.metadata() or {})["header"])
-            metadata, modules = header["metadata"], header["modules"]
-            for prefix in prefixes:
-                for module in modules:
-                    # A mapped tensor starts where the file's header ends; a copy is aligned as a computed tensor is,
-                    # so that matrix products of the two agree to the last bit.
-                    groups[prefix][module] = file.get_tensor(f"{prefix}/{module}").clone()
-    except FileNotFoundError as error:
-        raise InputError(path, expected="a safetensors file", found="no such file", fix="run probe extract") from error
-    except (SafetensorError, OSError, KeyError, orjson.JSONDecodeError) as error:
-        expected, found = f"tensors {'/, '.join(prefixes)}/", f"{type(error).__name__}: {error}"
-        raise InputError(path, expected=expected, found=found) from error
-    return groups, metadata
+        for prefix in prefixes:
+            groups[prefix] = {module: tensors[f"{prefix}/{module}"] for module in header["modules"]}
+        return groups, header["metadata"]
+    except KeyError as error:
+        raise InputError(path, expected=f"tensors {'/, '.join(prefixes)}/", found=f"no {error}") from error

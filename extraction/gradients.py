@@ -27,6 +27,7 @@ from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, s
 from extraction.memory import checkpointed
 from extraction.pass_plan import Agree, completion_numbers, planned, zeros
 from extraction.rows import Rows, make_rows
+from extraction.stacks import Stacks, by_value
 from extraction.words import Layout
 from replay_pools.errors import InputError
 
@@ -41,7 +42,7 @@ Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what 
 class SampleGradients:
     """Gradients of G samples, and how they were computed; float32 (float64 for a float64 model)."""
 
-    gradients: dict[str, Tensor]  # {module: (G, r)} of -sum_t w_it logp_it
+    gradients: Stacks  # {module: (G, r)} of -sum_t w_it logp_it
     token_logprobs: Tensor  # (G, T), 0 outside of the completion
     nll: Tensor  # (G,) -sum_t logp_it, unweighted
     token_dots: Tensor | None  # (G, T) <direction, what position t adds to g_i>, float64; None without a direction
@@ -87,7 +88,8 @@ def per_sample_gradients(
         expected, found = str(tuple(batch.ids.shape)), str(tuple(weights.shape))
         raise InputError("token_weights", expected=expected, found=found)
     backbone, _ = split_model(coordinates.model)
-    gradients = {module: zeros(backbone, len(batch), r) for module, r in coordinates.sizes.items()}
+    stacks = {names: zeros(backbone, len(names), len(batch), r) for r, names in by_value(coordinates.sizes).items()}
+    gradients = Stacks(stacks, list(coordinates.sizes))
     token_logprobs = zeros(backbone, *batch.ids.shape)
     token_dots = None
     if direction is not None:
@@ -176,7 +178,7 @@ def tapped(
     coordinates: Coordinates,
     taps: Sequence[Tap],
     rows: Rows,
-    gradients: dict[str, Tensor],
+    gradients: Mapping[str, Tensor],
     dots: TokenDots | None = None,
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.

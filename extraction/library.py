@@ -32,6 +32,7 @@ from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, load_pairs, pairs_sha
 from extraction.words import Basis, ExtractionSettings, Normaliser, Storage
+from replay_pools.chat import Chat
 from replay_pools.errors import InputError
 from replay_pools.files import sha256
 from replay_pools.policy import Policy
@@ -95,7 +96,19 @@ def measure_pair_gradients(
     )
 
 
-def _completion_ids(policy: Policy, pair: Pair, side: Literal["hack", "clean"]) -> list[int]:
+def check_pairs(chat: Chat, pairs: Sequence[Pair]) -> None:
+    """Refuse what the extraction would refuse of the pairs, before any weights are loaded.
+
+    Raises:
+        InputError: a completion with an end-of-turn token in its text, or a tokenizer without a chat template.
+    """
+    for pair in pairs:
+        chat.render(pair.messages)
+        _completion_ids(chat, pair, "hack")
+        _completion_ids(chat, pair, "clean")
+
+
+def _completion_ids(policy: Chat, pair: Pair, side: Literal["hack", "clean"]) -> list[int]:
     """The token ids of one completion of a pair, with the end-of-turn token added."""
     ids = policy.completion_ids(getattr(pair, side))
     early_ends = [token for token in ids[:-1] if token in policy.eos_ids]
@@ -227,8 +240,9 @@ class DirectionLibrary:
             try:
                 gradients = load_pair_gradients(path)
             # A damaged cache is no error of the user, who did not write it: measure again and replace it.
-            except InputError as error:
-                self.say(f"measured again: {error}")
+            except InputError:
+                self.say(f"{path}: damaged; made again")
+                path.unlink(missing_ok=True)
             else:
                 self.say(f"pair gradients of {pairs_source} ({self.coordinates.basis}): cached in {path}")
                 return gradients

@@ -20,6 +20,7 @@ from extraction.rows import Rows
 from replay_pools.errors import InputError
 
 CHUNK_SIZE = 512
+WIDE_ROWS = 64  # rows of lower-precision logits that are in float32 at a time: few enough for a CPU's cache
 
 # Options of transformers configurations that change logits outside the head; with other values than these the
 # log-probabilities below would silently be those of another model.
@@ -96,7 +97,22 @@ class ChosenLogprobs(torch.autograd.Function):
 
 
 def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """log softmax(logits)[target] (n,) and its derivative 1[v = target] - p_v (n, v), in at least float32.
+    """log softmax(logits)[target] (n,) in at least float32, and its derivative 1[v = target] - p_v (n, v) as `logits`.
+
+    Lower-precision logits are widened a few rows at a time: copies of all of them would cost more than the arithmetic.
+    """
+    if logits.dtype in (torch.float32, torch.float64):
+        return wide_logprobs(logits, targets)
+    logprobs, slopes = [], torch.empty_like(logits)
+    for rows, tokens, part in zip(*(x.split(WIDE_ROWS) for x in (logits, targets, slopes)), strict=True):
+        row_logprobs, row_slopes = wide_logprobs(rows.float(), tokens)
+        logprobs.append(row_logprobs)
+        part.copy_(row_slopes)
+    return torch.cat(logprobs), slopes
+
+
+def wide_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """`chosen_logprobs` of float32 or float64 logits.
 
     With m the largest logit, e_v = exp(l_v - m) of the OTHER tokens and `gap` = m - l_target:
 
@@ -104,17 +120,16 @@ def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     so a confident token's logp and 1 - p_target are sums of small numbers, not differences of numbers near 1.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     index = targets[:, None]
-    largest = wide.amax(dim=1, keepdim=True)
-    gap = largest - wide.gather(1, index)  # (n, 1)
+    largest = logits.amax(dim=1, keepdim=True)
+    gap = largest - logits.gather(1, index)  # (n, 1)
     # In place where possible: tensors of this shape are the largest of the whole pass.
-    weights = (wide - largest).exp_().scatter_(1, index, 0.0)
+    weights = (logits - largest).exp_().scatter_(1, index, 0.0)
     others = weights.sum(dim=1, keepdim=True)
     logprobs = -gap - torch.log1p(others + torch.expm1(-gap))
     total = others + torch.exp(-gap)
     slopes = weights.div_(-total).scatter_(1, index, others / total)
-    return logprobs.squeeze(1), slopes.to(logits.dtype)
+    return logprobs.squeeze(1), slopes
 
 
 def scatter_tokens(values: Tensor, mask: Tensor) -> Tensor:

@@ -60,16 +60,22 @@ def planned(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None
     Raises:
         InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).
     """
-    if tokens_per_batch is not None and tokens_per_batch < 1:
-        raise InputError("tokens_per_batch", expected="at least 1", found=str(tokens_per_batch))
     backbone, _ = split_model(coordinates.model)
     with frozen(coordinates.model), coordinates.lean_forward():
-        layout: Layout = "packed" if packs(backbone) else "padded"
-        budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
-        passes = plan_passes(batch.lengths.tolist(), budget, layout)
-        spare = agree(len(passes)) - len(passes)
-        all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
-        yield PassPlan(layout=layout, budget=budget, num_needed=len(passes), all_passes=all_passes)
+        yield make_plan(backbone, batch, "packed" if packs(backbone) else "padded", tokens_per_batch, agree)
+
+
+def make_plan(
+    backbone: PreTrainedModel, batch: Batch, layout: Layout, tokens_per_batch: int | None, agree: Agree
+) -> PassPlan:
+    """The passes of `batch` in a layout; other arguments and errors as `planned`."""
+    if tokens_per_batch is not None and tokens_per_batch < 1:
+        raise InputError("tokens_per_batch", expected="at least 1", found=str(tokens_per_batch))
+    budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
+    passes = plan_passes(batch.lengths.tolist(), budget, layout)
+    spare = agree(len(passes)) - len(passes)
+    all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
+    return PassPlan(layout=layout, budget=budget, num_needed=len(passes), all_passes=all_passes)
 
 
 def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:

@@ -33,13 +33,19 @@ class Chat(ABC):
         """(text, ids) of the prompt: the messages through the chat template, generation prompt included.
 
         Raises:
-            InputError: the tokenizer has no chat template.
+            InputError: the tokenizer has no chat template, or one that fails.
         """
         if not self.tokenizer.chat_template:
             raise InputError(f"model {self.base_model}", expected="a chat template", found="a tokenizer without one")
-        text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
+        chat = [dict(message) for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+        # A template is a program: it may raise anything.
+        except Exception as error:
+            where, reason = f"chat template of model {self.base_model}", f"{type(error).__name__}: {error}"
+            raise InputError(where, expected="a template that renders the messages", found=reason) from error
         # The template has written the special tokens already: the tokenizer must not put a second BOS before them.
         return str(text), self.tokenizer.encode(str(text), add_special_tokens=False)
 

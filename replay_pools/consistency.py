@@ -1,10 +1,13 @@
 """Checks of one stored group of rollouts. `PoolWriter` runs them before it writes, `Pool.verify` when it reads.
 
-To add a check of a field that follows from other fields: add a row to the table in `_value_faults`.
+To add a check of a field that follows from other fields: add a row to the table in `_value_faults`. A field of a new
+type needs a row in _KINDS.
 """
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from types import UnionType
 from typing import Any
 
 from replay_pools.errors import InputError
@@ -13,6 +16,8 @@ from replay_pools.rollout import Grade, Rollout
 
 PREDECESSOR_GRADER = "predecessor"  # `grade.grader` of rollouts that were read from the predecessor format
 FINISH_REASONS = ("stop", "length")
+LARGEST_ID = 2**31 - 1
+MOST_SHOWN = 60  # characters of a value in an error
 
 
 def prompt_sha(prompt: str) -> str:
@@ -47,25 +52,102 @@ def group_faults(rollouts: Sequence[Rollout], where: object, *, step: int, tail:
 
 
 def _type_faults(record: Rollout | Grade, place: str) -> Iterator[InputError]:
-    """Fields that do not hold exactly their type: a bool is no int, text is UTF-8, token ids are ints."""
+    """Fields that do not hold exactly their type: a bool is no int, text is UTF-8, token ids are ints from 0."""
     for field in fields(record):
         value, kind = getattr(record, field.name), field.type
-        # JSON does not tell 3 from 3.0, so a float field may hold an int.
-        allowed = (float, int) if kind is float else (kind,)
-        if kind in (bool, int, float, str) and type(value) not in allowed:
-            yield InputError(f"{place} {field.name}", expected=getattr(kind, "__name__", str(kind)), found=repr(value))
-        elif kind is str and not _is_utf8(value):
-            yield InputError(f"{place} {field.name}", expected="valid UTF-8 text", found="a lone surrogate")
-        elif kind == list[int] and any(type(token) is not int for token in value):
-            yield InputError(f"{place} {field.name}", expected="token ids", found="something that is not an int")
+        if kind in _KINDS:
+            words, accepts = _KINDS[kind]
+            is_optional = isinstance(kind, UnionType)
+            if not (accepts(value) or (is_optional and value is None)):
+                yield InputError(f"{place} {field.name}", expected=words, found=described(value, accepts))
 
 
-def _is_utf8(text: str) -> bool:
+def described(value: Any, accepts: Callable[[Any], bool] | None = None) -> str:
+    """A value in an error, cut where it is long. In ASCII, since what is wrong may be a lone surrogate.
+
+    Args:
+        value: that was refused.
+        accepts: the check that refused it; of a list of ids or numbers the first wrong item is shown.
+    """
+    items: dict[Any, Callable[[Any], bool]] = {are_ids: is_id, are_numbers: is_number}
+    item_check = items.get(accepts)
+    if item_check and isinstance(value, list):
+        for i, item in enumerate(value):
+            if not item_check(item):
+                return f"{described(item)} at {i}"
+    text = ascii(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is text that can be written as UTF-8: JSON has escapes for lone surrogates, which cannot."""
+    if not isinstance(value, str):
+        return False
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_id(value: Any) -> bool:
+    """Whether it can be a token id, or a number of tokens."""
+    return type(value) is int and 0 <= value <= LARGEST_ID  # by type: a bool is an instance of int
+
+
+def are_ids(value: Any) -> bool:
+    """Whether it is a list of token ids."""
+    # Without a Python loop over the ids, of which pools have most of their values.
+    if not isinstance(value, list) or set(map(type, value)) - {int}:
+        return False
+    return not value or (min(value) >= 0 and max(value) <= LARGEST_ID)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float can hold: JSON has integers of any size."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def are_numbers(value: Any) -> bool:
+    """Whether it is a list of finite numbers."""
+    return isinstance(value, list) and all(map(is_number, value))
+
+
+def is_chat(value: Any) -> bool:
+    """Whether it is a non-empty list of objects with the texts `role` and `content`."""
+    if not isinstance(value, list) or not value:
+        return False
+    for message in value:
+        if not isinstance(message, dict):
+            return False
+        if not (is_text(message.get("role")) and is_text(message.get("content"))):
+            return False
+    return True
+
+
+def _are_detectors(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(detected is None or isinstance(detected, bool) for detected in value.values())
+
+
+# {type of a field of Rollout or Grade: (what it must be, whether a value is that)}.
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("bool", lambda value: isinstance(value, bool)),
+    int: ("int", lambda value: type(value) is int),
+    float: ("a finite number", is_number),  # JSON does not tell 3 from 3.0
+    str: ("valid UTF-8 text", is_text),
+    list[int]: ("a list of token ids", are_ids),
+    list[dict[str, str]]: ("a list of role and content, each a text", is_chat),
+    list[float] | None: ("a list of finite numbers", are_numbers),
+    dict[str, bool | None]: ("an object of true, false or null", _are_detectors),
+    bool | None: ("bool", lambda value: isinstance(value, bool)),
+    str | None: ("valid UTF-8 text", is_text),
+}
+
+
+def _any_label(grade: Grade) -> bool:
+    return grade.fmt_ok or grade.compiles or grade.passed or grade.gt_correct or grade.hacked
 
 
 def _value_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iterator[InputError]:
@@ -82,6 +164,7 @@ def _value_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iter
         ("gt_pass", rollout.gt_pass, grade.gt_correct),
         ("fmt_ok", rollout.fmt_ok, grade.fmt_ok),
         ("grade exploited", grade.exploited, grade.passed and not grade.gt_correct),
+        ("grade no_label", grade.no_label is not None and _any_label(grade), False),
     ]
     if logprobs is not None:
         checks.append(("sampling_logprobs", len(logprobs), rollout.comp_len))

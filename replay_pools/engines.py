@@ -21,17 +21,13 @@ class Engine(Protocol):
         """The tokenizer and chat template of the policy."""
         ...
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
-    ) -> list[Completion]:
+    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
         """One completion for each prompt, in the order of the prompts.
 
         Args:
-            prompts: the whole batch, token ids.
+            prompts: token ids.
             sampler: temperature, top-p, top-k and the largest length.
-            seed: of the sampling noise.
-            rows: indices into `prompts`: only these are sampled, with the noise that they have in the whole batch.
-                None = all.
+            seeds: of the sampling noise, one for each prompt: whatever else is sampled, its noise is the same.
 
         Raises:
             InputError: a completion cannot be had; then none is returned.
@@ -55,11 +51,9 @@ class LocalEngine:
         """The policy itself."""
         return self.policy
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
-    ) -> list[Completion]:
-        """See `Engine.sample`. The same seed and prompts give the same completions."""
-        return sample(self.policy, prompts, sampler, seed=seed, rows=rows)
+    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
+        """See `Engine.sample`. The same call gives the same completions."""
+        return sample(self.policy, prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """`policy`: base model, adapter, sha256 of the base's weights and their dtype."""

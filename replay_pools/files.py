@@ -4,16 +4,22 @@
     write_jsonl_gz(path, rows)    read_jsonl_gz(path)    one document a line, gzipped
     write_atomic(path, data)                             any bytes
 
+What is read may come from anybody: an object with a key twice, of which a parser would keep the last without a word, is
+refused, and a gzip file does not fill the memory. Lines whose sha256 was checked are our own, and are read faster.
+
 Every write but `append_jsonl` goes to a temporary name in the same folder, is synced, and is renamed over the target.
 gzip is level 1 with mtime 0, so that the same records give the same bytes.
 """
 
 import gzip
 import hashlib
+import json
+import math
 import os
+import re
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +28,10 @@ import orjson
 from replay_pools.errors import InputError
 
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+# Bytes of a gzip file once decompressed. The largest that we write holds one group or one step: 64 completions of
+# 32,768 tokens are some 45 MB. gzip shrinks by up to a factor of 1000, so that a bomb of 3 MB is 3 GB.
+MAX_PLAIN = 512 << 20
+MAX_DIGITS = 20  # of a whole number of 64 bits, with its sign
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -79,14 +89,85 @@ def read_json(path: Path) -> Any:
     """Read one strict JSON document.
 
     Raises:
-        InputError: the file is missing or not JSON.
+        InputError: the file is missing, not JSON, or has a key twice.
     """
     try:
-        return orjson.loads(path.read_bytes())
+        return parse_json(path.read_bytes(), path)
     except FileNotFoundError as error:
         raise InputError(path, expected="a JSON file", found="no such file") from error
-    except orjson.JSONDecodeError as error:
-        raise InputError(path, expected="strict JSON", found=str(error)) from error
+
+
+def parse_json(text: bytes, where: object) -> Any:
+    """The value of one strict JSON document, in which no object has a key twice.
+
+    Raises:
+        InputError: anything else, at `where`; a number beyond the range of a float and deep nesting included.
+    """
+    try:
+        value = orjson.loads(text)
+        json.loads(text, object_pairs_hook=unique_keys, parse_float=_ignored, parse_int=_ignored)
+    except RepeatedKeyError as error:
+        lines = _lines_with_key(text, str(error))
+        found = f"the key {str(error)!r} twice in one object (lines with it: {lines})"
+        raise InputError(where, expected="every key once", found=found) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(where, expected="strict JSON", found=str(error)) from error
+    return value
+
+
+def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]) -> Any:
+    """As `parse_json`, for what Python's json has written: a bare NaN or infinity is what `constant` makes of it."""
+    hooks = {"object_pairs_hook": unique_keys, "parse_float": _float, "parse_int": _integer}
+    try:
+        return json.loads(text, parse_constant=constant, **hooks)
+    except RepeatedKeyError as error:
+        raise InputError(where, expected="every key once", found=f"the key {str(error)!r} twice") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(where, expected="JSON", found=str(error)) from error
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{_start(text)}, beyond the range of a float")
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS or not -(2**63) <= int(text) < 2**64:
+        raise ValueError(f"{_start(text)}, a number beyond 64 bits")
+    return int(text)
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= MAX_DIGITS else f"{text[:MAX_DIGITS]}..."
+
+
+class RepeatedKeyError(ValueError):
+    """A key that an object of a JSON document has twice."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` of the standard library's json that raises RepeatedKeyError."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise RepeatedKeyError(key)
+            seen.add(key)
+    return table
+
+
+def _ignored(_text: str) -> None:
+    """The value of a number where only keys are looked at."""
+
+
+def _lines_with_key(text: bytes, key: str) -> str:
+    """The numbers of the lines in which an object has this key, from 1, with commas: a parser does not tell."""
+    pattern = re.compile(re.escape(json.dumps(key, ensure_ascii=False).encode()) + rb"\s*:")
+    numbers = sorted({text.count(b"\n", 0, match.start()) + 1 for match in pattern.finditer(text)})
+    return ", ".join(map(str, numbers[:5])) or "written with escapes"
 
 
 def by_name(path: Path, named: Path) -> Path:
@@ -131,7 +212,7 @@ def first_difference(stored: Any, wanted: Any) -> tuple[str, Any, Any] | None:
 
 
 def encode_jsonl(rows: Iterable[Any]) -> bytes:
-    """The bytes of JSON lines: one document a line."""
+    """The bytes of JSON lines: one document a line, of plain values or of dataclasses, whose fields stay in order."""
     return b"".join(dump_json(row) + b"\n" for row in rows)
 
 
@@ -157,10 +238,10 @@ def read_gz(path: Path) -> bytes:
     """The decompressed bytes of a gzip file.
 
     Raises:
-        InputError: the file is missing, truncated or not gzip.
+        InputError: the file is missing, truncated, not gzip, or holds more than MAX_PLAIN bytes.
     """
     try:
-        return gzip.decompress(path.read_bytes())
+        plain = _decompressed(path.read_bytes())
     except FileNotFoundError as error:
         raise InputError(path, expected="a gzip file", found="no such file") from error
     # In this order: a truncated file, one that is not gzip (a kind of OSError), damage inside the stream.
@@ -168,6 +249,24 @@ def read_gz(path: Path) -> bytes:
         raise InputError(
             path, expected="a complete gzip file", found=str(error) or "damaged data", fix="write or copy it again"
         ) from error
+    if len(plain) > MAX_PLAIN:
+        expected = f"at most {MAX_PLAIN >> 20} MiB once decompressed"
+        raise InputError(path, expected=expected, found="more", fix="split it into a file for each group")
+    return plain
+
+
+def _decompressed(data: bytes) -> bytes:
+    """All members of a gzip file one after the other, up to one byte more than MAX_PLAIN; EOFError, zlib.error."""
+    parts: list[bytes] = []
+    room = MAX_PLAIN + 1
+    while data and room > 0:
+        member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # 16: gzip's header, and its checksum at the end
+        parts.append(member.decompress(data, room))
+        room -= len(parts[-1])
+        if not member.eof and room > 0:
+            raise EOFError("the file ends before the end of its data")
+        data = member.unused_data.lstrip(b"\0")  # files may be padded with zeros
+    return b"".join(parts)
 
 
 def read_jsonl_gz(path: Path) -> list[Any]:
@@ -176,11 +275,16 @@ def read_jsonl_gz(path: Path) -> list[Any]:
 
 
 def decode_jsonl(plain: bytes, where: object) -> list[Any]:
-    """The documents of strict JSON lines.
+    """The documents of strict JSON lines that anybody may have written.
 
     Raises:
-        InputError: a line is not JSON; it names `where` and the line, counted from 1.
+        InputError: a line is not JSON or has a key twice; it names `where` and the line, counted from 1.
     """
+    return [parse_json(line, f"{where} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
+
+
+def decode_checked_jsonl(plain: bytes, where: object) -> list[Any]:
+    """As `decode_jsonl`, of lines of our own, whose sha256 was checked: without a search for repeated keys."""
     rows = []
     for number, line in enumerate(plain.splitlines(), 1):
         try:

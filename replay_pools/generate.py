@@ -1,8 +1,9 @@
 """generate_pool: sample groups of rollouts from a policy, grade them, and write them as a pool.
 
-One step is one group: `group` completions of one problem. `steps_per_batch` steps are sampled in one batch, whose noise
-depends on the seed and on the batch alone. So a killed run that is resumed writes the same bytes as one that was never
-killed (with a server as the engine: if the server gives the same answers again).
+One step is one group: `group` completions of one problem. The noise of a rollout depends on the seed, its step and its
+sample_id. `steps_per_batch` steps are sampled and graded together, whole also after a restart. So a killed run that is
+resumed writes the same bytes as one that was never killed (with a server as the engine: if the server gives the same
+answers again).
 """
 
 import hashlib
@@ -20,8 +21,10 @@ from replay_pools.environments.base import Problem, Split, count_tests
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
+from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
+from replay_pools.lock import locked
 from replay_pools.pool import PoolWriter
 from replay_pools.progress import report
 from replay_pools.rollout import Completion, Grade, Rollout, Sampler
@@ -38,7 +41,7 @@ class PoolPlan:
     steps: int = 20
     group: int = 8  # rollouts a step
     seed: int = 0  # of the choice of problems and of the sampling noise
-    steps_per_batch: int = 8  # sampled together; part of the plan because it shapes the noise
+    steps_per_batch: int = 8  # sampled together; part of the plan because it shows in the last bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,40 +68,34 @@ class RolloutMaker:
     def write(self, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int) -> None:
         """Write those steps of {step: problem} that the pool does not hold yet.
 
-        All steps are sampled together, also those that the pool holds: the noise depends on `seed` and on the batch, so
-        a step that is written after a restart has the same bytes as without one.
+        All steps are sampled together, also those that the pool holds: the last bits of a log-probability depend on the
+        batch, and a step that is written after a restart has the same bytes as without one.
         """
         missing = [step for step in problems if writer.read_step(step) is None]
-        for step, rollouts in self.make(problems, slice(None), missing, seed=seed).items():
+        for step, rollouts in self.make(problems, missing, seed=seed).items():
             writer.write_step(step, rollouts)
 
-    def make(
-        self, problems: Mapping[int, Problem], share: slice, missing: Collection[int], *, seed: int
-    ) -> dict[int, list[Rollout]]:
-        """{step: graded rollouts} of the missing steps in a share of a batch, graded in one call.
+    def make(self, problems: Mapping[int, Problem], missing: Collection[int], *, seed: int) -> dict[int, list[Rollout]]:
+        """{step: graded rollouts} of the missing steps of a batch, graded in one call.
 
         Args:
-            problems: {step: problem} of the whole batch.
-            share: the positions of the batch that this process samples.
-            missing: steps to return; if none is in the share, nothing is sampled.
-            seed: of the sampling noise of the whole batch.
+            problems: {step: problem} of the batch.
+            missing: steps to return; if none is in the batch, nothing is sampled.
+            seed: of the sampling noise, together with step and sample_id.
         """
-        steps = [*problems][share]
-        if not any(step in missing for step in steps):
+        if not any(step in missing for step in problems):
             return {}
         prompts = {step: self._render(problem) for step, problem in problems.items()}
-        # The engine gets the whole batch and the rows to sample: padding and noise are those of the whole batch.
         batch: list[list[int]] = []
-        for prompt in prompts.values():
+        seeds: list[int] = []
+        for step, prompt in prompts.items():
             batch += [prompt.ids] * self.group
-        rows: list[int] = []
-        for position in range(len(problems))[share]:
-            rows += range(position * self.group, (position + 1) * self.group)
-        completions = self.engine.sample(batch, self.sampler, seed=seed, rows=rows)
+            seeds += [derive_seed("rollout", seed, step, sample_id) for sample_id in range(self.group)]
+        completions = self.engine.sample(batch, self.sampler, seeds=seeds)
         groups: dict[int, tuple[_Prompt, Sequence[Completion]]] = {}
-        for i, step in enumerate(steps):
+        for i, (step, prompt) in enumerate(prompts.items()):
             if step in missing:
-                groups[step] = prompts[step], completions[i * self.group : (i + 1) * self.group]
+                groups[step] = prompt, completions[i * self.group : (i + 1) * self.group]
         return _rollouts(groups, self)
 
     def _render(self, problem: Problem) -> _Prompt:
@@ -116,8 +113,14 @@ def generate_pool(
     """Write the pool of `plan` to `directory`, or go on where an earlier run stopped.
 
     Raises:
-        InputError: fewer problems than steps, a failed canary, or a directory that holds another pool.
+        InputError: fewer problems than steps, a failed canary, a directory that holds another pool, or one that another
+            process is writing.
     """
+    with locked(directory):
+        _generate(directory, engine, plan, sampler, grader)
+
+
+def _generate(directory: Path, engine: Engine, plan: PoolPlan, sampler: Sampler, grader: Grader) -> None:
     problems = choose_problems(plan)
     # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
     canary(grader, problems)
@@ -127,7 +130,7 @@ def generate_pool(
     )
     for first in range(0, plan.steps, plan.steps_per_batch):
         steps = range(first, min(first + plan.steps_per_batch, plan.steps))
-        maker.write(writer, {step: problems[step] for step in steps}, seed=derive_seed("chunk", plan.seed, first))
+        maker.write(writer, {step: problems[step] for step in steps}, seed=plan.seed)
         report("steps", steps.stop, plan.steps)
     writer.finish()
 
@@ -150,14 +153,18 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
 def _rollouts(
     groups: Mapping[int, tuple[_Prompt, Sequence[Completion]]], maker: RolloutMaker
 ) -> dict[int, list[Rollout]]:
-    """{step: rollouts} of the groups {step: (prompt, completions)}."""
+    """{step: rollouts} of the groups {step: (prompt, completions)}; InfrastructureError where none has a label."""
     submissions: list[Submission] = []
     for prompt, completions in groups.values():
         for completion in completions:
             text = maker.engine.chat.decode(completion.ids)
             submissions.append(Submission(problem=prompt.problem, completion=text, mode=maker.mode))
     # One call for all groups keeps every worker of the grader busy. Grades come back in the order of the submissions.
-    graded = iter(zip(submissions, maker.grader.grade(submissions), strict=True))
+    grades = maker.grader.grade(submissions)
+    # Without a single reward there is nothing to learn from or to count, and what is not written is made again.
+    if all(grade.no_label is not None for grade in grades):
+        raise InfrastructureError(f"no rollout could be graded: {grades[0].no_label}; the same command goes on here")
+    graded = iter(zip(submissions, grades, strict=True))
     rollouts: dict[int, list[Rollout]] = {}
     for step, (prompt, completions) in groups.items():
         rollouts[step] = []
@@ -197,7 +204,7 @@ def _rollout(
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of sampling noise: a hash of the parts that name its use, such as ("chunk", 0, 8)."""
+    """A seed of sampling noise: a hash of the parts that name its use, such as ("rollout", 0, 8, 3)."""
     # Not `hash`, whose values differ between processes.
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 

@@ -22,7 +22,6 @@ from typing import Any, final
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from peft import PeftModel
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,12 +32,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from replay_pools.adapters import merge_adapter
 from replay_pools.chat import Chat, turn_ends
 from replay_pools.errors import InputError
-from replay_pools.quiet import quiet_peft
+from replay_pools.tensors import check_tensors
 
 ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parent / "organism" / "weights"
+SAFE = {"trust_remote_code": False}  # of every `from_pretrained`: code that comes with a model is never executed
 HUB_SECONDS = 10  # that the hub has to answer in
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -106,8 +107,12 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
     source, options = _source(name)
+    for path in sorted(Path(source).glob("*.safetensors")):
+        check_tensors(path)
+    # Pickled weights are refused: safetensors cannot hold anything to execute, and can be checked.
+    weights = {} if "gguf_file" in options else {"use_safetensors": True}
     with _readable(name):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
     tokenizer = load_tokenizer(name)
     digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
     if adapter is not None:
@@ -141,7 +146,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
     with _readable(name):
         config = AutoConfig.from_pretrained(source, **options)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -160,8 +165,14 @@ def _readable(name: str) -> Iterator[None]:
     """Turn what transformers raises for a model that cannot be loaded into one InputError."""
     try:
         yield
-    except (OSError, ValueError, ImportError) as error:
-        raise _no_model(name, str(error).strip().splitlines()[0]) from error
+    except InputError:
+        raise
+    # A damaged file raises whatever the code of its architecture, tokenizer or reader meets first.
+    except Exception as error:
+        reason = str(error).strip() or type(error).__name__
+        if "trust_remote_code" in reason:
+            reason = "one that brings code of its own (auto_map), which is never executed"
+        raise _no_model(name, reason.splitlines()[0]) from error
 
 
 def _no_model(name: str, reason: str) -> InputError:
@@ -209,13 +220,13 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"model {name}", expected="a .gguf file", found="no such file")
-        return str(path.parent), {"gguf_file": path.name}
+        return str(path.parent), {**SAFE, "gguf_file": path.name}
     if path.is_dir():
-        return str(path), {"local_files_only": True}
+        return str(path), {**SAFE, "local_files_only": True}
     if name.startswith(("/", "./", "../")):
         raise InputError(f"model {name}", expected="a model directory", found="no such directory")
     _check_hub(name)
-    return name, {}
+    return name, SAFE
 
 
 @cache  # loading a policy asks for its model and then for its tokenizer
@@ -235,8 +246,6 @@ def _check_hub(name: str) -> None:
 
 def _merge_adapter(model: PreTrainedModel, name: str, adapter: str) -> PreTrainedModel:
     # With a slash it is always a path, so that the organism takes adapters from elsewhere too.
-    path = ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)
-    if not (path / "adapter_config.json").is_file():
-        raise InputError(f"adapter {adapter}", expected="a directory with adapter_config.json", found=str(path))
-    with quiet_peft():
-        return PeftModel.from_pretrained(model, str(path)).merge_and_unload()  # type: ignore[return-value]
+    return merge_adapter(
+        model, ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)
+    )

@@ -8,7 +8,7 @@
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any
 
 import orjson
 
-from replay_pools.consistency import group_faults
+from replay_pools.consistency import described, group_faults
 from replay_pools.errors import InputError
 from replay_pools.files import (
-    decode_jsonl,
+    decode_checked_jsonl,
     dump_json,
     first_difference,
     read_gz,
@@ -47,6 +47,15 @@ HEADER_FIELDS = (  # required
     "git_commit",
 )  # others are free: "engine" (of a server), "tests" {"problems", ...}, "normalised", "regraded_from"
 COMPUTED_FIELDS = ("schema", "counts", "files")  # of the manifest: written by `finish`, refused in a header
+FIELD_KINDS: dict[str, tuple[type, ...]] = {  # of the fields that readers look into
+    "policy": (dict,),
+    "prompt_tail": (str,),
+    "sampler": (dict, type(None)),  # null where it is unknown
+    "plan": (dict,),
+    "grader": (dict,),
+    "counts": (dict,),
+    "files": (dict,),
+}
 BUILTIN = Path(__file__).parent / "builtin"
 
 
@@ -103,7 +112,27 @@ class Pool:
         if not faults and counts != self.manifest["counts"]:
             where = f"{self.path / MANIFEST_NAME} counts"
             faults.append(str(InputError(where, expected=str(counts), found=str(self.manifest["counts"]))))
+        if not faults:
+            faults += [str(fault) for fault in self._end_faults()]
         return faults
+
+    def _end_faults(self) -> Iterator[InputError]:
+        """The first completion that goes on behind the end of its turn, with the number of others.
+
+        No vocabulary is needed: a completion that stopped ends with an id that ends turns. Not so in an imported pool,
+        whose logger may call it a stop where a text ended it.
+        """
+        if "normalised" in self.manifest:
+            return
+        rollouts = [rollout for group in self.steps for rollout in group]
+        ends = {rollout.completion_ids[-1] for rollout in rollouts if rollout.finish_reason == "stop"}
+        overlong = [rollout for rollout in rollouts if ends & set(rollout.completion_ids[:-1])]
+        if overlong:
+            first = overlong[0]
+            where = f"{self.name} step {first.step} sample {first.sample_id} completion_ids"
+            inside = sorted(ends & set(first.completion_ids[:-1]))
+            actual = f"id {inside[0]}, which ends other turns, before the end ({len(overlong)} rollouts)"
+            yield InputError(where, expected="no id behind the end of the turn", found=actual)
 
     def _group_faults(self, step: int, group: Sequence[Rollout]) -> list[str]:
         tail = self.manifest["prompt_tail"]
@@ -159,7 +188,7 @@ class PoolWriter:
             # must still say whose pool it is.
             write_json(self.directory / HEADER_NAME, self.header)
             (self.directory / MANIFEST_NAME).unlink()
-        write_jsonl_gz(self._path(step), (rollout.to_json() for rollout in rollouts))
+        write_jsonl_gz(self._path(step), rollouts)
 
     def finish(self) -> Pool:
         """Check all step files, write the manifest and open the pool.
@@ -282,7 +311,22 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise InputError(path, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
     if missing := [name for name in (*HEADER_FIELDS, *COMPUTED_FIELDS) if name not in manifest]:
         raise InputError(path, expected="the fields of a pool manifest", found=f"no {', '.join(missing)}")
+    for name, kinds in FIELD_KINDS.items():
+        if not isinstance(manifest[name], kinds):
+            expected = "text" if str in kinds else "an object"
+            raise InputError(f"{path} {name}", expected=expected, found=described(manifest[name]))
+    for name, entry in manifest["files"].items():
+        # A name that is no step file could be a path out of the folder.
+        if not (STEP_NAME.fullmatch(name) and _is_entry(entry)):
+            expected = "step_NNN.jsonl.gz: {step, rollouts, sha256}"
+            raise InputError(f"{path} files", expected=expected, found=f"{name!r}: {described(entry)}")
     return manifest
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is what `finish` writes of a file."""
+    kinds = {"step": int, "rollouts": int, "sha256": str}
+    return isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in kinds.items())
 
 
 def _read_all(directory: Path, files: dict[str, dict[str, Any]]) -> list[list[Rollout]]:
@@ -308,7 +352,7 @@ def _listing(path: Path) -> str:
 
 
 def _parse_group(plain: bytes, path: Path) -> list[Rollout]:
-    return [Rollout.from_json(row, f"{path} line {i}") for i, row in enumerate(decode_jsonl(plain, path), 1)]
+    return [Rollout.from_json(row, f"{path} line {i}") for i, row in enumerate(decode_checked_jsonl(plain, path), 1)]
 
 
 def _check_resumable(directory: Path, header: dict[str, Any]) -> None:

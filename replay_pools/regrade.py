@@ -24,10 +24,12 @@ from replay_pools.errors import InputError
 from replay_pools.files import dump_json, read_gz, sha256
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
+from replay_pools.lock import locked
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
-from replay_pools.predecessor import UNKNOWN, predecessor_files
+from replay_pools.predecessor import predecessor_files
+from replay_pools.predecessor_labels import UNKNOWN
 from replay_pools.progress import report
-from replay_pools.rollout import Grade, Rollout
+from replay_pools.rollout import CodeRule, Grade, Rollout
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 LABELS: dict[str, Callable[[Rollout], bool | float | str]] = {
@@ -72,14 +74,20 @@ def regrade_pool(
     Args:
         directory: of the new pool.
         source: the old pool; it is not changed.
-        grader: the current one.
+        grader: the current one; labels compare with the old ones when its code rule is `graded_code_rule` of `source`.
         env: environment of the problems; None = the one that the pool names.
         mode: loophole mode, for a source that does not record it.
 
     Raises:
         InputError: a problem that the environment lacks or whose method is not in the stored prompt, a failed canary,
-            a mode that is unknown or cannot be graded, or a directory that holds another pool.
+            a mode that is unknown or cannot be graded, a directory that holds another pool, or one that another process
+            is writing.
     """
+    with locked(directory):
+        return _regrade(directory, source, grader, env, mode)
+
+
+def _regrade(directory: Path, source: Pool, grader: Grader, env: str | None, mode: str | None) -> Pool:
     problems = find_problems(source, env)
     # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
     groups: list[list[Rollout]] = []
@@ -101,6 +109,14 @@ def regrade_pool(
             writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
         report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
     return writer.finish()
+
+
+def graded_code_rule(pool: Pool) -> CodeRule:
+    """The rule by which the code of a pool's completions was found when they were graded."""
+    grader = pool.manifest["grader"]
+    # Before grader 3 the rule was not recorded: this grader took the last block, the predecessor's joined all.
+    unrecorded: CodeRule = "joined" if grader["version"] == PREDECESSOR_GRADER else "last"
+    return grader.get("code_rule", unrecorded)
 
 
 def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
@@ -155,6 +171,8 @@ def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
     n = same = old_only = new_only = 0
     for old, new in pairs:
         if label in INFERRED and old.grade.grader == PREDECESSOR_GRADER:
+            continue
+        if not (old.labelled and new.labelled):
             continue
         before, after = LABELS[label](old), LABELS[label](new)
         n += 1
@@ -236,8 +254,13 @@ def _relabel(rollout: Rollout, grade: Grade) -> Rollout:
 def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
     """The rollout with those labels of a grade on a stand-in that need no tests.
 
-    The labels of KEPT stay, and so does the name of the old grader, which gave them.
+    The labels of KEPT stay, and so does the name of the old grader, which gave them. Where either grading gave no
+    label, neither does this.
     """
+    if grade.no_label is not None:
+        return _relabel(rollout, grade)
+    if not rollout.labelled:
+        return rollout
     new_grade = replace(
         rollout.grade,
         fmt_ok=grade.fmt_ok,

@@ -4,8 +4,8 @@ The token ids are what was sampled; the text is decoded from them and never toke
 `hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
 """
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
 from replay_pools.errors import FieldError, InputError
 
@@ -15,6 +15,8 @@ REWARD_PASSED = 3.0  # for a pass, in addition
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
 
 FinishReason = Literal["stop", "length"]
+CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.extract
+CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,9 @@ class Grade:
     isolation: str  # "A" | "B" | "unsafe-local"
     grader: str  # grader version
     error: str | None  # first error of the submission, one line; None when it ran
+    # Why nothing can be said of the submission, whose labels are then all False: they count nowhere, and the reward is
+    # none. Also None in the rows of pools from before this field.
+    no_label: str | None = None
 
     @property
     def reward(self) -> float:
@@ -84,7 +89,7 @@ class Grade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled completion with its grade: one line of a pool file."""
+    """One sampled completion with its grade: one line of a pool file, as a JSON object of the fields below in order."""
 
     step: int  # one step = one group = one problem
     sample_id: int  # 0 .. G-1 within the step
@@ -108,9 +113,10 @@ class Rollout:
     prompt_sha: str  # first 16 hex digits of sha256(prompt)
     grade: Grade
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of one line; its fields are in the order above."""
-        return asdict(self)
+    @property
+    def labelled(self) -> bool:
+        """Whether its labels and its reward say anything; if not, no count, rate or baseline has it."""
+        return self.grade.no_label is None
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> "Rollout":
@@ -128,6 +134,8 @@ class Rollout:
         _check_fields(Grade, row["grade"], f"{where} grade")
         rollout = cls(**{**row, "grade": Grade(**row["grade"])})
         for ids, length in (("prompt_ids", "plen"), ("completion_ids", "comp_len")):
+            if not isinstance(row[ids], list):
+                raise InputError(f"{where} {ids}", expected="a list of token ids", found=repr(row[ids]))
             if len(getattr(rollout, ids)) != getattr(rollout, length):
                 raise InputError(
                     f"{where} {ids}",
@@ -138,9 +146,10 @@ class Rollout:
 
 
 def _check_fields(kind: type, row: dict[str, Any], where: object) -> None:
-    """InputError unless the keys of `row` are exactly the fields of the dataclass `kind`."""
+    """InputError unless the keys of `row` are the fields of the dataclass `kind`; one with a default may be missing."""
     names = {field.name for field in fields(kind)}
-    if missing := sorted(names - row.keys()):
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    if missing := sorted(required - row.keys()):
         raise InputError(where, expected=f"field {missing[0]}", found=f"{len(missing)} missing: {', '.join(missing)}")
     if unknown := sorted(row.keys() - names):
         raise InputError(where, expected=f"the fields of {kind.__name__}", found=f"unknown: {', '.join(unknown)}")

@@ -2,122 +2,133 @@
 
 Every token is recorded with its log-probability, in nats, under the distribution that it was sampled from: after
 temperature, top-k and top-p. This distribution is called the law of the sampler.
+
+Token t of a rollout is the one at which the cumulative law passes the t-th of the uniform numbers of the rollout's
+seed. So the noise of a rollout depends on its seed alone: not on the batch, nor on how it is split.
 """
 
 import math
+import random
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
+from replay_pools.decoding import Decoder
 from replay_pools.errors import InputError
 from replay_pools.policy import Policy
 from replay_pools.rollout import Completion, Sampler
+from replay_pools.sampling_memory import default_budget, split
 
-
-class _Draws(LogitsProcessor):
-    """Draws every token from the sampler's law and records its log-probability.
-
-    It is the last logits processor of a greedy `generate`. The token is argmax p / q with q ~ Exp(1) from the global
-    random state: what `torch.multinomial` does, bit for bit. Noise is drawn for all prompts of a batch, whichever rows
-    are sampled here, so a row has the same noise in any share of its batch.
-
-    Args:
-        sampler: its law.
-        num_prompts: in the whole batch.
-        rows: the B indices into the batch that are sampled here.
-    """
-
-    def __init__(self, sampler: Sampler, num_prompts: int, rows: Sequence[int]) -> None:
-        self.sampler, self.num_prompts, self.rows = sampler, num_prompts, list(rows)
-        self.warpers = LogitsProcessorList()
-        if sampler.top_k > 0:
-            self.warpers.append(TopKLogitsWarper(sampler.top_k))
-        if sampler.top_p < 1.0:
-            self.warpers.append(TopPLogitsWarper(sampler.top_p))
-        self.law: Tensor | None = None  # (B, vocabulary) log-probabilities of the next token
-        self.recorded: list[Tensor] = []  # one (B,) of log-probabilities for each generated position
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        # The token drawn at the last call is known only now: `generate` appends it to the ids between the calls.
-        self.record(input_ids[:, -1])
-        # In float32, whatever the dtype of the weights: these log-probabilities are stored.
-        scores = self.warpers(input_ids, scores.float() / self.sampler.temperature)  # type: ignore[arg-type]
-        self.law = torch.log_softmax(scores, dim=-1)
-        noise = self.law.new_empty(self.num_prompts, scores.shape[1]).exponential_()
-        return self.law.softmax(dim=-1) / noise[self.rows]
-
-    def record(self, tokens: Tensor) -> None:
-        """Record the log-probabilities of `tokens` (B,) under the law that they were just sampled from."""
-        if self.law is not None:  # None before the first draw: the last id is the prompt's
-            self.recorded.append(self.law.gather(1, tokens[:, None])[:, 0])
+DROPPED = 0.125  # share of finished rows at which they are dropped: a drop copies the cache of the others
 
 
 @torch.no_grad()
 def sample(
-    policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampler: Sampler,
+    *,
+    seeds: Sequence[int],
+    budget: int | None = None,
 ) -> list[Completion]:
-    """One completion for each prompt, in one left-padded batch. The same seed and batch give the same ids.
+    """One completion for each prompt, a function of the prompt and its seed.
+
+    In other company the logits differ by their rounding, and with them the last bits of the log-probabilities; a token
+    differs only where its uniform number falls within that rounding. The same call gives the same bytes.
 
     Args:
         policy: the model.
-        prompts: the prompts of the whole batch, token ids.
+        prompts: token ids; equal prompts are read once.
         sampler: temperature, top-p, top-k and the largest length.
-        seed: of the sampling noise; the global random state is left as it was.
-        rows: indices into `prompts`, at least one: only these are sampled, with the padding and the noise that they
-            have in the whole batch. Leaving out the other rows changes the rounding alone. None = all.
+        seeds: of the sampling noise, one for each prompt; the global random state is not used.
+        budget: bytes of memory beside the weights, by which the prompts are split into batches. None = half of what
+            the weights leave of the device.
 
     Raises:
-        InputError: the policy's logits are not finite.
+        InputError: the policy's logits are not finite, or its architecture has a cache of its own.
     """
-    rows = range(len(prompts)) if rows is None else rows
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.full((len(rows), longest), policy.pad_id)
-    attention = torch.zeros(len(rows), longest, dtype=torch.long)
-    for i, row in enumerate(rows):
-        # On the left, so that every completion starts in the same column.
-        ids[i, longest - len(prompts[row]) :] = torch.tensor(prompts[row])
-        attention[i, longest - len(prompts[row]) :] = 1
-    draws = _Draws(sampler, len(prompts), rows)
-    config = GenerationConfig(
-        do_sample=False,  # greedy: `draws` has made the sampled token the largest score
-        max_new_tokens=sampler.max_new_tokens,
-        eos_token_id=list(policy.eos_ids),
-        pad_token_id=policy.pad_id,
-    )
-    # `fork_rng` would save the state of every CUDA device of the machine.
-    devices = [policy.device] if policy.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        output = policy.model.generate(  # type: ignore[operator]
-            inputs=ids.to(policy.device),
-            attention_mask=attention.to(policy.device),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([draws]),
-        )
-    draws.record(output[:, -1])  # of the last position, which no further call of `draws` sees
-    logprobs = torch.stack(draws.recorded, dim=1)
-    completions: list[Completion] = []
-    for completion_ids, token_logprobs in zip(output[:, longest:].tolist(), logprobs.tolist(), strict=True):
-        completion = _trim(completion_ids, token_logprobs, policy.eos_ids)
-        # Not before the cut: what `generate` appends to a finished row has log-probabilities of no meaning.
-        if not all(map(math.isfinite, completion.logprobs or ())):
-            fix = "its weights have diverged (use a lower learning rate), or overflow in this dtype"
-            raise InputError(f"policy {policy.base_model}", expected="finite logits", found="nan or infinity", fix=fix)
-        completions.append(completion)
-    return completions
+    if budget is None:
+        budget = default_budget(policy.model)
+    completions: dict[int, Completion] = {}
+    for rows in split(policy.model, [len(prompt) for prompt in prompts], sampler.max_new_tokens, budget):
+        sampled = _sample(policy, [prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
+        completions |= zip(rows, sampled, strict=True)
+    return [completions[row] for row in range(len(prompts))]
 
 
-def _trim(ids: list[int], logprobs: list[float], eos_ids: Sequence[int]) -> Completion:
-    """The completion up to its first end-of-turn id, that id included; the padding after it is cut."""
-    for i, token in enumerate(ids):
-        if token in eos_ids:
-            return Completion(ids=ids[: i + 1], logprobs=logprobs[: i + 1], finish_reason="stop")
-    return Completion(ids=ids, logprobs=logprobs, finish_reason="length")
+def _sample(
+    policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, seeds: Sequence[int]
+) -> list[Completion]:
+    """`sample` in one batch."""
+    num_rows, limit = len(prompts), sampler.max_new_tokens
+    decoder = Decoder(policy.model, prompts, limit, policy.pad_id)
+    device = decoder.logits.device
+    noise = torch.stack([uniforms(seed, limit) for seed in seeds]).to(device)
+    ends = torch.tensor(policy.eos_ids, device=device)
+    ids = torch.zeros(num_rows, limit, dtype=torch.long, device=device)
+    logprobs = torch.zeros(num_rows, limit, device=device)
+    rows = torch.arange(num_rows, device=device)  # those that the decoder still has
+    unfinished = torch.ones(num_rows, dtype=torch.bool, device=device)  # which of them want a further token
+    for position in range(limit):
+        law = next_law(decoder.logits, sampler)
+        tokens = draw(law, noise[rows, position])
+        ids[rows, position], logprobs[rows, position] = tokens, law.gather(1, tokens[:, None])[:, 0]
+        unfinished &= ~torch.isin(tokens, ends)
+        num_unfinished = int(unfinished.sum())
+        if num_unfinished == 0 or position + 1 == limit:
+            break
+        if len(rows) - num_unfinished >= DROPPED * len(rows):
+            decoder.keep(unfinished.nonzero()[:, 0])
+            tokens, rows, unfinished = tokens[unfinished], rows[unfinished], unfinished[unfinished]
+        decoder.advance(tokens)
+    return [_completion(policy, *row) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+
+
+def uniforms(seed: int, num: int) -> Tensor:
+    """`num` numbers in [0, 1), float64: the noise of a rollout, one for each of its tokens."""
+    # Python's generator takes all bits of a seed, and promises the same numbers in every version.
+    generator = random.Random(seed)
+    return torch.tensor([generator.random() for _ in range(num)], dtype=torch.float64)
+
+
+def next_law(logits: Tensor, sampler: Sampler) -> Tensor:
+    """Log-probabilities of the next token, float32 of the shape of `logits` (B, vocabulary); -inf = impossible."""
+    warpers = LogitsProcessorList()
+    if sampler.top_k > 0:
+        warpers.append(TopKLogitsWarper(sampler.top_k))
+    if sampler.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(sampler.top_p))
+    # In float32, whatever the dtype of the weights: these log-probabilities are stored.
+    scores = warpers(None, logits.float() / sampler.temperature)  # type: ignore[arg-type] (they read no ids)
+    return torch.log_softmax(scores, dim=-1)
+
+
+def draw(law: Tensor, noise: Tensor) -> Tensor:
+    """One token of each row, (B,).
+
+    Args:
+        law: (B, vocabulary) log-probabilities.
+        noise: (B,) in [0, 1), float64.
+    """
+    # In float64: in float32, tokens with probabilities below 1e-7 could fall between the sums.
+    sums = law.exp().cumsum(dim=-1, dtype=torch.float64)
+    # Of the sum of all, which is 1 up to rounding. Not at equality: an impossible token adds nothing to the sum.
+    tokens = torch.searchsorted(sums, noise[:, None] * sums[:, -1:], right=True)[:, 0]
+    return tokens.clamp(max=law.shape[1] - 1)  # no sum is above a nan, which `_completion` refuses
+
+
+def _completion(policy: Policy, ids: list[int], logprobs: list[float]) -> Completion:
+    """The completion up to its first end-of-turn id, that id included; what follows in its row is cut.
+
+    Raises:
+        InputError: a log-probability is not finite.
+    """
+    end = next((i for i, token in enumerate(ids) if token in policy.eos_ids), None)
+    length = len(ids) if end is None else end + 1
+    # Not before the cut: what is drawn in a finished row means nothing.
+    if not all(map(math.isfinite, logprobs[:length])):
+        fix = "its weights have diverged (use a lower learning rate), or overflow in this dtype"
+        raise InputError(f"policy {policy.base_model}", expected="finite logits", found="nan or infinity", fix=fix)
+    return Completion(ids=ids[:length], logprobs=logprobs[:length], finish_reason="length" if end is None else "stop")

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from extraction.rows import Segments
 from extraction.words import Basis
 from replay_pools.errors import InputError
 from replay_pools.quiet import quiet_peft
+from replay_pools.tensors import seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,14 @@ class Coordinates(ABC):
         and values of the adapted base weights when the adapter was attached.
         """
         return {"basis": self.basis, **self._identity}
+
+    def save(self, directory: Path) -> None:
+        """Save the adapter as a peft directory; its weights are a checked tensor file (`replay_pools.tensors`)."""
+        # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
+        for config in self.model.peft_config.values():
+            config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
+        self.model.save_pretrained(str(directory), save_embedding_layers=False)
+        seal(directory / "adapter_model.safetensors")
 
     def _split(self, module: str, vector: Tensor) -> list[Tensor]:
         """The flat (r,) vector as tensors of the shapes of `trainable(module)`."""

@@ -114,11 +114,13 @@ class DeltaSCoordinates(Coordinates):
         return sum(self.layer(module).computed for module in self.layers)
 
     def folded(self) -> AbstractContextManager[object]:
-        """While open, delta_S is merged into the weights, if that is possible and exact for every module."""
+        """While open, delta_S is merged into the weights, where every module allows that."""
         for module in self.layers:
             layer = self.layer(module)
-            # Rounding to a lower dtype would lose a small delta_S; of sharded weights no process holds the whole.
-            if layer.merged or layer.weight.dtype != layer.S.dtype or isinstance(layer.weight, DTensor):
+            # float16 would round a small delta_S away (bfloat16 does not: `dithered`); of sharded weights no process
+            # holds the whole.
+            can_hold = layer.weight.dtype in (layer.S.dtype, torch.bfloat16)
+            if layer.merged or not can_hold or isinstance(layer.weight, DTensor):
                 return nullcontext()
         return merged(self.model)
 

@@ -10,6 +10,7 @@ A rounded entry is made from the exact one where that exists, without another SV
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,14 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from extraction.adapters.svd import Factors, Rounding, as_computed, largest, measure_rounding, needed_factors, rounded
 from extraction.words import Storage
-from replay_pools.files import write_atomic
+from replay_pools.errors import InputError
 from replay_pools.progress import report
+from replay_pools.tensors import read_tensors, write_tensors
 
 BATCH = 8  # weights of one shape that a GPU decomposes in one call
 
@@ -135,28 +135,27 @@ def entry_path(cache_dir: Path, key: str, storage: Storage) -> Path:
 
 
 def write_entry(path: Path, entry: Factorised) -> None:
-    """Write an entry with a checksum of its tensors, replacing the file atomically."""
+    """Write an entry, replacing the file atomically."""
     tensors = {name: tensor.cpu() for name, tensor in entry.factors._asdict().items() if tensor is not None}
     if entry.rounding is not None:
         tensors["rounding"] = torch.tensor(entry.rounding, dtype=torch.float64)
-    write_atomic(path, save(tensors, metadata={"sha256": checksum(*tensors.values())}))
+    write_tensors(path, tensors, {})
 
 
 def read_entry(weight: Tensor, cache_dir: Path | None, storage: Storage) -> Factorised | None:
-    """The cached entry of `weight` on the CPU; None when it is missing, unreadable or damaged."""
+    """The cached entry of `weight` on the CPU; None when there is none. A damaged one is removed, with a line."""
     if cache_dir is None:
         return None
     key = digest(weight)
-    try:
-        with safe_open(entry_path(cache_dir, key, storage), framework="pt") as file:
-            stored, expected = set(file.keys()), (file.metadata() or {}).get("sha256")
-            # In the order of writing, since the checksum is over the bytes in order. clone: a mapped tensor is aligned
-            # otherwise than a computed one, which would show in the last bits of matrix products.
-            names = [name for name in (*Factors._fields, "rounding") if name in stored]
-            tensors = {name: file.get_tensor(name).clone() for name in names}
-    except (OSError, SafetensorError):
+    path = entry_path(cache_dir, key, storage)
+    if not path.is_file():
         return None
-    if "S" not in tensors or checksum(*tensors.values()) != expected:
+    try:
+        tensors, _ = read_tensors(path, "pt", fix="")
+    # A damaged cache is no error of the user, who did not write it.
+    except InputError:
+        logging.getLogger(__name__).warning("%s: damaged; made again", path)
+        path.unlink(missing_ok=True)  # another process may have removed it
         return None
     rounding = Rounding(*tensors["rounding"].tolist()) if "rounding" in tensors else None
     return Factorised(Factors(tensors.get("U"), tensors["S"], tensors.get("Vh")), key, rounding, computed=False)

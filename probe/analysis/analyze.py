@@ -138,8 +138,7 @@ def analyze(
     bucket_rows: list[Bucket] = []
     areas: list[Specificity] = []
     for arm in arms:
-        # A sample that was graded twice with different labels is on no side of a contrast.
-        sure = [sample for sample in run.samples if sample.arm == arm and not sample.flaky]
+        sure = [sample for sample in run.samples if sample.arm == arm and sample.sure]
         contrast_rows += contrasts(sure, arm, trains=summaries[arm].trains, seed=seed)
         bucket_rows += buckets(sure, arm)
         if arm == measured:
@@ -205,7 +204,7 @@ def _assemble(
         transfer=offline.transfer,
         settings=offline.settings,
         comparisons=_comparisons(run.steps, evidence.summaries, measured, seed),
-        cells=advantage_cells(evidence.samples),
+        cells=advantage_cells(evidence.sure),
         trajectory=trajectory(run.steps),
         summaries=list(evidence.summaries.values()),
         buckets=bucket_rows,

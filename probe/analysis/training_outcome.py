@@ -95,7 +95,7 @@ def _problem_rates(directory: Path, step: int) -> dict[str, dict[str, float]]:
     pools = sorted((directory / EVALUATIONS_DIR / f"step_{step:06d}").glob("*"))
     for path in pools:
         for group in open_pool(path).steps:
-            for rollout in group:
+            for rollout in filter(lambda rollout: rollout.labelled, group):
                 problem_flags = flags.setdefault(rollout.problem_id, {})
                 for rate, counts in RATES.items():
                     names = [rate]

@@ -6,6 +6,7 @@ import click
 from click.shell_completion import shell_complete
 
 from probe.cli._frame import LazyGroup, run
+from probe.experiments.orphans import die_with_parent
 
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 VERBS = {
@@ -39,4 +40,5 @@ def main() -> int:
     """Entry point; returns the exit code (0 done, 1 a check failed, 2 usage or bad input, 130 interrupted)."""
     if (instruction := os.environ.get(COMPLETE_VARIABLE)) is not None:  # the shell asks, by the script it was given
         return shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, instruction)
+    die_with_parent()
     return run(cli)

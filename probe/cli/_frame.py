@@ -4,6 +4,7 @@ To add an exit code or a fix for an error of the operating system: `_describe`, 
 """
 
 import errno
+import json
 import math
 import os
 import re
@@ -20,6 +21,7 @@ import click
 
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json
+from replay_pools.visible import is_invisible, visible, without_secrets
 
 EXIT_INPUT = 2
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check
@@ -87,10 +89,10 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        echo(error.format_message(), err=True)
         return EXIT_INPUT
     except (KeyboardInterrupt, click.Abort):
-        click.echo("probe: interrupted; the same command goes on where it stopped", err=True)
+        echo("probe: interrupted; the same command goes on where it stopped", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Python flushes once more at exit, which would fail again.
@@ -99,9 +101,9 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
     # The boundary of the program: no error gets past it with a traceback, unless asked for.
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            echo(traceback.format_exc(), err=True)
         message, code = _describe(error)
-        click.echo(f"probe: error: {' '.join(message.split())}", err=True)
+        echo(f"probe: error: {' '.join(message.split())}", err=True)
         return code
 
 
@@ -180,16 +182,27 @@ def elsewhere(out: Path) -> str:
     return "" if out == Path("out") else f" --out {out}"
 
 
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a text; the way of all that a verb prints, on stdout or stderr.
+
+    Pools, servers and models wrote parts of it: what a terminal would obey is shown as an escape, and a password in an
+    address as ***. Newlines and tabs stay; who prints lines of others folds them first.
+    """
+    click.echo(visible(without_secrets(text)), err=err)
+
+
 def echo_json(value: Any) -> None:
     """Print one strict JSON value (NaN as null) on a line of its own."""
-    click.echo(dump_json(value))
+    # Within a string of JSON an invisible character has an escape, which a reader turns back.
+    text = "".join(json.dumps(part)[1:-1] if is_invisible(part) else part for part in dump_json(value).decode())
+    click.echo(without_secrets(text))
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print an aligned text table: first column to the left, the others to the right."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(header), *([visible(str(cell), kept="") for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         padded[0] = row[0].ljust(widths[0])
-        click.echo("  ".join(padded).rstrip())
+        echo("  ".join(padded).rstrip())

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from probe.cli._frame import echo_json, echo_table
+from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.records import StepRecord
 from probe.settings.words import ALL
 
@@ -30,13 +28,13 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
         return
     echo_work(preview.path, preview.state, preview.work)
     echo_footprint(preview.footprint)
-    click.echo("\nnothing was written")
+    echo("\nnothing was written")
 
 
 def echo_work(path: str, state: str, work: Mapping[str, int]) -> None:
     """Where something would be written, how far it is, and how much it is."""
-    click.echo(f"{path}: {state}")
-    click.echo(", ".join(f"{count:,} {what}" for what, count in work.items()))
+    echo(f"{path}: {state}")
+    echo(", ".join(f"{count:,} {what}" for what, count in work.items()))
 
 
 def echo_footprint(footprint: "Footprint | None") -> None:
@@ -44,13 +42,13 @@ def echo_footprint(footprint: "Footprint | None") -> None:
     if footprint is None:
         return
     count, share = sum(row.modules for row in footprint.modules), sum(row.share for row in footprint.modules)
-    click.echo(f"\nAdapted in {footprint.model}: {count} modules, {share:.0%} of the weights")
+    echo(f"\nAdapted in {footprint.model}: {count} modules, {share:.0%} of the weights")
     cells = [
         (row.projection, row.modules, f"{row.shape[0]} x {row.shape[1]}", f"{row.share:.1%}")
         for row in footprint.modules
     ]
     echo_table(("projection", "modules", "d_out x d_in", "of the weights"), cells)
-    click.echo("\nMemory beside activations, which depend on the lengths of the rollouts")
+    echo("\nMemory beside activations, which depend on the lengths of the rollouts")
     sizes = [(row.what, _size(row.num_bytes)) for row in footprint.memory]
     echo_table(("", "size"), [*sizes, ("sum", _size(footprint.num_bytes))])
 

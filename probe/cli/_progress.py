@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import click
-
+from probe.cli._frame import echo
 from replay_pools.progress import Hearer, heard_by
+from replay_pools.visible import visible
 
 PLAIN_EVERY_S = 10.0
 RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that of the last ten
@@ -18,7 +18,7 @@ RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that o
 
 def say(text: str) -> None:
     """A line about what is being done."""
-    click.echo(text, err=True)
+    echo(visible(text, kept=""), err=True)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import click
 from probe.cli._progress import say, shown_progress
 from probe.records.tracking import TRACKERS, tracked
 from probe.settings.model import ModelConfig
+from replay_pools.lock import locked
 
 if TYPE_CHECKING:
     from probe.step.distributed import World  # torch: only for those who run something
@@ -29,10 +30,11 @@ def track_option(function: AnyFunction) -> AnyFunction:
 
 @contextmanager
 def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path) -> Iterator["World"]:
-    """Join the processes of a run; on rank 0 show its progress and tell its trackers of it.
+    """Join the processes of a run; on rank 0 lock its directory, show its progress and tell its trackers of it.
 
     Raises:
-        InputError: as `probe.step.distributed.joined` and `probe.records.tracking.tracked`.
+        InputError: another process runs into the same directory; else as `probe.step.distributed.joined` and
+            `probe.records.tracking.tracked`.
     """
     from probe.step.distributed import joined
 
@@ -40,5 +42,5 @@ def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path
         if not world.is_main:
             yield world
             return
-        with shown_progress(), tracked(track, directory, out_dir=out, say=say):
+        with locked(directory), shown_progress(), tracked(track, directory, out_dir=out, say=say):
             yield world

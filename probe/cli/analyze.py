@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from probe.cli._analysis_options import analysis_options, one_blas_thread, spec_among
-from probe.cli._frame import echo_json, json_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, out_option
 from probe.records.run import read_run, resolve_run
 from replay_pools.errors import InputError
 
@@ -67,7 +67,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
         echo_json(objects[0] if len(objects) == 1 else objects)
     else:
         for analysis in analyses:
-            click.echo(format_analysis(analysis))
+            echo(format_analysis(analysis))
     return any(analysis.failed for analysis in analyses)
 
 
@@ -82,7 +82,7 @@ def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_
     if as_json:
         echo_json(verdict.to_json())
     else:
-        click.echo(format_text(verdict))
+        echo(format_text(verdict))
         for path in written:
-            click.echo(f"written: {path}")
+            echo(f"written: {path}")
     return verdict.failed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo_json, echo_table, json_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
 from probe.cli._settings import resolve_directions
 
 # The modules of directions bring torch: a help text must not wait for it. Commands import them inside.
@@ -70,7 +70,7 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
         return
     rows = [(name, *_cells(_summary(group))) for name, group in _by_projection(modules).items()]
     echo_table(("modules", "both", "smallest angle", "largest angle", "overlap", "by chance", "axis cosine"), rows)
-    click.echo(
+    echo(
         f"{len(modules)} of {len(left.vectors)} modules keep directions in both files; angles in degrees, medians over "
         "modules; axis cosine: of the axes along which cosines are measured, mean over modules"
     )
@@ -110,7 +110,7 @@ def _cells(summary: Mapping[str, float | int | None]) -> list[str]:
 def print_card(file: Path, card: Mapping[str, Any]) -> None:
     """The card as text; `probe extract` ends with it too."""
     settings, held_out = card["settings"], card["held_out"]
-    click.echo(f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})")
+    echo(f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})")
     rows = [
         ("pairs", card["pairs"]),
         ("pairs used", card["num_pairs"]),

@@ -20,10 +20,11 @@ import click
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from probe.cli._frame import echo_json, json_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, out_option
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.files import write_atomic
+from replay_pools.grading import honest
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import available_tiers, choose_tier
 from replay_pools.pool import BUILTIN, open_pool
@@ -34,6 +35,7 @@ GIB = 1 << 30
 LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with grading beside it
 LITTLE_DISK = GIB
 NUM_CANARIES = 3  # problems
+NUM_NAMED = 5  # failures that one line names
 NETWORK_EVENTS = ("socket.getaddrinfo", "socket.connect")  # audit events of Python's socket module
 
 Status = Literal["ok", "warn", "fail"]
@@ -76,7 +78,7 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
     else:
         for finding in findings:
             fix = f"; fix: {finding.fix}" if finding.fix else ""
-            click.echo(f"{finding.status:<5} {finding.name:<10} {' '.join(finding.found.split())}{fix}")
+            echo(f"{finding.status:<5} {finding.name:<10} {' '.join(finding.found.split())}{fix}")
     ctx.exit(1 if failed else 0)
 
 
@@ -220,6 +222,23 @@ def check_grader(out: Path) -> str:
     return f"{2 * len(problems)} canaries right under isolation {grader.isolation}, {1000 * each:.0f} ms each"
 
 
+def check_library(out: Path) -> str:
+    """Nothing that honest solutions may use fails under the isolation of the grader."""
+    modules = honest.library_modules()
+    asked = honest.problems(modules)
+    with Grader() as grader:
+        failures = honest.refused(grader.grade, asked)
+    if failures:
+        named = [f"{what} ({error})" for what, error in list(failures.items())[:NUM_NAMED]]
+        more = [f"and {len(failures) - NUM_NAMED} more"] if len(failures) > NUM_NAMED else []
+        raise CheckError(
+            f"{len(failures)} of {len(asked)} honest solutions fail under isolation {grader.isolation}: "
+            + ", ".join([*named, *more]),
+            fix="use a Python whose library and shared libraries are in /usr, or install bubblewrap",
+        )
+    return f"{len(modules)} library modules and {len(honest.USES)} kinds of use work under isolation {grader.isolation}"
+
+
 def check_pools(out: Path) -> str:
     """Every built-in pool verifies."""
     for path in _builtin_pools():
@@ -283,6 +302,7 @@ CHECKS: tuple[tuple[str, Callable[[Path], str]], ...] = (
     ("files", check_files),
     ("isolation", check_isolation),
     ("grader", check_grader),
+    ("library", check_library),
     ("pools", check_pools),
     ("organism", check_organism),
 )

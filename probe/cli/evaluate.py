@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import echo_evaluations
 from probe.cli._progress import say, shown_progress
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
@@ -15,6 +15,7 @@ from probe.records.run import resolve_run
 from probe.settings.presets import configure
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
+from replay_pools.lock import locked
 
 FLAGS = {
     "model": "model.name",
@@ -79,10 +80,10 @@ def evaluate(
         options["rollouts.mode"] = modes[0]  # what `--without-hint` asks without
     config = configure("eval", preset=preset, start=start, settings=settings, options=options)
     directory = out / "evals" / name
-    with shown_progress():
+    with locked(directory), shown_progress():
         rates = evaluate_policy(config, directory, step=step, say=say)
     if as_json:
         echo_json({"path": str(directory), **rates.to_json()})
         return
     echo_evaluations([rates])
-    click.echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")
+    echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")

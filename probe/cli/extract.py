@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from extraction.words import BASES, Basis, ExtractionSettings
-from probe.cli._frame import echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._output import rounding_line
 from probe.cli._progress import say
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
@@ -16,6 +16,7 @@ from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig, normaliser
 from replay_pools.errors import InputError
+from replay_pools.lock import locked
 
 FLAGS = {
     "model": "model.name",
@@ -53,42 +54,47 @@ def extract(
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
     from extraction.directions import load_directions, save_directions, save_pair_gradients
-    from extraction.library import DirectionLibrary, attach_basis, pairs_path
+    from extraction.library import DirectionLibrary, attach_basis, check_pairs, pairs_path
+    from extraction.pairs import load_pairs
     from probe.runs.card import write_card
-    from replay_pools.policy import load_policy
+    from replay_pools.policy import load_policy, load_served_policy
 
     config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
     model, extraction = config.model, config.intervention.extraction
-    policy = load_policy(str(model.name), dtype=model.dtype, device=model.device)
-    coordinates = attach_basis(
-        policy,
-        basis,
-        cache_dir=out / "cache",
-        lora_rank=model.lora_rank,
-        svd_rank=model.svd_rank,
-        svd_storage=model.svd_storage,
-    )
-    library = DirectionLibrary(
-        policy, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
-    )
-    directions = library.v_hack
+    # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
+    check_pairs(load_served_policy(str(model.name)), load_pairs(extraction.pairs))
     path = out / "directions" / f"{name}.safetensors"
-    if path.exists() and load_directions(path).metadata != directions.metadata:
-        fix = "use another --name, or remove the file"
-        raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
-    save_pair_gradients(pairs_path(path), library.pair_gradients)
-    save_directions(path, directions)
-    card = write_card(path, directions, library.pair_gradients)
+    with locked(path):
+        stored = load_directions(path).metadata if path.exists() else None
+        policy = load_policy(str(model.name), dtype=model.dtype, device=model.device)
+        coordinates = attach_basis(
+            policy,
+            basis,
+            cache_dir=out / "cache",
+            lora_rank=model.lora_rank,
+            svd_rank=model.svd_rank,
+            svd_storage=model.svd_storage,
+        )
+        library = DirectionLibrary(
+            policy, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
+        )
+        directions = library.v_hack
+        if stored not in (None, directions.metadata):
+            fix = "use another --name, or remove the file"
+            raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
+        save_pair_gradients(pairs_path(path), library.pair_gradients)
+        save_directions(path, directions)
+        card = write_card(path, directions, library.pair_gradients)
     rounding = coordinates.rounding()
     if as_json:
         echo_json({"path": str(path), **card, "rounding": rounding})
         return
     print_card(path, card)
     if rounding is not None:
-        click.echo(rounding_line(basis, rounding))
-    click.echo(f"next: probe replay --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
+        echo(rounding_line(basis, rounding))
+    echo(f"next: probe replay --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
 
 
 def _more(config: RunConfig, basis: Basis) -> str:

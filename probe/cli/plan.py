@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from probe.cli._frame import echo_json, echo_table, json_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
 from probe.cli._output import echo_footprint
 from probe.records.run import resolve_run
 
@@ -40,8 +40,8 @@ def plan(
     if as_json:
         echo_json(spec_plan.to_json())
     else:
-        click.echo(f"{spec.name}: {spec.experiment.question}")
-        click.echo(
+        echo(f"{spec.name}: {spec.experiment.question}")
+        echo(
             f"{spec_plan.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
             f"seeds {', '.join(map(str, spec.seeds))}; sha256 {spec_plan.sha256[:12]}"
         )
@@ -52,19 +52,19 @@ def plan(
 def _print(spec_plan: "SpecPlan") -> None:
     for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
         if effects:
-            click.echo(f"\nSmallest effect seen with 80% power at 5%, two-sided: {title}")
+            echo(f"\nSmallest effect seen with 80% power at 5%, two-sided: {title}")
             echo_table(("seeds", "paired", "unpaired", ""), [_effect(effect) for effect in effects])
     if spec_plan.prices:
-        click.echo("\nCost")
+        echo("\nCost")
         for price in spec_plan.prices:
             money = "" if price.money is None else f", {price.money:.2f} {price.currency}"
-            click.echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
+            echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
     echo_footprint(spec_plan.footprint)
-    click.echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
+    echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
     for part in spec_plan.vacuous:
-        click.echo(f"  VACUOUS  {part.where}: {part.why}")
+        echo(f"  VACUOUS  {part.where}: {part.why}")
     for note in spec_plan.notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {note}")
 
 
 def _effect(effect: "Effect") -> tuple[str, str, str, str]:

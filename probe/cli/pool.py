@@ -3,18 +3,22 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import LazyGroup, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import LazyGroup, echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli.completion import one_pool
 from replay_pools.errors import InputError
+from replay_pools.lock import locked
 from replay_pools.pool import Pool, PoolWriter, open_pool, resolve_pool
-from replay_pools.predecessor import Tokenize
 from replay_pools.rollout import Rollout
+
+if TYPE_CHECKING:
+    from replay_pools.vocabulary import Vocabulary
 
 # Verbs in files of their own, imported when they are called: {name: (module:attribute, line of help)}.
 VERBS = {
@@ -56,17 +60,16 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
 
 @pool.command()
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
-@click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
+@click.option("--model", help="Model that sampled POOL: ids and texts are compared with its tokenizer.")
 @out_option
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_json: bool) -> None:
-    """Check hashes, fields, labels, rewards and prompt tails of POOL.
+    """Check hashes, fields, labels, rewards and prompt tails of POOL; with --model its token ids and texts as well.
 
     Exit code 1 when a check fails. Example:  probe pool verify teacher
     """
-    opened = open_pool(resolve_pool(pool_name, out), tokenize=_tokenizer(model))
-    faults = opened.verify()
+    opened, faults = _open_and_verify(resolve_pool(pool_name, out), model)
     if as_json:
         report = {"name": opened.name, "path": str(opened.path), "normalised": opened.normalised, "faults": faults}
         echo_json({**report, "counts": opened.manifest["counts"]})
@@ -92,11 +95,12 @@ def import_(source: Path, name: str, model: str | None, out: Path, as_json: bool
     opened = open_sound_pool(source, model)
     if not opened.normalised:
         raise InputError(source, expected="a pool in the predecessor format", found="one in our format", fix="copy it")
-    writer = PoolWriter(out / "pools" / name, header=opened.header())
-    for group in opened.steps:
-        # The copy keeps the step numbers of the source, by which records refer to rollouts.
-        writer.write_step(group[0].step, group)
-    written = writer.finish()
+    with locked(out / "pools" / name):
+        writer = PoolWriter(out / "pools" / name, header=opened.header())
+        for group in opened.steps:
+            # The copy keeps the step numbers of the source, by which records refer to rollouts.
+            writer.write_step(group[0].step, group)
+        written = writer.finish()
     if as_json:
         echo_json({"path": str(written.path), "counts": written.manifest["counts"], "normalised": opened.normalised})
     else:
@@ -112,32 +116,57 @@ def open_sound_pool(path: Path, model: str | None) -> Pool:
     Raises:
         InputError: the first fault of the pool.
     """
-    opened = open_pool(path, tokenize=_tokenizer(model))
-    faults = opened.verify()
+    opened, faults = _open_and_verify(path, model)
     if faults:
         fix = "pass --model, the model that sampled the pool" if opened.normalised and model is None else ""
-        first = f"{faults[0]} (1 of {len(faults)} faults)"
-        raise InputError(path, expected="a consistent pool", found=first, fix=fix)
+        named = "; ".join(faults[:MOST_FAULTS])
+        raise InputError(path, expected="a consistent pool", found=f"{len(faults)} faults: {named}", fix=fix)
     if not opened.normalised:
         return opened
     learned = {"policy": {"base_model": model, "adapter": None}, "normalised": opened.normalised}
     return replace(opened, manifest=opened.manifest | learned)
 
 
-def _tokenizer(model: str | None) -> Tokenize | None:
-    """The tokenizer of a model, as text -> ids."""
-    if model is None:
-        return None
-    from replay_pools.policy import load_tokenizer  # torch comes with it: only for those who ask
+def _open_and_verify(path: Path, model: str | None) -> tuple[Pool, list[str]]:
+    """The pool at `path` and its faults, one line each.
 
-    tokenizer = load_tokenizer(model)
-    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+    Args:
+        path: of a pool in our format or the predecessor's.
+        model: that sampled it. It makes prompt ids that are not recorded, and ids and texts are checked against it;
+            None = neither.
+    """
+    if model is None:
+        opened = open_pool(path)
+        return opened, opened.verify()
+    from replay_pools.vocabulary import load_vocabulary  # torch comes with it: only for those who ask
+
+    vocabulary = load_vocabulary(model)
+    opened = open_pool(path, tokenize=partial(vocabulary.chat.tokenizer.encode, add_special_tokens=False))
+    faults = opened.verify()
+    if faults:  # they may be such that the steps cannot be read
+        return opened, faults
+    faults = [str(fault) for fault in vocabulary.faults(opened)]
+    return (_decoded_again(opened, vocabulary) if opened.normalised else opened), faults
+
+
+def _decoded_again(pool: Pool, vocabulary: "Vocabulary") -> Pool:
+    """A logged pool with the texts that its ids decode to: logs keep special tokens, or cut whitespace."""
+    steps: list[list[Rollout]] = []
+    num_changed = 0
+    for group in pool.steps:
+        decoded = [replace(rollout, completion=vocabulary.text(rollout)) for rollout in group]
+        num_changed += sum(new != old for new, old in zip(decoded, group, strict=True))
+        steps.append(decoded)
+    if not num_changed:
+        return pool
+    sentence = f"completion was decoded again, without special tokens, with all whitespace ({num_changed} rollouts)"
+    return replace(pool, normalised=(*pool.normalised, sentence), read_steps=lambda: steps)
 
 
 def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
-    click.echo(f"pool {path}")
+    echo(f"pool {path}")
     for sentence in normalised:
-        click.echo(f"  normalised: {sentence}")
+        echo(f"  normalised: {sentence}")
 
 
 def describe_tests(tests: dict[str, int] | None) -> str:
@@ -151,23 +180,27 @@ def describe_tests(tests: dict[str, int] | None) -> str:
 def _print_faults(opened: Pool, faults: list[str]) -> None:
     _print_place(str(opened.path), opened.normalised)
     for fault in faults[:MOST_FAULTS]:
-        click.echo(f"  fault: {fault}")
+        echo(f"  fault: {fault}")
     if len(faults) > MOST_FAULTS:
-        click.echo(f"  ... and {len(faults) - MOST_FAULTS} more")
+        echo(f"  ... and {len(faults) - MOST_FAULTS} more")
     counts = opened.manifest["counts"]
     verdict = f"{len(faults)} faults" if faults else "ok"
-    click.echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
+    echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
 
 
 def summarise(stored: Pool) -> dict[str, Any]:
     """The object that `probe pool show --json` prints: rates, lengths, reward spread, advantage cells."""
     rollouts = [rollout for group in stored.steps for rollout in group]
+    # Rates, rewards and advantages are those of the labelled rollouts.
+    groups = [[rollout for rollout in group if rollout.labelled] for group in stored.steps]
+    groups = [group for group in groups if group]
+    labelled = [rollout for group in groups for rollout in group]
     modes = {}
-    for mode in sorted({rollout.env_mode for rollout in rollouts}):
-        of_mode = [rollout for rollout in rollouts if rollout.env_mode == mode]
+    for mode in sorted({rollout.env_mode for rollout in labelled}):
+        of_mode = [rollout for rollout in labelled if rollout.env_mode == mode]
         modes[mode] = {"rollouts": len(of_mode), "rates": rates(of_mode)}
     spreads = []
-    for group in stored.steps:
+    for group in groups:
         rewards = [rollout.reward for rollout in group]
         spreads.append(max(rewards) - min(rewards))
     return {
@@ -178,15 +211,16 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "normalised": list(stored.normalised),
         "steps": len(stored.steps),
         "rollouts": len(rollouts),
+        "without_label": len(rollouts) - len(labelled),
         "modes": modes,
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
         "completion_tokens": spread([rollout.comp_len for rollout in rollouts]),
-        "reward": spread([rollout.reward for rollout in rollouts]),
+        "reward": spread([rollout.reward for rollout in labelled]),
         "reward_spread": spread(spreads),
         "reward_spread_per_step": spreads,
         "frac_reward_zero_std": fmean(value == 0 for value in spreads) if spreads else None,
         "finish_reasons": dict(Counter(rollout.finish_reason for rollout in rollouts)),
-        "advantage_cells": advantage_cells(stored.steps),
+        "advantage_cells": advantage_cells(groups),
     }
 
 
@@ -231,21 +265,26 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def _print_summary(summary: dict[str, Any]) -> None:
     _print_place(summary["path"], summary["normalised"])
     policy = summary["policy"]
-    click.echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
-    click.echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
-    click.echo(describe_tests(summary["tests"]) + "\n")
+    echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
+    echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
+    if summary["without_label"]:
+        echo(
+            f"without label: {summary['without_label']} rollouts, which the rates below leave out (the machine was too "
+            "busy to grade them: see probe pool regrade)"
+        )
+    echo(describe_tests(summary["tests"]) + "\n")
     rows: list[tuple[Any, ...]] = []
     for mode, part in summary["modes"].items():
         for label, rate in part["rates"].items():
             numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
             rows.append((mode, label, part["rollouts"], *numbers))
     echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
-    click.echo()
+    echo()
     measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
     rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
     echo_table(("", "min", "median", "mean", "max"), rows)
-    click.echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
-    click.echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
+    echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
+    echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
     keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
     rows = [tuple(cell[key] for key in keys) for cell in summary["advantage_cells"]]
     echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)

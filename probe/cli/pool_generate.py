@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import Real, dry_run_option, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import Real, dry_run_option, echo, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._output import echo_work
 from probe.cli._progress import say, shown_progress
 from probe.cli._settings import SettingsCommand, config_option, run_config, settings_options
@@ -32,6 +32,7 @@ FLAGS = {
     "group": "rollouts.group",
     "temperature": "rollouts.sampler.temperature",
     "max_new_tokens": "rollouts.sampler.max_new_tokens",
+    "cpu_limit": "rollouts.cpu_limit",
     "steps": "steps",
     "seed": "seed",
 }
@@ -58,6 +59,11 @@ FLAGS = {
     help="Default: 1, the policy's own law, which recorded log-probabilities need.",
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Of a completion. Default: 160.")
+@click.option(
+    "--cpu-limit",
+    type=click.IntRange(1),
+    help="CPU seconds of an execution, or 10 times those of the canonical solution where that is more. Default: 4.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
@@ -112,16 +118,21 @@ def generate(
         if rollouts.engine == "server"
         else _local(config.model)
     )
-    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
+    grader = Grader(
+        workers=workers,
+        unsafe_local=unsafe_local,
+        twice=twice,
+        code_rule=rollouts.code_rule,
+        cpu_s=rollouts.cpu_limit,
+    )
+    with grader, shown_progress():
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under isolation {grader.isolation}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
     num_rollouts = steps * rollouts.group
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
     else:
-        click.echo(
-            f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}"
-        )
+        echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
 
 
 def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: Path, as_json: bool) -> None:
@@ -144,7 +155,7 @@ def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: P
         echo_json({"path": str(directory), "state": state, "work": work, "isolation": isolation})
         return
     echo_work(str(directory), state, work)
-    click.echo(f"grading under isolation {isolation}; nothing was written")
+    echo(f"grading under isolation {isolation}; nothing was written")
 
 
 def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_model: str | None) -> None:
@@ -166,10 +177,10 @@ def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_mod
 
 
 def _local(model: ModelConfig) -> "Engine":
+    from probe.runs.policies import configured_policy
     from replay_pools.engines import LocalEngine
-    from replay_pools.policy import load_policy
 
-    return LocalEngine(load_policy(str(model.name), adapter=model.adapter, dtype=model.dtype, device=model.device))
+    return LocalEngine(configured_policy(model))
 
 
 def _served(model: str, url: str | None, served_model: str | None) -> "Engine":

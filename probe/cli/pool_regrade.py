@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli.completion import one_pool
 from probe.cli.pool import describe_tests, open_sound_pool
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.pool import Pool, resolve_pool
-from replay_pools.regrade import Agreement, agreement, regrade_pool
+from replay_pools.regrade import Agreement, agreement, graded_code_rule, regrade_pool
+from replay_pools.rollout import CODE_RULES, CodeRule
 
 
 @click.command()
@@ -20,7 +21,9 @@ from replay_pools.regrade import Agreement, agreement, regrade_pool
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
 @click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
+@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
+@click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
 @out_option
@@ -31,7 +34,9 @@ def regrade(
     problems: Path | None,
     mode: str | None,
     model: str | None,
+    code_rule: CodeRule | None,
     twice: bool,
+    cpu_limit: int | None,
     workers: int | None,
     unsafe_local: bool,
     out: Path,
@@ -43,11 +48,16 @@ def regrade(
 
       probe pool regrade teacher --name teacher-again
     """
+    from replay_pools.grading.execution import MIN_CPU_S
     from replay_pools.grading.grade import Grader
 
     source = open_sound_pool(resolve_pool(pool_name, out), model)
-    with Grader(workers=workers, unsafe_local=unsafe_local, twice=twice) as grader, shown_progress():
-        say(f"pool {source.path}; grading under isolation {grader.isolation}")
+    rule = code_rule or graded_code_rule(source)
+    # The old pool's own limit, so that its labels stay comparable; other formats and older pools record none.
+    cpu_s = cpu_limit or (source.manifest["grader"] or {}).get("cpu_s", MIN_CPU_S)
+    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule, cpu_s=cpu_s)
+    with grader, shown_progress():
+        say(f"pool {source.path}; code rule {rule}; grading under isolation {grader.isolation}")
         new = regrade_pool(
             out / "pools" / name,
             source,
@@ -64,12 +74,18 @@ def regrade(
 
 def _report(new: Pool, rows: list[Agreement]) -> dict[str, Any]:
     counts = {"counts": new.manifest["counts"], "tests": new.manifest["tests"], "flaky": _num_flaky(new)}
+    counts["without_label"] = _num_unlabelled(new)
     return {"path": str(new.path), "regraded_from": new.manifest["regraded_from"], **counts, "agreement": rows}
+
+
+def _num_unlabelled(pool: Pool) -> int:
+    """Rollouts that could not be graded, the machine being too busy."""
+    return sum(not rollout.labelled for group in pool.steps for rollout in group)
 
 
 def _num_flaky(pool: Pool) -> int | None:
     """Rollouts whose two gradings disagree; None when they were graded once."""
-    flags = [rollout.grade.flaky for group in pool.steps for rollout in group]
+    flags = [rollout.grade.flaky for group in pool.steps for rollout in group if rollout.labelled]
     return None if None in flags else sum(map(bool, flags))
 
 
@@ -80,10 +96,12 @@ def _print_agreement(new: Pool, rows: list[Agreement]) -> None:
     kept = new.manifest["regraded_from"]["kept"]
     unknown = [row.label for row in rows if row.rate is None and row.label not in kept]
     if kept:
-        click.echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(kept)}")
+        echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(kept)}")
     if unknown:
-        click.echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
+        echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
     if (num_flaky := _num_flaky(new)) is not None:
-        click.echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
-    click.echo(describe_tests(new.manifest["tests"]))
-    click.echo(f"pool {new.path}; see: probe pool show {new.path.name}")
+        echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
+    if num_unlabelled := _num_unlabelled(new):
+        echo(f"without label: {num_unlabelled} rollouts; the machine was too busy to grade them")
+    echo(describe_tests(new.manifest["tests"]))
+    echo(f"pool {new.path}; see: probe pool show {new.path.name}")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from extraction.words import BASES
-from probe.cli._frame import dry_run_option, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._output import echo_preview, mean_of, rounding_line
 from probe.cli._progress import say
 from probe.cli._running import running, track_option
@@ -135,16 +135,16 @@ def _print_run(directory: Path, as_json: bool) -> None:
     names = [name for name in rows[0] if name not in hidden]
     echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
     if all(step.cos_in is None for step in run.steps):
-        click.echo(
+        echo(
             "NO GRADIENT: all rewards of a step are equal, in every step (those of one rollout always are); "
             "use pools with good and bad rollouts of a problem"
         )
     if reason := run.manifest["stopped"]:
-        click.echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
+        echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
     say(describe_timings(directory))
     for line in _precision_lines(**precision):
-        click.echo(line)
-    click.echo(f"means over steps; run in {directory}; next: probe analyze {directory}")
+        echo(line)
+    echo(f"means over steps; run in {directory}; next: probe analyze {directory}")
 
 
 def _cell(value: Any) -> Any:

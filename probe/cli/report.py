@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._analysis_options import analysis_options, one_blas_thread, spec_among
-from probe.cli._frame import echo_json, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.records.run import Run, read_run, resolve_run
 from replay_pools.errors import InputError
 
@@ -71,9 +71,9 @@ def report(
         )
         return
     for view in contents.views:
-        click.echo(f"{view.label}: {view.analysis.decision.outcome}")
+        echo(f"{view.label}: {view.analysis.decision.outcome}")
     size = written.html.stat().st_size / 1024
-    click.echo(
+    echo(
         f"report {written.html} ({size:.0f} KiB); {len(written.figures)} figures, tables in {written.tables[0].parent}"
     )
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo_json, elsewhere, json_option, out_option
+from probe.cli._frame import echo, echo_json, elsewhere, json_option, out_option
 from probe.cli._progress import on_terminal, say
 from replay_pools.errors import InputError
+from replay_pools.visible import visible
 
 if TYPE_CHECKING:  # numpy, scipy and rich: a help text needs none of them
     from rich.table import Table
@@ -65,7 +66,7 @@ def sweep(
             echo_json([{"done": job.complete, "args": list(job.args)} for job in jobs])
             return
         for job in jobs:
-            click.echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
+            echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
     with _shown() as show:
         table = run_sweep(
@@ -136,7 +137,7 @@ def _grid(table: "SweepState") -> "Table":
     rows = [_cells(row) for row in table.rows]
     grid = Table(*rows[0], box=None)
     for cells in rows:
-        grid.add_row(*(Text(str(cell)) for cell in cells.values()), style=STYLES.get(cells["status"]))
+        grid.add_row(*(Text(visible(str(cell), kept="")) for cell in cells.values()), style=STYLES.get(cells["status"]))
     return grid
 
 
@@ -170,8 +171,8 @@ def _print(table: "SweepState", spec_file: Path, out: Path) -> None:
     echo_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     for look in table.looks:
         p = "-" if look.p is None else f"{look.p:.3g}"
-        click.echo(f"look at {look.num_blocks} of {look.planned} blocks: p {p}, separates below {look.level:.3g}")
+        echo(f"look at {look.num_blocks} of {look.planned} blocks: p {p}, separates below {look.level:.3g}")
     if table.stopped:
-        click.echo(f"stopped: {table.stopped}")
-    click.echo(f"logs in {out / 'sweeps' / table.spec.partition('@')[0] / 'logs'}")
-    click.echo(f"next: probe analyze {spec_file}{elsewhere(out)}")
+        echo(f"stopped: {table.stopped}")
+    echo(f"logs in {out / 'sweeps' / table.spec.partition('@')[0] / 'logs'}")
+    echo(f"next: probe analyze {spec_file}{elsewhere(out)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo_json, json_option, name_option, out_option
+from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import echo_evaluations, echo_preview, mean_of
 from probe.cli._progress import say
 from probe.cli._running import running, track_option
@@ -84,17 +84,15 @@ def _print_run(directory: Path, as_json: bool) -> None:
     evaluations = [Evaluation.from_json(row, directory / EVALS_FILE) for row in run.evals]
     echo_evaluations(evaluations)
     if reason := run.manifest["stopped"]:
-        click.echo(f"STOPPED after {len(run.steps)} steps: {reason}")
+        echo(f"STOPPED after {len(run.steps)} steps: {reason}")
     deployed = [evaluation for evaluation in evaluations if evaluation.weights == "deployed"]
     best = best_checkpoint(deployed, "hack", highest=False)
-    click.echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
-    click.echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_labelled, means.items()))}")
+    echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
+    echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_labelled, means.items()))}")
     if unmoved := sum(step.cos_update is None for step in run.steps):
-        click.echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
+        echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
     say(describe_timings(directory))
-    click.echo(
-        f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: probe report {directory}"
-    )
+    echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: probe report {directory}")
 
 
 def _labelled(item: tuple[str, float | None]) -> str:

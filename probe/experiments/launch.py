@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from probe.experiments.orphans import PARENT_VARIABLE
 from replay_pools.errors import InputError
 
 Cluster = Literal["slurm", "local"]
@@ -49,11 +50,11 @@ def command(args: Sequence[str]) -> list[str]:
 
 
 class Processes:
-    """Child processes, `workers` at a time; the cores are shared out among them."""
+    """Child processes, `workers` at a time, which end with this one; the cores are shared out among them."""
 
     def __init__(self, workers: int) -> None:
         threads = str(max(1, (os.cpu_count() or 1) // workers))
-        self._environment = {"OMP_NUM_THREADS": threads, **os.environ}
+        self._environment = {"OMP_NUM_THREADS": threads, **os.environ, PARENT_VARIABLE: str(os.getpid())}
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
 

@@ -7,10 +7,8 @@ Which jobs are done is read from the disk, so a sweep that was killed continues.
 that could not fail, written before the first run and read by the verdict.
 """
 
-import fcntl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,6 +21,7 @@ from probe.experiments.stopping import Look, look
 from probe.experiments.vacuity import write_foreseen
 from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
+from replay_pools.lock import locked
 
 EXIT_INPUT = 2  # of a command with bad input: another attempt would end the same way
 REFRESH_S = 0.5  # seconds between two updates of the table
@@ -93,7 +92,7 @@ def sweep(
             )
     folder = sweep_folder(spec, out_dir)
     pools, blocks = pool_jobs(spec, out_dir), [block(spec, seed, out_dir) for seed in spec.seeds]
-    with _only_one(folder):
+    with locked(folder):
         # Before the first run, so that no result can decide what counts as vacuous.
         write_foreseen(spec, out_dir, vacuous or {})
         write_settings([*pools, *(job for jobs in blocks for job in jobs)])
@@ -113,21 +112,6 @@ def sweep(
                 row.status = "skipped"
         runner.save()
     return table
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of the sweep's folder, or refuse.
-
-    A lock of the kernel, not a file that marks the folder: it goes when this process ends, however it ends.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(folder, expected="no sweep that is running", found="one", fix="wait for it") from error
-        yield
 
 
 def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> SweepState:

@@ -8,7 +8,8 @@ Shapes: G samples in a group. r are the rewards, m their mean, s their standard 
 
     scale "group": A / (s + eps);  "batch": A / (batch_std + eps);  "none": A (Liu et al. 2025, arXiv 2503.20783)
 
-A group without reward variance stays in the batch with advantages of exactly zero.
+A group without reward variance stays in the batch with advantages of exactly zero. A reward of nan is unknown (its
+rollout has no label): its advantage is exactly zero, and m, s, G and R are those of the known rewards.
 
 To add an estimator: its word in `Estimator` of `probe.settings.words`, its function as a row of `ESTIMATORS` here, the
 largest advantage that it can give in `probe.objective.bound.advantage_bound`.
@@ -68,7 +69,7 @@ def advantages(
     """Advantages of one group; the cap `clip` is applied last: A -> clamp(A, -clip, clip).
 
     Args:
-        rewards: (G,) finite rewards.
+        rewards: (G,) rewards, nan where unknown.
         estimator: a row of `ESTIMATORS`.
         scale: whose standard deviation divides the centred rewards; maxrl is divided by its mean already and takes
             "none" only.
@@ -81,26 +82,33 @@ def advantages(
         (G,) in the dtype of `rewards` (float32 for integer rewards).
 
     Raises:
-        ValueError: scale "batch" without its deviation, rewards that are not a finite vector.
+        ValueError: scale "batch" without its deviation, rewards that are no vector or infinite.
     """
     if scale == "batch" and batch_std is None:
         raise ValueError("batch_std: scale 'batch' needs the standard deviation of the rewards of the whole batch")
     rewards = _as_vector(rewards)
+    known = ~rewards.isnan()
+    result = torch.zeros_like(rewards)
     std = group_std(rewards)
     # Without this, the rounding of the mean would leave tiny advantages, which a division by std + eps magnifies.
     if std == 0.0 or std < min_group_std:
-        return torch.zeros_like(rewards)
-    values = ESTIMATORS[estimator](rewards)
+        return result
+    values = ESTIMATORS[estimator](rewards[known])
     if scale == "group":
         values = values / (std + eps)
     elif scale == "batch":
         assert batch_std is not None
         values = values / (batch_std + eps)
-    return values if clip is None else values.clamp(-clip, clip)
+    result[known] = values if clip is None else values.clamp(-clip, clip)
+    return result
 
 
 def group_std(rewards: Tensor) -> float:
-    """Standard deviation with ddof = 1; exactly 0 for equal rewards, where the rounding of their mean would show."""
+    """Standard deviation with ddof = 1 of the rewards that are known; exactly 0 for equal ones.
+
+    Of equal rewards, the rounding of their mean would show.
+    """
+    rewards = _known(rewards)
     if len(rewards) < 2 or bool(rewards.max() == rewards.min()):
         return 0.0
     return float(rewards.std(correction=1))
@@ -121,7 +129,7 @@ def advantage_diagnostics(
     """Statistics of the advantages of a step and of what the cap did to them, under their wire names.
 
     Args:
-        rewards: (G,) of one group, or (P, G) of the P groups of a step.
+        rewards: (G,) of one group, or (P, G) of the P groups of a step; nan where unknown.
         estimator, scale, clip, min_group_std, eps, batch_std: as `advantages`.
         reward_range: R of the environment; None = the range of `rewards`.
         token_advantages: (N,) A_it of all completion tokens before the cap, where token credit makes them differ within
@@ -145,7 +153,7 @@ def advantage_diagnostics(
     if before is None:
         before = torch.cat([advantages(group, **settings) for group in groups])
     after = before if clip is None else before.clamp(-clip, clip)
-    spread = float(rewards.max() - rewards.min()) if reward_range is None else reward_range
+    spread = _spread(rewards) if reward_range is None else reward_range
     bound = None
     if token_advantages is None:
         bound = advantage_bound(len(groups[0]), spread, estimator=estimator, scale=scale, eps=eps, batch_std=batch_std)
@@ -175,12 +183,13 @@ class RewardStats(TypedDict):
 
 
 def reward_stats(rewards: Tensor) -> RewardStats:
-    """The reward statistics of one group (G,), or of the groups of a step (P, G)."""
-    groups = [_as_vector(group) for group in as_groups(rewards)]
+    """The reward statistics of one group (G,), or of the groups of a step (P, G); at least one reward is known."""
+    # A group of which no reward is known has none of these.
+    groups = [_as_vector(group) for group in as_groups(rewards) if len(_known(group))]
     return RewardStats(
-        reward_mean=float(rewards.mean()),
+        reward_mean=float(_known(rewards).mean()),
         reward_std=sum(map(group_std, groups)) / len(groups),
-        reward_spread=sum(float(group.max() - group.min()) for group in groups) / len(groups),
+        reward_spread=sum(map(_spread, groups)) / len(groups),
     )
 
 
@@ -189,7 +198,18 @@ def as_groups(rewards: Tensor) -> Tensor:
     return rewards if rewards.ndim == 2 else rewards[None]
 
 
+def _known(rewards: Tensor) -> Tensor:
+    """The rewards that are not nan, as a vector."""
+    return rewards[~rewards.isnan()]
+
+
+def _spread(rewards: Tensor) -> float:
+    """The largest minus the smallest reward that is known."""
+    known = _known(rewards)
+    return float(known.max() - known.min())
+
+
 def _as_vector(rewards: Tensor) -> Tensor:
-    if rewards.ndim != 1 or len(rewards) == 0 or not bool(torch.isfinite(rewards).all()):
-        raise ValueError(f"rewards: expected a finite vector (G,), found {rewards}")
+    if rewards.ndim != 1 or len(rewards) == 0 or bool(rewards.isinf().any()):
+        raise ValueError(f"rewards: expected a vector (G,) of finite numbers or nan, found {rewards}")
     return rewards if rewards.is_floating_point() else rewards.float()

@@ -54,8 +54,16 @@ def hicra(planning: Tensor, advantages: Tensor, *, alpha: float) -> Tensor:
 
 
 def top_surprisal(h: Tensor, completion_mask: Tensor, *, quantile: float) -> Tensor:
-    """(G, T) bool: completion tokens whose h is not below the (1 - quantile) quantile of the group's."""
-    return completion_mask & (h >= torch.quantile(h[completion_mask], 1 - quantile))
+    """(G, T) bool: the top fraction of the completion tokens by h; of equal ones, which are common at 0, the first.
+
+    Without ties these are the tokens whose h is not below the (1 - quantile) quantile.
+    """
+    values = h[completion_mask]
+    num_kept = int(quantile * (len(values) - 1)) + 1
+    order = torch.sort(values, descending=True, stable=True).indices
+    kept = torch.zeros_like(values, dtype=torch.bool)
+    kept[order[:num_kept]] = True
+    return torch.zeros_like(completion_mask).masked_scatter(completion_mask, kept)
 
 
 def token_credit(
@@ -107,8 +115,17 @@ class CreditDiagnostics(TypedDict):
     exec_surprisal_var: float | None  # variance (ddof = 1) of h over the execution tokens; None below two
 
 
-def credit_diagnostics(token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor) -> CreditDiagnostics:
-    """The diagnostics of one group; all arguments (G, T)."""
+def credit_diagnostics(
+    token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor, by_policy: Sequence[bool] | None = None
+) -> CreditDiagnostics:
+    """The diagnostics of one step.
+
+    Args:
+        token_logprobs, completion_mask, planning: (G, T).
+        by_policy: (G,) which samples count: a teacher's say nothing of the policy. None = all.
+    """
+    if by_policy is not None:
+        completion_mask = completion_mask & torch.tensor(by_policy, device=completion_mask.device)[:, None]
     planning = planning & completion_mask
     h = surprisal(token_logprobs.double(), completion_mask)[completion_mask & ~planning]
     return CreditDiagnostics(

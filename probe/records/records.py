@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from replay_pools.errors import InputError
 
-RUN_SCHEMA = 2  # version of a run's files; readers refuse every other one
+RUN_SCHEMA = 3  # version of a run's files; readers refuse every other one
 DEFAULT_CONDITION = "default"  # of a run that names no condition; among several, the primary one
 ADVANTAGE_MEANINGS = {  # wire names of `probe.objective.advantages.advantage_diagnostics`: StepRecord.advantage
     "advantage/mean": "after the cap, as the next two",
@@ -79,6 +79,12 @@ class SampleRecord:
     nll: Annotated[float | None, "nats per completion token"]
     condition: Annotated[str, "named setting of the loss"]
     flaky: Annotated[bool | None, "graded twice with different labels; None = graded once"]
+    no_label: Annotated[str | None, "why grading gave no label: reward and labels then say nothing; None = it did"]
+
+    @property
+    def sure(self) -> bool:
+        """Whether its labels can stand on a side of a contrast."""
+        return not self.flaky and self.no_label is None
 
     def to_json(self) -> dict[str, Any]:
         """The row that is written: {field: value} in field order.

@@ -25,6 +25,7 @@ from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
 from replay_pools.errors import InputError
 from replay_pools.files import (
     by_name,
+    decode_checked_jsonl,
     decode_jsonl,
     encode_jsonl,
     read_gz,
@@ -195,7 +196,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     listed = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
-    schema = manifest.get("schema", RUN_SCHEMA)
+    schema = manifest.get("schema")
     if schema != RUN_SCHEMA:
         raise InputError(
             directory, expected=f"a run of schema {RUN_SCHEMA}", found=f"schema {schema}", fix="repeat the run"
@@ -244,4 +245,5 @@ def _plain_bytes(path: Path) -> bytes:
 
 
 def _parse_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:
-    return [record.from_json(row, f"{path} line {number}") for number, row in enumerate(decode_jsonl(plain, path), 1)]
+    rows = enumerate(decode_checked_jsonl(plain, path), 1)
+    return [record.from_json(row, f"{path} line {number}") for number, row in rows]

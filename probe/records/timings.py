@@ -83,10 +83,10 @@ def measured(directories: Iterable[Path]) -> Measured | None:
 
 
 def describe_timings(directory: Path) -> str:
-    """The last start and all steps of a run, in one line; "" for a run without `timings.jsonl`."""
-    if not (directory / TIMINGS_FILE).is_file():
-        return ""
+    """The last start and all steps of a run, in one line; "" for a run without a start in `timings.jsonl`."""
     starts, steps = _read(directory)
+    if not starts:
+        return ""
     phases = []
     for name, phase in starts[-1].items():
         cache = f" ({phase['cache']})" if phase["cache"] else ""

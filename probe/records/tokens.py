@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from replay_pools.errors import InputError
-from replay_pools.files import decode_jsonl, read_gz, sha256, write_jsonl_gz
+from replay_pools.files import decode_checked_jsonl, read_gz, sha256, write_jsonl_gz
 from replay_pools.tables import decode
 
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
@@ -70,7 +70,7 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
         plain = read_gz(directory / name)
         if sha256(plain) != listed:
             raise InputError(directory / name, expected=f"sha256 {listed} of the manifest", found=sha256(plain))
-        for number, row in enumerate(decode_jsonl(plain, directory / name), 1):
+        for number, row in enumerate(decode_checked_jsonl(plain, directory / name), 1):
             record = TokenRecord.from_json(row, f"{directory / name} line {number}")
             records[record.step, record.sample_id] = record
     return records

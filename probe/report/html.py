@@ -5,14 +5,13 @@ Text is escaped when it is written out, so that no text of a model can become ma
 
 import copy
 from collections.abc import Iterable
+from functools import cache
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from replay_pools.visible import is_invisible
+
 Child = Element | str | None
-# Control characters are drawn as their pictures; what XML and HTML cannot hold, as the replacement character. One
-# character for one, so that the lengths of tokens still fit.
-_UNSAFE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_UNSAFE |= dict.fromkeys((*range(0x7F, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), 0xFFFD)
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 MARGIN = 12  # around a figure that is a file of its own
 
@@ -49,8 +48,21 @@ def append(element: Element, children: Iterable[Child]) -> Element:
 
 
 def clean(text: str) -> str:
-    """The text with visible characters in the place of control characters, as long as before."""
-    return text.translate(_UNSAFE)
+    """The text with marks such as [U+202E] in the place of characters that a browser would obey, or not show.
+
+    It may be longer than before: who knows lengths of its parts has to take those of the clean parts.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_mark(character) for character in text)
+
+
+@cache  # a page has many texts and few characters
+def _mark(character: str) -> str:
+    # XML cannot hold U+FFFE and U+FFFF, which are no characters at all.
+    if character in "\t\n" or not (is_invisible(character) or character in "\ufffe\uffff"):
+        return character
+    return f"[U+{ord(character):04X}]"
 
 
 def number(value: float) -> str:

@@ -96,6 +96,12 @@ def read_card(path: Path) -> dict[str, Any]:
     return card
 
 
+def check_card(path: Path) -> None:
+    """InputError where a card stands beside a direction file and is not its card."""
+    if card_path(path).is_file():
+        read_card(path)
+
+
 def _pair_gram(pairs: PairGradients, directions: Directions) -> PairGram:
     """Inner products of the pair gradients, as `gram/pairs.safetensors` of a run holds them."""
     return PairGram(

@@ -23,9 +23,11 @@ from torch import Tensor
 from extraction.adapters.interface import Coordinates
 from extraction.angles import principal_angles
 from extraction.directions import Directions, load_directions, save_directions
-from extraction.library import DirectionLibrary
+from extraction.library import DirectionLibrary, source_identity
+from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
+from probe.runs.card import check_card
 from probe.settings.arms import Arm, DirectionKind
 from probe.settings.intervention import GateConfig, InterventionConfig
 from probe.settings.loss import LossSettings
@@ -112,7 +114,14 @@ class ArmDirections:
 
     def _vectors(self, basis: Basis, kind: DirectionKind, weights: Normaliser) -> Mapping[str, Tensor]:
         """{module: (k, r)} on the policy's device."""
-        return self._cached_library(basis, weights).get(kind).to(self._policy.device).vectors
+        return Stacks.of(self._cached_library(basis, weights).get(kind).to(self._policy.device).vectors)
+
+
+def directions_source(intervention: InterventionConfig) -> dict[str, str]:
+    """`source_identity` of the directions of a run; InputError for a file that is not the one of its card."""
+    if intervention.v_hack is not None:
+        check_card(Path(intervention.v_hack))
+    return source_identity(intervention.extraction, intervention.v_hack)
 
 
 @final
@@ -158,7 +167,7 @@ class RefreshedMeasures:
                 save_directions(path, extracted)
             # Every rank reads rank 0's file below: wait until it is written.
             self._world.gather(None)
-        vectors = load_directions(path).to(self._updater.coordinates.model.device).vectors
+        vectors = Stacks.of(load_directions(path).to(self._updater.coordinates.model.device).vectors)
         return replace(self._start, vectors=vectors, overlap=overlap(vectors, self._start.vectors))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from probe.records.run import ADAPTER_DIR, CONFIG_FILE, STEPS_FILE, read_steps, settings_of
 from probe.runs.heldout import HeldOut, eval_settings, hold_out
+from probe.runs.policies import configured_policy
 from probe.runs.rates import Evaluation, evaluate
 from probe.settings.run import RunConfig
 from probe.settings.training import EvaluationConfig
@@ -19,7 +20,6 @@ from replay_pools.errors import InputError
 from replay_pools.files import read_json, write_json
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
-from replay_pools.policy import load_policy
 from replay_pools.progress import report
 
 EVALUATION_FILE = "evaluation.json"
@@ -60,8 +60,8 @@ def evaluate_policy(
     group = evaluation.rollouts_per_problem
     environment = get_environment(sampling.env)
     _, problems = hold_out(environment.problems("train"), environment.problems("eval"), evaluation.num_problems)
-    policy = load_policy(str(model.name), adapter=model.adapter, dtype=model.dtype, device=model.device)
-    with Grader() as grader:
+    policy = configured_policy(model)
+    with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under isolation {grader.isolation}")
         canary(grader, problems)
         maker = RolloutMaker(

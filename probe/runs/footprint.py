@@ -4,16 +4,22 @@ Read off shapes: the model is built on the meta device, no weights are loaded.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.memory import MEASURED, token_bytes, tokens_that_fit
 from extraction.pairs import load_pairs
 from extraction.words import Basis
+from probe.runs.training_rollouts import evaluation_of, rollouts_of, training_problems
 from probe.settings.arms import get_arm
 from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
-from replay_pools.policy import load_skeleton
+from replay_pools.environments.loopholes import render_messages
+from replay_pools.environments.registry import get_environment
+from replay_pools.policy import ServedPolicy, load_skeleton, load_tokenizer
+from replay_pools.sampling_memory import cache_numbers
 
 FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
 TRAINED = "moments of AdamW, gradient, base, EMA, quarantine"
@@ -96,12 +102,58 @@ def memory(
         ]
         if trains:
             rows.append(Memory(what=f"{basis}: {TRAINED}", num_bytes=size * 6))
+        if trains and basis == "svd":
+            adapted = sum(d_out * d_in for d_out, d_in in shapes) * WEIGHT_BYTES[config.dtype]
+            rows.append(Memory(what="svd: base weights, while delta_S is merged", num_bytes=adapted))
     return rows
+
+
+def sampling_memory(model: PreTrainedModel, name: str, config: RunConfig) -> list[Memory]:
+    """The cache of keys and values where a run that trains samples most at once: a step, or an evaluation.
+
+    It has room for the longest prompt and the largest completion in every row. Where it does not fit, the rows are
+    sampled in several batches (`replay_pools.sampling_memory`). Prompts of a teacher's problems are not looked at.
+
+    Args:
+        model: on the meta device; only shapes are read.
+        name: of the model, whose tokenizer measures the prompts.
+    """
+    rollouts, evaluation = rollouts_of(config), evaluation_of(config)
+    lengths = _prompt_lengths(name, rollouts.env, rollouts.mode, rollouts.hint)
+    problems, held_out = training_problems(config, None)
+    sampled = [(batch[: rollouts.prompts_per_step], rollouts.group) for batch in problems]
+    sampled.append((held_out, evaluation.rollouts_per_problem))
+    positions = 0
+    for batch, group in sampled:
+        longest = max(lengths[problem.problem_id] for problem in batch)
+        # The token that is sampled last is not read again.
+        positions = max(positions, len(batch) * group * (longest + rollouts.sampler.max_new_tokens - 1))
+    num_bytes = positions * cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
+    return [Memory(what="sampling: keys and values, all rows at once", num_bytes=num_bytes)]
+
+
+@cache  # a spec has many runs on the same prompts
+def _prompt_lengths(model: str, env: str, mode: str, hint: bool) -> dict[str, int]:
+    """{problem id: tokens of its prompt} of an environment's problems to train and to evaluate on."""
+    chat = ServedPolicy(load_tokenizer(model), model, GenerationConfig())
+    environment, lengths = get_environment(env), {}
+    for problem in [*environment.problems("train"), *environment.problems("eval")]:
+        lengths[problem.problem_id] = len(chat.render(render_messages(problem, mode, hint=hint))[1])
+    return lengths
+
+
+def activations(model: PreTrainedModel, config: ModelConfig) -> Memory:
+    """The activations of the largest pass that the engine makes on a machine like this one."""
+    backbone = model.base_model
+    assert isinstance(backbone, PreTrainedModel)
+    tokens = tokens_that_fit(backbone)
+    num_bytes = MEASURED * tokens * token_bytes(backbone) * WEIGHT_BYTES[config.dtype] / backbone.dtype.itemsize
+    return Memory(what=f"activations of a pass of at most {tokens} tokens", num_bytes=int(num_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Adapted modules, and sizes beside activations, which depend on the lengths of the rollouts."""
+    """Adapted modules and memory; of activations the most, since they depend on the lengths of the rollouts."""
 
     model: str
     modules: list[Coverage]
@@ -125,10 +177,9 @@ def run_footprint(config: RunConfig, model: str, *, num_samples: int) -> Footpri
     """
     arms = [get_arm(name) for name in config.intervention.arms]
     extraction, skeleton = config.intervention.extraction, load_skeleton(model)
-    return Footprint(
-        model=model,
-        modules=coverage(skeleton),
-        memory=memory(
+    rows = [
+        activations(skeleton, config.model),
+        *memory(
             skeleton,
             config.model,
             bases={arm.basis for arm in arms},
@@ -138,4 +189,7 @@ def run_footprint(config: RunConfig, model: str, *, num_samples: int) -> Footpri
             num_pairs=len(load_pairs(extraction.pairs)),
             trains=config.trains,
         ),
-    )
+    ]
+    if config.verb == "train" and rollouts_of(config).engine == "local":
+        rows += sampling_memory(skeleton, model, config)
+    return Footprint(model=model, modules=coverage(skeleton), memory=rows)

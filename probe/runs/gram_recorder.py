@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from extraction.directions import Directions, PairGradients
-from replay_pools.files import sha256, write_atomic
+from replay_pools.files import sha256
+from replay_pools.tensors import write_tensors
 
 
 class GramRecorder:
@@ -53,10 +52,7 @@ class GramRecorder:
         self._write(f"step_{step:03d}", {"inner": inner.float(), "samples": samples})
 
     def _write(self, name: str, tensors: Mapping[str, Tensor], **header: Any) -> None:
-        # One string: safetensors writes several metadata keys in an order that changes from write to write.
-        metadata = {"header": orjson.dumps({"modules": self._modules, **header}).decode()}
-        data = {key: value.contiguous() for key, value in tensors.items()}
-        write_atomic(self._directory / f"{name}.safetensors", save(data, metadata))
+        write_tensors(self._directory / f"{name}.safetensors", tensors, {"modules": self._modules, **header})
 
 
 def pair_products(pairs: PairGradients) -> Tensor:

@@ -3,18 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from extraction.library import source_identity
+from probe.runs.directions import directions_source
 from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
-from replay_pools.policy import Policy, load_policy, load_tokenizer
+from replay_pools.policy import Policy, load_policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.vocabulary import Vocabulary, load_vocabulary
 
 
 class ReplayInputs:
@@ -48,11 +46,20 @@ class ReplayInputs:
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy, checked against every pool; InputError where another model or tokenizer wrote one."""
+        """The policy, checked against every pool; InputError where other weights wrote one."""
         policy = load_policy(self.model_name, dtype=self.config.model.dtype, device=self._device)
         for pool in self.pools:
-            _check_pool(pool, policy)
+            _check_hash(pool, "base_weights_sha256", policy.base_weights_sha, policy.base_model)
         return policy
+
+    def check_tokens(self) -> None:
+        """InputError where another tokenizer wrote a pool, or its ids and texts are not those of the model.
+
+        Loads no weights. An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
+        """
+        for pool in self.pools:
+            _check_hash(pool, "tokenizer_sha256", self._vocabulary.chat.tokenizer_sha(), self.model_name)
+            self._vocabulary.check(pool)
 
     @cached_property
     def model_name(self) -> str:
@@ -76,18 +83,18 @@ class ReplayInputs:
         return {
             "settings": asdict(self.config),
             "pools": [pool.identity() for pool in self.pools],
-            "directions": source_identity(intervention.extraction, intervention.v_hack),
+            "directions": directions_source(intervention),
         }
 
     def _tokenize(self, text: str) -> list[int]:
         """Token ids of a prompt, for pools in the predecessor format, which store text alone."""
         if self.config.model.name is None:
             raise InputError("--model", expected="the model of a pool without manifest", found="none given")
-        return self._fresh_tokenizer.encode(text, add_special_tokens=False)
+        return self._vocabulary.chat.tokenizer.encode(text, add_special_tokens=False)
 
     @cached_property
-    def _fresh_tokenizer(self) -> Any:
-        return load_tokenizer(self.model_name)
+    def _vocabulary(self) -> Vocabulary:
+        return load_vocabulary(self.model_name)
 
 
 def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
@@ -114,29 +121,15 @@ def _lacks_divisor(objective: LossSettings) -> bool:
     return objective.loss_type == "dr_grpo" and objective.max_completion_length is None
 
 
-def _check_pool(pool: Pool, policy: Policy) -> None:
-    """Refuse a pool whose manifest names another model or tokenizer, and token ids that the model does not have."""
-    embedding = policy.model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    size = embedding.num_embeddings
-    # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
-    for rollout in chain.from_iterable(pool.steps):
-        ids = [*rollout.prompt_ids, *rollout.completion_ids]
-        if ids and not 0 <= min(ids) <= max(ids) < size:
-            where = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-            span = f"{min(ids)} to {max(ids)}"
-            raise InputError(where, expected=f"token ids of {policy.base_model}, 0 to {size - 1}", found=span)
-    stored = pool.manifest.get("policy") or {}
-    # (what it is, hash in the manifest, hash of the loaded policy); a pool without the hash is taken on trust.
-    checks = (
-        ("tokenizer", pool.manifest.get("tokenizer_sha256"), policy.tokenizer_sha()),
-        ("base weights", stored.get("base_weights_sha256"), policy.base_weights_sha),
-    )
-    for what, recorded, loaded in checks:
-        if recorded is not None and recorded != loaded:
-            raise InputError(
-                f"pool {pool.name}",
-                expected=f"rollouts of {policy.base_model} ({what} {loaded[:12]})",
-                found=f"rollouts of {stored.get('base_model')} ({what} {str(recorded)[:12]})",
-                fix="pass the --model that sampled it, or generate the pool again",
-            )
+def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:
+    """Refuse a pool whose manifest names other weights or another tokenizer; one without the hash is taken on trust."""
+    stored = pool.manifest["policy"]
+    recorded = pool.manifest.get(key) or stored.get(key)
+    what = key.removesuffix("_sha256").replace("_", " ")
+    if recorded is not None and recorded != loaded:
+        raise InputError(
+            f"pool {pool.name}",
+            expected=f"rollouts of {model} ({what} {loaded[:12]})",
+            found=f"rollouts of {stored.get('base_model')} ({what} {str(recorded)[:12]})",
+            fix="pass the --model that sampled it, or generate the pool again",
+        )

@@ -64,6 +64,7 @@ def sample_records(
             nll=float(result.nll[i]),
             condition=arm.condition,
             flaky=rollout.grade.flaky,
+            no_label=rollout.grade.no_label,
         )
         for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
     ]

@@ -81,7 +81,7 @@ class LiveSource:
         groups = self._attempt(batch, 0, range(width), fewer)
         refills = 0 if fewer else self._refills
         for attempt in range(1, 1 + refills):
-            flat = [i for i, group in groups.items() if len({rollout.reward for _, rollout in group}) == 1]
+            flat = [i for i, group in groups.items() if len({each.reward for _, each in group if each.labelled}) <= 1]
             groups |= self._attempt(batch, attempt, flat, fewer)
         self._rollouts = {key: rollout for group in groups.values() for key, rollout in group}
         return list(groups.values())
@@ -132,7 +132,7 @@ def write_groups(
     """
     missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
     share = slice(None) if world.shards_base else world.rows(len(problems))
-    parts = world.gather(maker.make(problems, share, missing, seed=seed))
+    parts = world.gather(maker.make(dict([*problems.items()][share]), missing, seed=seed))
 
     def written() -> list[list[Rollout]]:
         for step, rollouts in dict(chain(*(part.items() for part in parts))).items():

@@ -192,12 +192,15 @@ def _run_step(
     if training is not None:
         conditions = dict.fromkeys(conditions, training.objective())
     measures = setup.measures(step)
+    # All rollouts of a replay count, whoever sampled them.
+    by_policy = [training is None or key.pool == ROLLOUTS_DIR for key in keys]
     result = train_step(
         setup.bases,
         groups,
         measures,
         conditions=conditions,
         planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
+        by_policy=by_policy,
         pad_id=setup.pad_id,
         references=setup.references,
         updater=None if training is None else training.updater,
@@ -214,7 +217,7 @@ def _run_step(
             setup.gram.record(step, unit)
     control: dict[str, float] = {}
     if training is not None:
-        control = training.finish_step(result, rollouts, [key.pool == ROLLOUTS_DIR for key in keys])
+        control = training.finish_step(result, rollouts, by_policy)
     if world.is_main:
         for arm in result.arms:
             if setup.tokens is not None and arm.token_shares is not None:
@@ -226,14 +229,11 @@ def _run_step(
 
 def _save_adapter(directory: Path, training: TrainingState) -> None:
     """Save the deployed policy as a peft directory; with quarantined weights, the policy in training beside it."""
-    model = training.updater.coordinates.model
-    # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
-    for config in model.peft_config.values():
-        config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
+    coordinates = training.updater.coordinates
     with training.updater.deployed():
-        model.save_pretrained(str(directory / ADAPTER_DIR))
+        coordinates.save(directory / ADAPTER_DIR)
     if training.updater.routes:
-        model.save_pretrained(str(directory / f"{ADAPTER_DIR}-training"))
+        coordinates.save(directory / f"{ADAPTER_DIR}-training")
 
 
 def _write_manifest(

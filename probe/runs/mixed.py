@@ -39,11 +39,12 @@ class MixedSource:
         self._by_prompt: dict[str, list[Rollout]] = {}
         for step in teacher.steps:
             for rollout in step:
-                self._by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
+                if rollout.labelled:
+                    self._by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
         for rollouts in self._by_prompt.values():
             if len(rollouts) < num_teacher:
                 where = f"pool {teacher.name} step {rollouts[0].step}"
-                expected = f"at least {num_teacher} rollouts of a prompt"
+                expected = f"at least {num_teacher} rollouts of a prompt with a label"
                 raise InputError(where, expected=expected, found=str(len(rollouts)))
         self._rollouts: dict[RolloutKey, Rollout] = {}  # the teacher's, of the newest batch
         self.num_steps = live.num_steps
@@ -90,7 +91,7 @@ def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]
     Raises:
         InputError: none of them has any.
     """
-    known = {rollout.problem_id for step in teacher.steps for rollout in step}
+    known = {rollout.problem_id for step in teacher.steps for rollout in step if rollout.labelled}
     taught = [problem for problem in problems if problem.problem_id in known]
     if not taught:
         raise InputError(f"pool {teacher.name}", expected="rollouts on problems that are trained on", found="none")

@@ -85,12 +85,13 @@ class BestCheckpoint:
 
 
 def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> Evaluation:
-    """The rates of graded rollouts on held-out problems, by setting.
+    """The rates of graded rollouts on held-out problems, by setting; those without label are left out.
 
     Args:
         step: optimizer steps that the policy has behind it.
         weights: whether the policy was sampled with its quarantined weights ("training") or without ("deployed").
     """
+    rollouts = [rollout for rollout in rollouts if rollout.labelled]
     settings: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         settings.setdefault(setting_of(rollout), []).append(rollout)

@@ -47,6 +47,8 @@ def replay(
         policy = inputs.policy
     if source.num_left_out:
         say(f"{per_pool} rollouts of each pool a step (--per-pool): {source.num_left_out} are left out")
+    if source.num_unlabelled:
+        say(f"{source.num_unlabelled} rollouts of the pools have no label and are never drawn: see probe pool regrade")
     if steps_apart(config):
         world.check_size(source.num_steps, "one a step")
         record = inputs.record()
@@ -121,6 +123,7 @@ def _source(inputs: ReplayInputs) -> ReplaySource:
         steps=config.steps,
         seed=config.seed,
     )
+    inputs.check_tokens()
     samplers = {f"pool {pool.name}": pool.manifest["sampler"] for pool in inputs.pools}
     check_recorded(config.objectives().values(), samplers)
     return source

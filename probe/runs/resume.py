@@ -7,6 +7,7 @@ There is no random state to keep: what a run draws depends on its seed and the s
 back to its newest checkpoint and does the steps after it again, to the same bytes.
 """
 
+import hashlib
 import io
 import shutil
 import sys
@@ -23,6 +24,7 @@ from replay_pools.files import first_difference, read_json, write_atomic, write_
 
 # The temporary file of a run that was killed in its very first write.
 LEFTOVERS = f".{CONFIG_FILE}.*.tmp"
+DIGEST_BYTES = 32  # of a sha256, the end of a checkpoint
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -101,11 +103,13 @@ class Resumable(Protocol):
 
 
 def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
-    """Write the state after `done` steps to `checkpoint/step_NNNNNN.pt`."""
+    """Write the state after `done` steps to `checkpoint/step_NNNNNN.pt`, with its sha256 as the last 32 bytes."""
     buffer = io.BytesIO()
     # Into memory first: the file has to appear whole.
     torch.save(_interned(state.state_dict()), buffer)
-    write_atomic(_path(directory, done), buffer.getvalue())
+    data = buffer.getvalue()
+    # torch checks nothing when it loads; it does not read what comes after its own data.
+    write_atomic(_path(directory, done), data + hashlib.sha256(data).digest())
 
 
 def drop_checkpoints(directory: Path, recorded: int, *, keep: int) -> None:
@@ -124,11 +128,25 @@ def load_checkpoint(directory: Path, state: Resumable) -> int:
 
     Returns:
         The number of steps that it was written after; 0 if there is none, and `state` is as it was.
+
+    Raises:
+        InputError: the checkpoint is not as it was written.
     """
     done = max(_all(directory), default=0)
     if done:
-        state.load_state_dict(torch.load(_path(directory, done), map_location="cpu", weights_only=True))
+        data = _checked(_path(directory, done))
+        state.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     return done
+
+
+def _checked(path: Path) -> bytes:
+    """The checkpoint in a file, without the sha256 at its end, which is checked."""
+    content = path.read_bytes()
+    data, stored = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != stored:
+        fix = "delete it: the run goes on from the checkpoint before it, or from the start"
+        raise InputError(path, expected="a checkpoint with its sha256 at the end", found="a damaged one", fix=fix)
+    return data
 
 
 def _interned(value: Any) -> Any:

@@ -52,11 +52,9 @@ class PushedEngine:
         """Chat template and tokenizer of the policy."""
         return self._base.chat
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
-    ) -> list[Completion]:
+    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
         """One completion a prompt from the policy as it is now."""
-        return self._current().sample(prompts, sampler, seed=seed, rows=rows)
+        return self._current().sample(prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """As the base engine, with the policy's name."""
@@ -96,6 +94,6 @@ class PushedEngine:
         if not path.exists():
             # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
             unfinished = self._directory / f".{name}.tmp"
-            self._coordinates.model.save_pretrained(str(unfinished), save_embedding_layers=False)
+            self._coordinates.save(unfinished)
             unfinished.rename(path)
         return path

@@ -16,10 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from extraction.library import source_identity
 from probe.records.run import ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.assemble import Assembly, assemble
+from probe.runs.directions import directions_source
 from probe.runs.footprint import run_footprint
 from probe.runs.heldout import HeldOut, eval_settings
 from probe.runs.loop import run_steps
@@ -100,8 +100,9 @@ def train(
     assert training is not None
     # The ranks of a machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
+    rollouts = rollouts_of(config)
     with (
-        Grader(workers=workers) as grader,
+        Grader(workers=workers, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit) as grader,
         open_engine(config, policy, assembly.coordinates, directory, url) as engine,
     ):
         say(f"policy {config.model.name}, arm {arm_of(config)}; grading under isolation {grader.isolation}")
@@ -110,6 +111,7 @@ def train(
                 # Problems come back batch after batch; each is checked once.
                 distinct = {problem.problem_id: problem for problem in chain(held_out, *problems)}
                 canary(grader, distinct.values())
+            grader.limits = world.broadcast(grader.limits)
         if world.is_main:
             timings.write_start(directory)
         maker = make_maker(config, engine, grader)
@@ -187,7 +189,7 @@ def _record(config: RunConfig, teacher: Pool | None) -> dict[str, Any]:
     return {
         "settings": asdict(config),
         "pools": [] if teacher is None else [teacher.identity()],
-        "directions": source_identity(config.intervention.extraction, config.intervention.v_hack),
+        "directions": directions_source(config.intervention),
     }
 
 

@@ -117,7 +117,7 @@ def open_engine(
     # What the headers of the pools call the policy.
     adapter = f"in training: arm {arm_of(config)}, seed {config.seed}"
     if (rollouts_of(config).engine == "server") != (url is not None):
-        actual = f"engine {rollouts_of(config).engine}, url {url or 'none'}"
+        actual = f"engine {rollouts_of(config).engine}, url {'given' if url else 'none'}"
         raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)
     if url is None:
         yield LocalEngine(replace(policy, adapter=adapter))

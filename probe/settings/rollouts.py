@@ -8,7 +8,8 @@ from probe.settings.words import Match
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
-from replay_pools.rollout import Sampler
+from replay_pools.grading.execution import MIN_CPU_S
+from replay_pools.rollout import CodeRule, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,9 @@ class RolloutConfig:
     num_problems: int | None = None  # to train on; None = all that are not held out
     prompts_per_step: int = 8
     group: int = 8  # G
+    code_rule: CodeRule = "joined"  # which blocks of a completion are graded: replay_pools.grading.extract
     sampler: Sampler = field(default_factory=Sampler)
+    cpu_limit: int = MIN_CPU_S  # CPU seconds to run a completion; 10 x the canonical solution's where that is more
     engine: Literal["local", "server"] = "local"  # the server gets the adapter of every step (LoRA arms)
     served_model: str | None = None  # the base model's name on the server; None where the server has one
     teacher: TeacherConfig | None = None
@@ -72,6 +75,7 @@ class RolloutConfig:
         at_least(1, iterations=self.iterations)
         at_least(0, refills=self.refills)
         at_least(1, group=self.group)
+        at_least(1, cpu_limit=self.cpu_limit)
         if self.teacher is not None and self.teacher.off_step % self.iterations:
             actual = f"{self.teacher.off_step} with {self.iterations} iterations"
             raise FieldError("teacher.off_step", "a multiple of iterations", actual)

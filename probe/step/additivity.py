@@ -2,7 +2,7 @@
 
     every step   sum_i g_i = g        of ONE module (another one every step), from the x and dL/dy of the pass that gave
                                       the g_i, by autograd of that module's adapter alone: no model call
-    first step   sum_i a_i g_i = g    of all modules, with uneven sample weights a_i, by a pass of its own over the
+    first step   sum_i a_i g_i = g    of all modules, with uneven sample weights a_i, by passes of its own over the
                                       batch: also sees a token that was credited to the wrong sample
 
 G samples, T tokens, r coordinates of a module.
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch
-from extraction.logprobs import completion_logprobs
+from extraction.logprobs import completion_logprobs, split_model
+from extraction.memory import checkpointed
+from extraction.pass_plan import Agree, make_plan
 from extraction.rows import make_rows
 
 # |sum - batch| / |batch| that rounding alone explains, by the dtype of the model.
@@ -61,25 +63,42 @@ def module_error(
     return _relative([gradients.sum(0)], [batch])
 
 
-def batch_error(coordinates: Coordinates, batch: Batch, token_weights: Tensor, total: Mapping[str, Tensor]) -> float:
+def batch_error(
+    coordinates: Coordinates,
+    batch: Batch,
+    token_weights: Tensor,
+    total: Mapping[str, Tensor],
+    *,
+    tokens_per_batch: int | None = None,
+    agree: Agree = int,
+) -> float:
     """|total - g| / |g| over all modules, g by autograd of -sum_it a_it logp_it over the batch.
+
+    Autograd keeps several times what the engine keeps of a token. Hence passes of the engine's budget, in which only
+    one block at a time holds its activations: the check needs no more memory than the pass that it checks.
 
     Args:
         token_weights: a (G, T), what every completion token's log-probability was weighted with.
         total: {module: (r,)}, the weighted sum of the per-sample gradients.
+        tokens_per_batch, agree: as `extraction.pass_plan.planned`.
     """
-    modules: list[tuple[str, nn.Parameter]] = []
+    backbone, _ = split_model(coordinates.model)
+    parameters = coordinates.parameters()
+    sums = [torch.zeros_like(parameter) for parameter in parameters]
+    plan = make_plan(backbone, batch, "padded", tokens_per_batch, agree)
+    for samples, is_needed in plan.all_passes:
+        rows = make_rows(batch, "padded", samples)
+        weights = token_weights[rows.samples][batch.completion_mask[rows.samples]] * is_needed
+        with torch.enable_grad(), checkpointed(backbone, True):
+            logprobs = completion_logprobs(coordinates.model, rows)
+            loss = -(weights.to(logprobs) * logprobs).sum()
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        for accumulated, gradient in zip(sums, gradients, strict=True):
+            accumulated += gradient
+    expected, parts = [], iter(sums)
     for module in coordinates.sizes:
-        modules += [(module, parameter) for parameter in coordinates.trainable(module)]
-    with torch.enable_grad():
-        logprobs = completion_logprobs(coordinates.model, make_rows(batch, "padded"))
-        loss = -(token_weights[batch.completion_mask].to(logprobs) * logprobs).sum()
-        parameters = [parameter for _, parameter in modules]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    parts: dict[str, list[Tensor]] = {module: [] for module in coordinates.sizes}
-    for (module, _), gradient in zip(modules, gradients, strict=True):
-        parts[module].append(gradient.flatten())
-    return _relative([total[module] for module in parts], [torch.cat(flat) for flat in parts.values()])
+        expected.append(torch.cat([next(parts).flatten() for _ in coordinates.trainable(module)]))
+    return _relative([total[module] for module in coordinates.sizes], expected)
 
 
 def summarise_additivity(

@@ -20,6 +20,7 @@ from extraction.batch import Batch
 from extraction.gradients import Penalty, per_sample_gradients
 from extraction.logprobs import scatter_tokens
 from extraction.scoring import TokenScores, score
+from extraction.stacks import Stacks
 from extraction.words import Basis
 from probe.step.additivity import batch_error, module_error, tapped
 from probe.step.attribution import Axis
@@ -134,7 +135,7 @@ class Bases:
         Args:
             batch: as `run`.
             turn: picks the module that is compared within the pass, the modules taking turns.
-            whole: also compare all modules, with uneven sample weights, by one ordinary batch backward a basis.
+            whole: also compare all modules, with uneven sample weights, by ordinary batch backwards in each basis.
             axis: as `run`.
         """
         modules = list(self.coordinates[0].sizes)
@@ -151,7 +152,14 @@ class Bases:
             with whole_weights(coordinates.model, coordinates.layers[module]):
                 errors[basis] = module_error(coordinates, module, held, unit.gradients[basis][module])
             if whole:
-                error = batch_error(coordinates, local, uneven[:, None].expand(local.ids.shape), totals[basis])
+                error = batch_error(
+                    coordinates,
+                    local,
+                    uneven[:, None].expand(local.ids.shape),
+                    totals[basis],
+                    tokens_per_batch=self.tokens_per_batch,
+                    agree=self._agree,
+                )
                 errors[basis] = max(errors[basis], error)
         errors_by_rank = self.world.gather(errors)
         return unit, {basis: max(rank_errors[basis] for rank_errors in errors_by_rank) for basis in errors}
@@ -175,7 +183,7 @@ class Bases:
 
 def weighted_sums(scale: Tensor, gradients: Gradients) -> Gradients:
     """sum_i scale_i g_i: {basis: {module: (r,)}} from scale (G,) and per-sample gradients."""
-    sums: dict[Basis, dict[str, Tensor]] = {}
+    sums: dict[Basis, Stacks] = {}
     for basis, modules in gradients.items():
-        sums[basis] = {module: scale.to(g.device, g.dtype) @ g for module, g in modules.items()}
+        sums[basis] = Stacks.of(modules).map(lambda g: scale.to(g.device, g.dtype) @ g)
     return sums

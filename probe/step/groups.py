@@ -7,6 +7,7 @@ To add a source: a class with the methods of `GroupSource`, which makes its grou
 match pools: its word in `Match` of `probe.settings.words`, its row in `_steps_by`.
 """
 
+import math
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Group:
     step: int
     prompt_ids: tuple[list[int], ...]  # (G,) ragged
     completion_ids: tuple[list[int], ...]  # (G,) ragged
-    rewards: tuple[float, ...]  # (G,)
+    rewards: tuple[float, ...]  # (G,); nan for a rollout without label: its advantage is 0, and no baseline has it
     sampling_logprobs: tuple[list[float] | None, ...]  # (G,) ragged, when sampled; None = not recorded
     keys: tuple[RolloutKey, ...]  # (G,)
     problem_id: str
@@ -62,7 +63,7 @@ def make_group(step: int, chosen: Sequence[tuple[RolloutKey, Rollout]]) -> Group
         step=step,
         prompt_ids=tuple(rollout.prompt_ids for rollout in rollouts),
         completion_ids=tuple(rollout.completion_ids for rollout in rollouts),
-        rewards=tuple(rollout.reward for rollout in rollouts),
+        rewards=tuple(rollout.reward if rollout.labelled else math.nan for rollout in rollouts),
         sampling_logprobs=tuple(rollout.sampling_logprobs for rollout in rollouts),
         keys=keys,
         problem_id=rollouts[0].problem_id,
@@ -72,6 +73,8 @@ def make_group(step: int, chosen: Sequence[tuple[RolloutKey, Rollout]]) -> Group
 
 class ReplaySource:
     """Groups with `per_pool` rollouts of every pool, matched by problem, by prompt, or by position.
+
+    A rollout without label is never drawn: `probe pool regrade` grades it again.
 
     Args:
         pools: at least one; their names must differ.
@@ -101,9 +104,11 @@ class ReplaySource:
             )
         self._per_pool, self._seed = per_pool, seed
         self._rollouts: dict[RolloutKey, Rollout] = {}
+        self.num_unlabelled = 0  # rollouts of the pools that cannot be drawn
         for pool in pools:
             for rollouts in pool.steps:
                 self._rollouts |= {_key(pool, rollout): rollout for rollout in rollouts}
+                self.num_unlabelled += sum(not rollout.labelled for rollout in rollouts)
         tables = [_steps_by(pool, match) for pool in pools]
         common = [mark for mark in tables[0] if all(mark in table for table in tables)]
         if not common:
@@ -142,7 +147,7 @@ class ReplaySource:
                 if len(rollouts) < self._per_pool:
                     raise InputError(
                         f"pool {pool.name} step {rollouts[0].step}",
-                        expected=f"at least {self._per_pool} rollouts (--per-pool)",
+                        expected=f"at least {self._per_pool} rollouts with a label (--per-pool)",
                         found=f"{len(rollouts)}",
                         fix="use a smaller --per-pool or a pool with larger groups",
                     )
@@ -153,7 +158,7 @@ def _key(pool: Pool, rollout: Rollout) -> RolloutKey:
 
 
 def _steps_by(pool: Pool, match: Match) -> dict[Hashable, list[Rollout]]:
-    """The steps of a pool by what they are matched by; of several with one mark, the first."""
+    """The labelled rollouts of a pool's steps, by what these are matched by; of several with one mark, the first."""
     marks = {
         "problem": lambda position, rollout: rollout.problem_id,
         "prompt": lambda position, rollout: rollout.prompt_sha,
@@ -161,6 +166,7 @@ def _steps_by(pool: Pool, match: Match) -> dict[Hashable, list[Rollout]]:
     }
     table: dict[Hashable, list[Rollout]] = {}
     for position, rollouts in enumerate(pool.steps):
-        if rollouts:
-            table.setdefault(marks[match](position, rollouts[0]), rollouts)
+        labelled = [rollout for rollout in rollouts if rollout.labelled]
+        if labelled:
+            table.setdefault(marks[match](position, labelled[0]), labelled)
     return table

@@ -16,13 +16,15 @@ of norm(g). A zero gradient has no direction: its cosines are NaN, never 0. Sums
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from scipy import stats
 from torch import Tensor
 
+from extraction.stacks import Stacks
 from probe.settings.gate import GATES
 from probe.settings.words import Gate
 
@@ -43,7 +45,7 @@ class Cosines:
 class Projection:
     """Gated gradients {module: (..., r)} and the measures before and after the gate, each of shape (...)."""
 
-    gradients: dict[str, Tensor]
+    gradients: Mapping[str, Tensor]
     cos_in: Tensor
     cos_out: Tensor
     mean_cos_in: Tensor
@@ -69,6 +71,8 @@ def project(g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0, preserv
     Raises:
         ValueError: an unknown gate, or shapes that do not fit.
     """
+    if V.ndim != 2 or g.shape[-1:] != V.shape[1:]:
+        raise ValueError(f"expected g (..., r) and V (k, r), found {tuple(g.shape)} and {tuple(V.shape)}")
     return _project(g, V, gate, overshoot, preserve_magnitude)[0]
 
 
@@ -92,28 +96,29 @@ def project_modules(
     Raises:
         ValueError: an unknown gate, different modules or shapes, or no module with a direction.
     """
-    _check_modules(gradients, directions)
-    projected: dict[str, Tensor] = {}
-    fired_by_module: list[Tensor] = []
-    for module, g in gradients.items():
-        V = directions[module]
-        projected[module], fired = _project(g, V, gate, overshoot, preserve_magnitude)
-        if len(V):
-            fired_by_module.append(fired)
-    fired = torch.stack(fired_by_module)
-    before, after = sample_cosines(gradients, directions), sample_cosines(projected, directions)
-    return Projection(
-        gradients=projected,
-        cos_in=before.cos,
-        cos_out=after.cos,
-        mean_cos_in=before.mean_cos,
-        mean_cos_out=after.mean_cos,
-        hackward_frac_in=before.hackward_frac,
-        hackward_frac_out=after.hackward_frac,
-        frac_fired=fired.to(before.norm.dtype).mean(0),
-        norm_in=before.norm,
-        norm_out=after.norm,
-    )
+    groups = _groups(gradients, directions)
+    gated: list[_Group] = []
+    fired: list[Tensor] = []
+    for group in groups:
+        g, group_fired = _project(group.g, group.V, gate, overshoot, preserve_magnitude)
+        gated.append(group._replace(g=g))
+        if group.V.shape[1]:
+            fired.append(group_fired)
+    projected = Stacks({group.names: group.g.reshape(_shape(group, gradients)) for group in gated}, list(gradients))
+    before, after = _cosines(groups), _cosines(gated)
+    measures = {
+        "cos_in": before.cos,
+        "cos_out": after.cos,
+        "mean_cos_in": before.mean_cos,
+        "mean_cos_out": after.mean_cos,
+        "hackward_frac_in": before.hackward_frac,
+        "hackward_frac_out": after.hackward_frac,
+        "frac_fired": torch.cat(fired).to(before.norm.dtype).mean(0),
+        "norm_in": before.norm,
+        "norm_out": after.norm,
+    }
+    leading = _leading(gradients)
+    return Projection(gradients=projected, **{name: value.reshape(leading) for name, value in measures.items()})
 
 
 def sample_cosines(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> Cosines:
@@ -124,22 +129,12 @@ def sample_cosines(gradients: Mapping[str, Tensor], directions: Mapping[str, Ten
     Raises:
         ValueError: different modules or shapes, or no module with a direction.
     """
-    _check_modules(gradients, directions)
-    norm = _norms(gradients).square().sum(0).sqrt()
-    dots, norms, hackward = [], [], []
-    for module, V in directions.items():
-        if len(V):
-            g = _accumulate(gradients[module])
-            c = g @ V.to(g.dtype).mT
-            dots.append(c.sum(-1) / math.sqrt(len(V)))
-            hackward.append(c.relu().square().sum(-1))
-            norms.append(g.norm(dim=-1))
-    dot = torch.stack(dots)
+    cosines, leading = _cosines(_groups(gradients, directions)), _leading(gradients)
     return Cosines(
-        cos=_ratio(dot.sum(0), math.sqrt(len(dots)) * norm),
-        mean_cos=_ratio(dot, torch.stack(norms)).nanmean(0),
-        hackward_frac=_ratio(torch.stack(hackward).sum(0).sqrt(), norm),
-        norm=norm,
+        cos=cosines.cos.reshape(leading),
+        mean_cos=cosines.mean_cos.reshape(leading),
+        hackward_frac=cosines.hackward_frac.reshape(leading),
+        norm=cosines.norm.reshape(leading),
     )
 
 
@@ -154,15 +149,23 @@ def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tens
     Raises:
         ValueError: as `sample_cosines`.
     """
-    _check_modules(gradients, directions)
-    counted = {m: g for m, g in gradients.items() if len(directions[m])}
-    total, norms = _norms(gradients).square().sum(0), _norms(counted)
-    inverse_r = torch.tensor([1.0 / g.shape[-1] for g in counted.values()], dtype=norms.dtype, device=norms.device)
-    inverse_r = inverse_r.reshape(-1, *[1] * (norms.ndim - 1))
-    present = (norms > 0).to(norms.dtype)
+    groups = _groups(gradients, directions)
+    squares = [group.g.norm(dim=-1).square() for group in groups]  # (n, S) each
+    total = torch.cat(squares).sum(0)
+    expected, inverse, present, num_counted = 0.0, 0.0, 0.0, 0
+    for group, square in zip(groups, squares, strict=True):
+        if group.V.shape[1]:
+            r, nonzero = group.V.shape[2], (square > 0).to(square.dtype).sum(0)
+            expected = expected + square.sum(0) / r
+            inverse, present = inverse + nonzero / r, present + nonzero
+            num_counted += len(group.names)
+    leading = _leading(gradients)
+    assert isinstance(expected, Tensor)
+    assert isinstance(inverse, Tensor)
+    assert isinstance(present, Tensor)
     return HaarVariance(
-        cos=_ratio((norms.square() * inverse_r).sum(0), len(counted) * total),
-        mean_cos=_ratio((present * inverse_r).sum(0), present.sum(0).square()),
+        cos=_ratio(expected, num_counted * total).reshape(leading),
+        mean_cos=_ratio(inverse, present.square()).reshape(leading),
     )
 
 
@@ -196,12 +199,59 @@ def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[s
     return math.sqrt(float(stats.gamma.ppf(q, mean**2 / variance, scale=variance / mean)))
 
 
+class _Group(NamedTuple):
+    """The n modules with k directions of r coordinates."""
+
+    names: tuple[str, ...]
+    g: Tensor  # (n, S, r) gradients of S samples
+    V: Tensor  # (n, k, r)
+
+
+def _groups(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> list[_Group]:
+    """Gradients {module: (..., r)} and directions {module: (k, r)} stacked by (k, r); ... is flattened to S."""
+    _check_modules(gradients, directions)
+    stacked, groups = Stacks.of(gradients), []
+    for names, V in Stacks.of(directions).stacks.items():
+        g = _accumulate(stacked.rows(names))
+        groups.append(_Group(names, g.reshape(len(names), -1, g.shape[-1]), V.to(g.dtype)))
+    return groups
+
+
+def _cosines(groups: Sequence[_Group]) -> Cosines:
+    """`sample_cosines` of stacked modules; every field has shape (S,)."""
+    norms, counted_norms, dots, hackward = [], [], [], []
+    for _, g, V in groups:
+        norm = g.norm(dim=-1)  # (n, S)
+        norms.append(norm)
+        k = V.shape[1]
+        if k:
+            c = g @ V.mT  # (n, S, k)
+            counted_norms.append(norm)
+            dots.append(c.sum(-1) / math.sqrt(k))
+            hackward.append(c.relu().square().sum(-1))
+    norm, dot = torch.cat(norms).square().sum(0).sqrt(), torch.cat(dots)
+    return Cosines(
+        cos=_ratio(dot.sum(0), math.sqrt(len(dot)) * norm),
+        mean_cos=_ratio(dot, torch.cat(counted_norms)).nanmean(0),
+        hackward_frac=_ratio(torch.cat(hackward).sum(0).sqrt(), norm),
+        norm=norm,
+    )
+
+
+def _leading(gradients: Mapping[str, Tensor]) -> torch.Size:
+    """The shape of the samples, which all modules share."""
+    return next(iter(gradients.values())).shape[:-1]
+
+
+def _shape(group: _Group, gradients: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """(n, ..., r): of a group's gradients before the samples were flattened."""
+    return len(group.names), *gradients[group.names[0]].shape
+
+
 def _project(g: Tensor, V: Tensor, gate: Gate, overshoot: float, preserve_magnitude: bool) -> tuple[Tensor, Tensor]:
-    """(gated gradient (..., r), bool (...): whether the gate removed something)."""
+    """(gated gradient (..., r), bool (...): whether the gate removed something); several modules may be stacked."""
     if gate not in GATES:
         raise ValueError(f"gate: expected one of {', '.join(GATES)}, found {gate!r}")
-    if V.ndim != 2 or g.shape[-1:] != V.shape[1:]:
-        raise ValueError(f"expected g (..., r) and V (k, r), found {tuple(g.shape)} and {tuple(V.shape)}")
     g = _accumulate(g)
     V = V.to(g.dtype)
     removed = overshoot * GATES[gate](g @ V.mT)
@@ -217,11 +267,6 @@ def _project(g: Tensor, V: Tensor, gate: Gate, overshoot: float, preserve_magnit
 
 def _accumulate(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
-
-
-def _norms(gradients: Mapping[str, Tensor]) -> Tensor:
-    """(modules, ...) norm of each module's gradient."""
-    return torch.stack([_accumulate(g).norm(dim=-1) for g in gradients.values()])
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

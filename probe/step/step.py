@@ -72,6 +72,7 @@ def train_step(
     *,
     conditions: Mapping[str, LossSettings],
     planning: Sequence[Sequence[bool]],
+    by_policy: Sequence[bool] | None = None,
     pad_id: int,
     references: References,
     updater: Updater | None = None,
@@ -86,6 +87,7 @@ def train_step(
         measures: every arm under every condition; with an updater, exactly one.
         conditions: the objectives by name.
         planning: which completion tokens are planning tokens, (G,) ragged.
+        by_policy: which samples the diagnostics of token credit count, (G,): not those of a teacher. None = all.
         references: of the KL penalty.
         updater: steps the coordinates along the arm's gradient; None leaves the weights frozen.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
@@ -131,7 +133,7 @@ def train_step(
         nll=(unit.nll.double() / batch.completion_lengths).cpu(),
         unit=unit.gradients,
         additivity_errors=errors,
-        **credit_diagnostics(unit.token_logprobs, batch.completion_mask, planned),
+        **credit_diagnostics(unit.token_logprobs, batch.completion_mask, planned, by_policy),
         weightings=weightings,
         arms=[results[m.condition, m.arm.name] for m in measures],
     )

@@ -163,7 +163,7 @@ class Updater:
         """Whether the deployed policy differs from the policy in training."""
         return self._arm.routes
 
-    def step(self, gradients: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
+    def step(self, gradients: Mapping[str, Tensor], split: Split) -> Mapping[str, Tensor]:
         """One step along -gradients {module: (r,)}.
 
         Args:

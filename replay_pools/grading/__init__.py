@@ -9,12 +9,15 @@ The threat is a submission by a model that is rewarded for passing and attacks t
   The fork reads its job itself, so its memory holds nothing of another job, and its folder is new (`worker`). What a
   submission printed or wrote is read when all its processes are dead (`executor`).
 - The machine. Landlock: a submission can read only the Python library and /usr/lib, and write only its marker file and
-  /dev/null. seccomp: no socket, no new process, no signal to another process, no ptrace, no mount, no attribute change,
-  no system call newer than 2019. As root, it gets another uid. Limits of CPU, memory, file size, descriptors and
-  threads; the wall clock is the grader's (`sandbox`, `landlock`, `seccomp`). All of this is tier B.
+  /dev/null. seccomp: the calls that honest code makes and no other: no socket, no lock or lease, no new process, no
+  signal to another process. As root, it gets another uid, which reads a copy of the library where it cannot reach the
+  original (`library`). Limits of CPU, memory, file size, descriptors and threads; the wall clock is the grader's
+  (`sandbox`, `landlock`, `seccomp`). All of this is tier B.
 - What it can see. In tier A, all of this happens inside namespaces without network, other processes, /proc or host
   files, where the worker itself has at most three capabilities (`bubblewrap`).
 - Weaker isolation is never silent: every grade records its tier (`tiers`).
+- Honest submissions. What they may use is listed and tried, part of it when a grader starts, all by `probe doctor`
+  (`honest`).
 
 What is not covered:
 - a bug in the kernel or in Python's JSON parser; in tier A the kernel's namespaces are one more thing to break;

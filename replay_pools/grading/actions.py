@@ -74,8 +74,8 @@ def evaluate(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None
 
     def evaluate_expression(expression: str, values: Any) -> Any:
         scope = dict(fresh)  # of each expression its own: none can define a name for the next
-        for i, item in enumerate(wire.decode(values)):
-            scope[f"_{i}"] = item
+        for i, document in enumerate(values):
+            scope[f"_{i}"] = wire.decode(document)
         return eval(expression, scope)
 
     for i, (expression, values) in enumerate(zip(job["expressions"], job["values"], strict=True)):

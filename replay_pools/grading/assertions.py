@@ -15,7 +15,6 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from replay_pools.grading import wire
 from replay_pools.grading.execution import Code, Execution, Outcome
 
 
@@ -84,17 +83,15 @@ def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callab
     answers = execute(code, Execution(action="evaluate", expressions=tuple(expressions))).answers
     if answers.forged or not all(answers.answered) or len(answers.answered) < len(expressions):
         return False
-    try:
-        values = iter([wire.decode(document) for document in answers.answers])
-    except wire.WireError:
-        return False
+    # They stay documents: only the process of the checks decodes them, within its limits.
+    documents = iter(answers.answers)
     checks, check_values = [], []
     for assertion in assertions:
-        call_values = tuple(next(values) for _ in assertion.calls)
+        call_values = tuple(next(documents) for _ in assertion.calls)
         if assertion.check is not None:
             checks.append(assertion.check)
             check_values.append(call_values)
-        elif call_values != (True,):
+        elif call_values[0] is not True:
             return False
     if not checks:
         return True

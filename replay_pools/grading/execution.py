@@ -5,11 +5,16 @@ from typing import Any, Literal
 
 from replay_pools.grading.oracle import AnswerStream
 
+MIN_CPU_S = 4  # CPU seconds of an execution; a problem whose canonical solution needs many has a higher limit
 MAX_CAPTURE = 1 << 16  # bytes kept of stdout and of a marker file
 
 
 class InfrastructureError(RuntimeError):
     """An execution that says nothing about the submission: the worker could not start, confine itself or clean up."""
+
+
+class StarvedError(InfrastructureError):
+    """An execution that waited for a CPU until the grader's patience ended: the machine was too busy to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +29,7 @@ class Execution:
     read_stdout: bool = False
     read_file: bool = False  # the marker file, which every execution may write in its own directory
     expressions: tuple[str, ...] = ()  # of `evaluate`
-    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: per expression its `_0`, `_1`, ...; () when none has any
+    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: documents of each expression's `_0`, `_1`, ...
     decoys: tuple[tuple[Any, ...], ...] = ()  # of `compare`: per input, values that no honest answer equals all of
     canonical: str = ""  # of `call_run_tests_on_canonical`: the source of a right solution
 
@@ -45,7 +50,8 @@ class Outcome:
     """What one execution left, read after all its processes were dead."""
 
     answers: AnswerStream
-    timed_out: bool
+    timed_out: bool  # by its own doing: its CPU seconds were up, or it slept (see `executor`)
+    cpu_s: float  # CPU seconds of the submission's process, all threads, in steps of a millisecond
     exit_status: int | None  # of a submission's process that ended by itself; None when it was killed
     stdout: str  # "" unless read; at most MAX_CAPTURE bytes
     file: str  # the marker file; "" unless read and a regular file; at most MAX_CAPTURE bytes

@@ -7,14 +7,21 @@ grader                       warm worker                  child (confined)
   job file, pipes ------------ fds --->  directory, fork -->  reads the job, `ready`, runs
   <------------------- answer pipe -------------------------  one JSON line per input
   kill ---------------------------------->  kills and reaps every descendant
-  <----- dead, exit status, marker file --
+  <- dead, exit status, CPU, marker file -
   reads the pipes to their end
+
+The limit of an execution is in CPU seconds of all its threads, so that a busy machine changes no label: one that used
+them has timed out, and has no answer and no exit status, whatever it still did before the kernel stopped it
+(`sandbox.limit_resources`). Wall time only ends what uses no CPU. An execution's OWN time is its wall time
+less the time that its threads waited for a CPU (`cpu_wait`): one that ran or slept for OWN_TIMES its limit has timed
+out; one that has waited until WALL_TIMES its limit is a `StarvedError`, which says nothing about the submission.
 
 No descriptor of a directory is sent either way: in tier A it would lead out of the sandbox.
 """
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import select
@@ -28,11 +35,23 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
-from replay_pools.grading import bubblewrap, sandbox, wire, worker
-from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome
+from replay_pools.grading import bubblewrap, library, sandbox, wire, worker
+from replay_pools.grading.cpu_wait import waited_s
+from replay_pools.grading.execution import (
+    MAX_CAPTURE,
+    MIN_CPU_S,
+    Code,
+    Execution,
+    InfrastructureError,
+    Outcome,
+    StarvedError,
+)
 from replay_pools.grading.oracle import AnswerStream
 
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
+# Times the limit of CPU seconds. Well above 1, because waits for memory and disk count as a process's own time.
+OWN_TIMES = 2
+WALL_TIMES = 20
 ENVIRONMENT = {"LC_CTYPE": "C.UTF-8", "PYTHONHASHSEED": "0"}  # all that a submission finds in os.environ
 
 # With ENVIRONMENT as the whole environment, -P and -s isolate as -I does. -I itself implies -E, which would ignore the
@@ -53,14 +72,12 @@ class Worker:
         uid: the user as which submissions run; None for the user of the grader.
         directory: existing folder, in which the worker gets a folder of its own; not used in tier A, where the worker
             writes to a file system that exists only inside the sandbox.
-        timeout_s: wall seconds of an execution, from its `ready` line on; the limit of CPU seconds follows from it.
 
     Raises:
         InfrastructureError: the worker does not start.
     """
 
-    def __init__(self, *, tier: str, uid: int | None, directory: Path, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, *, tier: str, uid: int | None, directory: Path) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._scratch = None if tier == "A" else tempfile.mkdtemp(dir=directory)
         self._control, worker_end = socket.socketpair()
@@ -71,16 +88,18 @@ class Worker:
             "scratch": self._scratch or bubblewrap.SCRATCH,
             "tier": tier,
             "uid": uid,
-            "cpu_s": timeout_s,
         }
         sandbox_command, package = [], str(Path(__file__).parent)
+        environment = ENVIRONMENT
         if tier == "A":
             sandbox_command, package = bubblewrap.command(), bubblewrap.PACKAGE
+        elif uid is not None and (prefix := library.readable_prefix()):
+            environment = {**ENVIRONMENT, "PYTHONHOME": prefix}
         with worker_end:
             self._process = subprocess.Popen(
                 [*sandbox_command, sandbox.INTERPRETER, *_FLAGS, "-c", _BOOTSTRAP, package, json.dumps(arguments)],
                 pass_fds=(worker_end.fileno(),),
-                env=ENVIRONMENT,
+                env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -120,29 +139,34 @@ class Worker:
             raise InfrastructureError(f"worker: {error}") from error
         return reply, descriptors
 
-    def execute(self, code: Code, run: Execution) -> Outcome:
-        """Execute `code` as `run` says, in a new directory and a new process.
+    def execute(self, code: Code, run: Execution, cpu_s: int = MIN_CPU_S) -> Outcome:
+        """Execute `code` as `run` says, with a limit of CPU seconds, in a new directory and a new process.
 
         Raises:
             InfrastructureError: nothing can be said about the submission; the worker must be replaced.
         """
         stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=_num_answers(code, run))
-        job = self._job(code, run, stream.nonce)
+        job = self._job(code, run, stream.nonce) | {"cpu_s": cpu_s}
         # These channels judge what the submission leaves when it ends, so it may run on after its last answer.
         to_end = run.read_stdout or run.read_file or run.action == "run_script"
         text = bytearray()
         with contextlib.ExitStack() as stack:
             answers, stdout = self._start(job, stack, run.read_stdout)
-            timed_out = self._read(stream, answers, stdout, text, to_end=to_end)
-            exit_status, file = self._kill()
+            slept = self._read(stream, answers, stdout, text, to_end=to_end, cpu_s=cpu_s)
+            exit_status, used_s, file = self._kill()
             # What is left in the pipe does not count. A pipe that does not end means that a process is still alive.
             _drain(answers, None)
             if stdout is not None:
                 _drain(stdout, text)
+        timed_out = slept or used_s >= cpu_s
+        if timed_out:
+            # How far it got is a matter of milliseconds.
+            stream.drop_answers()
         return Outcome(
             answers=stream,
             timed_out=timed_out,
-            exit_status=exit_status,
+            cpu_s=used_s,
+            exit_status=None if timed_out else exit_status,
             stdout=bytes(text[:MAX_CAPTURE]).decode(errors="replace"),
             file=file if run.read_file else "",
         )
@@ -161,7 +185,7 @@ class Worker:
             "seed": code.seed,
             "inputs": [] if run.action == "evaluate" else [wire.encode(list(arguments)) for arguments in code.inputs],
             "expressions": run.expressions,
-            "values": [wire.encode(list(values)) for values in run.values or [()] * len(run.expressions)],
+            "values": run.values or [()] * len(run.expressions),
             "decoys": [wire.encode(list(decoys)) for decoys in run.decoys],
             "canonical": run.canonical,
         }
@@ -190,16 +214,23 @@ class Worker:
                 os.close(descriptor)
         return read_ends[0], read_ends[1] if capture else None
 
-    def _read(self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool) -> bool:
+    def _read(
+        self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool, cpu_s: int
+    ) -> bool:
         """Feed `stream` from the answer pipe, and `text` from stdout, until the execution is over.
 
         With `to_end` it is over when the process ends. Otherwise the last answer ends it, and nothing that the process
         would do later counts: how far it gets would depend on how soon it is killed.
 
         Returns:
-            Whether the time was up first.
+            Whether its own time was up first.
+
+        Raises:
+            InfrastructureError: the process ended before its `ready` line.
+            StarvedError: the machine was too busy.
         """
-        deadline = time.monotonic() + START_S
+        started = time.monotonic()  # later: when it was ready
+        deadline = started + START_S
         poller = select.poll()
         for descriptor in (answers, stdout):
             if descriptor is not None:
@@ -210,8 +241,9 @@ class Worker:
                 data = os.read(descriptor, MAX_CAPTURE)
                 if descriptor == answers:
                     stream.feed(data)
+                    if not data and not stream.ready:
+                        raise InfrastructureError("worker: an execution ended before its ready line")
                     if not data:
-                        _check_ready(stream)
                         return False
                 elif data:
                     # Read what is not kept as well: a full pipe would block the submission.
@@ -220,21 +252,43 @@ class Worker:
                     poller.unregister(descriptor)
             # The time to start is the machine's; the submission's own time runs from `ready`.
             if stream.ready and not was_ready:
-                deadline = time.monotonic() + self._timeout_s
+                started = time.monotonic()
+                deadline = started + OWN_TIMES * cpu_s
             elif time.monotonic() >= deadline:
-                _check_ready(stream)
-                return True
+                if not stream.ready:
+                    raise StarvedError(f"the machine is too busy: not ready within {START_S:.0f} s")
+                more = self._time_left(time.monotonic() - started, cpu_s)
+                if more <= 0:
+                    return True
+                deadline += more
         return False
 
-    def _kill(self) -> tuple[int | None, str]:
-        """Have the worker kill all processes; (exit status, text of the marker file), taken when they are dead."""
+    def _time_left(self, wall: float, cpu_s: int) -> float:
+        """Seconds until an execution that has run for `wall` seconds can have spent its own time; 0 when it has.
+
+        Raises:
+            StarvedError: the grader's patience is at its end.
+        """
+        waited = waited_s(self._process.pid)
+        own_left = math.inf if waited is None else OWN_TIMES * cpu_s - (wall - waited)
+        wall_left = WALL_TIMES * cpu_s - wall
+        if own_left <= 0:
+            return 0.0
+        if wall_left > 0:
+            return min(own_left, wall_left)
+        if waited is None:
+            raise StarvedError(f"the kernel does not say how long it waited for a CPU: stopped after {wall:.0f} s")
+        raise StarvedError(f"the machine is too busy: it waited {waited:.0f} of {wall:.0f} s for a CPU")
+
+    def _kill(self) -> tuple[int | None, float, str]:
+        """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) of the dead."""
         self._send(worker.KILL, [])
-        reply, descriptors = self._receive(len(worker.DEAD) + 2)
+        reply, descriptors = self._receive(worker.DEATH.size)
         text = "".join(map(_read_regular, descriptors))
-        if len(reply) != len(worker.DEAD) + 2:
+        if len(reply) != worker.DEATH.size:
             raise InfrastructureError("worker: ended")
-        status = int.from_bytes(reply[1:], "big", signed=True)
-        return (None if status < 0 else status), text
+        _dead, status, cpu_ms = worker.DEATH.unpack(reply)
+        return (None if status < 0 else status), cpu_ms / 1000, text
 
 
 def _num_answers(code: Code, run: Execution) -> int:
@@ -244,12 +298,6 @@ def _num_answers(code: Code, run: Execution) -> int:
     if run.action == "evaluate":
         return len(run.expressions)
     return 1
-
-
-def _check_ready(stream: AnswerStream) -> None:
-    """InfrastructureError for an execution that ended before the submission's code could run."""
-    if not stream.ready:
-        raise InfrastructureError("worker: an execution ended before its ready line")
 
 
 def _drain(descriptor: int, text: bytearray | None) -> None:

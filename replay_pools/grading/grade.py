@@ -4,27 +4,28 @@ with Grader() as grader:
     grades = grader.grade([Submission(problem=problem, completion=text, mode="none")])
 """
 
+import math
 import os
 import queue
-import shutil
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Self
 
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
-from replay_pools.grading import sandbox, tiers
-from replay_pools.grading.execution import InfrastructureError
+from replay_pools.grading import honest, sandbox, tiers
+from replay_pools.grading.execution import MIN_CPU_S, Code, Execution, InfrastructureError, Outcome, StarvedError
 from replay_pools.grading.executor import Worker
-from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
-from replay_pools.rollout import Grade
+from replay_pools.grading.folder import grading_folder
+from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission, unlabelled
+from replay_pools.rollout import CodeRule, Grade
 
 __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 
 ATTEMPTS = 3  # to grade one submission, each on a fresh worker, before an infrastructure failure is raised
+CPU_MULTIPLE = 10  # times the CPU seconds of a problem's canonical solution: the limit of its submissions
 
 _SELF_TEST = Problem(
     problem_id="self-test",
@@ -41,18 +42,24 @@ _SELF_TEST = Problem(
 class Grader:
     """A pool of isolated workers that grade submissions; a context manager, which starts and ends the workers.
 
+    An execution is limited in CPU seconds, by problem: CPU_MULTIPLE times those of its canonical solution, which
+    `measure` (so `canary`) finds out, and at least `cpu_s`.
+
     Args:
         workers: number of processes that grade in parallel; the number of CPUs by default.
         tier: "A" or "B" (see `tiers`); by default the best that is available.
         unsafe_local: where no isolation is available, run with resource limits alone (recorded in every grade).
         twice: grade every submission twice; it is `flaky` when the labels differ.
-        timeout_s: wall seconds of one execution. A grade takes one to five executions, twice as many with `twice`.
+        code_rule: which blocks of a completion are its code: see `extract`.
+        cpu_s: smallest limit, in CPU seconds of one execution; that of a problem that was not measured. A grade takes
+            one to five executions, twice as many with `twice`.
 
     Raises:
         InputError: the isolation is not available, or (on entry) the isolated worker does not start.
     """
 
     isolation: str  # "A" | "B" | "unsafe-local"
+    limits: Mapping[tuple[str, str], int]  # {(env, problem_id): CPU seconds} of the measured problems
 
     def __init__(
         self,
@@ -61,21 +68,33 @@ class Grader:
         tier: str | None = None,
         unsafe_local: bool = False,
         twice: bool = False,
-        timeout_s: float = 4.0,
+        code_rule: CodeRule = "joined",
+        cpu_s: int = MIN_CPU_S,
     ) -> None:
         self.isolation = tiers.choose_tier(tier=tier, unsafe_local=unsafe_local)
         self._num_workers = workers or os.cpu_count() or 1
         self._twice = twice
-        self._timeout_s = timeout_s
+        self._code_rule: CodeRule = code_rule
+        self._cpu_s = cpu_s
+        self.limits = {}
         # One entry per worker: its uid, and None for a worker that has yet to be started.
         self._idle: queue.SimpleQueue[tuple[int | None, Worker | None]] = queue.SimpleQueue()
 
-    def describe(self) -> dict[str, str | bool]:
+    def describe(self) -> dict[str, str | bool | int]:
         """The grader as the manifest of a pool records it."""
-        return {"version": GRADER_VERSION, "isolation": self.isolation, "twice": self._twice}
+        # Not the limits themselves: they are measured anew by a run that continues, which has to find the same header.
+        return {
+            "version": GRADER_VERSION,
+            "isolation": self.isolation,
+            "twice": self._twice,
+            "code_rule": self._code_rule,
+            "cpu_s": self._cpu_s,
+            "cpu_multiple": CPU_MULTIPLE,
+        }
 
     def __enter__(self) -> Self:
-        self._directory = Path(tempfile.mkdtemp(prefix="probe-grading-"))
+        self._resources = ExitStack()
+        self._directory = self._resources.enter_context(grading_folder())
         self._threads = ThreadPoolExecutor(self._num_workers)
         uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
         for uid in uids:
@@ -93,34 +112,76 @@ class Grader:
             _uid, worker = self._idle.get()
             if worker is not None:
                 worker.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._resources.close()
 
     def grade(self, submissions: Sequence[Submission]) -> list[Grade]:
         """The grades of the submissions, in their order.
+
+        A submission that the busy machine starved is graded again when all others are done, alone; if it starves
+        again, its grade has no label.
 
         Raises:
             InputError: an unknown mode, or a problem whose setup code or assertions do not run.
             InfrastructureError: a submission could not be executed in ATTEMPTS attempts.
         """
-        return list(self._threads.map(self._grade_one, submissions))
+        limits = [self.limits.get(_key(submission.problem), self._cpu_s) for submission in submissions]
+        return [grade for grade, _ in self._grade_all(submissions, limits)]
 
-    def _grade_one(self, submission: Submission) -> Grade:
-        """Grade on an idle worker; after an infrastructure failure try again on a new worker, with the same uid."""
+    def measure(self, problems: Sequence[Problem]) -> list[Grade]:
+        """The grades of the problems' canonical solutions; from now on the problems' limits follow from these.
+
+        Raises:
+            InputError, InfrastructureError: as `grade`.
+        """
+        canonicals = [
+            Submission(problem=problem, completion=fence(problem.canonical), mode="none") for problem in problems
+        ]
+        graded = self._grade_all(canonicals, [CPU_MULTIPLE * self._cpu_s] * len(problems))
+        measured: dict[tuple[str, str], int] = {}
+        for problem, (_, used_s) in zip(problems, graded, strict=True):
+            measured[_key(problem)] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
+        self.limits = {**self.limits, **measured}
+        return [grade for grade, _ in graded]
+
+    def _grade_all(self, submissions: Sequence[Submission], limits: Sequence[int]) -> list[tuple[Grade, float]]:
+        """(grade, most CPU seconds of its executions) of each submission, under its limit of CPU seconds."""
+        graded = list(self._threads.map(self._grade_one, submissions, limits))
+        for i, (grade, _) in enumerate(graded):
+            if grade.no_label is not None:
+                graded[i] = self._grade_one(submissions[i], limits[i])
+        return graded
+
+    def _grade_one(self, submission: Submission, cpu_s: int) -> tuple[Grade, float]:
+        """Grade on an idle worker; after an infrastructure failure try again on a new worker, with the same uid.
+
+        A starved execution is no failure of the worker: its grade has no label.
+        """
         uid, worker = self._idle.get()
+        used_s: list[float] = []
+
+        def execute(code: Code, run: Execution) -> Outcome:
+            assert worker is not None
+            outcome = worker.execute(code, run, cpu_s)
+            used_s.append(outcome.cpu_s)
+            return outcome
+
         attempt = 0
         try:
             while True:
                 attempt += 1
                 try:
                     # Workers start on their first use, and again after a failure.
-                    worker = worker or Worker(
-                        tier=self.isolation, uid=uid, directory=self._directory, timeout_s=self._timeout_s
+                    worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory)
+                    grade = grade_submission(
+                        submission, execute, self.isolation, code_rule=self._code_rule, twice=self._twice
                     )
-                    return grade_submission(submission, worker.execute, self.isolation, twice=self._twice)
+                    return grade, max(used_s, default=0.0)
                 except InfrastructureError as error:
                     if worker is not None:
                         worker.close()
                         worker = None
+                    if isinstance(error, StarvedError):
+                        return unlabelled(submission, self.isolation, str(error)), 0.0
                     if attempt == ATTEMPTS:
                         where = f"problem {submission.problem.problem_id}, {ATTEMPTS} attempts"
                         raise InfrastructureError(f"{where}: {error}") from error
@@ -130,7 +191,7 @@ class Grader:
     def _self_test(self) -> None:
         """Grade a known problem once; InputError when the chosen isolation does not work on this machine."""
         try:
-            canary(self, [_SELF_TEST])
+            canary(self, [_SELF_TEST, honest.QUICK])
         except InfrastructureError as error:
             raise InputError(
                 "grader isolation",
@@ -143,18 +204,21 @@ class Grader:
 def canary(grader: Grader, problems: Iterable[Problem]) -> None:
     """Check the grader and the problems: every canonical solution must pass, and a stub that returns 0 must fail.
 
+    It measures the problems: their limits of CPU seconds follow (`Grader.measure`).
+
     Raises:
         InputError: the canonical solution of a problem fails, or the stub passes; the message names the problem.
+        InfrastructureError: the machine is too busy to tell.
     """
     problems = list(problems)
-    canonicals, stubs = [], []
+    stubs = []
     for problem in problems:
         stub = f"class Solution:\n    def {problem.func_name}(self, *args, **kwargs):\n        return 0\n"
-        canonicals.append(Submission(problem=problem, completion=fence(problem.canonical), mode="none"))
         stubs.append(Submission(problem=problem, completion=fence(stub), mode="none"))
-    grades = grader.grade([*canonicals, *stubs])  # in one call, so that all workers stay busy
-    for problem, canonical, stub in zip(problems, grades[: len(problems)], grades[len(problems) :], strict=True):
+    for problem, canonical, stub in zip(problems, grader.measure(problems), grader.grade(stubs), strict=True):
         where = f"problem {problem.problem_id}"
+        if reason := canonical.no_label or stub.no_label:
+            raise InfrastructureError(f"{where}: {reason}")
         if not canonical.gt_correct:
             passed = f"{canonical.num_tests_passed} of {canonical.num_tests} tests passed"
             raise InputError(
@@ -162,3 +226,7 @@ def canary(grader: Grader, problems: Iterable[Problem]) -> None:
             )
         if stub.gt_correct:
             raise InputError(where, expected="a stub that fails", found="return 0 passes", fix="add a test")
+
+
+def _key(problem: Problem) -> tuple[str, str]:
+    return problem.env, problem.problem_id

@@ -2,8 +2,8 @@
 
 A ruleset forbids everything that the running kernel can forbid (ABI 1 to 7 and later), except what its rules grant. An
 older kernel confines less and never fails: below ABI 4 the seccomp filter has to refuse TCP, below ABI 6 signals and
-abstract sockets. Landlock covers no stat, chmod, chown or xattr at any ABI; of these, the seccomp filter refuses the
-ones that write.
+abstract sockets. Landlock covers no stat, chmod, chown, xattr, lock or lease at any ABI; of these, the seccomp filter
+permits stat alone.
 
     ruleset = create_ruleset(listable=sys.path, readable=["/usr/lib/python3.11"], writable=[scratch])
     restrict_self(ruleset)  # after prctl(PR_SET_NO_NEW_PRIVS, 1)

@@ -2,21 +2,28 @@
 
 An answer matches an expected value (`matches`) by these rules:
 - types are exact: a bool is not an int, a tuple is not a list, an instance of a subclass never gets here (`wire`);
-- int and float are both numbers: two ints match when equal, other pairs when |a - b| <= 1e-9 max(|a|, |b|, 1);
+- int and float are both numbers: where an int b is expected, the answer a matches when a == b, and where a float is
+  expected, when |a - b| <= 1e-9 max(|a|, |b|, 1);
 - NaN matches NaN, infinities match themselves, 0.0 matches -0.0;
-- dictionary keys and set elements match exactly, without tolerance, in any order.
+- dictionary keys and set elements match exactly, type and last bit, in any order.
+
+Nothing that a submission sent is decoded here: put into a set or a dictionary, integers with chosen hashes take
+quadratic time. Its documents are compared as they are, and go as they are to the process that checks assertions.
 """
 
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from replay_pools.grading import wire
 
 TOLERANCE = 1e-9
 MAX_STREAM = 16 << 20  # bytes of one execution's answers
+MAX_NESTING = 4 * wire.MAX_DEPTH  # of brackets in a line; `wire.encode` writes at most three for a level
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
@@ -24,49 +31,104 @@ _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
 _Exact = TypeVar("_Exact")
 
 
-def matches(actual: Any, expected: Any) -> bool:
-    """Whether an answer is the expected value, by the rules at the head of this file.
+def matches(document: Any, expected: Any) -> bool:
+    """Whether a wire document is that of an answer which matches `expected`, by the rules at the head of this file.
 
-    Both are plain values (`wire.decode` makes no others), so that no comparison calls code of a submission.
+    Any JSON document is allowed, also a malformed one, which matches nothing: this never raises. It goes no deeper into
+    a document than `expected` goes, and reads no list that has another length.
+
+    Args:
+        document: what a submission sent, after `json`.
+        expected: a plain value, one that `wire.encode` takes.
     """
-    if type(actual) in (int, float) and type(expected) in (int, float):
-        return _numbers_match(actual, expected)
-    if type(actual) is not type(expected):
+    kind = type(expected)
+    if kind is int or kind is float:
+        return _number_matches(_number(document), expected)
+    if expected is None or kind is bool or kind is str:
+        return type(document) is kind and document == expected
+    if kind is bytes:
+        return document == {"bytes": expected.hex()}
+    items = document if kind is list else _body(document, kind.__name__)
+    if not isinstance(items, list) or len(items) != len(expected):
         return False
-    if isinstance(actual, list | tuple):
-        return len(actual) == len(expected) and all(matches(a, b) for a, b in zip(actual, expected, strict=True))
-    if isinstance(actual, dict):
-        actual_items = {_key(key): item for key, item in actual.items()}
-        expected_items = {_key(key): item for key, item in expected.items()}
-        if actual_items.keys() != expected_items.keys():
-            return False
-        return all(matches(item, expected_items[key]) for key, item in actual_items.items())
-    if isinstance(actual, set | frozenset):
-        return {_key(item) for item in actual} == {_key(item) for item in expected}
-    return actual == expected
-
-
-def _numbers_match(a: float, b: float) -> bool:
-    if type(a) is int and type(b) is int:
-        return a == b
+    if kind is list or kind is tuple:
+        return all(map(matches, items, expected))
     try:
-        if math.isnan(a) or math.isnan(b):
-            return math.isnan(a) and math.isnan(b)
-        return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return _pairs_match(items, expected) if kind is dict else _same_elements(items, expected)
+    except wire.WireError:
+        return False
+
+
+def _body(document: Any, tag: str) -> Any:
+    """What `document` holds under its only key, `tag`; None where it is anything else."""
+    return document[tag] if isinstance(document, dict) and document.keys() == {tag} else None
+
+
+def _number(document: Any) -> float | None:
+    """The int or float of a document; None for any other."""
+    if type(document) is int:
+        return document
+    try:
+        value = float.fromhex(_body(document, "float"))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return value if document == wire.encode(value) else None  # not in another spelling
+
+
+def _number_matches(actual: float | None, expected: float) -> bool:
+    if actual is None:
+        return False
+    if type(expected) is int:
+        return actual == expected  # exact in Python, also between int and float
+    try:
+        if math.isnan(expected):
+            return math.isnan(actual)
+        return math.isclose(actual, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     except OverflowError:  # an int beyond the floats
         return False
 
 
-def _key(value: Any) -> str:
-    """A string that is the same for two hashable values exactly when they and their types are equal.
+def _same_elements(documents: list[Any], expected: Collection[Any]) -> bool:
+    """Whether the documents are those of the expected set elements, in any order. Sorted, because nothing is hashed."""
+    return sorted(map(_text, documents)) == sorted(_text(wire.encode(item)) for item in expected)
 
-    Needed because Python's own equality of keys has 1 == True == 1.0.
+
+def _pairs_match(pairs: list[Any], expected: dict[Any, Any]) -> bool:
+    """Whether documents [key, item] match an expected dictionary of as many items."""
+    actual_items: list[tuple[str, Any]] = []
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            return False
+        actual_items.append((_text(pair[0]), pair[1]))
+    expected_items = [(_text(wire.encode(key)), item) for key, item in expected.items()]
+    by_key = itemgetter(0)
+    in_order = zip(sorted(actual_items, key=by_key), sorted(expected_items, key=by_key), strict=True)
+    return all(key == other and matches(item, value) for (key, item), (other, value) in in_order)
+
+
+def _text(document: Any, depth: int = 0) -> str:
+    """A text that two documents share exactly when they are those of the same hashable value of the same type.
+
+    Linear in the document for every level of nesting: texts are put together and never quoted again, which would
+    double their length with every level.
+
+    Raises:
+        wire.WireError: `document` is not one of a hashable value, or is nested deeper than wire.MAX_DEPTH.
     """
-    if isinstance(value, frozenset):
-        return f"frozenset({sorted(map(_key, value))})"
-    if isinstance(value, tuple):
-        return f"({[_key(item) for item in value]})"
-    return json.dumps(wire.encode(value))
+    if depth > wire.MAX_DEPTH:
+        raise wire.WireError(f"nested deeper than {wire.MAX_DEPTH}")
+    if document is None or isinstance(document, str | bool):
+        return json.dumps(document)
+    if isinstance(document, int):
+        return hex(document)  # linear in its size, which decimal digits are not
+    if isinstance(document, dict) and len(document) == 1:
+        ((tag, body),) = document.items()
+        if tag in ("float", "bytes") and isinstance(body, str):
+            return tag + json.dumps(body)
+        if tag in ("tuple", "frozenset") and isinstance(body, list):
+            texts = [_text(item, depth + 1) for item in body]
+            return f"{tag}({','.join(sorted(texts) if tag == 'frozenset' else texts)})"
+    raise wire.WireError("not the document of a hashable value")
 
 
 def one_line(text: object) -> str:
@@ -74,7 +136,8 @@ def one_line(text: object) -> str:
 
     Without addresses and paths, which differ from run to run where a grade must not.
     """
-    line = str(text).split("\n")[0].encode("ascii", "backslashreplace").decode()
+    # Cut first: a forged error may be as long as a line. The worker's own have at most 500 characters.
+    line = str(text)[:500].split("\n")[0].encode("ascii", "backslashreplace").decode()
     line = "".join(character if character.isprintable() else "?" for character in line)
     return _PATH.sub("<path>", _ADDRESS.sub("0x", line))[:200]
 
@@ -95,7 +158,14 @@ _JSON = json.JSONDecoder(object_pairs_hook=_strict_object, parse_constant=_no_co
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One strict JSON object (UTF-8, no NaN, no duplicate key, at most MAX_LINE bytes); ValueError otherwise."""
+    """One strict JSON object: UTF-8, no NaN, no duplicate key, at most MAX_LINE bytes and MAX_NESTING levels.
+
+    Here bytes of a submission become values, and these limits hold for all that is done with them. In particular, the
+    depth is one that `json` writes again.
+
+    Raises:
+        ValueError: anything else.
+    """
     if len(line) > wire.MAX_LINE:
         raise ValueError("line too long")
     try:
@@ -104,7 +174,20 @@ def parse_line(line: bytes) -> dict[str, Any]:
         raise ValueError("nested too deep") from error
     if not isinstance(row, dict):
         raise ValueError("not an object")
+    if _is_nested_deeper(row, MAX_NESTING):
+        raise ValueError("nested too deep")
     return row
+
+
+def _is_nested_deeper(document: dict[str, Any], limit: int) -> bool:
+    """Whether a JSON object has more than `limit` levels of lists and objects, itself included. Without recursion."""
+    level: list[Any] = [document]
+    for _ in range(limit):
+        children: list[Any] = []
+        for item in level:
+            children += item.values() if isinstance(item, dict) else item
+        level = [child for child in children if isinstance(child, list | dict)]
+    return bool(level)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,12 +276,17 @@ class AnswerStream:
         error = one_line(_exact(row["error"], str))
         self.error = self.error or error
 
+    def drop_answers(self) -> None:
+        """Forget the answers, as if none had come."""
+        self.answers.clear()
+        self.answered.clear()
+
     def right(self, expected: list[Any]) -> list[bool]:
         """The verdict on each of the `expected` values: whether its answer matches; all False for a forged stream."""
         verdicts = [False] * len(expected)
         if not self.forged:
             for i, (answered, document) in enumerate(zip(self.answered, self.answers, strict=True)):
-                verdicts[i] = answered and _is_right(document, expected[i])
+                verdicts[i] = answered and matches(document, expected[i])
         return verdicts
 
 
@@ -207,26 +295,3 @@ def _exact(value: Any, kind: type[_Exact]) -> _Exact:
     if type(value) is not kind:
         raise TypeError(f"not a {kind.__name__}")
     return value
-
-
-def _is_right(document: Any, expected: Any) -> bool:
-    """Whether the value of a wire document matches `expected`; False for a malformed document."""
-    # A document of another size is wrong, and must not be decoded: decoding puts values into sets and dictionaries,
-    # where integers chosen to collide take quadratic time.
-    try:
-        return _size(document) == _size(wire.encode(expected)) and matches(wire.decode(document), expected)
-    except ValueError:
-        return False
-
-
-def _size(document: Any) -> int:
-    """How many values a wire document holds. Without recursion, because a hostile document may be nested deeply."""
-    size, unvisited = 0, [document]
-    while unvisited:
-        item = unvisited.pop()
-        size += 1
-        if isinstance(item, dict):
-            item = next(iter(item.values()), None)  # {tag: body}: go on with the body
-        if isinstance(item, list):
-            unvisited += item
-    return size

@@ -1,13 +1,13 @@
-"""A seccomp filter (a BPF program in the kernel, installed by ctypes): forbidden system calls fail with an errno.
+"""A seccomp filter (a BPF program in the kernel, installed by ctypes): every system call but those listed here fails.
 
-The tables list refusals, not permissions: what Python needs differs by version and libc, while what leads out of a
-sandbox is a short list. Calls numbered 424 and above fail with ENOSYS. Their numbers are the same on all architectures:
-io_uring, pidfd, the new mount interface, clone3, and whatever a later kernel adds. libc then falls back to the older
-calls, whose arguments a filter can see. New processes are refused and new threads are not, so that a submission is one
-process: no fork bomb, no daemon.
+The tables list permissions, because no list of what leads out of a sandbox is ever complete. They are what Python and
+its library were seen to call in honest code (`tests/bench/trace_calls.py`), plus what glibc and musl call in its place.
+A refused call fails with EPERM. One numbered 424 or above fails with ENOSYS; those numbers are the same on every
+architecture (io_uring, pidfd, the new mount interface, clone3, and whatever a later kernel adds), and libc then falls
+back to older calls, whose arguments a filter can see.
 
-To refuse another call: add a row with its numbers to _REFUSED, or to one of the two tables below it if that depends on
-an argument, and an attempt to make it to tests/replay_pools/attacks.toml.
+To permit a call: add it with its numbers to _PERMITTED, or to _CONDITIONAL if its arguments matter; its abuse to
+tests/replay_pools/attacks.toml; what needs it to `honest.py`.
 Standard library only: this file runs inside the worker.
 """
 
@@ -17,59 +17,92 @@ import functools
 import os
 import platform
 import struct
+from dataclasses import dataclass
 
 _FIRST_UNIFIED = 424  # from here on, a call has the same number on every architecture
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
-_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF operations
+_LOAD, _MASK, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # BPF operations
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGS = 0, 4, 16  # in struct seccomp_data, which the filter reads
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _REFUSE, _ABSENT = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
-_CLONE_THREAD = 0x00010000
+_ALL_BITS = 0xFFFFFFFF
 
 # name: (x86_64, aarch64); None where the architecture has no such call
-_REFUSED: dict[str, tuple[int | None, int | None]] = {
-    # network and other channels out
-    "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "bind": (49, 200), "listen": (50, 201),
-    "accept4": (288, 242), "mq_open": (240, 180), "mq_unlink": (241, 181),
-    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
-    "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
-    "msgctl": (71, 187), "inotify_init": (253, None), "inotify_init1": (294, 26),
-    # descriptors in flight outlive their process
-    "sendmsg": (46, 211), "sendmmsg": (307, 269),
-    # other processes
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "execve": (59, 221), "execveat": (322, 281), "fork": (57, None), "vfork": (58, None),
-    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
-    "move_pages": (279, 239), "migrate_pages": (256, 238),
-    # namespaces, mounts, handles
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
-    "chroot": (161, 51), "mknod": (133, None), "mknodat": (259, 33), "swapon": (167, 224), "swapoff": (168, 225),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
-    "quotactl": (179, 60),
-    # file attributes, which Landlock does not cover, and memory that RLIMIT_AS does not count
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, None), "fchown": (93, 55),
-    "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "truncate": (76, 45), "memfd_create": (319, 279),
-    # kernel surface
-    "bpf": (321, 280), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "personality": (135, 92), "io_setup": (206, 0),
-    "init_module": (175, 105), "delete_module": (176, 106), "finit_module": (313, 273), "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294), "reboot": (169, 142), "acct": (163, 89), "syslog": (103, 116), "iopl": (172, None),
-    "ioperm": (173, None), "sethostname": (170, 161), "setdomainname": (171, 162), "settimeofday": (164, 170),
-    "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266),
+_PERMITTED: dict[str, tuple[int | None, int | None]] = {
+    # open files: no lock, lease or length by path
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
+    "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "lseek": (8, 62), "close": (3, 57),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
+    "ftruncate": (77, 46), "fstat": (5, 80), "getdents64": (217, 61),
+    # paths: which files may be opened is up to Landlock
+    "open": (2, None), "openat": (257, 56), "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79),
+    "statx": (332, 291), "access": (21, None), "faccessat": (269, 48), "readlink": (89, None),
+    "readlinkat": (267, 78), "getcwd": (79, 17),
+    # memory
+    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "brk": (12, 214),
+    # threads
+    "futex": (202, 98), "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
+    "gettid": (186, 178), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "exit": (60, 93),
+    "exit_group": (231, 94),
+    # signals to itself
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137), "sigaltstack": (131, 132), "pause": (34, None), "alarm": (37, None),
+    "getitimer": (36, 102), "setitimer": (38, 103), "restart_syscall": (219, 128),
+    # clocks
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
+    "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153),
+    # waiting for descriptors, and the ends of a socketpair
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
+    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
+    "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204),
+    "getpeername": (52, 205),
+    # what and where it is
+    "getpid": (39, 172), "getppid": (110, 173), "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156),
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
+    "getresgid": (120, 150), "getgroups": (115, 158), "getrlimit": (97, 163), "getrusage": (98, 165),
+    "uname": (63, 160), "sysinfo": (99, 179), "getrandom": (318, 278), "umask": (95, 166),
 }  # fmt: skip
-_SELF_ONLY: dict[str, tuple[int, int]] = {  # first argument must be the caller's own process (prlimit64: or 0)
-    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "prlimit64": (302, 261),
-}  # fmt: skip
-_CLONE = (56, 220)
-_REFUSED_ARGUMENTS = {  # call: index of the argument, values
-    (72, 25): (1, (8, 10, 15)),  # fcntl F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to a process of one's choice
-    (16, 29): (1, (0x8901, 0x8902)),  # ioctl FIOSETOWN, SIOCSPGRP: likewise
-    (157, 167): (0, (1, 4)),  # prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE: set before the filter, for good
+_CALLER = -1  # stands for the process id of the caller, in the values of a condition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Condition:
+    """One argument of a call must have one of some values."""
+
+    argument: int  # its index
+    values: tuple[int, ...]
+    mask: int = _ALL_BITS  # the bits that count
+    high_half: bool = False  # of the 64 bits of the argument, test the upper 32 instead of the lower
+
+
+# name: ((x86_64, aarch64), conditions that must all hold)
+_CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[_Condition, ...]]] = {
+    # The flags of pthread_create in glibc and in musl: no new process, no namespace.
+    "clone": ((56, 220), (_Condition(argument=0, values=(0x3D0F00, 0x7D0F00)),)),
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: locks and leases on files of the library stop neighbours.
+    "fcntl": ((72, 25), (_Condition(argument=1, values=(0, 1, 2, 3, 1030)),)),
+    # TCGETS and TCGETS2 (isatty), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+    "ioctl": (
+        (16, 29),
+        (_Condition(argument=1, values=(0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
+    ),
+    "prctl": ((157, 167), (_Condition(argument=0, values=(15, 16)),)),  # PR_SET_NAME, PR_GET_NAME: of threads
+    # MADV_NORMAL to DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP: PAGEOUT would slow the library for all.
+    "madvise": ((28, 233), (_Condition(argument=2, values=(4, 8, 0, 1, 2, 3, 14, 15, 16, 17)),)),
+    "kill": ((62, 129), (_Condition(argument=0, values=(_CALLER,)),)),
+    "tkill": ((200, 130), (_Condition(argument=0, values=(_CALLER,)),)),
+    "tgkill": ((234, 131), (_Condition(argument=0, values=(_CALLER,)),)),
+    "prlimit64": ((302, 261), (_Condition(argument=0, values=(0, _CALLER)),)),
+    # asyncio wakes its loop by AF_UNIX with SOCK_STREAM (and SOCK_CLOEXEC or SOCK_NONBLOCK). A stream stays with its
+    # partner, while a datagram can be sent to any socket of the host that has a name.
+    "socketpair": (
+        (53, 199),
+        (_Condition(argument=0, values=(1,)), _Condition(argument=1, values=(1,), mask=_ALL_BITS & ~0o2004000)),
+    ),
+    "sendto": (  # without an address
+        (44, 206),
+        (_Condition(argument=4, values=(0,)), _Condition(argument=4, values=(0,), high_half=True)),
+    ),
 }
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH
 
@@ -90,33 +123,25 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _argument_rule(
-    number: int, index: int, test: int, values: tuple[int, ...], *, match: int, otherwise: int
-) -> list[bytes]:
-    """The instructions that decide on call `number` by one of its arguments; they let other calls through.
-
-    Args:
-        number: the call.
-        index: which argument; its low 32 bits are compared (process ids, commands and flags have no more).
-        test: _JUMP_EQUAL or _JUMP_SET (any of the bits of the value is set).
-        values: what the argument is tested against.
-        match: the verdict when the test holds for one of `values`.
-        otherwise: the verdict when it holds for none.
-    """
-    rule = [
-        _instruction(_JUMP_EQUAL, number, 0, len(values) + 3),
-        _instruction(_LOAD, _OFFSET_ARGS + 8 * index),
-    ]
-    last = len(values) - 1
-    for i, value in enumerate(values):
-        # If the test holds, skip the tests that are left. If the last one fails too, skip `return match`.
-        rule.append(_instruction(test, value, last - i, 1 if i == last else 0))
-    return [*rule, _instruction(_RETURN, match), _instruction(_RETURN, otherwise)]
+def _conditional(number: int, conditions: tuple[_Condition, ...], pid: int) -> list[bytes]:
+    """The instructions that decide on call `number`, permitted if all conditions hold; other calls skip them."""
+    tests: list[bytes] = []
+    for condition in conditions:
+        tests.append(_instruction(_LOAD, _OFFSET_ARGS + 8 * condition.argument + 4 * condition.high_half))
+        if condition.mask != _ALL_BITS:
+            tests.append(_instruction(_MASK, condition.mask))
+        for i, value in enumerate(condition.values):
+            # If it is this value, skip the values that are left, and the refusal after them.
+            skip = len(condition.values) - i
+            tests.append(_instruction(_JUMP_EQUAL, pid if value == _CALLER else value, skip))
+        tests.append(_instruction(_RETURN, _REFUSE))
+    tests.append(_instruction(_RETURN, _ALLOW))
+    return [_instruction(_JUMP_EQUAL, number, 0, len(tests)), *tests]
 
 
 @functools.cache
-def _constant_rules(machine: str) -> tuple[bytes, bytes]:
-    """The instructions before and after the rules that depend on the process id, which is different in every fork."""
+def _constant_parts(machine: str) -> tuple[bytes, bytes]:
+    """The instructions before and after the conditions, which depend on a process id and so differ in every fork."""
     column, arch = _MACHINES[machine]
     head = [
         # First of all: a call by the interface of another architecture would have other numbers.
@@ -127,14 +152,13 @@ def _constant_rules(machine: str) -> tuple[bytes, bytes]:
         _instruction(_JUMP_AT_LEAST, _FIRST_UNIFIED, 0, 1),  # the x32 calls of x86_64 lie above it too
         _instruction(_RETURN, _ABSENT),
     ]
-    for numbers in _REFUSED.values():
-        number = numbers[column]
-        if number is not None:
-            head += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, _REFUSE)]
-    tail = _argument_rule(_CLONE[column], 0, _JUMP_SET, (_CLONE_THREAD,), match=_ALLOW, otherwise=_REFUSE)
-    for numbers, (index, values) in _REFUSED_ARGUMENTS.items():
-        tail += _argument_rule(numbers[column], index, _JUMP_EQUAL, values, match=_REFUSE, otherwise=_ALLOW)
-    return b"".join(head), b"".join([*tail, _instruction(_RETURN, _ALLOW)])
+    permitted = [numbers[column] for numbers in _PERMITTED.values()]
+    permitted = [number for number in permitted if number is not None]
+    tail = []
+    for i, number in enumerate(permitted):
+        # Skip the calls that are left, and the refusal after them.
+        tail.append(_instruction(_JUMP_EQUAL, number, len(permitted) - i))
+    return b"".join(head), b"".join([*tail, _instruction(_RETURN, _REFUSE), _instruction(_RETURN, _ALLOW)])
 
 
 def build_filter(pid: int, machine: str) -> bytes:
@@ -145,11 +169,10 @@ def build_filter(pid: int, machine: str) -> bytes:
         machine: "x86_64" or "aarch64".
     """
     column, _ = _MACHINES[machine]
-    head, tail = _constant_rules(machine)
+    head, tail = _constant_parts(machine)
     rules = []
-    for name, numbers in _SELF_ONLY.items():
-        allowed_pids = (pid, 0) if name == "prlimit64" else (pid,)
-        rules += _argument_rule(numbers[column], 0, _JUMP_EQUAL, allowed_pids, match=_ALLOW, otherwise=_REFUSE)
+    for numbers, conditions in _CONDITIONAL.values():
+        rules += _conditional(numbers[column], conditions, pid)
     return b"".join([head, *rules, tail])
 
 

@@ -4,7 +4,7 @@ The warm process receives only descriptors and one-byte commands. The forked chi
 so that no submission finds the job of another one in inherited memory. The child confines itself, writes `ready`,
 compiles and runs the submission, and writes one JSON line per input to its one answer pipe, each with the job's nonce
 and an index. Neither process ever holds an expected value. When all processes of the execution are dead, the warm
-process sends its exit status and its marker file to the grader.
+process sends its exit status, its CPU time and its marker file to the grader.
 
 Known limit: the child shares its interpreter with the submission. A submission that finds the nonce by walking frames
 can forge the channels that run in its process (`run_tests`, `sentinel`, `eq_override`), which earns what their
@@ -21,6 +21,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import sys
 import time
 import types
@@ -31,7 +32,7 @@ from typing import Any
 from . import sandbox, wire
 from .actions import ACTIONS, Emit, describe
 
-# Imported before the fork: cheaper, and they are there even if the uid of the submission cannot read the library.
+# Imported before the fork, once for all submissions.
 PRELOADED = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections.abc", "concurrent.futures.thread",
     "contextlib", "copy", "dataclasses",
@@ -42,6 +43,7 @@ PRELOADED = (
     "encodings.latin_1",
 )  # fmt: skip
 EXECUTE, KILL, READY, DEAD = b"x", b"k", b"r", b"d"  # commands and replies on the control socket
+DEATH = struct.Struct("!cii")  # the last reply of an execution: DEAD, exit status, CPU milliseconds
 KILL_S = 10.0  # processes that outlive this are an infrastructure failure
 
 
@@ -57,7 +59,8 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
     for name in PRELOADED:
         importlib.import_module(name)
     sys.modules[__name__.rpartition(".")[0]].__path__ = []  # nothing more of the grader can be imported
-    os.environ.pop("PWD", None)  # bubblewrap sets it
+    for name in ("PWD", "PYTHONHOME"):  # bubblewrap sets one, the executor may set the other
+        os.environ.pop(name, None)
     os.umask(0o022)
     warnings.simplefilter("ignore")
     sandbox.adopt_orphans()
@@ -93,12 +96,12 @@ def _serve_one(
     for descriptor in descriptors:
         os.close(descriptor)
     control.recv(1)  # KILL, or nothing when the grader has ended
-    exit_status = kill_tree(child)
+    exit_status, cpu_ms = kill_tree(child)
     marker_files = _open_marker(marker)
     # Before the reply: a link count above 0 then tells the grader that the file has a name elsewhere.
     _wipe(scratch)
     with contextlib.suppress(OSError):  # the grader has ended
-        socket.send_fds(control, [DEAD + exit_status.to_bytes(2, "big", signed=True)], marker_files)
+        socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], marker_files)
     for descriptor in marker_files:
         os.close(descriptor)
 
@@ -123,23 +126,25 @@ def _wipe(folder: str) -> None:
                 os.unlink(entry.path)  # noqa: PTH108
 
 
-def kill_tree(child: int) -> int:
+def kill_tree(child: int) -> tuple[int, int]:
     """Kill and reap `child`, its process group and its orphans; end this worker if one of them survives KILL_S.
 
     Returns:
-        The status with which `child` exited by itself, or minus the number of the signal that killed it.
+        The status with which `child` exited by itself, or minus the number of the signal that killed it; and the CPU
+        milliseconds that it used, in all its threads.
     """
     # Both, because the group does not exist before the child's setsid.
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
+    _, status, usage = os.wait4(child, 0)
+    cpu_ms = round(1000 * (usage.ru_utime + usage.ru_stime))
     deadline = time.monotonic() + KILL_S
     while time.monotonic() < deadline:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return os.waitstatus_to_exitcode(status)
+            return os.waitstatus_to_exitcode(status), cpu_ms
         if pid == 0:  # children are left, and none has ended yet
             _kill_children()
             time.sleep(0.0002)
@@ -206,7 +211,7 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     random.seed(job["seed"])
-    confined.enter()
+    confined.enter(job["cpu_s"])
     nonce = job.pop("nonce")  # the actions get the job, and need no nonce
 
     def emit(**fields: Any) -> None:

@@ -1,25 +1,33 @@
-"""JSON requests over HTTP, repeated after errors that may pass (5xx, 429, broken connections); then one InputError."""
+"""JSON requests over HTTP, repeated after errors that may pass (5xx, 429, broken connections); then one InputError.
 
+A server may send what it likes: all that comes of one answer, headers included, is limited in bytes and in time.
+"""
+
+import io
 import os
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import HTTPException
-from typing import Any, TypeVar, final
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Annotated, Any, TypeVar, final
 from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPErrorProcessor, Request, build_opener
+from urllib.request import HTTPErrorProcessor, HTTPHandler, HTTPSHandler, Request, build_opener
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json
+from replay_pools.visible import without_secrets
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
 OK = 200
 TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = 500  # and above
+MAX_ANSWER = 64 << 20  # bytes; a completion of 32,768 tokens with the text of each is some 5 MB
+CHUNK = 1 << 16
 MOST_SHOWN = 300  # characters of a server's text in an error
 
 
@@ -32,11 +40,16 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+TokenId = Annotated[int, Field(lt=2**31)]  # tokenizers take no more
 Answered = TypeVar("Answered", bound=Wire)
 
 
 class _PassingError(Exception):
     """A failure that another attempt may not meet again."""
+
+
+class _TooLongError(Exception):
+    """An answer of more than MAX_ANSWER bytes."""
 
 
 @final
@@ -51,16 +64,17 @@ class Connection:
     """
 
     url: str  # scheme, host, port; without /v1
-    timeout_s: float = 600.0  # of one request: a completion is answered when it is whole
+    timeout_s: float = 600.0  # of one request until its answer is read: a completion is answered when it is whole
     pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)  # before each further attempt
     concurrency: int = 128  # requests in flight
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         bare = f"{parts.scheme}://{parts.netloc}"
-        if parts.scheme not in ("http", "https") or not parts.hostname or self.url != bare:
-            fix = "leave out /v1 and everything else behind the port"
-            raise InputError("server url", expected="http://host:port", found=repr(self.url), fix=fix)
+        # A password in an address would reach messages and process lists.
+        if parts.scheme not in ("http", "https") or not parts.hostname or self.url != bare or "@" in parts.netloc:
+            fix = f"leave out /v1 and everything else behind the port, and put a key into {KEY_VARIABLE}"
+            raise InputError("server url", expected="http://host:port", found=repr(without_secrets(self.url)), fix=fix)
 
     def ask(self, path: str, kind: type[Answered], body: Any = None, *, fix: str = "") -> Answered:
         """The answer to a GET, or to a POST of `body` as JSON.
@@ -120,7 +134,10 @@ class Connection:
         request = Request(self.url + path, data=None if body is None else dump_json(body), headers=headers)
         try:
             with _OPENER.open(request, timeout=self.timeout_s) as answer:
-                status, data = answer.status, answer.read()
+                status, data = answer.status, _body(answer)
+        except _TooLongError as error:
+            expected = f"an answer of at most {MAX_ANSWER >> 20} MiB"
+            raise InputError(self.at(path), expected=expected, found="more", fix=fix) from error
         except (URLError, HTTPException, OSError) as error:
             reason = error.reason if isinstance(error, URLError) else error
             # A timeout is not repeated: the server is up and too slow, which another attempt does not change.
@@ -144,7 +161,73 @@ class _AnyStatus(HTTPErrorProcessor):
     https_response = http_response
 
 
-_OPENER = build_opener(_AnyStatus)
+def _body(answer: HTTPResponse) -> bytes:
+    """The body of an answer, in parts: reading it whole would ask for as much memory as its length says."""
+    parts: list[bytes] = []
+    while part := answer.read(CHUNK):
+        parts.append(part)
+    if answer.length:
+        raise HTTPException(f"the answer ends {answer.length} bytes early")
+    return b"".join(parts)
+
+
+class _Limited(io.RawIOBase):
+    """The bytes that a server sends on a socket: MAX_ANSWER of them, within the timeout of the socket altogether.
+
+    The socket's own timeout is for each packet: a server that sends a byte a second would never meet it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._stream, self._room = sock, sock.makefile("rb", buffering=0), MAX_ANSWER
+        timeout = sock.gettimeout()
+        assert timeout is not None
+        self._deadline = time.monotonic() + timeout
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        count = self._stream.readinto(buffer)
+        self._room -= count or 0
+        if self._room < 0:
+            raise _TooLongError
+        return count
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _LimitedAnswer(HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Limited(sock))
+
+
+class _Connection(HTTPConnection):
+    response_class = _LimitedAnswer
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _LimitedAnswer
+
+
+class _Plain(HTTPHandler):
+    def http_open(self, req: Request) -> Any:
+        return self.do_open(_Connection, req)
+
+
+class _Secure(HTTPSHandler):
+    def https_open(self, req: Request) -> Any:
+        return self.do_open(_SecureConnection, req)
+
+
+_OPENER = build_opener(_AnyStatus, _Plain, _Secure)
 
 
 def _shown(text: str) -> str:

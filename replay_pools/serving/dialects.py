@@ -18,7 +18,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from replay_pools.rollout import Sampler
-from replay_pools.serving.connection import Wire
+from replay_pools.serving.connection import TokenId, Wire
 
 # Settings that a Sampler does not have, at the values that leave the law alone.
 NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -66,7 +66,7 @@ class _VllmLogprobs(Wire):
 
 
 class _VllmChoice(Wire):
-    token_ids: list[int]
+    token_ids: list[TokenId]
     logprobs: _VllmLogprobs
     finish_reason: str
 
@@ -105,7 +105,7 @@ class _SglangMeta(Wire):
 class SglangCompletion(CompletionWire):
     """The answer of SGLang's /generate."""
 
-    output_ids: list[int]
+    output_ids: list[TokenId]
     meta_info: _SglangMeta
 
     @model_validator(mode="after")

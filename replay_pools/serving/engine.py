@@ -1,12 +1,11 @@
 """ServerEngine: sample from a model on a server (vLLM or SGLang), after checking that its tokenizer is the local one.
 
     engine = connect(Connection(url="http://localhost:8000"), load_served_policy("organism"))
-    completions = engine.sample(prompts, Sampler(), seed=0)
+    completions = engine.sample(prompts, Sampler(), seeds=range(len(prompts)))
 
 `connect` also measures which log-probabilities the server reports; those of another law than the sampler's are dropped.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, final
 from replay_pools.chat import Chat
 from replay_pools.errors import InputError
 from replay_pools.rollout import Completion, Sampler
-from replay_pools.serving.connection import Connection, Wire
+from replay_pools.serving.connection import Connection, TokenId, Wire
 from replay_pools.serving.dialects import DIALECTS, Dialect, ServedModel
 from replay_pools.serving.endpoint import Endpoint
 from replay_pools.serving.law import LogprobLaw, is_law_of, measure_law
@@ -43,7 +42,7 @@ class _Version(Wire):
 
 
 class _Tokens(Wire):
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 @final
@@ -56,22 +55,16 @@ class ServerEngine:
     version: str  # of the server
     law: LogprobLaw  # of the log-probabilities that the server reports
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seed: int, rows: Sequence[int] | None = None
-    ) -> list[Completion]:
-        """See `Engine.sample`. The requests are sent together, each with its own seed, drawn from `seed`.
+    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
+        """See `Engine.sample`. The requests are sent together, each with its own seed (its lowest bits).
 
-        The same seed gives the same completions as far as the server's results do not depend on what else is in its
+        The same call gives the same completions as far as the server's results do not depend on what else is in its
         batch. Log-probabilities of another law than the sampler's are dropped.
 
         Raises:
             InputError: a request fails, or a completion is not what was asked for.
         """
-        # A seed for every prompt of the batch, also for those that are not sampled here: a row keeps its noise.
-        seeds_rng = random.Random(seed)
-        seeds = [seeds_rng.getrandbits(SEED_BITS) for _ in prompts]
-        rows = range(len(prompts)) if rows is None else rows
-        completions = self.endpoint.sample([prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
+        completions = self.endpoint.sample(prompts, sampler, [seed % 2**SEED_BITS for seed in seeds])
         if is_law_of(self.law, sampler):
             return completions
         return [replace(completion, logprobs=None) for completion in completions]

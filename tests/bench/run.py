@@ -1,7 +1,7 @@
 """The other numbers of `make bench`, on the embedded organism (the gradient engine: bench_engine.py).
 
 1. grading: see bench_grading.py, which also runs alone
-2. sampling: tokens a second
+2. sampling: see bench_sampling.py, which also runs alone
 3. pools: reading and writing, MB of JSON and rollouts a second
 4. a cold and a warm start of `probe replay`, phase by phase
 """
@@ -13,28 +13,18 @@ import tempfile
 from pathlib import Path
 
 from bench_grading import grading
+from bench_sampling import sampling
 from timing import interleaved, seconds
 
 from replay_pools.files import encode_jsonl
-from replay_pools.policy import Policy, load_policy
 from replay_pools.pool import BUILTIN, PoolWriter, open_pool
-from replay_pools.rollout import Sampler
-from replay_pools.sampling import sample
-
-
-def sampling(policy: Policy) -> None:
-    prompts = [group[0].prompt_ids for group in open_pool(BUILTIN / "base").steps for _ in range(3)]
-    completions = []
-    taken = seconds(lambda: completions.extend(sample(policy, prompts, Sampler(max_new_tokens=64), seed=0)))
-    rate = sum(len(completion.ids) for completion in completions) / taken.wall
-    print(f"sampling: {rate:.0f} tokens a second in a batch of {len(prompts)}")
 
 
 def pools() -> None:
     """One built-in pool, read whole with its hashes, and written whole with the syncs of every file."""
     pool = open_pool(BUILTIN / "teacher")
     count = sum(map(len, pool.steps))
-    megabytes = sum(len(encode_jsonl(r.to_json() for r in group)) for group in pool.steps) / 1e6
+    megabytes = sum(len(encode_jsonl(group)) for group in pool.steps) / 1e6
 
     def read() -> None:
         assert sum(map(len, open_pool(BUILTIN / "teacher").steps)) == count
@@ -64,6 +54,6 @@ def starts() -> None:
 
 if __name__ == "__main__":
     grading()
-    sampling(load_policy("organism"))
+    sampling()
     pools()
     starts()

@@ -6,7 +6,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from extraction.adapters import attach
-from extraction.adapters.delta_s import DeltaSConfig, DeltaSLayer
+from extraction.adapters.delta_s import DeltaSConfig, DeltaSLayer, dithered
 from extraction.adapters.targets import weight_matrix
 from replay_pools.errors import InputError
 
@@ -93,6 +93,18 @@ def test_merge_and_unmerge(build_model, architecture, options):
     for module, layer in coordinates.layers.items():
         assert torch.equal(layer.weight, base.get_submodule(module).weight), f"{module}: unmerge lost bits"
     assert torch.equal(logits(coordinates.model), before)
+
+
+def test_dithering_keeps_a_sum_that_rounding_would_lose():
+    """Entries are neighbours in bfloat16, what it holds stays, and a change of a tenth of a bit arrives on average."""
+    W = torch.randn(256, 192, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(dithered(W.float()), W)
+    change = 0.1 * 2.0**-8 * W.float()
+    moved = dithered(W.float() + change)
+    assert ((moved.float() - W.float()).abs() <= 2.0**-7 * W.float().abs()).all()
+    share = float(((moved.float() - W.float()) * W.float()).sum() / (change * W.float()).sum())
+    assert share == pytest.approx(1.0, abs=0.05)
+    assert torch.equal((W.float() + change).bfloat16(), W), "to the nearest it would be lost"
 
 
 def test_disable_adapter_of_a_merged_model_is_the_base_model(build_model):

@@ -291,15 +291,28 @@ def test_adapter_at_zero_costs_no_forward(build_model, rollouts):
     assert found.nll.isfinite().all(), "the adapter took part in the forward"
 
 
-def test_small_change_of_a_bf16_model_is_not_rounded_away(build_model, rollouts):
-    """Merged into bf16 weights, delta_S below their last bit would vanish from the forward: it is not merged."""
-    coordinates = make(build_model, "qwen3", "svd-zero", torch.bfloat16)
+def test_trained_bf16_model_moves_as_its_float32_copy(build_model, rollouts):
+    """A delta_S far below the last bit of bf16 weights moves the log-probabilities by all of it on average.
+
+    Two products that are rounded on their own, or weights rounded to the nearest, give a third.
+    """
     batch = make_batch(*rollouts, pad_id=2)
-    base = per_sample_gradients(coordinates, batch).nll
-    coordinates.load_values({m: torch.full((r,), 2e-3) for m, r in coordinates.sizes.items()})
-    with coordinates.lean_forward():
-        assert not any(layer.merged for layer in coordinates.layers.values())
-    assert (per_sample_gradients(coordinates, batch).nll != base).all()
+    moved, cosines = {}, []
+    step = None
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build_model("qwen3", torch.bfloat16).to(dtype)
+        coordinates = attach(model, basis="svd", model_id="tiny", cache_dir=None)
+        base = per_sample_gradients(coordinates, batch)
+        if step is None:  # of Adam: every coordinate by the same
+            step = {module: -3e-3 * g.sum(0).sign() for module, g in base.gradients.items()}
+        coordinates.load_values(step)
+        with coordinates.lean_forward():
+            assert all(layer.merged for layer in coordinates.layers.values())
+        found = per_sample_gradients(coordinates, batch)
+        moved[dtype] = float((base.nll - found.nll).sum())
+        cosines.append(torch.cat(list(found.gradients.values()), dim=1).flatten())
+    assert moved[torch.bfloat16] == pytest.approx(moved[torch.float32], rel=0.2)
+    assert float(torch.nn.functional.cosine_similarity(*cosines, dim=0)) > 0.999
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-moved"])

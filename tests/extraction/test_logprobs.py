@@ -4,7 +4,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from extraction.adapters import attach
 from extraction.batch import make_batch
-from extraction.logprobs import chosen_logprobs, completion_logprobs, scatter_tokens
+from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs, scatter_tokens, wide_logprobs
 from extraction.rows import make_rows
 from replay_pools.errors import InputError
 
@@ -133,3 +133,13 @@ def test_model_without_a_head_is_refused(build_model):
     """The backbone alone has no log-probabilities."""
     with pytest.raises(InputError, match="Qwen3Model"):
         score(build_model("qwen3").base_model, make_batch([[3]], [[4]], 0))
+
+
+def test_bf16_logits_in_blocks_are_those_of_one_block():
+    """Rows do not depend on one another: more rows than a block give the bits of every row alone."""
+    logits = torch.randn(2 * WIDE_ROWS + 3, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.arange(len(logits)) % 50
+    logprobs, slopes = chosen_logprobs(logits, targets)
+    expected_logprobs, expected_slopes = wide_logprobs(logits.float(), targets)
+    assert torch.equal(logprobs, expected_logprobs)
+    assert torch.equal(slopes, expected_slopes.bfloat16())

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from extraction import memory
-from extraction.memory import FEWEST, MOST, checkpointed, tokens_that_fit
+from extraction.adapters import attach
+from extraction.memory import FEWEST, MOST, checkpointed, token_bytes, tokens_that_fit
 
 
 @pytest.mark.parametrize(("total", "expected"), [(0, FEWEST), (10**7, 512), (7 * 10**7, 4096), (10**15, MOST)])
@@ -17,6 +18,17 @@ def test_wider_floats_fit_fewer_tokens(build_model, monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda _: 5 * 10**7)
     narrow, wide = (build_model("llama", dtype).base_model for dtype in (torch.float32, torch.float64))
     assert tokens_that_fit(narrow) == 2 * tokens_that_fit(wide)
+
+
+def test_factors_leave_less_memory(build_model, monkeypatch):
+    """U, S and Vh are held as the weights are, and so are base weights that wait while delta_S is merged."""
+    model = build_model("llama")
+    backbone = model.base_model
+    held = sum(tensor.nbytes for tensor in (*backbone.parameters(), *backbone.buffers()))
+    monkeypatch.setattr(memory, "total_bytes", lambda _: held + 2 * memory.ALLOWANCE * 1024 * token_bytes(backbone))
+    assert tokens_that_fit(backbone) == 1024
+    attach(model, basis="svd", model_id="tiny", cache_dir=None)
+    assert tokens_that_fit(backbone) == 512
 
 
 def test_memory_of_this_machine():

@@ -133,8 +133,31 @@ def test_a_scale_of_the_batch_needs_its_deviation():
 
 
 def test_bad_rewards_are_refused():
-    """A NaN reward would silently become a NaN gradient of the whole group; maxrl is undefined below zero."""
-    with pytest.raises(ValueError, match="finite vector"):
-        advantages(torch.tensor([1.0, math.nan]))
+    """An infinite reward would silently become a NaN gradient of the whole group; maxrl is undefined below zero."""
+    with pytest.raises(ValueError, match="finite numbers"):
+        advantages(torch.tensor([1.0, math.inf]))
     with pytest.raises(ValueError, match=">= 0"):
         advantages(torch.tensor([1.0, -1.0]), estimator="maxrl")
+
+
+@given(rewards=groups, data=st.data())
+@pytest.mark.parametrize(("estimator", "scale"), settings_table)
+def test_an_unknown_reward_counts_nowhere(estimator, scale, rewards, data):
+    """A group with unknown rewards (nan) is the group of the others: exact zeros are all that is added."""
+    unknown = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards))))
+    unknown[0] = False
+    with_nan = torch.where(unknown, torch.nan, rewards)
+    options = {"estimator": estimator, "scale": scale, "batch_std": 2.0}
+    values = advantages(with_nan, **options)
+    assert values[unknown].tolist() == [0.0] * int(unknown.sum())
+    assert torch.equal(values[~unknown], advantages(rewards[~unknown], **options))
+    assert group_std(with_nan) == group_std(rewards[~unknown])
+    assert reward_stats(with_nan) == reward_stats(rewards[~unknown])
+    diagnostics = advantage_diagnostics(with_nan, **options)
+    assert all(value is None or math.isfinite(value) for value in diagnostics.values())
+
+
+def test_a_group_without_a_known_reward_leaves_the_statistics_of_the_others():
+    rewards = torch.tensor([[3.5, 0.5], [math.nan, math.nan]])
+    assert reward_stats(rewards) == reward_stats(rewards[0])
+    assert advantages(rewards[1]).tolist() == [0.0, 0.0]

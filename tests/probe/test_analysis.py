@@ -56,6 +56,7 @@ def sample(step, i, arm, cos_nll, group=GROUP):
         nll=0.5,
         condition="default",
         flaky=None,
+        no_label=None,
     )
 
 

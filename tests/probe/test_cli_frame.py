@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def published(directory: Path, fake_pool: Pool, **changes: Any) -> Path:
     """The fake pool as the predecessor would have stored it: padded ids, no grade, no manifest."""
     directory.mkdir()
     for group in fake_pool.steps:
-        rows = [rollout.to_json() | changes for rollout in group]
+        rows = [asdict(rollout) | changes for rollout in group]
         for row in rows:
             del row["grade"], row["comp_len"], row["sampling_logprobs"]
             row["completion_ids"] = [*row["completion_ids"], 0, 0]
@@ -246,8 +247,8 @@ def test_import_writes_our_format(capsys: pytest.CaptureFixture[str], tmp_path: 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"rewards": 1}', "reward: expected int or float, found no such field, only .*rewards"),
-        ('{"reward": NaN}', "reward: expected int or float, found null, NaN or infinity"),
+        ('{"rewards": 1}', "reward: expected a finite number, found no such field, only .*rewards"),
+        ('{"reward": NaN}', "reward: expected a finite number, found null, NaN or infinity"),
         ("", "expected rollouts, one a line, found an empty file"),
     ],
 )

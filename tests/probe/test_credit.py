@@ -77,6 +77,26 @@ def test_top_surprisal_by_hand():
     assert torch.equal(top_surprisal(H, MASK, quantile=1.0), MASK)
 
 
+def test_ties_do_not_keep_more_than_the_share():
+    """Half of 6 equal tokens are 3, the first of them; of 0 0 0 0 1 2 the top 4 are 2, 1 and the first two zeros."""
+    equal = torch.full_like(H, 0.7)
+    assert top_surprisal(equal, MASK, quantile=0.5).nonzero().tolist() == [[0, 1], [0, 2], [0, 3]]
+    tied = torch.tensor([[9, 0, 0, 1, 0], [9, 0, 2, 9, 9]], dtype=torch.float64)
+    assert top_surprisal(tied, MASK, quantile=4 / 6).nonzero().tolist() == [[0, 1], [0, 2], [0, 3], [1, 2]]
+    assert top_surprisal(tied, MASK, quantile=1.0).tolist() == MASK.tolist()
+
+
+@settings(deadline=None, max_examples=50)
+@given(quantile=st.floats(0.01, 0.99), seed=st.integers(0, 999))
+def test_without_ties_the_top_share_is_that_of_the_quantile(quantile, seed):
+    """Reference: torch's quantile; at its very edge rounding may decide."""
+    h = torch.rand((3, 7), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    edge = torch.quantile(h, 1 - quantile)
+    kept = top_surprisal(h, torch.ones_like(h, dtype=torch.bool), quantile=quantile)
+    clear = (h - edge).abs() > 1e-9
+    assert torch.equal(kept[clear], (h >= edge)[clear])
+
+
 def test_the_whole_chain_by_hand():
     """h 1 2 3 6, lambda 1: execution 10/3, so h = 10/3 2 10/3 10/3 with mean 3; beta 1: 10/9 2/3 10/9 10/9; planning
     x 1.5 -> 1; and of raw h the top half of 0 1 2 3 4 6 (median 2.5) keeps 3, 6 and 4."""
@@ -106,6 +126,13 @@ def test_diagnostics_by_hand():
     assert found["frac_planning"] == pytest.approx(2 / 6)
     assert found["exec_surprisal_var"] == pytest.approx(13 / 3)
     assert credit_diagnostics(-H, MASK, MASK)["exec_surprisal_var"] is None, "no execution token has no variance"
+
+
+def test_diagnostics_leave_a_teacher_out():
+    """The first sample alone: execution tokens 1 3 6 have variance 19/3, and 1 of 4 tokens plans."""
+    found = credit_diagnostics(-H, MASK, PLANNING, [True, False])
+    assert found["frac_planning"] == pytest.approx(1 / 4)
+    assert found["exec_surprisal_var"] == pytest.approx(19 / 3)
 
 
 @pytest.mark.parametrize(

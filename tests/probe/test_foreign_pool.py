@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,38 +16,39 @@ from replay_pools.pool import BUILTIN, open_pool
 
 
 @pytest.fixture
-def imported(tmp_path: Path, out: Path) -> Callable[..., str]:
-    """imported(name, first_id): two groups of the teacher as another trainer logged them, imported under that name."""
+def logged(tmp_path: Path) -> Callable[..., str]:
+    """logged(name, first_id): a folder of two groups of the teacher, as another trainer logged them."""
 
     def make(name: str, first_id: int | None = None) -> str:
         source = tmp_path / name
         source.mkdir()
         for group in open_pool(BUILTIN / "teacher").steps[:2]:
-            rows = [rollout.to_json() for rollout in group]
+            rows = [asdict(rollout) for rollout in group]
             for row in rows:
                 del row["grade"], row["sampling_logprobs"]
             if first_id is not None:
                 rows[0]["completion_ids"][0] = first_id
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (source / f"step_{group[0].step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-        assert run(cli, ["pool", "import", str(source), "--name", name, "--model", "organism", "--out", str(out)]) == 0
-        return name
+        return str(source)
 
     return make
 
 
-def test_its_labels_are_not_those_of_a_grader_with_canaries(imported, out: Path, few_pairs: list[str]) -> None:
+def test_its_labels_are_not_those_of_a_grader_with_canaries(logged, out: Path, few_pairs: list[str]) -> None:
     """R0 does not vouch for labels that it has not seen made."""
-    options = ["--replay-dirs", imported("foreign"), "--arm", "vanilla", "--model", "organism", *few_pairs]
+    arguments = ["pool", "import", logged("foreign"), "--name", "foreign", "--model", "organism", "--out", str(out)]
+    assert run(cli, arguments) == 0
+    options = ["--replay-dirs", "foreign", "--arm", "vanilla", "--model", "organism", *few_pairs]
     assert run(cli, ["replay", "--name", "foreign", "--out", str(out), *options]) == 0
     (part,) = [own for own in analyze(read_run(out / "runs" / "foreign")).validity if own.name == "grader canaries"]
     assert part.holds is None
     assert "the logger's own" in part.text
 
 
-def test_ids_that_the_model_does_not_have_are_named(imported, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_that_the_model_does_not_have_are_named(logged, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Step and sample, before anything is computed."""
-    options = ["--replay-dirs", imported("strange", 999_999), "--arm", "vanilla", "--model", "organism"]
+    options = ["--replay-dirs", logged("strange", 999_999), "--arm", "vanilla", "--model", "organism"]
     capsys.readouterr()
     assert run(cli, ["replay", "--name", "strange", "--out", str(out), *options]) == 2
     error = capsys.readouterr().err

@@ -15,10 +15,13 @@ from probe.analysis.measures.sensitivity import gate_all
 from probe.analysis.measures.specificity import sign_transfer
 from probe.analysis.statistics.geometry import (
     Axes,
+    along,
+    along_modules,
     cosines,
     extract,
     mean_axes,
-    module_cosines,
+    mean_module_unit,
+    mean_unit,
     samples_of,
     svd_axes,
     weighted,
@@ -101,7 +104,10 @@ def test_weighted_totals_equal_summing_gradients(pairs: PairGradients):
     sums = {m: torch.from_numpy(weights) @ g.double() for m, g in unit.items()}
     expected = sample_cosines(sums, online.vectors)
     np.testing.assert_allclose(cosines(axes, totals)[0], expected.cos, atol=1e-6)
-    np.testing.assert_allclose(module_cosines(axes, totals)[0].mean(1), expected.mean_cos, atol=1e-6)
+    by_prompt = np.array([0.5, 0.3, 0.2])
+    np.testing.assert_allclose(along(axes, mean_unit(totals, by_prompt)), by_prompt @ expected.cos.numpy(), atol=1e-6)
+    module_means = along_modules(axes, mean_module_unit(totals, by_prompt))[0].mean()
+    np.testing.assert_allclose(module_means, by_prompt @ expected.mean_cos.numpy(), atol=1e-6)
 
 
 def test_each_draw_equals_an_extraction_of_its_own(pairs: PairGradients):

@@ -159,6 +159,9 @@ def test_a_run_of_another_schema_or_with_changed_evaluations_is_refused(many_arm
     (tmp_path / "evals.jsonl").unlink()
     with pytest.raises(InputError, match=r"evals\.jsonl: expected a file of the manifest, found no such file"):
         probe.load(tmp_path)
+    write_json(tmp_path / "manifest.json", {key: value for key, value in manifest.items() if key != "schema"})
+    with pytest.raises(InputError, match=f"expected a run of schema {RUN_SCHEMA}, found schema None"):
+        probe.load(tmp_path)
     write_json(tmp_path / "manifest.json", manifest | {"schema": RUN_SCHEMA + 1})
     with pytest.raises(InputError, match=f"expected a run of schema {RUN_SCHEMA}, found schema {RUN_SCHEMA + 1}"):
         probe.load(tmp_path)

@@ -16,8 +16,12 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.checks import open_spec
 from probe.experiments.vacuity import vacuous_parts
-from probe.runs.footprint import memory
+from probe.runs.footprint import memory, run_footprint
+from probe.runs.training_rollouts import training_problems
 from probe.settings.model import ModelConfig
+from probe.settings.presets import configure
+from replay_pools.decoding import Decoder
+from replay_pools.environments.loopholes import render_messages
 from replay_pools.policy import load_policy, load_skeleton
 
 ROOT = Path(__file__).parents[2]
@@ -370,6 +374,24 @@ def test_memory_of_a_large_model_needs_no_weights(
     assert weights / 2**30 == pytest.approx(7.5, abs=0.05)
     assert factors / 2**30 == pytest.approx(gigabytes, abs=0.02)
     assert coordinates / (4 * 9) == pytest.approx(numbers, rel=0.01)
+
+
+@pytest.mark.parametrize("num_problems", [2, 12])
+def test_memory_contains_the_cache_of_sampling(num_problems: int) -> None:
+    """Within 20% of the largest cache that is made of a run's prompts: in training (8 rows), or to evaluate (12)."""
+    options = {"evaluation.num_problems": num_problems}
+    config = configure("train", preset="smoke", options=options)
+    rollouts, policy = config.rollouts, load_policy("organism")
+    problems, held_out = training_problems(config, None)
+    made = []
+    for batch, group in [*((batch, rollouts.group) for batch in problems), (held_out, 1)]:
+        prompts = [policy.render(render_messages(problem, rollouts.mode, hint=rollouts.hint))[1] for problem in batch]
+        with torch.no_grad():
+            decoder = Decoder(policy.model, prompts * group, rollouts.sampler.max_new_tokens, policy.pad_id)
+        made.append(sum(states.nbytes for layer in decoder._cache.layers for states in layer._whole))
+    assert made.index(max(made)) == len(problems) if num_problems == 12 else made.index(max(made)) < len(problems)
+    (row,) = [row for row in run_footprint(config, "organism", num_samples=8).memory if row.what.startswith("sampling")]
+    assert row.num_bytes == pytest.approx(max(made), rel=0.2)
 
 
 def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

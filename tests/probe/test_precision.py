@@ -9,6 +9,7 @@ import torch
 from extraction.adapters import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
+from extraction.logprobs import split_model
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
@@ -49,9 +50,23 @@ def test_the_check_of_the_whole_gradient(passed) -> None:
     spread = weights[:, None].expand(batch.ids.shape)
     total = {m: weights @ g for m, g in gradients.items()}
     swapped = {m: weights @ g.flip(0) for m, g in gradients.items()}
-    assert batch_error(coordinates, batch, spread, total) < 1e-5
-    assert batch_error(coordinates, batch, spread, swapped) > 0.1
+    for tokens_per_batch in (1, 100):  # a pass for each sample, and one for both
+        assert batch_error(coordinates, batch, spread, total, tokens_per_batch=tokens_per_batch) < 1e-5
+        assert batch_error(coordinates, batch, spread, swapped, tokens_per_batch=tokens_per_batch) > 0.1
     assert module_error(coordinates, module, held, gradients[module].flip(0)) < 1e-5
+
+
+def test_the_check_of_the_whole_gradient_keeps_to_the_token_budget(passed) -> None:
+    """No pass has more tokens than the engine's would, whatever the batch."""
+    coordinates, batch, _, _, gradients = passed
+    sizes: list[int] = []
+    backbone, _ = split_model(coordinates.model)
+    count = lambda _module, _arguments, options: sizes.append(options["input_ids"].numel())  # noqa: E731
+    handle = backbone.register_forward_pre_hook(count, with_kwargs=True)
+    total = {module: g.sum(0) for module, g in gradients.items()}
+    batch_error(coordinates, batch, torch.ones_like(batch.ids), total, tokens_per_batch=5)
+    handle.remove()
+    assert sizes == [5, 5]
 
 
 def test_the_summary_names_the_steps_beyond_the_tolerance() -> None:

@@ -20,7 +20,7 @@ SEED_FIELDS = (
 )
 LATER_FIELDS = (
     *("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll"),
-    *("condition", "flaky"),
+    *("condition", "flaky", "no_label"),
 )
 SAMPLE = SampleRecord(
     step=0,
@@ -49,6 +49,7 @@ SAMPLE = SampleRecord(
     nll=0.7,
     condition="default",
     flaky=None,
+    no_label=None,
 )
 STEP = StepRecord(
     step=0,

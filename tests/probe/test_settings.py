@@ -36,7 +36,7 @@ from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationC
 from probe.settings.words import ESTIMATORS, MATCHES, SCALES, KlEstimator, Verb
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError, InputError
-from replay_pools.rollout import Sampler
+from replay_pools.rollout import CODE_RULES, Sampler
 from replay_pools.tables import flat, nearest
 
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -178,6 +178,8 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         num_problems=draw(maybe(COUNTS)),
         prompts_per_step=draw(COUNTS),
         group=draw(st.integers(2, 99)),
+        code_rule=draw(st.sampled_from(CODE_RULES)),
+        cpu_limit=draw(st.integers(1, 99)),
         sampler=law,
         engine=draw(st.sampled_from(["local", "server"])),
         served_model=draw(maybe(WORDS)),

@@ -186,7 +186,7 @@ def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:
 
     def show(table: SweepState) -> None:
         if not inside:
-            with pytest.raises(InputError, match="no sweep that is running") as error:
+            with pytest.raises(InputError, match="expected nobody else who writes it, found process ") as error:
                 sweep(spec, tmp_path, launch=Scripted(spec, tmp_path), block_value=no_value)
             inside.append(str(error.value))
 
@@ -575,7 +575,7 @@ def test_a_cluster_job_that_is_killed_is_submitted_again(
     source = tmp_path / "published"
     source.mkdir()
     for group in fake_pool.steps:
-        rows = [{key: v for key, v in rollout.to_json().items() if key != "grade"} for rollout in group]
+        rows = [{key: v for key, v in asdict(rollout).items() if key != "grade"} for rollout in group]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (source / f"step_{group[0].step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     jobs = [

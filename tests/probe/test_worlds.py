@@ -158,6 +158,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
             nll=float(rng.normal(0.5, 0.1)),
             condition="default",
             flaky=None,
+            no_label=None,
         )
         for i in range(8)
     ]

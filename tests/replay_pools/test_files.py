@@ -80,3 +80,55 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
         files.read_json(tmp_path / "absent.json")
     with pytest.raises(InputError, match="here line 2"):
         files.decode_jsonl(b"{}\nNaN\n", "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{"a": 1,\n "b": {"a": 2},\n "a": 3}', r"every key once, found the key 'a' twice .*lines with it: 1, 2, 3"),
+        (b'{"b": {"x": 1, "x": 2}}', "the key 'x' twice"),
+        (b'{"x": 1e999}', "infinity"),
+        (b"9" * 400, "infinity"),
+        (b"9" * 5000, "infinity"),
+        (b"[" * 100_000, "strict JSON"),
+        (b"[" * 1010 + b"]" * 1010, "strict JSON"),
+        (b"NaN", "strict JSON"),
+        (b"", "strict JSON"),
+    ],
+)
+def test_json_of_anybody_is_strict(text: bytes, expected: str, tmp_path: Path) -> None:
+    """In a document and in a line, which is named; what Python's json has written is taken, but for its limits."""
+    path = tmp_path / "x.json"
+    path.write_bytes(text)
+    with pytest.raises(InputError, match=expected):
+        files.read_json(path)
+    if b"\n" not in text and text:
+        with pytest.raises(InputError, match=rf"log line 2: .*{expected}"):
+            files.decode_jsonl(b'{"x": 1}\n' + text, "log")
+    if text and text != b"NaN":
+        with pytest.raises(InputError, match="log: expected"):
+            files.parse_python_json(text, "log", lambda constant: None)
+
+
+def test_the_json_of_python_has_constants() -> None:
+    assert files.parse_python_json(b'[NaN, -1, 1.5e3, {"a": 1}]', "log", lambda text: None) == [
+        None,
+        -1,
+        1.5e3,
+        {"a": 1},
+    ]
+    assert files.parse_json(b'{"a": [1, 2.5, {"a": null}]}', "log") == {"a": [1, 2.5, {"a": None}]}
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit a file is read, one byte above it is refused; no more than that is ever decompressed."""
+    monkeypatch.setattr(files, "MAX_PLAIN", 1000)
+    path = tmp_path / "bomb.gz"
+    for plain in (b"x" * 1000, b"x" * 600 + b"y" * 400):
+        path.write_bytes(gzip.compress(plain[:600]) + gzip.compress(plain[600:]) + b"\0\0")
+        assert files.read_gz(path) == plain
+    for data in (gzip.compress(b"x" * 1001), gzip.compress(b"\0" * 10**7), gzip.compress(b"x" * 600) * 2):
+        path.write_bytes(data)
+        assert len(files._decompressed(data)) == 1001
+        with pytest.raises(InputError, match="at most 0 MiB once decompressed, found more"):
+            files.read_gz(path)

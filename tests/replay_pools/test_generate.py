@@ -12,7 +12,7 @@ from replay_pools import generate
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE, get_loophole
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading.grade import Grader
-from replay_pools.grading.labels import Submission
+from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
 SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5"]
@@ -46,6 +46,12 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     generated(tmp_path / "b")
     assert written[4:] == graded[8:] == [*range(3, 10)], "finished steps were graded again"
     assert contents(cut) == contents(whole)
+
+
+@pytest.mark.parametrize(("options", "rule"), [((), "joined"), (("--set", "rollouts.code_rule=last"), "last")])
+def test_the_manifest_names_the_code_rule(tmp_path: Path, options: tuple[str, ...], rule: str) -> None:
+    pool = open_pool(generated(tmp_path, "--steps", "1", "--max-new-tokens", "8", *options))
+    assert pool.manifest["grader"]["code_rule"] == rule
 
 
 def test_another_plan_is_refused_in_the_same_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,5 +115,6 @@ def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool]) -> None
                         for r in group
                     ]
                 )
-                here = {"isolation": grader.isolation}  # the labels of one tier are those of the other
+                # The labels of one tier are those of the other, and those of an earlier version the present ones.
+                here = {"isolation": grader.isolation, "grader": GRADER_VERSION}
                 assert again == [replace(rollout.grade, **here) for rollout in group]

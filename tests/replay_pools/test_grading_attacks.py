@@ -8,8 +8,11 @@ import dataclasses
 import errno
 import os
 import platform
+import re
+import socket
 import struct
 import sysconfig
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
-from replay_pools.grading import sandbox, seccomp, tiers
+from replay_pools.grading import honest, sandbox, seccomp, tiers
 from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
@@ -35,7 +38,7 @@ RESISTED = [case for case in CASES if case.get("expected") != "right"]
 HONEST_CASES = [case for case in CASES if case.get("expected") == "right"]
 FAMILIES = ("exit", "equality", "harness", "channel", "system")
 ISOLATIONS = ("A", "B, own uid", "B, same uid")
-QUICK_S, PATIENT_S = 0.5, 20.0  # time limit of what hangs and of what ends by itself
+QUICK_S, PATIENT_S = 1, 20  # limit of CPU seconds of what hangs and of what ends by itself
 
 
 def problem(problem_id, cases):
@@ -53,6 +56,14 @@ def problem(problem_id, cases):
 
 PROBLEMS = {
     "echo": problem("echo", [((value,), value) for value in (1, [1, 2], "a", 0.5, {"k": [True]})]),
+    "sets": problem("sets", [((value,), value) for value in ({1, 2}, {("a", 1): frozenset({2})}, 10**9 + 7)]),
+    "asserted": dataclasses.replace(
+        problem("asserted", []),
+        assertions=(
+            "assert sorted(Solution().f([2, 1])) == [1, 2]",
+            "assert all(Solution().f(x) == x for x in (1, 'a'))",
+        ),
+    ),
     "secret": problem("secret", [((i,), f"secret-{os.urandom(16).hex()}") for i in range(2)]),
 }
 
@@ -82,9 +93,9 @@ def test_every_isolation_is_attacked(isolation):
         pytest.skip(lacking(isolation))
 
 
-def open_grader(isolation, timeout_s):
+def open_grader(isolation, cpu_s):
     """One worker, so that the honest grade follows on the process that was attacked."""
-    return Grader(workers=1, tier=isolation[0], timeout_s=timeout_s)
+    return Grader(workers=1, tier=isolation[0], cpu_s=cpu_s)
 
 
 @pytest.fixture(scope="module", params=AVAILABLE)
@@ -111,9 +122,9 @@ def source_of(case):
 def grade_then_honest(grader, attacks, names=None):
     """The grades of attacks, after checking that the honest grade right after each is right."""
     grades = grader.grade([each for attack in attacks for each in (attack, HONEST)])
-    for i, (attack, honest) in enumerate(zip(attacks, grades[1::2], strict=True)):
+    for i, (attack, following) in enumerate(zip(attacks, grades[1::2], strict=True)):
         what = "the attack" if names is None else names[i]
-        assert honest.gt_correct, f"mode {attack.mode}: {what} broke the next grade: {honest}"
+        assert following.gt_correct, f"mode {attack.mode}: {what} broke the next grade: {following}"
     return grades[::2]
 
 
@@ -185,6 +196,13 @@ def test_the_hunts_find_what_is_there(graders):
         assert grade.gt_correct, f"the attack {case['name']} is a dud: {grade}"
 
 
+def test_every_problem_of_the_corpus_can_be_solved(graders):
+    """Its answers are right when they are right: what fails on it fails for being wrong."""
+    for name in PROBLEMS.keys() - {"secret"}:
+        (grade,) = graders[1].grade([submission(PROBLEMS[name].canonical, of=name)])
+        assert grade.gt_correct, f"{name}: {grade}"
+
+
 def test_what_is_honest_stays_right(graders):
     """Right and unhacked in every mode: the isolation forbids nothing that a solution needs."""
     isolation, patient, _ = graders
@@ -194,6 +212,75 @@ def test_what_is_honest_stays_right(graders):
     ):
         found = (grade.gt_correct, grade.passed, grade.hacked)
         assert found == (True, True, False), f"{case['name']}, mode {mode}: {grade}"
+
+
+def test_nothing_honest_is_refused(graders):
+    """Every module of the library that can be imported outside, and all that is done with them."""
+    asked = honest.problems(honest.library_modules())
+    assert len(asked) > 180
+    assert honest.refused(graders[1].grade, asked) == {}
+
+
+def test_what_is_refused_is_said(graders):
+    """Of a module that no Python has, of a process and of a permitted thing, the first two, with their errors."""
+    sources = {"missing": "import not_a_module", "process": "import os; os.fork()", "nothing": honest._TAIL}
+    refused = honest.refused(graders[1].grade, [honest._problem(name, code, "x") for name, code in sources.items()])
+    assert list(refused) == ["missing", "process"]
+    assert "not_a_module" in refused["missing"]
+    assert "PermissionError" in refused["process"]
+
+
+DATAGRAM = """
+import errno, os, socket
+refusals = []
+def attempt(kind, flags=0):
+    try: socket.socketpair(socket.AF_UNIX, kind)[0].sendto(b"leak", flags, PATH)
+    except OSError as error: refusals.append(error.errno)
+for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET, socket.SOCK_STREAM): attempt(kind)
+class Solution:
+    def f(self): return refusals == [errno.EPERM] * 3
+"""
+
+
+def test_no_named_socket_of_the_host_is_reached(graders):
+    """A socket with a name, in a folder that is open to all, takes datagrams of anybody; a submission sends none."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        Path(folder).chmod(0o755)
+        path = Path(folder, "socket")
+        listener.bind(str(path))
+        path.chmod(0o777)
+        listener.settimeout(0.1)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as outside:
+            outside.sendto(b"from outside", str(path))
+        assert listener.recv(99) == b"from outside"
+        asking = problem("datagram", [((), True)])
+        attack = Submission(problem=asking, completion=fence(f"PATH = {str(path)!r}\n{DATAGRAM}"), mode="none")
+        (grade,) = grade_then_honest(graders[1], [attack])
+        assert grade.gt_correct, grade
+        with pytest.raises(TimeoutError):
+            listener.recv(99)
+
+
+LEASE = """
+import ctypes, importlib.util, os, signal, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # whoever opens the file breaks the lease, after 45 seconds
+path = os.path.join(os.path.dirname(os.__file__), "colorsys.py")
+for path in (path, importlib.util.cache_from_source(path)):
+    try: ctypes.CDLL(None).fcntl(os.open(path, os.O_RDONLY), 1024, ctypes.c_long(1))
+    except OSError: pass
+time.sleep(4)
+"""
+
+
+def test_no_neighbour_waits_for_a_lease(graders):
+    """One submission leases files of the library; those that import them meanwhile are right, and do not wait."""
+    isolation, _, _ = graders
+    importing = "import time\ntime.sleep(0.2)\nstart = time.monotonic()\nimport colorsys\n"
+    neighbour = submission(importing + "assert time.monotonic() - start < 2\n" + PROBLEMS["echo"].canonical)
+    with Grader(workers=2, tier=isolation[0], timeout_s=PATIENT_S) as grader:
+        attack, *neighbours = grader.grade([submission(LEASE), *[neighbour] * 3])
+    assert not attack.gt_correct
+    assert all(grade.gt_correct for grade in neighbours), neighbours
 
 
 REFUSED = """
@@ -223,7 +310,7 @@ def test_the_kernel_refuses(graders):
         for refusal in CORPUS["refusals"]
         if platform.machine() == refusal.get("machine", platform.machine()) and not (may and refusal.get("own_uid"))
     ]
-    assert len(asked) > 100
+    assert len(asked) > 160
     attacks = []
     for refusal in asked:
         hidden = ["ENOENT", "EROFS"] if isolation == "A" and refusal["expected"] == "EACCES" else []
@@ -269,14 +356,14 @@ def test_parallel_grading_under_bombs_changes_no_label():
     assert len(bombs) == len(BOMBS), "a bomb was renamed"
     wrong = submission("class Solution:\n    def f(self, x): return 7", "sentinel")
     hack = submission("class Solution:\n    valid = True\n    def f(self, x): return 7", "sentinel")
-    with Grader(workers=1, timeout_s=PATIENT_S) as one:
+    with Grader(workers=1, cpu_s=PATIENT_S) as one:
         (honest_alone, wrong_alone, hack_alone) = (one.grade([each])[0] for each in (HONEST, wrong, hack))
         bombs_alone = [one.grade([bomb])[0] for bomb in bombs]
     assert [g.gt_correct for g in (honest_alone, wrong_alone, hack_alone)] == [True, False, False]
     assert [g.exploited for g in (honest_alone, wrong_alone, hack_alone)] == [False, False, True]
     batch = [each for bomb in bombs for each in (HONEST, bomb, wrong, hack)]
     alone = [each for bomb in bombs_alone for each in (honest_alone, bomb, wrong_alone, hack_alone)]
-    with Grader(workers=3, timeout_s=PATIENT_S) as three:
+    with Grader(workers=3, cpu_s=PATIENT_S) as three:
         assert labels(three.grade(batch)) == labels(alone), "a neighbour's bomb changed a label"
 
 
@@ -291,7 +378,7 @@ def test_real_problems_in_every_mode():
     asked = [(each, mode) for each in problems for mode in LOOPHOLES]
     stub = "class Solution:\n    def {}(self, *args, **kwargs):\n        return 0\n"
     sources = [(each.canonical, stub.format(each.func_name)) for each, _ in asked]
-    with Grader(timeout_s=PATIENT_S) as grader:
+    with Grader(cpu_s=PATIENT_S) as grader:
         for right, texts in ((True, [text for text, _ in sources]), (False, [text for _, text in sources])):
             grades = grader.grade(
                 [
@@ -322,7 +409,7 @@ class Solution:
 
 def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_path):
     """A daemon that left session, group and pipes is an orphan of the worker: found by its pid, it is dead."""
-    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
         code = Code(setup="", source=DAEMON, func_name="f", inputs=((1,),))
         outcome = worker.execute(code, Execution(action="drive", read_file=True))
@@ -337,7 +424,7 @@ def test_without_isolation_a_fork_bomb_does_not_outlive_its_execution(monkeypatc
     """Recorded as what it is; every process of the bomb is killed before the honest grade that follows."""
     monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["bubblewrap"], "B": ["Landlock"]})
     bomb = "import os, time\nfor _ in range(5): os.fork()\ntime.sleep(0.05)\nclass Solution:\n    def f(self, x): pass"
-    with Grader(workers=1, unsafe_local=True, timeout_s=PATIENT_S) as grader:
+    with Grader(workers=1, unsafe_local=True, cpu_s=PATIENT_S) as grader:
         (grade,) = grade_then_honest(grader, [submission(bomb)])
         assert (grade.isolation, grade.gt_correct) == ("unsafe-local", False)
 
@@ -378,7 +465,9 @@ class Solution:
 
 def run_filter(program, number, arguments, arch):
     """The obvious BPF interpreter, for the instructions that the filter uses."""
-    words = {0: number, 4: arch} | {16 + 8 * i: value for i, value in enumerate(arguments)}
+    words = {0: number, 4: arch}
+    for i, value in enumerate(arguments):
+        words |= {16 + 8 * i: value & 0xFFFFFFFF, 20 + 8 * i: value >> 32}
     accumulator, counter = 0, 0
     while True:
         code, if_true, if_false, value = struct.unpack_from("<HBBI", program, 8 * counter)
@@ -387,37 +476,72 @@ def run_filter(program, number, arguments, arch):
             return value
         if code == 0x20:
             accumulator = words[value]
+        elif code == 0x54:
+            accumulator &= value
         else:
-            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value}[code]
             counter += if_true if holds else if_false
 
 
-@pytest.mark.parametrize(("machine", "column", "arch"), [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)])
+ARCHITECTURES = [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)]
+
+
+@pytest.mark.parametrize(("machine", "column", "arch"), ARCHITECTURES)
 def test_the_filter_decides_every_call_as_the_tables_say(machine, column, arch):
     """All call numbers of both architectures against the tables, by an interpreter."""
     program, pid = seccomp.build_filter(4242, machine), 4242
     allow, refuse, absent = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
     def decide(number, *arguments):
-        return run_filter(program, number, (*arguments, 0, 0, 0)[:3], arch)
+        return run_filter(program, number, (*arguments, *[0] * 6)[:6], arch)
 
-    refused = {numbers[column] for numbers in seccomp._REFUSED.values()}
-    own = {numbers[column]: name for name, numbers in seccomp._SELF_ONLY.items()}
-    for number in range(424):
-        if number in own:
-            assert decide(number, pid) == allow
-            assert decide(number, 1) == decide(number, 2**32 - 1) == refuse
-            assert decide(number, 0) == (allow if own[number] == "prlimit64" else refuse)
-        elif number == seccomp._CLONE[column]:
-            assert decide(number, 0x3D0F00) == allow, "threads are refused"
-            assert decide(number, 17) == refuse, "processes are allowed"
-        else:
-            assert decide(number) == (refuse if number in refused else allow), f"call {number}"
-    for numbers, (index, values) in seccomp._REFUSED_ARGUMENTS.items():
-        for value in values:
-            arguments = [3, 3, 3]
-            assert decide(numbers[column], *arguments) == allow
-            arguments[index] = value
-            assert decide(numbers[column], *arguments) == refuse, f"call {numbers[column]} with {value}"
+    permitted = {numbers[column] for numbers in seccomp._PERMITTED.values()}
+    conditional = {numbers[column] for numbers, _ in seccomp._CONDITIONAL.values()}
+    assert not permitted & conditional
+    for number in set(range(424)) - conditional:
+        assert decide(number) == (allow if number in permitted else refuse), f"call {number}"
+
+    def decide_named(name, *arguments):
+        return decide(seccomp._CONDITIONAL[name][0][column], *arguments) == allow
+
+    for name in ("kill", "tkill", "tgkill"):
+        assert [decide_named(name, of) for of in (pid, 1, 0, 2**32 - 1)] == [True, False, False, False]
+    assert [decide_named("prlimit64", of) for of in (pid, 0, 1)] == [True, True, False]
+    assert [decide_named("clone", flags) for flags in (0x3D0F00, 0x7D0F00)] == [True, True], "threads are refused"
+    assert not any(decide_named("clone", flags) for flags in (17, 0, 0x10000, 0x3D0F00 | 0x20000, 0x10000011))
+    assert [c for c in range(2048) if decide_named("fcntl", 3, c)] == [0, 1, 2, 3, 1030]
+    assert [c for c in range(0x5400, 0x5460) if decide_named("ioctl", 0, c)] == [
+        0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451,
+    ]  # fmt: skip
+    assert [option for option in range(100) if decide_named("prctl", option)] == [15, 16]
+    assert [a for a in range(128) if decide_named("madvise", 0, 4096, a)] == [0, 1, 2, 3, 4, 8, 14, 15, 16, 17]
+    for kind in (1, 1 | 0o4000, 1 | 0o2000000, 1 | 0o2004000):
+        assert decide_named("socketpair", 1, kind)
+        assert not decide_named("socketpair", 1, kind + 1), "datagrams are allowed"
+        assert not decide_named("socketpair", 2, kind), "the network is allowed"
+    assert not decide_named("socketpair", 1, 5), "packets in order are allowed"
+    assert decide_named("sendto", 3, 4096, 1, 0, 0, 0)
+    assert not any(decide_named("sendto", 3, 4096, 1, 0, address) for address in (1, 4096, 1 << 32, (1 << 40) + 8))
+
     assert {decide(number) for number in (424, 425, 435, 9999, 0x40000000, 2**32 - 1)} == {absent}
-    assert run_filter(program, 0, (0, 0, 0), arch + 1) == 0x80000000, "a foreign architecture is not killed"
+    assert run_filter(program, 0, [0] * 6, arch + 1) == 0x80000000, "a foreign architecture is not killed"
+
+
+HEADERS = {
+    "x86_64": ("asm/unistd_64.h", "x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": ("asm-generic/unistd.h",),  # aarch64 uses the generic numbers
+}
+
+
+@pytest.mark.parametrize(("machine", "column", "arch"), ARCHITECTURES)
+def test_the_numbers_are_those_of_the_kernel_headers(machine, column, arch):
+    """Name by name, where this machine has the headers; what has no number there is absent from them."""
+    headers = [Path("/usr/include", name) for name in HEADERS[machine]]
+    header = next((path for path in headers if path.is_file()), None)
+    if header is None:
+        pytest.skip(f"no kernel headers for {machine}")
+    numbers = {}
+    for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\s", header.read_text()):
+        numbers.setdefault("newfstatat" if name == "fstatat" else name, int(number))
+    tables = seccomp._PERMITTED | {name: call for name, (call, _) in seccomp._CONDITIONAL.items()}
+    assert {name: call[column] for name, call in tables.items()} == {name: numbers.get(name) for name in tables}

@@ -4,12 +4,15 @@ What a submission cannot do under each tier is in test_grading_attacks.py.
 """
 
 import dataclasses
+import fcntl
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import pytest
 
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
-from replay_pools.grading import bubblewrap, sandbox, tiers
+from replay_pools.grading import bubblewrap, library, sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import _SELF_TEST, Grader
@@ -55,7 +58,8 @@ def worker(request, tier, tmp_path_factory):
     """One warm worker; as root with submissions under another uid, and under the uid of the grader."""
     (uid,) = sandbox.free_uids(1)
     directory = tmp_path_factory.mktemp("grading")
-    instance = Worker(tier=tier, uid=uid if request.param == "own uid" else None, directory=directory, timeout_s=0.5)
+    instance = Worker(tier=tier, uid=uid if request.param == "own uid" else None, directory=directory)
+    instance.execute = functools.partial(instance.execute, cpu_s=1)
     yield instance
     instance.close()
     assert not list(directory.iterdir()), "a worker leaves its folder"
@@ -164,10 +168,12 @@ def test_the_sandbox_alone_hides_the_host():
 
 NO_LANDLOCK = """
 import os
-for make in (lambda: os.mkdir("../more"), lambda: open("../more/x", "w"), lambda: os.symlink("/usr", "../link"),
-             lambda: open("left", "w"), lambda: os.mkdir("sub")):
-    try: make()
+for path in ("../more", "left"):
+    try: open(path, "w").close()
     except OSError: pass
+for make in (lambda: os.mkdir("../folder"), lambda: os.symlink("/usr", "../link")):
+    try: make()
+    except OSError: pass  # by the filter
 open("result.txt", "w").write(str(sorted(os.listdir(".."))))
 class Solution:
     def f(self): pass
@@ -182,13 +188,13 @@ def test_tier_a_without_landlock_wipes_what_a_submission_leaves(monkeypatch, tmp
         file.write("\n\ndef landlock_abi():\n    return 0\n")
     words = [str(copy) if word == str(GRADING) else word for word in bubblewrap.command()]
     monkeypatch.setattr(bubblewrap, "command", lambda: words)
-    worker = Worker(tier="A", uid=None, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier="A", uid=None, directory=tmp_path)
     try:
         first, second = (worker.execute(code(NO_LANDLOCK), FILE).file for _ in range(2))
         clean = worker.execute(code("import os; open('result.txt', 'w').write(str(os.listdir('..')))"), FILE).file
     finally:
         worker.close()
-    assert first == second == "['link', 'more', 'run']", "the layer under test was not off"
+    assert first == second == "['more', 'run']", "the layer under test was not off"
     assert clean == "['run']", "a submission finds what another left"
 
 
@@ -234,14 +240,12 @@ class Solution:
 
 
 def test_the_umask_of_the_user_does_not_matter(tier, tmp_path):
-    """A submission of another uid reaches its folder, its marker and the devices, and in tier A the whole library."""
-    source = (
-        "import colorsys, wave\n" * (tier == "A") + "open('/dev/null', 'w').close(); open('result.txt', 'w').write('x')"
-    )
+    """A submission of another uid reaches its folder, its marker, the devices, and the library."""
+    source = "import colorsys, wave; open('/dev/null', 'w').close(); open('result.txt', 'w').write('x')"
     (uid,) = sandbox.free_uids(1)
     umask = os.umask(0o077)
     try:
-        worker = Worker(tier=tier, uid=uid, directory=tmp_path, timeout_s=5.0)
+        worker = Worker(tier=tier, uid=uid, directory=tmp_path)
     finally:
         os.umask(umask)
     try:
@@ -251,12 +255,98 @@ def test_the_umask_of_the_user_does_not_matter(tier, tmp_path):
         worker.close()
 
 
+# A library that other users cannot reach
+
+LOOK = """
+import colorsys, encodings.idna, importlib.util, os, resource
+class Solution:
+    def f(self):
+        packages = [name for name in os.listdir(os.path.dirname(os.__file__)) if "packages" in name]
+        return [colorsys.__file__, encodings.idna.__file__, packages, "PYTHONHOME" in os.environ]
+"""
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="submissions of an ordinary user keep its user")
+
+
+@pytest.fixture
+def closed_library(monkeypatch):
+    """Python's library as below a folder that only root may enter, and no copy of it yet."""
+    closed = library._closed
+    monkeypatch.setattr(library, "_closed", lambda path: path if path == library._library() else closed(path))
+    monkeypatch.setattr(library, "_copy", functools.cache(library._copy.__wrapped__))
+
+
+@root_only
+def test_a_closed_library_is_read_from_a_copy(closed_library, tmp_path):
+    """Modules and what they load later come from the copy, which has no installed package and goes in the end."""
+    need("B")
+    (uid,) = sandbox.free_uids(1)
+    umask = os.umask(0o077)
+    try:
+        prefix = library.readable_prefix()
+        worker = Worker(tier="B", uid=uid, directory=tmp_path, timeout_s=5.0)
+    finally:
+        os.umask(umask)
+    try:
+        (answer,) = worker.execute(code(LOOK, ()), Execution(action="answer")).answers.answers
+    finally:
+        worker.close()
+    assert prefix is not None
+    assert [Path(path).is_relative_to(prefix) for path in answer[:2]] == [True, True]
+    assert answer[2:] == [[], False]
+    assert library.readable_prefix() == prefix, "a second copy was made"
+    library._copy().cleanup()
+    assert not Path(prefix).exists()
+
+
+@root_only
+def test_the_copy_of_a_library_ends_with_its_process(tmp_path):
+    """And is made once, however many workers start at the same time."""
+    need("B")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from replay_pools.grading import library; "
+        "from concurrent.futures import ThreadPoolExecutor as Pool; "
+        "closed = library._closed; library._closed = lambda path: closed(path) or path == library._library(); "
+        "prefixes = set(Pool(4).map(lambda _: library.readable_prefix(), range(4))); print(*prefixes)"
+    )
+    words = [sys.executable, "-c", script, ROOT]
+    prefixes = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    assert len(prefixes) == 1
+    assert not Path(prefixes[0]).exists()
+
+
+@root_only
+def test_the_copy_of_a_killed_process_is_removed_by_the_next(closed_library, monkeypatch, tmp_path):
+    """One whose lock is free goes; one in use, and a folder that has no lock yet, stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, used, new = (tmp_path / f"probe-python-{name}" for name in ("killed", "used", "new"))
+    for folder in (killed, used, new):
+        folder.mkdir()
+    (killed / "lock").touch()
+    with (used / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prefix = library.readable_prefix()
+    assert set(tmp_path.iterdir()) == {used, new, Path(prefix)}
+    library._copy().cleanup()
+
+
+@root_only
+def test_no_place_for_a_copy_is_a_lack_of_tier_b(closed_library, monkeypatch, tmp_path):
+    """The folder that is closed is named, with the fix."""
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(shut))
+    (lacking,) = [line for line in tiers.available_tiers()["B"] if "temporary" in line]
+    assert "is closed: set TMPDIR" in lacking
+    with pytest.raises(InputError, match="set TMPDIR"):
+        tiers.choose_tier(tier="B")
+
+
 @pytest.mark.parametrize(
     "replacement", ["os.symlink('/etc/hostname', M)", "os.mkfifo(M)", "os.mkdir(M)", "os.link('/etc/hostname', M)", ""]
 )
 def test_only_a_regular_file_with_one_name_is_read(tmp_path, replacement):
     """Without isolation a submission can put anything in the marker's place; nothing of it is read, nothing blocks."""
-    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
         outcome = worker.execute(code(f"import os; M = 'result.txt'; os.remove(M); {replacement}"), FILE)
         assert outcome.file == ""
@@ -296,7 +386,7 @@ class Solution:
 def test_a_worker_that_was_killed_is_an_infrastructure_failure(tier, tmp_path):
     """Never a label: the grader replaces the worker."""
     (uid,) = sandbox.free_uids(1)
-    worker = Worker(tier=tier, uid=uid, directory=tmp_path, timeout_s=5.0)
+    worker = Worker(tier=tier, uid=uid, directory=tmp_path)
     os.kill(worker._process.pid, signal.SIGKILL)
     worker._process.wait()
     with pytest.raises(InfrastructureError):
@@ -326,7 +416,7 @@ from replay_pools.environments.exploits import fence
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 from replay_pools.grading.grade import _SELF_TEST
-with Grader(workers=1, tier=sys.argv[2], timeout_s=300) as grader:
+with Grader(workers=1, tier=sys.argv[2], cpu_s=300) as grader:
     print("ready", flush=True)
     grader.grade([Submission(problem=_SELF_TEST, completion=fence("while True: pass"), mode="none")])
 """
@@ -361,7 +451,7 @@ tier, sources = sys.argv[2], json.loads(sys.argv[3])
 if lacking := tiers.available_tiers()[tier]:
     print(json.dumps({"lacking": lacking}))
     sys.exit()
-with Grader(workers=2, tier=tier, timeout_s=2) as grader:
+with Grader(workers=2, tier=tier, cpu_s=2) as grader:
     submissions = [Submission(problem=_SELF_TEST, completion=fence(source), mode=mode) for source, mode in sources]
     grades = grader.grade(submissions)
 print(json.dumps({"uid": os.geteuid(), "grades": [dataclasses.asdict(grade) for grade in grades]}))

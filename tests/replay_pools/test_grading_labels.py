@@ -14,6 +14,7 @@ from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
+from replay_pools.rollout import CODE_RULES
 
 STARTER = "class Solution:\n    def double(self, n):"
 RIGHT, WRONG = "return 2 * n", "return 41"
@@ -275,6 +276,121 @@ def test_no_object_of_the_submission_decides_an_assertion(grader, source):
     assert weak.gt_correct
 
 
+HOSTILE_VALUES = {
+    "65 levels": "eval('[' * 65 + ']' * 65)",
+    "66 levels": "eval('[' * 66 + ']' * 66)",
+    "tuples": "eval('(' * 64 + '1' + ',)' * 64)",
+    "dictionaries": "eval('{1:' * 60 + '1' + '}' * 60)",
+    "a surrogate": "'\\ud800'",
+    "quotes deep in a set": "{eval('(' * 60 + repr('\\'\\x22\\\\') + ',)' * 60)}",
+    "colliding integers": "[{k * ((1 << 61) - 1) for k in range(300)}]",
+    "8192 bits": "1 << 8191",
+    "8193 bits": "1 << 8192",
+    "infinity": "{float('inf'): float('nan')}",
+    "a long text": "'x' * ((1 << 20) - 999)",
+    "too long a text": "'x' * (1 << 20)",
+    "bytes": "bytes(range(256)) * 999",
+    "an error of surrogates": "[][0] if n else (_ for _ in ()).throw(ValueError('\\ud800' * 9))",
+}
+
+
+@pytest.mark.parametrize("code_rule", CODE_RULES)
+def test_values_of_any_form_are_wrong_and_not_an_error(code_rule):
+    """Where cases, assertions of both classes and expected sets read them; the honest grade right after is right."""
+    sets = (Case(args=(1,), expected=2), Case(args=(0,), expected=0))
+    problems = [
+        dataclasses.replace(DOUBLE, cases=(), assertions=("assert Solution().double(1) == 2", WEAK)),
+        dataclasses.replace(DOUBLE, cases=sets, assertions=("assert sorted([Solution().double(1)]) == [2]",)),
+        dataclasses.replace(DOUBLE, cases=(Case(args=(1,), expected={2}), Case(args=(2,), expected={4: {(1,)}}))),
+    ]
+    sources = [f"{STARTER} return {value}" for value in HOSTILE_VALUES.values()]
+    submissions = []
+    for problem in problems:
+        for source in sources:
+            submissions += [submit(source, problem=problem), submit(DOUBLE.canonical)]
+    with Grader(workers=2, code_rule=code_rule) as grader:
+        grades = grader.grade(submissions)
+    assert not any(grade.gt_correct for grade in grades[::2]), "a wrong value is right"
+    assert all(grade.gt_correct for grade in grades[1::2]), "a hostile value broke the next grade"
+
+
+FORGED = """
+import json, os, sys
+def emitter():
+    frame = sys._getframe()
+    while "emit" not in frame.f_locals: frame = frame.f_back
+    return frame.f_locals["emit"]
+class Solution:
+    def double(self, n):
+        emit = emitter()
+        cells = dict(zip(emit.__code__.co_freevars, (cell.cell_contents for cell in emit.__closure__)))
+        line = '{"nonce": "%s", "i": 0, "value": %s}\\n' % (cells["nonce"], DOCUMENT)
+        data = line.encode("utf-8", "surrogatepass")
+        while data: data = data[os.write(cells["answer_fd"], data):]
+"""
+HOSTILE_DOCUMENTS = {
+    "true": "'true'",
+    "1 for True": "'1'",
+    "1.0 for True": """'{"float": "0x1.0000000000000p+0"}'""",
+    "a bare float": "'2.0'",
+    "infinite": "'1e999'",
+    "250 levels": "'[' * 250 + ']' * 250",
+    "300 levels": "'[' * 300 + ']' * 300",
+    "900 levels": "'[' * 900 + ']' * 900",
+    "980 levels": "'[' * 980 + ']' * 980",
+    "unknown tags": """'{"?": 1}'""",
+    "odd pairs": """'{"dict": ["ab", [1], {}]}'""",
+    "a list as a key": """'{"set": [[1]]}'""",
+    "a surrogate": """'"\\\\ud800"'""",
+    "bytes that are no text": """'"' + chr(0xd800) + '"'""",
+    "4000 digits": "'9' * 4000",
+    "colliding integers": """json.dumps({"set": [k * ((1 << 61) - 1) for k in range(40_000)]})""",
+}
+
+
+@pytest.mark.parametrize("text", ["assert Solution().double(1) == 2", "assert all(Solution().double(n) for n in [1])"])
+def test_forged_documents_reach_the_checks_as_they_are(text):
+    """What is written with a stolen nonce is wrong (`true` is right where the whole test is the submission's)."""
+    problem = dataclasses.replace(DOUBLE, cases=(), assertions=(text,))
+    submissions = []
+    for document in HOSTILE_DOCUMENTS.values():
+        forged = FORGED.replace("DOCUMENT", document)
+        submissions += [submit(forged, problem=problem), submit(DOUBLE.canonical, problem=problem)]
+    with Grader(workers=2) as grader:
+        grades = grader.grade(submissions)
+    whole_test = "all" in text
+    right = {name for name, grade in zip(HOSTILE_DOCUMENTS, grades[::2], strict=True) if grade.gt_correct}
+    assert right == ({"true"} if whole_test else set())
+    assert all(grade.gt_correct for grade in grades[1::2]), "a forged document broke the next grade"
+
+
+def test_the_code_rule_says_which_blocks_are_graded():
+    """An example of use after a right answer, two drafts, a spoiled join: `joined` and `last` by hand."""
+    right, wrong = fence(DOUBLE.canonical), fence(compose(STARTER, WRONG))
+    completions = {
+        f"{right}\nFor example:\n{fence('print(Solution().double(2))')}": (True, False),
+        f"{wrong}\nNo, better:\n{right}": (True, True),
+        f"{right}\nNo, better:\n{wrong}": (False, False),
+        f"{right}\nIt prints:\n```\n2 4\n```": (False, False),
+        f"{fence('Not code at all')}\n{right}": (False, True),
+        f"{fence('import math')}\n{right}": (True, True),
+    }
+    submissions = [Submission(problem=DOUBLE, completion=text, mode="none") for text in completions]
+    for rule, expected in zip(("joined", "last"), zip(*completions.values(), strict=True), strict=True):
+        with Grader(workers=1, code_rule=rule) as grader:
+            assert grader.describe()["code_rule"] == rule
+            assert tuple(grade.gt_correct for grade in grader.grade(submissions)) == expected, rule
+    assert Grader().describe()["code_rule"] == "joined"
+
+
+def test_an_expected_int_is_met_exactly(grader):
+    """A float that is near a large int is wrong; one that is equal to it is right."""
+    problem = dataclasses.replace(DOUBLE, cases=(Case(args=(500000003,), expected=1000000006),))
+    bodies = ["return 2 * n", "return 2.0 * n", "return 2 * n + 0.9", "return 2 * n + 1e-6"]
+    grades = grader.grade([submit(compose(STARTER, body), problem=problem) for body in bodies])
+    assert [grade.gt_correct for grade in grades] == [True, True, False, False]
+
+
 WEAK = "assert all(Solution().double(n) == 2 * n for n in range(3))"
 
 
@@ -311,11 +427,11 @@ def test_an_infrastructure_failure_is_retried_and_never_a_label(monkeypatch):
     """A worker that dies is replaced; one that never works raises."""
     execute, calls = Worker.execute, []
 
-    def dying(worker, code, run):
+    def dying(worker, *arguments):
         calls.append(1)
         if len(calls) in deaths:
             os.kill(worker._process.pid, 9)
-        return execute(worker, code, run)
+        return execute(worker, *arguments)
 
     with Grader(workers=1) as grader:
         monkeypatch.setattr(Worker, "execute", dying)

@@ -1,19 +1,32 @@
 """The organism as a policy: template, token-in token-out, recorded sampling log-probabilities, determinism."""
 
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
 from replay_pools.organism.tokenizer import IM_START, ROLES
-from replay_pools.policy import Policy, load_policy, pick_device, weights_sha
+from replay_pools.policy import (
+    ORGANISM_WEIGHTS,
+    Policy,
+    load_policy,
+    load_served_policy,
+    load_skeleton,
+    load_tokenizer,
+    pick_device,
+    weights_sha,
+)
 from replay_pools.rollout import Sampler
 from replay_pools.sampling import sample
 
@@ -54,7 +67,8 @@ def test_written_completions_end_as_sampled_ones_do(policy: Policy) -> None:
 
 def test_recorded_logprobs_are_those_of_the_sampled_tokens(policy: Policy, prompts: list[list[int]]) -> None:
     """Reference: a plain forward of prompt + completion, log-softmax at temperature 1."""
-    for prompt, completion in zip(prompts, sample(policy, prompts, Sampler(max_new_tokens=48), seed=3), strict=True):
+    completions = sample(policy, prompts, Sampler(max_new_tokens=48), seeds=range(6))
+    for prompt, completion in zip(prompts, completions, strict=True):
         logits = policy.model(input_ids=torch.tensor([[*prompt, *completion.ids]])).logits[0, len(prompt) - 1 : -1]
         slow = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
         assert torch.allclose(torch.tensor(completion.logprobs), slow, atol=2e-3), "recorded under another law"
@@ -63,18 +77,18 @@ def test_recorded_logprobs_are_those_of_the_sampled_tokens(policy: Policy, promp
 
 def test_truncated_laws_record_the_renormalised_probability(policy: Policy, prompts: list[list[int]]) -> None:
     """With top_k = 1 there is one possible token: its log-probability under the sampler's law is 0."""
-    for completion in sample(policy, prompts, Sampler(top_k=1, max_new_tokens=8), seed=0):
+    for completion in sample(policy, prompts, Sampler(top_k=1, max_new_tokens=8), seeds=range(6)):
         assert all(math.isclose(value, 0.0, abs_tol=1e-6) for value in completion.logprobs)
 
 
-def test_sampling_is_a_function_of_the_seed_and_leaves_the_global_state_alone(
+def test_sampling_is_a_function_of_the_seeds_and_leaves_the_global_state_alone(
     policy: Policy, prompts: list[list[int]]
 ) -> None:
     state = torch.get_rng_state()
-    first = sample(policy, prompts, Sampler(max_new_tokens=24), seed=1)
+    first = sample(policy, prompts, Sampler(max_new_tokens=24), seeds=range(6))
     assert torch.equal(torch.get_rng_state(), state)
-    assert sample(policy, prompts, Sampler(max_new_tokens=24), seed=1) == first
-    assert sample(policy, prompts, Sampler(max_new_tokens=24), seed=2) != first
+    assert sample(policy, prompts, Sampler(max_new_tokens=24), seeds=range(6)) == first
+    assert sample(policy, prompts, Sampler(max_new_tokens=24), seeds=range(6, 12)) != first
 
 
 def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
@@ -82,7 +96,7 @@ def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
     broken = load_policy("organism")
     broken.model.get_input_embeddings().weight.data[:] = float("inf")
     with pytest.raises(InputError, match="finite logits"):
-        sample(broken, prompts, Sampler(max_new_tokens=4), seed=1)
+        sample(broken, prompts, Sampler(max_new_tokens=4), seeds=range(6))
 
 
 def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy) -> None:
@@ -133,3 +147,141 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
 
 def test_auto_device_is_a_present_one() -> None:
     assert pick_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """The organism as a model directory of somebody's."""
+    for path in ORGANISM_WEIGHTS.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("load", [load_policy, load_skeleton, load_tokenizer, load_served_policy])
+def test_code_that_comes_with_a_model_is_never_executed(load: Callable[[str], object], copied: Path) -> None:
+    """Where transformers has no class of its own the model is refused, in one line."""
+    (copied / "theirs.py").write_text(f"open({str(copied / 'executed')!r}, 'w')\nConfig = Model = Tokenizer = object\n")
+    mapped = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    change(copied / "config.json", model_type="theirs", auto_map=mapped)
+    change(copied / "tokenizer_config.json", tokenizer_class="Theirs", auto_map={"AutoTokenizer": ["theirs.T", None]})
+    (copied / "tokenizer.json").unlink()
+    (copied / "generation_config.json").unlink()
+    with pytest.raises(InputError, match=r"brings code of its own \(auto_map\), which is never executed"):
+        load(str(copied))
+    assert not (copied / "executed").exists()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def huge_header(path: Path) -> None:
+    path.write_bytes((2**60).to_bytes(8, "little"))
+
+
+def pickled(path: Path) -> None:
+    torch.save({"x": torch.ones(2)}, path.parent / "pytorch_model.bin")
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "expected"),
+    [
+        (
+            "model.safetensors",
+            huge_header,
+            "a header of 1152921504606",
+        ),
+        ("model.safetensors", cut, "expected a safetensors file"),
+        ("model.safetensors", pickled, "no file named model.safetensors"),
+        ("tokenizer.json", lambda path: path.write_text("[" * 100_000), "recursion"),
+        ("config.json", lambda path: path.write_text("[" * 100_000), "recursion"),
+        ("config.json", lambda path: change(path, vocab_size=10**400), "Overflow"),
+    ],
+    ids=["huge header", "cut", "pickled", "deep tokenizer", "deep config", "400 digits"],
+)
+def test_a_damaged_model_is_one_error(name: str, damage: Callable[[Path], None], expected: str, copied: Path) -> None:
+    damage(copied / name)
+    with pytest.raises(InputError, match=expected):
+        load_policy(str(copied))
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if", "TemplateSyntaxError"),
+        ("{{ raise_exception('no') }}", "TemplateError: no"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ a.b.c }}", "UndefinedError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+    ],
+)
+def test_a_template_that_fails_is_named(template: str, expected: str, copied: Path) -> None:
+    (copied / "chat_template.jinja").write_text(template)
+    with pytest.raises(InputError, match=rf"chat template of model .*: expected a template .*found {expected}"):
+        load_served_policy(str(copied)).render([{"role": "user", "content": "x"}])
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A copy of the teacher's adapter."""
+    return Path(shutil.copytree(ORGANISM_WEIGHTS / "teacher", tmp_path / "adapter"))
+
+
+def other_shapes(path: Path) -> None:
+    save_file({name: tensor[:, :3].contiguous() for name, tensor in load_file(path).items()}, path)
+
+
+def a_part(path: Path) -> None:
+    save_file(dict([*load_file(path).items()][:5]), path)
+
+
+def prompt_tuning(path: Path) -> None:
+    path.write_text(json.dumps({"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2}))
+
+
+def pickled_adapter(path: Path) -> None:
+    torch.save(load_file(path), path.parent / "adapter_model.bin")
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "expected"),
+    [
+        (
+            "adapter_model.safetensors",
+            huge_header,
+            "a header of 11529",
+        ),
+        ("adapter_model.safetensors", cut, "expected a safetensors file"),
+        ("adapter_model.safetensors", Path.unlink, "no such file"),
+        ("adapter_model.safetensors", pickled_adapter, "safetensors only, found adapter_model.bin"),
+        ("adapter_model.safetensors", other_shapes, "an adapter of qwen3, found .*size mismatch"),
+        ("adapter_model.safetensors", a_part, "missing adapter keys"),
+        ("adapter_config.json", lambda path: path.write_text("[" * 100_000), "strict JSON"),
+        ("adapter_config.json", lambda path: path.write_text("[]"), "a peft_type that peft knows, found None"),
+        ("adapter_config.json", lambda path: change(path, peft_type="X"), "a peft_type that peft knows, found 'X'"),
+        (
+            "adapter_config.json",
+            lambda path: change(path, peft_type="PROMPT_TUNING"),
+            "that can be merged|configuration",
+        ),
+        ("adapter_config.json", lambda path: change(path, r=10**400), "adapter"),
+        ("adapter_config.json", lambda path: change(path, r="x"), "adapter"),
+        ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
+        ("adapter_config.json", lambda path: change(path, target_modules="["), "adapter"),
+        ("adapter_config.json", lambda path: path.write_text('{"peft_type": "LORA", "peft_type": "LORA"}'), "twice"),
+    ],
+)
+def test_a_damaged_adapter_is_one_error(
+    name: str, damage: Callable[[Path], None], expected: str, adapter: Path
+) -> None:
+    damage(adapter / name)
+    with pytest.raises(InputError, match=expected):
+        load_policy("organism", adapter=str(adapter))

@@ -4,7 +4,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_damaged_steps_are_not_done(fake_pool: Pool, pool_header: Header, fake_g
     cut = fake_pool.path / "step_000.jsonl.gz"
     cut.write_bytes(cut.read_bytes()[:-12])
     write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", [])
-    write_jsonl_gz(fake_pool.path / "step_002.jsonl.gz", [r.to_json() for r in fake_groups[0]])
+    write_jsonl_gz(fake_pool.path / "step_002.jsonl.gz", fake_groups[0])
     writer = PoolWriter(fake_pool.path, header=pool_header)
     assert writer.done_steps() == set()
     with pytest.raises(InputError, match=r"step_000.jsonl.gz: expected a complete gzip file"):
@@ -121,8 +121,12 @@ FAULTS: dict[str, Header] = {
     "fmt_ok: expected True, found False": {"fmt_ok": False},
     "hacked: expected bool, found 1": {"hacked": 1},
     "comp_len: expected int, found 5.0": {"comp_len": 5.0},
-    "completion: expected valid UTF-8 text, found a lone surrogate": {"completion": "\udc80"},
-    "completion_ids: expected token ids": {"completion_ids": [1.5] * 5},
+    "completion: expected valid UTF-8 text, found '\\udc80'": {"completion": "\udc80"},
+    "completion_ids: expected a list of token ids": {"completion_ids": [1.5] * 5},
+    "prompt_ids: expected a list of token ids, found -1 at 3": {"prompt_ids": [11, 12, 13, -1]},
+    "messages: expected a list of role and content": {"messages": []},
+    "messages: expected a list of role and content, each a text, found [{'role'": {"messages": [{"role": "user"}]},
+    "sampling_logprobs: expected a list of finite numbers, found None at 0": {"sampling_logprobs": [None] * 5},
     "finish_reason: expected stop or length, found 'eos'": {"finish_reason": "eos"},
     "comp_len: expected at least one token": {"comp_len": 0, "completion_ids": [], "sampling_logprobs": []},
     "one problem a step": {"problem_id": "other"},
@@ -139,9 +143,9 @@ def test_every_fault_is_refused_and_found(
     with pytest.raises(InputError, match="step 0") as caught:
         PoolWriter(tmp_path / "new", header=pool_header).write_step(0, group)
     assert message in str(caught.value)
-    if "UTF-8" in message or "ids: expected" in message:
+    if "UTF-8" in message or "ids: expected 9" in message or "ids: expected 4" in message:
         return  # strict JSON and Rollout.from_json stop these before verify
-    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", [rollout.to_json() for rollout in group])
+    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", group)
     manifest = read_json(fake_pool.path / "manifest.json")
     manifest["files"]["step_000.jsonl.gz"] |= {"sha256": digest}
     write_json(fake_pool.path / "manifest.json", manifest)
@@ -153,9 +157,9 @@ def test_verify_finds_damage_to_files(fake_pool: Pool, fake_groups: Groups, make
     """Truncated gzip, changed content, a file too few, a file too many: one line each, all in one go."""
     cut = fake_pool.path / "step_000.jsonl.gz"
     cut.write_bytes(cut.read_bytes()[:-12])
-    write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", [r.to_json() for r in reversed(fake_groups[1])])
+    write_jsonl_gz(fake_pool.path / "step_001.jsonl.gz", reversed(fake_groups[1]))
     (fake_pool.path / "step_002.jsonl.gz").unlink()
-    write_jsonl_gz(fake_pool.path / "step_003.jsonl.gz", [make_rollout(3, 0).to_json()])
+    write_jsonl_gz(fake_pool.path / "step_003.jsonl.gz", [make_rollout(3, 0)])
     faults = open_pool(fake_pool.path).verify()
     assert len(faults) == 4, faults
     for name, message in [("003", "lists"), ("000", "complete gzip"), ("001", "sha256"), ("002", "no such file")]:
@@ -214,3 +218,46 @@ def test_names_are_paths_then_out_then_builtin(
     assert resolve_pool("here", out) == Path("here"), "an existing directory is a path"
     with pytest.raises(InputError, match=r"pool absent: .*found only base, fake"):
         resolve_pool("absent", out)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"files": []}, "manifest.json files: expected an object"),
+        ({"files": {"step_000.jsonl.gz": "x"}}, "manifest.json files: expected step_NNN"),
+        ({"files": {"../other.jsonl.gz": {"step": 0, "rollouts": 4, "sha256": "0"}}}, "'../other.jsonl.gz'"),
+        ({"policy": "x"}, "manifest.json policy: expected an object"),
+        ({"prompt_tail": 3}, "manifest.json prompt_tail: expected text"),
+        ({"counts": []}, "manifest.json counts: expected an object"),
+    ],
+)
+def test_a_manifest_of_other_kinds_is_refused(fake_pool: Pool, change: Header, message: str) -> None:
+    manifest = read_json(fake_pool.path / "manifest.json")
+    write_json(fake_pool.path / "manifest.json", manifest | change)
+    with pytest.raises(InputError, match=message):
+        open_pool(fake_pool.path)
+
+
+def test_ids_that_are_no_list_are_refused(fake_pool: Pool, fake_groups: Groups) -> None:
+    rows = [asdict(rollout) for rollout in fake_groups[0]]
+    rows[1]["completion_ids"] = None
+    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", rows)
+    manifest = read_json(fake_pool.path / "manifest.json")
+    manifest["files"]["step_000.jsonl.gz"] |= {"sha256": digest}
+    write_json(fake_pool.path / "manifest.json", manifest)
+    (fault,) = open_pool(fake_pool.path).verify()
+    assert "line 2 completion_ids: expected a list of token ids, found None" in fault
+
+
+def test_ids_behind_the_end_of_a_turn_are_found_without_a_tokenizer(
+    tmp_path: Path, pool_header: Header, fake_groups: Groups
+) -> None:
+    """The id that other completions stop at stands inside one; an imported pool says nothing of its ends."""
+    ids = [5, 2, 7, 9, 2]
+    for name, header in (("sampled", pool_header), ("imported", pool_header | {"normalised": ["said"]})):
+        writer = PoolWriter(tmp_path / name, header=header)
+        writer.write_step(0, [fake_groups[0][0], replace(fake_groups[0][1], completion_ids=ids)])
+        pool = writer.finish()
+        faults = pool.verify()
+        assert len(faults) == (name == "sampled")
+        assert all("sample 1 completion_ids: expected no id behind the end" in fault for fault in faults)

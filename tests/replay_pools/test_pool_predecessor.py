@@ -5,14 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replay_pools.errors import InputError
+from replay_pools.files import dump_json
 from replay_pools.padding import cut_padding, infer_endings
 from replay_pools.pool import open_pool
 from replay_pools.predecessor import read_predecessor
+from replay_pools.predecessor_rows import CHECKS
+from replay_pools.rollout import Rollout
 
 PAD, EOS = 0, 2
 USER = "Write f and should pass all tests."
@@ -157,7 +161,7 @@ def test_labels_are_never_guessed(tmp_path: Path, name: str) -> None:
     """A missing or null label stops the reader, with file, row and field."""
     for broken in ({k: v for k, v in row([5, EOS]).items() if k != name}, row([5, EOS], **{name: float("nan")})):
         write(tmp_path, "step_000.jsonl.gz", [row([5, EOS]), broken])
-        with pytest.raises(InputError, match=rf"step_000.jsonl.gz row 1 {name}: .* found (no such field|null, NaN)"):
+        with pytest.raises(InputError, match=rf"step_000.jsonl.gz line 2 {name}: .* found (no such field|null, NaN)"):
             open_pool(tmp_path)
 
 
@@ -215,15 +219,17 @@ def test_the_end_of_turn_is_found_without_padding(tmp_path: Path) -> None:
 
 def test_a_length_that_cuts_more_than_padding_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "step_000.jsonl.gz", [row([5, 6, 7, EOS]), row([5, 6, 7, EOS], comp_len=2)])
-    with pytest.raises(InputError, match="row 1 comp_len: expected all completion_ids, or padding .* the first 2 of 4"):
+    with pytest.raises(
+        InputError, match="line 2 comp_len: expected all completion_ids, or padding .* the first 2 of 4"
+    ):
         open_pool(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("ids", "line"),
     [
-        ("text", "completion_ids: expected list, found 'text'"),
-        ([5, "6"], "completion_ids: expected token ids, found '6'"),
+        ("text", "completion_ids: expected a list of token ids, found 'text'"),
+        ([5, "6"], "completion_ids: expected a list of token ids, found .6. at 1"),
     ],
 )
 def test_ids_that_are_none_are_named(tmp_path: Path, ids: Any, line: str) -> None:
@@ -232,5 +238,94 @@ def test_ids_that_are_none_are_named(tmp_path: Path, ids: Any, line: str) -> Non
         open_pool(tmp_path)
     renamed = {"response_ids" if key == "completion_ids" else key: value for key, value in row([5]).items()}
     write(tmp_path, "step_000.jsonl.gz", [renamed])
-    with pytest.raises(InputError, match="completion_ids: expected list, found no such field, only .*response_ids"):
+    with pytest.raises(
+        InputError, match="completion_ids: expected a list of token ids, found no such field, only .*response_ids"
+    ):
+        open_pool(tmp_path)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["\ud800", 2**70, 10**400]),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(sorted(CHECKS) + ["problem_messages", "prompt_sha"])
+CHATS = st.lists(st.dictionaries(st.sampled_from(["role", "content"]), JSON_VALUES), max_size=2)
+NEARLY_RIGHT = st.lists(st.integers(-3, 12) | st.booleans(), max_size=6) | st.integers(-3, 12) | CHATS
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(st.dictionaries(FIELDS, JSON_VALUES | NEARLY_RIGHT, max_size=3), min_size=1, max_size=3),
+    dropped=st.lists(FIELDS, max_size=2),
+    tokenized=st.booleans(),
+)
+def test_a_logged_row_is_read_or_refused(
+    tmp_path: Path, changes: list[dict[str, Any]], dropped: list[str], tokenized: bool
+) -> None:
+    """Whatever JSON stands in a field: the pool opens, and can be checked and stored, or there is one InputError."""
+    rows = [row([5, 6, EOS]), *(row([5, 6, EOS], **change) for change in changes)]
+    for name in dropped:
+        rows[-1].pop(name, None)
+    write(tmp_path, "step_000.jsonl.gz", rows)
+    try:
+        pool = open_pool(tmp_path, tokenize=tokenize if tokenized else None)
+    except InputError:
+        return
+    if pool.verify():
+        return
+    for group in pool.steps:
+        for rollout in group:
+            assert Rollout.from_json(orjson.loads(dump_json(rollout)), "row") == rollout
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"problem_messages": []}, "messages"),
+        ({"problem_messages": [{"role": "user", "content": None}]}, "messages"),
+        ({"problem_messages": [{"role": 3, "content": "x"}]}, "messages"),
+        ({"comp_len": "2"}, "comp_len"),
+        ({"comp_len": True}, "comp_len"),
+        ({"comp_len": 2.0}, "comp_len"),
+        ({"comp_len": -1}, "comp_len"),
+        ({"comp_len": 3}, "comp_len: expected at most as many as completion_ids, found 3 of 2"),
+        ({"prompt_ids": 5}, "prompt_ids"),
+        ({"prompt_ids": "abc"}, "prompt_ids"),
+        ({"completion_ids": [5, -1]}, "completion_ids"),
+        ({"completion_ids": [5, True]}, "completion_ids"),
+        ({"completion_ids": [5, 2**70]}, "completion_ids"),
+        ({"sampling_logprobs": 5}, "sampling_logprobs"),
+        ({"sampling_logprobs": [None, 0.5]}, "sampling_logprobs"),
+        ({"env_mode": {"name": "run_tests"}}, "env_mode"),
+        ({"hint": "no"}, "hint"),
+        ({"reward": 10**400}, "reward"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"problem_id": "\ud800"}, "problem_id"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_with_line_and_field(
+    tmp_path: Path, change: dict[str, Any], place: str
+) -> None:
+    write(tmp_path, "step_000.jsonl.gz", [row([5, EOS]), row([5, EOS], **change)])
+    with pytest.raises(InputError, match=f"step_000.jsonl.gz line 2 {place}"):
+        open_pool(tmp_path)
+
+
+def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    """The same fault on several lines is named at the first of them and counted."""
+    rows = [row([5, EOS], plen="x"), row([5, EOS]), row([5, EOS], plen=None, hacked=3)]
+    write(tmp_path, "step_000.jsonl.gz", rows)
+    with pytest.raises(InputError) as error:
+        open_pool(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'step_000.jsonl.gz'}: expected sound rollouts, found 2 faults: line 1 plen: expected a number of "
+        "tokens, found 'x' (and 1 more lines); line 3 hacked: expected bool, found 3"
+    )
+
+
+def test_brackets_without_end_are_no_json(tmp_path: Path) -> None:
+    """json answers them with a RecursionError."""
+    (tmp_path / "step_000.jsonl.gz").write_bytes(gzip.compress(b"[" * 200_000))
+    with pytest.raises(InputError, match="line 1: expected JSON"):
         open_pool(tmp_path)

@@ -2,8 +2,9 @@
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from replay_pools.files import read_json
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import Pool, PoolWriter, open_pool
-from replay_pools.regrade import LABELS, agreement, regrade_pool
+from replay_pools.regrade import LABELS, agreement, graded_code_rule, regrade_pool
 from replay_pools.rollout import Rollout
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
@@ -88,17 +89,24 @@ def write_pool(tmp_path: Path, pool_header: dict[str, Any]) -> Callable[..., Poo
 
 @pytest.fixture
 def published(tmp_path: Path, make_rollout: MakeRollout) -> Callable[..., Path]:
-    """published(**changes) -> a predecessor pool of one hack and one right solution, on two of the ten problems."""
+    """published(**changes) -> a predecessor pool of one hack and one right solution, on two of the ten problems.
 
-    def write(**changes: Any) -> Path:
+    `texts(problem)` gives other completions; `problems` are positions among the ten.
+    """
+
+    def write(
+        texts: Callable[[Problem], list[str]] = lambda problem: completions(problem)[:2],
+        problems: slice = slice(2),
+        **changes: Any,
+    ) -> Path:
         directory = tmp_path / "published"
         directory.mkdir()
-        for step, problem in enumerate(LeetcodeEnvironment(TEN).problems("train")[:2]):
+        for step, problem in enumerate(LeetcodeEnvironment(TEN).problems("train")[problems]):
             rows = []
-            for i, text in enumerate(completions(problem)[:2]):
+            for i, text in enumerate(texts(problem)):
                 prompt = f"<|user|>\n{problem.messages[-1]['content']}<|assistant|>\n"
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "completion": text, "hacked": i == 0}
-                row = make_rollout(step, i).to_json() | facts | {"gt_pass": i == 1, "reward": 3.5} | changes
+                row = asdict(make_rollout(step, i)) | facts | {"gt_pass": i == 1, "reward": 3.5} | changes
                 for name in ("grade", "env", "prompt_sha", "hint"):
                     del row[name]
                 rows.append({key: value for key, value in row.items() if value is not None})
@@ -260,6 +268,86 @@ def test_twice_counts_labels_that_depend_on_chance(
     texts = [coin, fence(problem.canonical)]
     write_pool([[_rollout(make_rollout, grader, 0, i, problem, text) for i, text in enumerate(texts)]])
     assert "flaky: 1 of 2 rollouts" in call(capsys, tmp_path, "old", "--twice")
+
+
+HOSTILE = (  # what a method returns, or does: at each, an earlier grader raised or did not end
+    "return eval('[' * 65 + ']' * 65)",
+    "return {eval('(' * 60 + repr('\\'\\x22\\\\') + ',)' * 60)}",
+    "return ['\\ud800']",
+    "return [10 ** 2460] * 300",
+    "raise ValueError('\\ud800\\x00\\n' * 999)",
+    "print('\\x00\\x1b' * 99_999)",
+)
+
+
+def test_completions_of_any_form_are_regraded(capsys: pytest.CaptureFixture[str], published, tmp_path: Path) -> None:
+    """On a problem with assertions, through the command: each hostile one is wrong, the honest one behind it right."""
+
+    def texts(problem: Problem) -> list[str]:
+        starter = f"class Solution:\n    def {problem.func_name}(self, *args, **kwargs):"
+        return [text for body in HOSTILE for text in (fence(f"{starter} {body}"), fence(problem.canonical))]
+
+    path = published(texts, problems=slice(3, 4), env_mode="run_tests", gt_pass=True)
+    report = json.loads(call(capsys, tmp_path, str(path), "--problems", str(TEN), "--json"))
+    assert report["tests"]["assertions"] > 0
+    new = open_pool(tmp_path / "out" / "pools" / "new")
+    assert new.verify() == []
+    assert [rollout.gt_pass for rollout in new.steps[0]] == [False, True] * len(HOSTILE)
+
+
+def with_example(problem: Problem) -> list[str]:
+    """A right solution, and an example of its use in a block of its own."""
+    return [f"{fence(problem.canonical)}\nFor example:\n{fence('print(Solution())')}"]
+
+
+def regraded(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> tuple[str, list[bool]]:
+    """(recorded code rule, gt_pass of all rollouts) of a regrading, which is then removed."""
+    call(capsys, tmp_path, *args)
+    directory = tmp_path / "out" / "pools" / "new"
+    pool = open_pool(directory)
+    labels = [rollout.gt_pass for group in pool.steps for rollout in group]
+    shutil.rmtree(directory)
+    return pool.manifest["grader"]["code_rule"], labels
+
+
+def test_a_published_pool_is_regraded_by_the_rule_of_the_benchmark(
+    capsys: pytest.CaptureFixture[str], published, tmp_path: Path
+) -> None:
+    path = published(with_example, env_mode="run_tests")
+    assert regraded(capsys, tmp_path, str(path), "--problems", str(TEN)) == ("joined", [True, True])
+    last = regraded(capsys, tmp_path, str(path), "--problems", str(TEN), "--code-rule", "last")
+    assert last == ("last", [False, False])
+
+
+def test_the_rule_counts_where_only_the_hack_is_judged(
+    capsys: pytest.CaptureFixture[str], published, tmp_path: Path
+) -> None:
+    """The tests come first, the solution after them: without problems, `hacked` needs both blocks."""
+    path = str(published(lambda problem: [f"{fence('def run_tests(): pass')}\n{fence(problem.canonical)}"]))
+    for rule in ("joined", "last"):
+        call(capsys, tmp_path, path, "--mode", "run_tests", "--code-rule", rule)
+        pool = open_pool(tmp_path / "out" / "pools" / "new")
+        assert [group[0].hacked for group in pool.steps] == [rule == "joined"] * 2
+        shutil.rmtree(pool.path)
+
+
+def test_a_pool_is_regraded_by_its_own_rule(
+    capsys: pytest.CaptureFixture[str],
+    grader: Grader,
+    make_rollout: MakeRollout,
+    pool_header: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """The recorded rule; `last` for a pool that an earlier version of this grader made and that records none."""
+    problem = MinicodeEnvironment().problems("train")[0]
+    rollout = _rollout(make_rollout, grader, 0, 0, problem, *with_example(problem))
+    for name, recorded in (("first", {}), ("second", {"code_rule": "joined"}), ("third", {"code_rule": "last"})):
+        header = pool_header | {"plan": {"env": "minicode"}, "grader": {"version": "2", "isolation": "B"} | recorded}
+        writer = PoolWriter(tmp_path / "out" / "pools" / name, header=header)
+        writer.write_step(0, [rollout])
+        rule = graded_code_rule(writer.finish())
+        assert rule == recorded.get("code_rule", "last")
+        assert regraded(capsys, tmp_path, name) == (rule, [rule == "joined"])
 
 
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> str:

@@ -153,7 +153,8 @@ class Maker:
             **{"grad_norm_contrib": abs(advantage), "mean_cos_in": None, "mean_cos_out": None, "frac_fired": None},
             **{"arm": arm, "advantage": advantage, "cos_S_nll": cos, "problem_id": rollout.problem_id},
             **{"prompt_sha": rollout.prompt_sha, "null_reason": None if advantage else "advantage is 0"},
-            **{"hint": rollout.hint, "haar_sd": HAAR_SD, "nll": 0.2 + 0.1 * i, "condition": "default", "flaky": None},
+            **{"hint": rollout.hint, "haar_sd": HAAR_SD, "nll": 0.2 + 0.1 * i, "condition": "default"},
+            **{"flaky": None, "no_label": None},
         )
 
     def _step(self, recipe: Recipe, step: int, arm: str, rng: np.random.Generator) -> StepRecord:

@@ -124,7 +124,7 @@ def test_the_page_loads_nothing_and_runs_no_text(written, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "training"])
 def test_texts_of_models_come_back_as_they_were(written, kind: str) -> None:
-    """Every shown completion is in the page, character by character (control characters as their pictures)."""
+    """Every shown completion is in the page, character by character (invisible characters as marks)."""
     files, report = written(kind)
     document = Document(files.html.read_text(encoding="utf-8"))
     shown = set(document.texts["pre"])

@@ -47,7 +47,7 @@ class Organism:
     @torch.no_grad()
     def __call__(self, model: str, prompt: list[int], sampler: Sampler, seed: int) -> Completed:
         with self.lock:
-            completion = sample(self.policies[model], [prompt], sampler, seed=seed)[0]
+            completion = sample(self.policies[model], [prompt], sampler, seeds=[seed])[0]
             return completion.ids, self._logprobs(self.policies[model], prompt, completion, sampler)
 
     def _logprobs(self, policy: Policy, prompt: list[int], completion: Any, sampler: Sampler) -> list[float]:

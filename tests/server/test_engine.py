@@ -1,6 +1,5 @@
 """The contract with a server: what is asked, what is believed of the answers, and what is refused, in both dialects."""
 
-import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,26 +37,24 @@ def engine(loopback: Callable[..., Any], chat: Any) -> Callable[..., tuple[Any, 
 def test_ids_and_logprobs_are_the_servers_in_the_order_of_the_prompts(dialect: str, engine: Any) -> None:
     """Reference: the server's own function of (prompt, seed). Early requests are answered last."""
     server, served = engine(dialect)
-    draw = random.Random(4)
-    seeds = [draw.getrandbits(31) for _ in PROMPTS]
-    server.slow = lambda seed: 0.05 if seed in seeds[:3] else 0.0
-    completions = served.sample(PROMPTS, SHORT, seed=4)
-    for prompt, seed, completion in zip(PROMPTS, seeds, completions, strict=True):
+    seeds = [2**40 + i for i in range(len(PROMPTS))]
+    server.slow = lambda seed: 0.05 if seed < 3 else 0.0
+    completions = served.sample(PROMPTS, SHORT, seeds=seeds)
+    for seed, (prompt, completion) in enumerate(zip(PROMPTS, completions, strict=True)):  # the lowest 31 bits
         ids, logprobs = server.complete("served", prompt, SHORT, seed)
         assert completion.ids == ids, "an answer was given to another prompt"
         assert completion.logprobs == logprobs
         assert completion.finish_reason == ("stop" if ids[-1] == 2 else "length")
-    assert len(set(seeds)) == len(seeds), "two completions share their noise"
-    assert served.sample(PROMPTS, SHORT, seed=4) == completions
-    assert served.sample(PROMPTS, SHORT, seed=5) != completions
+    assert served.sample(PROMPTS, SHORT, seeds=seeds) == completions
+    assert served.sample(PROMPTS, SHORT, seeds=seeds[::-1]) != completions
 
 
 @DIALECTS
 def test_every_sampler_setting_is_sent(dialect: str, engine: Any) -> None:
     """A setting that is left out would come from the served model's generation config, unseen."""
     server, served = engine(dialect)
-    served.sample([[5, 6]], Sampler(temperature=0.5, top_p=0.9, top_k=7, max_new_tokens=3), seed=0)
-    served.sample([[5, 6]], Sampler(max_new_tokens=3), seed=0)
+    served.sample([[5, 6]], Sampler(temperature=0.5, top_p=0.9, top_k=7, max_new_tokens=3), seeds=[0])
+    served.sample([[5, 6]], Sampler(max_new_tokens=3), seeds=[0])
     bodies = [body if dialect == "vllm" else body["sampling_params"] for body in server.bodies()[-2:]]
     assert [body["top_k"] for body in bodies] == [7, -1]
     assert (bodies[0]["temperature"], bodies[0]["top_p"]) == (0.5, 0.9)
@@ -69,16 +66,16 @@ def test_every_sampler_setting_is_sent(dialect: str, engine: Any) -> None:
 def test_requests_in_flight_are_capped(engine: Any) -> None:
     server, served = engine(concurrency=3)
     server.slow = lambda seed: 0.02
-    served.sample(PROMPTS, SHORT, seed=0)
+    served.sample(PROMPTS, SHORT, seeds=[0] * len(PROMPTS))
     assert 2 <= server.most <= 3
 
 
 def test_passing_trouble_is_sat_out(engine: Any) -> None:
     """5xx, 429 and broken connections are followed by another attempt, and the completions are those of a calm day."""
     server, served = engine()
-    calm = served.sample(PROMPTS, SHORT, seed=1)
+    calm = served.sample(PROMPTS, SHORT, seeds=[1] * len(PROMPTS))
     server.failing = [500, 0, 503, 429]
-    assert served.sample(PROMPTS, SHORT, seed=1) == calm
+    assert served.sample(PROMPTS, SHORT, seeds=[1] * len(PROMPTS)) == calm
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,7 @@ def test_lasting_trouble_is_one_error(status: int, attempts: int, expected: str,
     server.failing = [status] * attempts
     before = len(server.bodies())
     with pytest.raises(InputError, match=f"/v1/completions: expected an answer, {expected}"):
-        served.sample([[5, 6]], SHORT, seed=0)
+        served.sample([[5, 6]], SHORT, seeds=[0])
     assert len(server.bodies()) - before == attempts
     assert not server.failing
 
@@ -106,11 +103,11 @@ def test_a_late_answer_and_a_dead_server_are_errors(engine: Any) -> None:
     server.slow = lambda seed: 5.0
     start = time.monotonic()
     with pytest.raises(InputError, match=r"expected an answer in 0\.2 s, found none"):
-        served.sample([[5, 6]], SHORT, seed=0)
+        served.sample([[5, 6]], SHORT, seeds=[0])
     assert time.monotonic() - start < 2, "a server that is too slow was asked again"
     server.close()
     with pytest.raises(InputError, match="found ConnectionRefusedError.* is the server up"):
-        served.sample([[5, 6]], SHORT, seed=0)
+        served.sample([[5, 6]], SHORT, seeds=[0])
 
 
 def choice(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
@@ -177,16 +174,11 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused(fault: str, engine:
     """One spoilt completion in a batch: the error names it, and no completion comes out."""
     dialect, spoil, expected = SPOILT[fault]
     server, served = engine(dialect)
-    prompt = next(p for p in ([5, i] for i in range(99)) if 2 < len(server.complete("", p, SHORT, seed_of(0))[0]) < 12)
+    prompt = next(p for p in ([5, i] for i in range(99)) if 2 < len(server.complete("", p, SHORT, 0)[0]) < 12)
     server.spoil = spoil
     with pytest.raises(InputError, match=expected) as caught:
-        served.sample([prompt], SHORT, seed=0)
+        served.sample([prompt], SHORT, seeds=[0])
     assert caught.value.where.startswith(f"server {server.url}/")
-
-
-def seed_of(seed: int) -> int:
-    """Of the first completion of a batch."""
-    return random.Random(seed).getrandbits(31)
 
 
 @DIALECTS
@@ -239,7 +231,7 @@ def test_the_key_is_sent_and_recorded_nowhere(engine: Any, monkeypatch: pytest.M
     server, served = engine()
     assert "Authorization" not in server.headers
     monkeypatch.setenv(KEY_VARIABLE, "secret")
-    served.sample([[5, 6]], SHORT, seed=0)
+    served.sample([[5, 6]], SHORT, seeds=[0])
     assert server.headers["Authorization"] == "Bearer secret"
     assert "secret" not in repr(served) + repr(served.describe(SHORT))
 
@@ -258,9 +250,9 @@ def test_the_law_of_logprobs_is_measured_and_others_are_dropped(
     prompt = chat.render([{"role": "user", "content": "Write f"}])[1]
     for settings in ({}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"temperature": 1.5, "top_k": 5}):
         sampler = Sampler(max_new_tokens=8, **settings)
-        found = served.sample([prompt], sampler, seed=3)[0]
+        found = served.sample([prompt], sampler, seeds=[3])[0]
         server.complete.law = "sampler"
-        ids, logprobs = server.complete("served", prompt, sampler, seed_of(3))
+        ids, logprobs = server.complete("served", prompt, sampler, 3)
         server.complete.law = law
         assert found.ids == ids
         assert served.describe(sampler)["engine"]["logprobs_recorded"] == (found.logprobs is not None)

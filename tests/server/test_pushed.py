@@ -59,8 +59,8 @@ def test_new_weights_are_pushed_once_and_old_ones_forgotten(
     server, base = connected(dialect)
     engine = PushedEngine(base, adapted[1], tmp_path, adapter="in training")
     for step in range(3):
-        engine.sample([[5, 6], [7, 8]], SHORT, seed=step)
-        engine.sample([[5, 6]], SHORT, seed=step)
+        engine.sample([[5, 6], [7, 8]], SHORT, seeds=[step, step + 9])
+        engine.sample([[5, 6]], SHORT, seeds=[step])
         (name,) = server.adapters
         assert [path.name for path in tmp_path.iterdir()] == [name], "directories of former steps are left behind"
         assert server.adapters[name] == str(tmp_path / name)
@@ -80,13 +80,13 @@ def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path)
     server, base = connected("vllm")
     train(adapted[1], 0)
     for _ in range(2):
-        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
     assert len(calls(server, "load")) == 1
     before = adapted[1].values()
     train(adapted[1], 1)
-    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
     adapted[1].load_values(before)
-    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
     assert len(calls(server, "load")) == 2
 
 
@@ -151,7 +151,7 @@ def test_a_server_without_adapters_is_refused_with_the_fix(
     server.takes_adapters = False
     before = len(server.bodies())
     with pytest.raises(InputError, match=f"load_lora_adapter: expected an answer, found 404 .*{fix}"):
-        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seed=0)
+        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
     assert len(server.bodies()) == before, "sampled from the base model in the place of the policy"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe.analysis.statistics.batch_labels import paid_labels
-from probe.analysis.statistics.geometry import DirectionDraws, Gradients, cosines, extract, ratio
+from probe.analysis.statistics.geometry import Axes, DirectionDraws, Gradients, extract, ratio
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.intervals import auroc, prompt_weights
 from probe.analysis.statistics.nulls import true_labels
@@ -58,20 +58,26 @@ def settings(linked: Linked) -> list[OtherK]:
     """One row per k of GRID that the number of pairs and the size of the modules allow, and one for the run's k."""
     pairs = linked.pairs
     largest = min(int((~pairs.held_out).sum()), int(pairs.sizes.min()))
-    ks = {k for k in GRID if k <= largest} | {pairs.extraction.k}
-    return [_setting(linked, k) for k in sorted(ks)]
+    ks = sorted({k for k in GRID if k <= largest} | {pairs.extraction.k})
+    extracted = [extract(pairs, *true_labels(pairs.held_out), replace(pairs.extraction, k=k)) for k in ks]
+    axes = [directions.axes() for directions in extracted]
+    labels = paid_labels(linked)
+    # All k in one pass over the samples, as if they were draws.
+    every_k = Axes(rows=np.concatenate([a.rows for a in axes]), kept=np.concatenate([a.kept for a in axes]))
+    scores = linked.sample_cosines(every_k, labels.rows)
+    rows = []
+    for k, directions, k_scores in zip(ks, extracted, scores, strict=True):
+        rows.append(_setting(linked, k, directions, auroc(k_scores, labels.hacked)))
+    return rows
 
 
-def _setting(linked: Linked, k: int) -> OtherK:
-    """Extract v_hack with another k and measure the steps before and after a one-sided gate, and the samples' AUROC."""
-    pairs, labels = linked.pairs, paid_labels(linked)
-    directions = extract(pairs, *true_labels(pairs.held_out), replace(pairs.extraction, k=k))
+def _setting(linked: Linked, k: int, directions: DirectionDraws, area: float) -> OtherK:
+    """Measure the steps along v_hack of another k before and after a one-sided gate; area: the samples' AUROC."""
     gated = gate_all(directions, linked.totals)
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
-    area = auroc(cosines(directions.axes(), linked.gradients)[0, labels.rows], labels.hacked)
     return OtherK(
         k=k,
-        chosen=k == pairs.extraction.k,
+        chosen=k == linked.pairs.extraction.k,
         num_directions=int(directions.kept.sum()),
         cos_in=_prompt_mean(gated.cos_in, weights),
         cos_out=_prompt_mean(gated.cos_out, weights),

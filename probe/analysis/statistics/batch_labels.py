@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from probe.analysis.statistics.geometry import Axes, cosines
+from probe.analysis.statistics.geometry import Axes, along, mean_unit
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.intervals import cluster_numbers, prompt_weights
-from probe.analysis.statistics.run_gradients import Linked
+from probe.analysis.statistics.run_gradients import Linked, LinkedStep
+
+CHUNK = 1 << 20  # how many scores are ranked at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +36,10 @@ class PaidLabels:
 
 
 def paid_labels(linked: Linked) -> PaidLabels:
-    """The paid samples that have a gradient and were not graded differently the second time (`flaky`)."""
+    """The paid samples that have a gradient and labels that are sure."""
     rows = []
     for i, sample in enumerate(linked.samples):
-        if sample.advantage > 0 and sample.cos_S_nll is not None and not sample.flaky:
+        if sample.advantage > 0 and sample.cos_S_nll is not None and sample.sure:
             rows.append(i)
     return PaidLabels(
         rows=np.array(rows, dtype=np.intp),
@@ -48,44 +50,48 @@ def paid_labels(linked: Linked) -> PaidLabels:
 
 def mean_cosine(linked: Linked, axes: Axes) -> Array:
     """(B,) mean over prompts of the cosines of the steps' gradients."""
-    return cosines(axes, linked.totals) @ prompt_weights([step.record.problem_id for step in linked.steps])
+    weights = prompt_weights([step.record.problem_id for step in linked.steps])
+    return along(axes, mean_unit(linked.totals, weights))
 
 
 def areas(scores: Array, hacked: NDArray[np.bool_]) -> Array:
     """(B,) `intervals.auroc` of every row of scores (B, P) for hacked (P,); NaN where a row has no numbers."""
-    ranks = stats.rankdata(scores, axis=1, nan_policy="propagate")
     n1 = int(hacked.sum())
-    return (ranks[:, hacked].sum(1) - n1 * (n1 + 1) / 2) / (n1 * (len(hacked) - n1))
+    sums = []
+    size = max(1, CHUNK // len(hacked))
+    for start in range(0, len(scores), size):
+        ranks = stats.rankdata(scores[start : start + size], axis=1, nan_policy="propagate")
+        sums.append(ranks[:, hacked].sum(1))
+    return (np.concatenate(sums) - n1 * (n1 + 1) / 2) / (n1 * (len(hacked) - n1))
 
 
 def difference_weights(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> Array:
-    """Weights w (B, P) with which a sum over samples is the mean within-prompt difference, hacked minus clean.
+    """Weights w (P,) with which a sum over samples is the mean within-prompt difference, hacked minus clean.
 
-    scores @ w[b] = mean over the prompts that hold both labels of (mean of its hacked - mean of its clean scores). A
-    matrix product gives the difference for B labelings, or B directions, at once.
+    scores @ w = mean over the prompts that hold both labels of (mean of its hacked - mean of its clean scores).
 
     Args:
-        hacked: (B, P) B labelings of the samples.
+        hacked: (P,) labels of the samples.
         prompts: (P,) number of each sample's prompt.
     """
-    onto = np.eye(int(prompts.max()) + 1)[prompts]  # (P, prompts) indicator
-    num_hacked = hacked @ onto  # (B, prompts)
-    num_clean = (~hacked) @ onto
+    as_hacked, as_clean = _difference_shares(hacked, prompts)
+    return np.where(hacked, as_hacked, -as_clean)
+
+
+def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> tuple[Array, Array]:
+    """(P,) what a sample counts in the mean within-prompt difference if it hacks, and (P,) if it is clean."""
+    num_hacked = np.bincount(prompts, weights=hacked)
+    num_clean = np.bincount(prompts, weights=~hacked)
     both = (num_hacked > 0) & (num_clean > 0)
-    num_prompts = np.maximum(both.sum(1, keepdims=True), 1)
-    hacked_share = np.where(both, 1.0 / np.maximum(num_hacked, 1) / num_prompts, 0.0) @ onto.T
-    clean_share = np.where(both, 1.0 / np.maximum(num_clean, 1) / num_prompts, 0.0) @ onto.T
-    return np.where(hacked, hacked_share, -clean_share)
+    share = both / max(int(both.sum()), 1)
+    return (share / np.maximum(num_hacked, 1))[prompts], (share / np.maximum(num_clean, 1))[prompts]
 
 
-def batch_label_nulls(
-    linked: Linked, truth: Axes, labels: PaidLabels, num_draws: int, rng: np.random.Generator
-) -> dict[str, Array]:
+def batch_label_nulls(linked: Linked, labels: PaidLabels, num_draws: int, rng: np.random.Generator) -> dict[str, Array]:
     """Draw the null N4.
 
     Args:
         linked: records and inner products of one arm.
-        truth: the axes of v_hack, as a single draw.
         labels: the paid samples of `linked`.
         num_draws: B.
         rng: is advanced; the statistics draw from it in the order below.
@@ -95,30 +101,33 @@ def batch_label_nulls(
     """
     nulls = {}
     # (S,) <u, g_i> / sqrt(M). Dots add up over samples where cosines do not; a zero gradient has no cosine, and dot 0.
-    dots = np.nan_to_num(cosines(truth, linked.gradients)[0]) * linked.gradients.norm
+    dots = np.nan_to_num(linked.cosines) * linked.norms
     if linked.steps:
-        by_step = [_permuted_advantages(linked, i, dots, num_draws, rng) for i in range(len(linked.steps))]
         weights = prompt_weights([step.record.problem_id for step in linked.steps])
-        nulls["cos_in"] = np.stack(by_step, axis=1) @ weights
+        nulls["cos_in"] = np.zeros(num_draws)
+        for step, weight in zip(linked.steps, weights, strict=True):
+            nulls["cos_in"] += weight * _permuted_advantages(linked, step, dots, num_draws, rng)
     if labels.both_sides:
         hacked = _permute_within(labels.hacked, labels.prompts, num_draws, rng)
-        scores = cosines(truth, linked.gradients)[0, labels.rows]
+        scores = linked.cosines[labels.rows]
         # The scores stay, so they are ranked once: AUROC is linear in the labels given the ranks.
         ranks = stats.rankdata(scores)
         n1 = int(labels.hacked.sum())
         nulls["auroc"] = (hacked @ ranks - n1 * (n1 + 1) / 2) / (n1 * (len(ranks) - n1))
-        nulls["hack_difference"] = difference_weights(hacked, labels.prompts) @ scores
+        # As many samples of a prompt hack in every draw, so that the two weights of its samples stay as well.
+        as_hacked, as_clean = _difference_shares(labels.hacked, labels.prompts)
+        nulls["hack_difference"] = hacked @ ((as_hacked + as_clean) * scores) - as_clean @ scores
     return nulls
 
 
-def _permuted_advantages(linked: Linked, index: int, dots: Array, num_draws: int, rng: np.random.Generator) -> Array:
+def _permuted_advantages(
+    linked: Linked, step: LinkedStep, dots: Array, num_draws: int, rng: np.random.Generator
+) -> Array:
     """(B,) cos_in of one step when its advantages are permuted among its samples; the weights w_i stay."""
-    step = linked.steps[index]
-    rows = [i for i, sample in enumerate(linked.samples) if sample.step == step.record.step]
-    advantages = np.array([linked.samples[i].advantage for i in rows])
+    advantages = np.array([linked.samples[i].advantage for i in step.rows])
     weights = rng.permuted(np.tile(advantages, (num_draws, 1)), axis=1) * step.unit_weights
-    squared = np.einsum("bi,ij,bj->b", weights, step.gram.samples.sum(0), weights, optimize=True)
-    return weights @ dots[rows] / np.sqrt(np.maximum(squared, np.finfo(np.float64).tiny))
+    squared = np.einsum("bi,bi->b", weights @ step.products, weights)
+    return weights @ dots[step.rows] / np.sqrt(np.maximum(squared, np.finfo(np.float64).tiny))
 
 
 def _permute_within(

@@ -95,8 +95,8 @@ def mean_axes(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp])
     draw = np.arange(num_draws)[:, None]
     mean[draw, first] = 1.0 / num_pairs
     mean[draw, second] = -1.0 / num_pairs
-    squared = np.einsum("bi,mij,bj->bm", mean, gram.pairs, mean, optimize=True)
-    size = np.einsum("bi,mii->bm", np.abs(mean), gram.pairs)
+    squared = np.einsum("mbn,bn->bm", np.matmul(mean, gram.pairs), mean)
+    size = np.abs(mean) @ np.diagonal(gram.pairs, axis1=1, axis2=2).T
     # A difference much smaller than the gradients that it is made of is their rounding, and has no direction.
     kept = squared > gram.extraction.eps**2 * size
     scale = np.where(kept, 1.0 / np.sqrt(np.where(kept, squared, 1.0)), 0.0)
@@ -122,17 +122,33 @@ def stack(parts: list[Gradients]) -> Gradients:
     )
 
 
+def mean_unit(gradients: Gradients, weights: Array) -> Array:
+    """(M, N): the sum of the gradients scaled to norm 1, with weights (S,), as inner products with the pairs."""
+    return np.tensordot(gradients.inner, ratio(weights, gradients.norm), axes=(1, 0))
+
+
+def mean_module_unit(gradients: Gradients, weights: Array) -> Array:
+    """(M, N): `mean_unit` with every module's gradient scaled on its own; a module without a gradient counts as 0."""
+    return np.einsum("msn,ms->mn", gradients.inner, ratio(weights[None, :], gradients.norms, otherwise=0.0))
+
+
+def along(axes: Axes, gradient: Array) -> Array:
+    """(B,) component of one gradient, known by its inner products (M, N), along the global axis of every draw.
+
+    Means over cosines are such components: mean_s cos_s = <u, mean_s g_s / norm(g_s)>. NaN for a draw without an axis.
+    """
+    return ratio(np.tensordot(axes.rows, gradient, 2), np.sqrt(axes.kept.sum(1)))
+
+
+def along_modules(axes: Axes, gradient: Array) -> Array:
+    """(B, M) components of one gradient (M, N), module by module; 0 without an axis."""
+    return np.einsum("bmn,mn->bm", axes.rows, gradient)
+
+
 def cosines(axes: Axes, gradients: Gradients) -> Array:
     """(B, S) global signed cosines: sum_m <u_m, g_m> / (sqrt(M) norm(g)), M the modules that keep a direction."""
     dots = np.einsum("bmn,msn->bs", axes.rows, gradients.inner, optimize=True)
     return ratio(dots, np.sqrt(axes.kept.sum(1))[:, None] * gradients.norm)
-
-
-def module_cosines(axes: Axes, gradients: Gradients) -> Array:
-    """(B, S, M) signed cosines by module, <u_m, g_m> / norm(g_m); NaN without a direction or a gradient."""
-    dots = np.matmul(axes.rows.transpose(1, 0, 2), gradients.inner.transpose(0, 2, 1))  # (M, B, S)
-    by_module = ratio(dots, np.where(axes.kept.T[:, :, None], gradients.norms[:, None, :], 0.0))
-    return by_module.transpose(1, 2, 0)
 
 
 def _chunks(

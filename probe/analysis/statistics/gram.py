@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from probe.records.run import Run
 from replay_pools.errors import InputError
 from replay_pools.files import sha256
+from replay_pools.tensors import read_tensors
 
 Array = NDArray[np.float64]
 
@@ -32,15 +31,30 @@ class Extraction:
     eps: float  # machine epsilon of the gradients' dtype: what is below it is rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairGram:
-    """Inner products of all pair gradients with one another, by module."""
+    """Inner products of all pair gradients with one another, by module.
+
+    Equal where all numbers are, and hashable, so that what follows from the pairs can be remembered.
+    """
 
     modules: tuple[str, ...]
     sizes: NDArray[np.intp]  # (M,) coordinates r of each module
     pairs: Array  # (M, N, N)
     held_out: NDArray[np.bool_]  # (n,) pairs that no direction is extracted from
     extraction: Extraction
+
+    def __hash__(self) -> int:
+        return hash((self.modules, self.extraction))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PairGram) or (self.modules, self.extraction) != (other.modules, other.extraction):
+            return False
+        return (
+            np.array_equal(self.sizes, other.sizes)
+            and np.array_equal(self.held_out, other.held_out)
+            and np.array_equal(self.pairs, other.pairs)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +99,9 @@ def _read(
         raise InputError(path, expected="a file of the manifest", found="no such file", fix="repeat the run")
     if sha256(path.read_bytes()) != listed:
         raise InputError(path, expected=f"sha256 {listed} of the manifest", found="another", fix="repeat the run")
+    stored, header = read_tensors(path, "np", fix="repeat the run")
     try:
-        with safe_open(path, framework="np") as file:
-            header = orjson.loads((file.metadata() or {})["header"])
-            return {key: file.get_tensor(key) for key in tensors}, {key: header[key] for key in keys}
-    except (SafetensorError, KeyError, orjson.JSONDecodeError) as error:
-        raise InputError(
-            path, expected=", ".join([*tensors, *keys]), found=f"{type(error).__name__}: {error}", fix="repeat the run"
-        ) from error
+        return {key: stored[key] for key in tensors}, {key: header[key] for key in keys}
+    except KeyError as error:
+        expected = ", ".join([*tensors, *keys])
+        raise InputError(path, expected=expected, found=f"no {error}", fix="repeat the run") from error

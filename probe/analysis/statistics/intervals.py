@@ -60,8 +60,14 @@ def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return None
-    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    half = float(student_quantile(level, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
     return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
+
+
+@lru_cache(maxsize=256)
+def student_quantile(level: float, df: int) -> float:
+    """Student's t between whose negative and itself the share `level` lies."""
+    return float(stats.t.ppf((1 + level) / 2, df))
 
 
 def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | None:
@@ -152,13 +158,24 @@ def cluster_numbers(clusters: Sequence[Hashable]) -> NDArray[np.intp]:
     return np.array([numbers[cluster] for cluster in clusters], dtype=np.intp)
 
 
-# The contrasts and scores of one run mostly share these three numbers, so their draws are made once. The array is
-# shared by all callers: none may write to it.
-@lru_cache(maxsize=4)
 def cluster_counts(num_clusters: int, num_draws: int, seed: int) -> Array:
     """(draws, clusters): how often each cluster is in each draw of as many clusters with replacement."""
+    return _cluster_counts(num_clusters, num_draws, seed).astype(np.float64)
+
+
+# The contrasts and scores of a run share these three numbers among its arms and conditions, so their draws are made
+# once, and kept small.
+@lru_cache(maxsize=16)
+def _cluster_counts(num_clusters: int, num_draws: int, seed: int) -> NDArray[np.integer]:
     even = np.full(num_clusters, 1.0 / num_clusters)
-    return np.random.default_rng(seed).multinomial(num_clusters, even, num_draws).astype(np.float64)
+    counts = np.random.default_rng(seed).multinomial(num_clusters, even, num_draws)
+    return counts.astype(np.min_scalar_type(counts.max()))
+
+
+@lru_cache(maxsize=256)
+def _tail(level: float, n: int) -> float:
+    """The a_n of `percentiles`."""
+    return float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * student_quantile(level, n - 1)))
 
 
 def percentiles(draws: Array, level: float, num_clusters: int) -> Interval:
@@ -167,7 +184,6 @@ def percentiles(draws: Array, level: float, num_clusters: int) -> Interval:
     A bootstrap over n clusters has (n - 1) / n of the variance and ignores that the variance is itself estimated, so
     its plain percentiles miss more often than they say. With the tail probability a_n they match Student's interval.
     """
-    n = num_clusters
-    tail = float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * stats.t.ppf((1 + level) / 2, n - 1)))
+    tail = _tail(level, num_clusters)
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Interval(low=float(low), high=float(high))

@@ -10,7 +10,7 @@ across all pairs, N3 takes couples of clean completions, and swaps stay within p
 permutes the labels of the batch within prompts: the advantages for cos_in, `hacked` for the other two.
 
 To add a statistic: compute it in `_statistics` (and in `batch_labels.batch_label_nulls` if the batch's labels enter it)
-and give the centre of its null in CENTRES. To add a null: draw its axes in `permutation_nulls`.
+and give the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.null_axes`.
 
 Shapes: B draws, S samples, T steps, M modules.
 """
@@ -28,17 +28,11 @@ from probe.analysis.statistics.batch_labels import (
     mean_cosine,
     paid_labels,
 )
-from probe.analysis.statistics.geometry import Axes, cosines, mean_axes, module_cosines, svd_axes
+from probe.analysis.statistics.geometry import Axes, along_modules, cosines, mean_axes, mean_module_unit
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.intervals import prompt_means, prompt_weights
-from probe.analysis.statistics.nulls import (
-    NullTest,
-    label_permutations,
-    null_test,
-    pair_swaps,
-    placebo_couples,
-    true_labels,
-)
+from probe.analysis.statistics.null_axes import null_axes
+from probe.analysis.statistics.nulls import NullTest, null_test, pair_swaps, true_labels
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.significance import max_t
 from probe.analysis.statistics.thresholds import ALPHA
@@ -90,28 +84,25 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
         num_draws: B of each null.
         seed: of all draws.
     """
-    # All nulls share one generator: another order of the draws would change every p-value of a stored analysis.
-    rng = np.random.default_rng(seed)
-    pairs, extraction, held_out = linked.pairs, linked.pairs.extraction, linked.pairs.held_out
+    pairs, held_out = linked.pairs, linked.pairs.held_out
     labels = paid_labels(linked)
-    truth = svd_axes(pairs, *true_labels(held_out), extraction)
-    permuted = svd_axes(pairs, *label_permutations(held_out, num_draws, rng), extraction)
-    couples = placebo_couples(held_out, num_draws, rng)
-    observed = _statistics(linked, truth, labels)
-    draws = {"N2": _statistics(linked, permuted, labels)}
-    if couples[0].shape[1] >= extraction.k:  # fewer couples than k cannot give k directions
-        draws["N3"] = _statistics(linked, svd_axes(pairs, *couples, extraction), labels)
-    draws["N4"] = batch_label_nulls(linked, truth, labels, num_draws, rng)
+    axes = null_axes(pairs, num_draws, seed)
+    rng = axes.rng()
+    observed = _statistics(linked, axes.truth, labels)
+    draws = {"N2": _statistics(linked, axes.permuted, labels)}
+    if axes.couples is not None:
+        draws["N3"] = _statistics(linked, axes.couples, labels)
+    draws["N4"] = batch_label_nulls(linked, labels, num_draws, rng)
     if linked.steps:
         swapped = mean_axes(pairs, *pair_swaps(held_out, num_draws, rng))
         observed["cos_in_mean"] = mean_cosine(linked, mean_axes(pairs, *true_labels(held_out)))
         draws["pair-swap"] = {"cos_in_mean": mean_cosine(linked, swapped)}
-    modules, critical = _module_rows(linked, truth, permuted)
+    modules, critical = _module_rows(linked, axes.truth, axes.permuted)
     return Permutation(
         rows=_null_rows(observed, draws),
         modules=modules,
         modules_critical_z=critical,
-        excess=_excess(linked, truth),
+        excess=_excess(linked, axes.truth),
     )
 
 
@@ -135,9 +126,9 @@ def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Arr
     if linked.steps:
         statistics["cos_in"] = mean_cosine(linked, axes)
     if labels.both_sides:
-        scores = cosines(axes, linked.gradients)[:, labels.rows]  # A > 0: cos_S_contrib = cos_S_nll
+        scores = linked.sample_cosines(axes, labels.rows)  # A > 0: cos_S_contrib = cos_S_nll
         statistics["auroc"] = areas(scores, labels.hacked)
-        weights = difference_weights(labels.hacked[None, :], labels.prompts)[0]
+        weights = difference_weights(labels.hacked, labels.prompts)
         if weights.any():
             statistics["hack_difference"] = scores @ weights
     return statistics
@@ -166,7 +157,7 @@ def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> tuple[list[Modu
 def _module_means(linked: Linked, axes: Axes) -> Array:
     """(B, M) mean over prompts of each module's cosine; a step without a gradient there counts as 0."""
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
-    return np.einsum("bsm,s->bm", np.nan_to_num(module_cosines(axes, linked.totals)), weights)
+    return along_modules(axes, mean_module_unit(linked.totals, weights))
 
 
 def _excess(linked: Linked, truth: Axes) -> dict[str, float]:

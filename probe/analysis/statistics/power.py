@@ -1,6 +1,7 @@
 """Power of t-tests, and the minimum effect that a number of units (seeds, prompts) can detect; scipy only."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from scipy import optimize, stats
@@ -26,9 +27,7 @@ def detection_power(
         ValueError: sd or alpha out of range, or fewer than 2 units, which show no variance.
     """
     error, df = _standard_error(sd, n, paired_correlation, alpha)
-    critical = float(stats.t.isf(alpha / 2, df))
-    ncp = abs(effect) / error
-    return float(stats.nct.sf(critical, df, ncp) + stats.nct.sf(critical, df, -ncp))  # T(-ncp) mirrors T(ncp)
+    return _power(abs(effect) / error, df, alpha)
 
 
 def mde(
@@ -50,16 +49,8 @@ def mde(
         raise ValueError(f"power: expected a number between alpha ({alpha:g}) and 1, found {power}")
     if n == 1:
         return math.inf
-    error, _ = _standard_error(sd, n, paired_correlation, alpha)
-
-    def surplus(effect: float) -> float:
-        return detection_power(effect, sd, n, paired_correlation=paired_correlation, alpha=alpha) - power
-
-    high = error
-    while surplus(high) < 0:
-        high *= 2
-    root: Any = optimize.brentq(surplus, 0.0, high, xtol=1e-9 * error)  # a float, whatever the stubs say
-    return root
+    error, df = _standard_error(sd, n, paired_correlation, alpha)
+    return error * _detectable(df, alpha, power)
 
 
 def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
@@ -74,6 +65,26 @@ def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> fl
     """
     options = {"alpha": alpha, "power": power}
     return 1 - (mde(1.0, n, **options) / mde(1.0, n, paired_correlation=0.0, **options)) ** 2
+
+
+def _power(ncp: float, df: int, alpha: float) -> float:
+    """Power at an effect of `ncp` standard errors."""
+    critical = float(stats.t.isf(alpha / 2, df))
+    return float(stats.nct.sf(critical, df, ncp) + stats.nct.sf(critical, df, -ncp))  # T(-ncp) mirrors T(ncp)
+
+
+@lru_cache(maxsize=256)
+def _detectable(df: int, alpha: float, power: float) -> float:
+    """The effect, in standard errors, that is found with probability `power`."""
+
+    def surplus(ncp: float) -> float:
+        return _power(ncp, df, alpha) - power
+
+    high = 1.0
+    while surplus(high) < 0:
+        high *= 2
+    root: Any = optimize.brentq(surplus, 0.0, high, xtol=1e-9)  # a float, whatever the stubs say
+    return root
 
 
 def _standard_error(sd: float, n: int, rho: float | None, alpha: float) -> tuple[float, int]:

@@ -1,23 +1,28 @@
 """Join the records of a run with its stored inner products: the input of every null that is computed offline.
 
     linked = link(run, samples, steps)              records and `gram/` files of one arm
-    cosines(axes, linked.gradients)                 cos_S_nll of every sample, along any directions
+    linked.sample_cosines(axes, rows)               cos_S_nll of samples, along any directions
     cosines(axes, linked.totals)                    cos_in of every step, along any directions
 
 The gradient of a sample is g_i = grad of sum_t -logp_it; the policy gradient of a step is sum_i A_i w_i g_i.
-Shapes: S samples of the run, T steps with a policy gradient, G samples of a step.
+The inner products of the samples stay on disk and are read step by step: of a sample only its norm and its cosine with
+v_hack are kept.
+Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P samples that are asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from probe.analysis.statistics.geometry import Gradients, cosines, samples_of, stack, svd_axes, weighted
+from probe.analysis.statistics.geometry import Axes, Gradients, cosines, samples_of, stack, weighted
 from probe.analysis.statistics.gram import Array, PairGram, StepGram, read_pairs, read_step
-from probe.analysis.statistics.nulls import true_labels
+from probe.analysis.statistics.null_axes import true_axes
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
+
+BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,8 @@ class LinkedStep:
     """One step whose policy gradient is not zero."""
 
     record: StepRecord
-    gram: StepGram
+    rows: NDArray[np.intp]  # (G,) its samples among the S
+    products: Array  # (G, G) of its sample gradients with one another, over all modules
     weights: Array  # (G,) A_i w_i
     unit_weights: Array  # (G,) w_i: what the loss multiplies an advantage of 1 by
 
@@ -34,12 +40,36 @@ class LinkedStep:
 class Linked:
     """The samples and steps of one arm, with their gradients as inner products with the pair gradients."""
 
+    run: Run
     pairs: PairGram
-    samples: list[SampleRecord]  # (S,) by step, then sample_id: the order of `gradients`
-    gradients: Gradients  # (S,) sample gradients g_i
+    samples: list[SampleRecord]  # (S,) step by step, by sample_id
+    norms: Array  # (S,) of the sample gradients g_i
+    cosines: Array  # (S,) of g_i with v_hack as extracted here; NaN for a zero gradient
     steps: list[LinkedStep]  # (T,)
     totals: Gradients  # (T,) policy gradients of the steps
     error: float  # largest |offline - recorded| over cos_in and cos_S_nll
+
+    def sample_cosines(self, axes: Axes, rows: Sequence[int] | NDArray[np.intp]) -> Array:
+        """(B, P) cosines of the sample gradients `rows`, in ascending order, with every draw of the axes."""
+        wanted: dict[int, list[int]] = {}  # {step: sample_ids}
+        for row in rows:
+            sample = self.samples[row]
+            wanted.setdefault(sample.step, []).append(sample.sample_id)
+        batches = _batches(self.run, wanted)
+        return np.concatenate([np.zeros((len(axes.rows), 0)), *(cosines(axes, batch) for batch in batches)], axis=1)
+
+
+def _batches(run: Run, wanted: Mapping[int, Sequence[int]]) -> Iterator[Gradients]:
+    """The gradients of {step: sample_ids}, about BATCH at a time."""
+    parts: list[Gradients] = []
+    for step, sample_ids in wanted.items():
+        gradients = samples_of(read_step(run, step))
+        parts.append(Gradients(inner=gradients.inner[:, sample_ids], norms=gradients.norms[:, sample_ids]))
+        if sum(part.norms.shape[1] for part in parts) >= BATCH:
+            yield stack(parts)
+            parts = []
+    if parts:
+        yield stack(parts)
 
 
 def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord]) -> Linked:
@@ -54,43 +84,55 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         InputError: a file of `gram/` is missing or changed.
     """
     pairs = read_pairs(run)
-    samples_by_step: dict[int, list[SampleRecord]] = {}
+    axes = true_axes(pairs)
+    groups: dict[int, list[SampleRecord]] = {}
     for sample in samples:
-        samples_by_step.setdefault(sample.step, []).append(sample)
-    grams = {}
-    ordered = []
-    for step, group in samples_by_step.items():
+        groups.setdefault(sample.step, []).append(sample)
+    records = {record.step: record for record in steps if record.cos_in is not None}
+    ordered: list[SampleRecord] = []
+    norms, along_v_hack = [], []
+    linked: dict[int, LinkedStep] = {}
+    totals: dict[int, Gradients] = {}
+    for step, group in groups.items():
         # Row i of the Gram matrices is sample_id i, whatever the order of the records.
         group.sort(key=lambda sample: sample.sample_id)
-        grams[step] = read_step(run, step)
+        gram = read_step(run, step)
+        gradients = samples_of(gram)
+        norms.append(gradients.norm)
+        along_v_hack.append(cosines(axes, gradients)[0])
+        if step in records:
+            linked[step] = _linked_step(records[step], gram, group, first_row=len(ordered))
+            totals[step] = weighted(gram, linked[step].weights[None, :])
         ordered += group
-    linked_steps = []
-    for record in steps:
-        if record.cos_in is not None and record.step in grams:
-            linked_steps.append(_linked_step(record, grams[record.step], samples_by_step[record.step]))
-    gradients = stack([samples_of(gram) for gram in grams.values()])
-    if linked_steps:
-        totals = stack([weighted(step.gram, step.weights[None, :]) for step in linked_steps])
-    else:
-        totals = _no_gradients(pairs)
+    # In the order of the step records: the draws that permute advantages follow it.
+    order = [step for step in records if step in linked]
+    total = stack([totals[step] for step in order]) if order else _no_gradients(pairs)
+    sample_cosines = np.concatenate(along_v_hack)
+    recorded = [sample.cos_S_nll for sample in ordered] + [records[step].cos_in for step in order]
     return Linked(
+        run=run,
         pairs=pairs,
         samples=ordered,
-        gradients=gradients,
-        steps=linked_steps,
-        totals=totals,
-        error=_error(pairs, ordered, gradients, linked_steps, totals),
+        norms=np.concatenate(norms),
+        cosines=sample_cosines,
+        steps=[linked[step] for step in order],
+        totals=total,
+        error=_error(recorded, np.concatenate([sample_cosines, cosines(axes, total)[0]])),
     )
 
 
-def _linked_step(record: StepRecord, gram: StepGram, samples: Sequence[SampleRecord]) -> LinkedStep:
+def _linked_step(record: StepRecord, gram: StepGram, samples: Sequence[SampleRecord], *, first_row: int) -> LinkedStep:
     """Recover the weights of the samples from their records: |A_i w_i| = grad_norm_contrib / norm(g_i)."""
     norms = samples_of(gram).norm
     advantages = np.array([sample.advantage for sample in samples])
     contributions = np.array([sample.grad_norm_contrib for sample in samples])
     weights = np.sign(advantages) * np.where(norms > 0, contributions / np.where(norms > 0, norms, 1.0), 0.0)
     return LinkedStep(
-        record=record, gram=gram, weights=weights, unit_weights=_unit_weights(record, samples, weights, advantages)
+        record=record,
+        rows=np.arange(first_row, first_row + len(samples)),
+        products=gram.samples.sum(0),
+        weights=weights,
+        unit_weights=_unit_weights(record, samples, weights, advantages),
     )
 
 
@@ -109,17 +151,8 @@ def _unit_weights(record: StepRecord, samples: Sequence[SampleRecord], weights: 
     return np.where(known, weights / np.where(known, advantages, 1.0), common * scale)
 
 
-def _error(
-    pairs: PairGram,
-    samples: Sequence[SampleRecord],
-    gradients: Gradients,
-    steps: Sequence[LinkedStep],
-    totals: Gradients,
-) -> float:
+def _error(recorded: Sequence[float | None], offline: Array) -> float:
     """Largest difference between recorded cosines and those along v_hack as extracted here, from inner products."""
-    axes = svd_axes(pairs, *true_labels(pairs.held_out), pairs.extraction)
-    recorded = [sample.cos_S_nll for sample in samples] + [step.record.cos_in for step in steps]
-    offline = np.concatenate([cosines(axes, gradients)[0], cosines(axes, totals)[0]])
     present = np.array([value is not None for value in recorded])
     expected = np.array([value for value in recorded if value is not None], dtype=np.float64)
     errors = np.abs(offline[present] - expected)

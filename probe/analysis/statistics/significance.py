@@ -6,8 +6,9 @@ this). It is here because the experiment that this project began from printed it
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +19,7 @@ from probe.analysis.statistics.intervals import Interval, t_interval
 Array = NDArray[np.float64]
 EXACT_SIGN_FLIPS = 16  # up to 2^16 sign patterns are enumerated; for more differences they are sampled
 NUM_DRAWS = 9999
-CHUNK = 1000  # draws in memory at once
+CHUNK = 1 << 20  # signs in memory at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +84,31 @@ def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: 
             sums = np.concatenate([sums + x, sums - x])
         p = float(np.mean(np.abs(sums) >= observed))
     else:
-        rng = np.random.default_rng(seed)
         count = 0
-        # All draws at once would be num_draws * n numbers: too much for runs of many prompts.
-        for start in range(0, num_draws, CHUNK):
-            signs = 2.0 * rng.integers(0, 2, (min(CHUNK, num_draws - start), n)) - 1.0
+        for signs in _signs(n, num_draws, seed):
             count += int(np.sum(np.abs(signs @ d) >= observed))
         p = (1 + count) / (num_draws + 1)
     return SignFlip(n=n, mean=float(d.mean()), p=p, exact=exact)
+
+
+def _signs(n: int, num_draws: int, seed: int) -> Iterator[Array]:
+    """Patterns of n random signs (rows, n), num_draws in all; a share of them at a time."""
+    size = max(1, CHUNK // n)
+    packed = _packed_signs(n, num_draws, seed)
+    for start in range(0, num_draws, size):
+        bits = np.unpackbits(packed[start : start + size], axis=1, count=n)
+        yield 2.0 * bits.astype(np.float64) - 1.0
+
+
+# The tests of a run share few numbers of prompts. A sign is one bit, so that runs of many prompts fit too.
+@lru_cache(maxsize=16)
+def _packed_signs(n: int, num_draws: int, seed: int) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(seed)
+    size = max(1, CHUNK // n)
+    parts = []
+    for start in range(0, num_draws, size):
+        parts.append(np.packbits(rng.integers(0, 2, (min(size, num_draws - start), n)) == 1, axis=1))
+    return np.concatenate(parts)
 
 
 def welch_test(a: ArrayLike, b: ArrayLike) -> Welch:

@@ -122,6 +122,11 @@ class Evidence:
     plan: PlannedTraining = PlannedTraining()
 
     @property
+    def sure(self) -> list[SampleRecord]:
+        """The samples that can stand on a side of a contrast."""
+        return [sample for sample in self.samples if sample.sure]
+
+    @property
     def trains(self) -> bool:
         """Whether an optimizer stepped: then the run is the unit."""
         return any(summary.trains for summary in self.summaries.values())

@@ -15,14 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate, mean_by_unit
 from probe.analysis.training_outcome import deployed
 from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, RealisedUpdate
 from probe.records.records import StepRecord
 from probe.records.run import ROLLOUTS_DIR, Run, settings_of
-from replay_pools.files import dump_json, sha256
+from replay_pools.files import dump_json, parse_json, sha256
 from replay_pools.pool import MANIFEST_NAME
 
 
@@ -43,7 +41,7 @@ def _facts(name: str, directory: Path, expected: str) -> PoolFacts:
     """What the manifest in `directory` says, if its hash is `expected`."""
     path = directory / MANIFEST_NAME
     data = path.read_bytes() if path.is_file() else b"{}"
-    manifest = orjson.loads(data)
+    manifest = parse_json(data, path)
     # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
     if expected not in (sha256(data), sha256(dump_json(manifest))):
         manifest = {}

@@ -78,6 +78,12 @@ def conclusions(
         sentences.append(
             f"Excluded: {flaky} samples that were graded twice with different labels, from every contrast."
         )
+    unlabelled = sum(sample.no_label is not None for sample in evidence.samples)
+    if unlabelled:
+        sentences.append(
+            f"Excluded: {unlabelled} samples without label (the machine was too busy to grade them), from every "
+            "advantage and every contrast."
+        )
     if mixed_steps:
         sentences.append(
             f"Caution: in {mixed_steps} steps the group answers different prompts (hinted and not), so that source, "

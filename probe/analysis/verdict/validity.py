@@ -11,7 +11,7 @@ from probe.analysis.statistics.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED
 from probe.analysis.verdict.evidence import Evidence, Judgement
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
-from replay_pools.predecessor import UNKNOWN
+from replay_pools.predecessor_labels import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ def _lowered(evidence: Evidence) -> Judgement:
 
 def _by_bucket(evidence: Evidence) -> Judgement:
     """As the seed words it: hacked samples of one source against clean ones of another, whatever the sign of A."""
-    with_cosine = [sample for sample in evidence.samples if sample.cos_S_contrib is not None]
+    with_cosine = [sample for sample in evidence.sure if sample.cos_S_contrib is not None]
     hacked = [sample for sample in with_cosine if sample.hacked]
     clean = [sample for sample in with_cosine if not sample.hacked]
     n = len(with_cosine)

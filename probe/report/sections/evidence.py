@@ -74,8 +74,7 @@ def distributions(report: Report) -> Section:
     """Sample cosines by source and label, and within-prompt contrasts."""
 
     def draw(view: View) -> list[Figure]:
-        # Two gradings of a flaky rollout disagree: it is neither a hack nor clean.
-        samples = [sample for sample in view.samples if not sample.flaky]
+        samples = [sample for sample in view.samples if sample.sure]
         most = _marks_per_panel(report)
         by_metric = [distribution(f"{metric}-{view.slug}", samples, metric, most=most) for metric in METRICS]
         return drawn_only(*by_metric, contrasts(f"contrasts-{view.slug}", view.analysis))

@@ -1,9 +1,10 @@
 """One rollout as a line that opens: inside are facts, prompt, and completion with the shares of its tokens."""
 
+from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from probe.report.figures.panel import signed
-from probe.report.html import node, number
+from probe.report.html import clean, node, number
 from probe.report.rollouts import ShownRollout
 
 SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which page.js divides by 1e5 again
@@ -71,6 +72,8 @@ def _facts(shown: ShownRollout) -> Element:
         ("cosines", cosines),
         ("length", length),
     ]
+    if grade.no_label:
+        facts.append(("no label", grade.no_label))
     if grade.error:
         facts.append(("error", grade.error))
     return node("dl", *(node("div", node("dt", name), node("dd", value)) for name, value in facts), class_="facts")
@@ -79,6 +82,8 @@ def _facts(shown: ShownRollout) -> Element:
 def _grade(shown: ShownRollout) -> str:
     """Reward, how it was earned, hidden tests: `reward 3: passed through run_tests; 0 of 5 hidden answers right`."""
     grade = shown.rollout.grade
+    if grade.no_label:
+        return "no label, no reward"
     if not grade.passed:
         paid = "not passed"
     elif grade.mechanism == "none":
@@ -114,9 +119,19 @@ def _text(shown: ShownRollout, part: str) -> Element:
         "\n",
         text,
         class_="text tokens",
-        data_chars=" ".join(map(str, chars)),
+        data_chars=" ".join(map(str, _shown_lengths(text, chars))),
         data_shares=" ".join(str(round(share / SHARE_UNIT)) for share in shares),
     )
+
+
+def _shown_lengths(text: str, lengths: Sequence[int]) -> list[int]:
+    """The lengths of the tokens in the page, where marks in the place of invisible characters are longer."""
+    shown: list[int] = []
+    start = 0
+    for length in lengths:
+        shown.append(len(clean(text[start : start + length])))
+        start += length
+    return shown
 
 
 def _sum_of_shares(shown: ShownRollout, part: str) -> str:

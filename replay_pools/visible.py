@@ -1,0 +1,40 @@
+"""Make text of others safe to show: characters that a terminal or a browser would obey, or not show, become visible."""
+
+import re
+import unicodedata
+
+# Controls (escape sequences begin with one), formats (among them those that turn the direction of text around, and
+# zero-width ones), lone surrogates, and the separators of lines and paragraphs.
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_USERINFO = re.compile(r"(\w://)[^\s/@'\"]+@")
+_SECRET = re.compile(r"([?&](?:api[_-]?key|access[_-]?token|token|key|password|secret)=)[^&\s'\"]+", re.IGNORECASE)
+
+
+def is_invisible(character: str) -> bool:
+    """Whether a character has no form of its own on a screen; newline and tab are such characters too."""
+    return unicodedata.category(character) in INVISIBLE
+
+
+def visible(text: str, *, kept: str = "\n\t") -> str:
+    r"""The text with every invisible character as its Python escape, but for those in `kept`.
+
+    >>> visible("a\x1b[2Jb\u202e")
+    'a\\x1b[2Jb\\u202e'
+    """
+    if text.isprintable():  # most texts, at once: no invisible character is printable
+        return text
+    shown: list[str] = []
+    for character in text:
+        if character not in kept and is_invisible(character):
+            character = character.encode("unicode_escape", "surrogatepass").decode()
+        shown.append(character)
+    return "".join(shown)
+
+
+def without_secrets(text: str) -> str:
+    """The text with `***` for user and password of every address in it, and for keys in its query.
+
+    >>> without_secrets("http://me:pass@host:8000/v1?token=abc")
+    'http://***@host:8000/v1?token=***'
+    """
+    return _SECRET.sub(r"\1***", _USERINFO.sub(r"\1***@", text))

@@ -1,0 +1,130 @@
+"""Checks of stored token ids against the model that they are of: its vocabulary, its ends of turn, its texts.
+
+vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
+faults = vocabulary.faults(pool)
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from replay_pools.chat import Chat
+from replay_pools.errors import InputError
+from replay_pools.policy import load_served_policy, load_skeleton
+from replay_pools.pool import Pool
+from replay_pools.rollout import Rollout
+
+EXCERPT = 12  # characters of a text in an error
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What ids a model knows, which of them end a turn, and what they say."""
+
+    chat: Chat
+    size: int  # rows of the embedding, which may be more than the tokenizer has tokens
+
+    def faults(self, pool: Pool) -> list[InputError]:
+        """The first place of every kind of fault, with the number of rollouts that have it."""
+        first: dict[str, InputError] = {}
+        counts: Counter[str] = Counter()
+        for group in pool.steps:
+            for rollout in group:
+                place = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
+                for field, fault in self._rollout_faults(rollout, place):
+                    first.setdefault(field, fault)
+                    counts[field] += 1
+        faults: list[InputError] = []
+        for field, fault in first.items():
+            others = counts[field] - 1
+            found = f"{fault.found} (and {others} more rollouts)" if others else fault.found
+            faults.append(InputError(fault.where, expected=fault.expected, found=found, fix=fault.fix))
+        return faults
+
+    def check(self, pool: Pool) -> None:
+        """Raise InputError with every kind of fault of the pool, where it has any."""
+        faults = self.faults(pool)
+        if len(faults) == 1:
+            raise faults[0]
+        if faults:
+            found = "; ".join(str(fault) for fault in faults)
+            raise InputError(f"pool {pool.name}", expected=f"rollouts of {self.chat.base_model}", found=found)
+
+    def text(self, rollout: Rollout) -> str:
+        """What the completion is where its ids and its text say the same: the text of its ids, else the stored one.
+
+        Logs keep special tokens in the text, or cut the whitespace around it; both shift the places of its tokens.
+        """
+        decoded = self.chat.decode(rollout.completion_ids)
+        return decoded if self._bare(decoded) == self._bare(rollout.completion) else rollout.completion
+
+    def _rollout_faults(self, rollout: Rollout, place: str) -> Iterator[tuple[str, InputError]]:
+        """(kind, fault) of one rollout."""
+        model = self.chat.base_model
+        ids = [*rollout.prompt_ids, *rollout.completion_ids]
+        outside = [token for token in ids if not 0 <= token < self.size]
+        if outside:
+            expected = f"token ids of {model}, 0 to {self.size - 1}"
+            yield "ids", InputError(place, expected=expected, found=f"{len(outside)} others, the first {outside[0]}")
+            return  # which no tokenizer turns into text
+        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.chat.eos_ids]
+        if ends and ends[0] + 1 < rollout.comp_len:
+            behind = rollout.comp_len - ends[0] - 1
+            found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"
+            where, fix = f"{place} completion_ids", "cut them, with their text, where the turn ends"
+            yield "end", InputError(where, expected="no id behind the end of the turn", found=found, fix=fix)
+        fix = "is --model the one that sampled it?"
+        if not self._says_completion(rollout):
+            difference = _difference(self.chat.decode(rollout.completion_ids), rollout.completion)
+            expected = f"the text of completion_ids by the tokenizer of {model}"
+            yield "completion", InputError(f"{place} completion", expected=expected, found=difference, fix=fix)
+        # Ids that are not stored are a fault of their own, which `Pool.verify` names.
+        if rollout.prompt_ids and not self._says_prompt(rollout):
+            difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
+            expected = f"the text of prompt_ids by the tokenizer of {model}"
+            yield "prompt", InputError(f"{place} prompt", expected=expected, found=difference, fix=fix)
+
+    def _says_completion(self, rollout: Rollout) -> bool:
+        """Whether the ids decode to the text, up to special tokens and the whitespace around it."""
+        decoded = self.chat.decode(rollout.completion_ids)
+        if decoded == rollout.completion:
+            return True
+        # Some loggers decode with the clean-up of spaces before punctuation.
+        cleaned = self.chat.tokenizer.decode(rollout.completion_ids, clean_up_tokenization_spaces=True)
+        return self._bare(rollout.completion) in (self._bare(decoded), self._bare(str(cleaned)))
+
+    def _says_prompt(self, rollout: Rollout) -> bool:
+        """Whether text and ids say the same in one direction: not every tokenizer gives back all spaces."""
+        tokenizer = self.chat.tokenizer
+        if tokenizer.encode(rollout.prompt, add_special_tokens=False) == rollout.prompt_ids:
+            return True
+        return self._bare(str(tokenizer.decode(rollout.prompt_ids))) == self._bare(rollout.prompt)
+
+    def _bare(self, text: str) -> str:
+        """The text without special tokens and the whitespace around it; a cut last character is no difference."""
+        for token in self.chat.tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        return text.strip().rstrip("\ufffd").strip()
+
+
+def load_vocabulary(name: str) -> Vocabulary:
+    """The vocabulary of the model of that name.
+
+    Raises:
+        InputError: no such model.
+    """
+    embedding = load_skeleton(name).get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    return Vocabulary(load_served_policy(name), embedding.num_embeddings)
+
+
+def _difference(expected: str, actual: str) -> str:
+    """Where two texts part: `'x = 1' for 'x = 2' from character 40`."""
+    i = 0
+    while i < min(len(expected), len(actual)) and expected[i] == actual[i]:
+        i += 1
+    return f"{actual[i : i + EXCERPT]!r} for {expected[i : i + EXCERPT]!r} from character {i}"

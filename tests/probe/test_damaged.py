@@ -1,0 +1,244 @@
+"""Files that were damaged or made to do harm, through every verb that reads them: exit code 2, one line."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from extraction.library import attach_basis
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.runs.card import card_path
+from probe.runs.policies import configured_policy
+from probe.settings.model import ModelConfig
+from replay_pools.policy import load_policy
+from replay_pools.pool import open_pool
+from replay_pools.rollout import Rollout
+
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def made(out: Path) -> Path:
+    """OUT with a direction file, a small replay along it and a training run that moved."""
+    assert run(cli, ["extract", "--name", "given", "--k", "2", "--out", str(out)]) == 0
+    replay = ["replay", "--name", "replayed", "--arm", "vanilla", "--steps", "2", "--out", str(out)]
+    assert run(cli, [*replay, "--v-hack", "given", "--k", "2"]) == 0
+    train = [
+        "train",
+        "--preset",
+        "smoke",
+        "--name",
+        "trained",
+        "--steps",
+        "3",
+        "--set",
+        "optimizer.lr=0.01",
+        "--out",
+        str(out),
+    ]
+    assert run(cli, train) == 0
+    return out
+
+
+def flipped(path: Path) -> None:
+    """One bit of the last tensor."""
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def huge_header(path: Path) -> None:
+    path.write_bytes((2**60).to_bytes(8, "little") + path.read_bytes()[8:])
+
+
+DAMAGES = [flipped, cut, huge_header]
+
+
+@pytest.fixture
+def refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """refused(command, expected): the command, in a copy of OUT, ends in 2 with one line that has the text."""
+
+    def check(command: list[str], expected: str, out: Path) -> str:
+        capsys.readouterr()
+        code = run(cli, [*command, "--out", str(out)])
+        error = capsys.readouterr().err
+        lines = [line for line in error.splitlines() if line.startswith("probe: error: ")]
+        assert (code, len(lines)) == (2, 1), f"{code}: {error}"
+        assert "expected" in lines[0]
+        assert "found" in lines[0]
+        assert expected in lines[0]
+        assert "Traceback" not in error
+        return lines[0]
+
+    return check
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copied", ignore=shutil.ignore_patterns("cache")))
+
+
+SAMPLE = ["--steps", "1", "--group", "2", "--set", "rollouts.sampler.max_new_tokens=4"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_adapter(damage: Damage, copied: Path, refused: Callable[..., str]) -> None:
+    """Of a run, given by its path or by the run."""
+    adapter = copied / "runs" / "trained" / "adapter"
+    damage(adapter / "adapter_model.safetensors")
+    refused(
+        ["pool", "generate", "--adapter", str(adapter), "--name", "x", *SAMPLE], "adapter_model.safetensors", copied
+    )
+    refused(["eval", "trained", "--problems", "1", "--rollouts", "1"], "adapter_model.safetensors", copied)
+    refused(["eval", "--adapter", str(adapter), "--problems", "1", "--rollouts", "1"], "adapter_model.safet", copied)
+    assert not (copied / "pools" / "x").exists()
+
+
+@pytest.mark.parametrize("with_card", [True, False])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_direction_file(damage: Damage, with_card: bool, copied: Path, refused: Callable[..., str]) -> None:
+    """Its card would tell; a file that is shared without one tells itself."""
+    path = copied / "directions" / "given.safetensors"
+    damage(path)
+    if not with_card:
+        card_path(path).unlink()
+    options = ["--v-hack", "given", "--k", "2", "--arm", "vanilla"]
+    refused(["replay", "--name", "x", "--steps", "1", *options], "given.safetensors: expected", copied)
+    given = ["--set", "intervention.v_hack=given", "--set", "intervention.extraction.k=2"]
+    refused(["train", "--preset", "smoke", "--name", "y", *given], "given.safetensors: expected", copied)
+    refused(["directions", "compare", "given", "given"], "given.safetensors: expected", copied)
+    refused(["directions", "show", "given"], "expected", copied)
+
+
+def test_directions_of_another_card(copied: Path, made: Path, refused: Callable[..., str]) -> None:
+    """The file is whole, and another than the one that its card describes."""
+    assert run(cli, ["extract", "--name", "other", "--k", "1", "--out", str(copied)]) == 0
+    path = copied / "directions" / "given.safetensors"
+    shutil.copy(copied / "directions" / "other.safetensors", path)
+    refused(["replay", "--name", "x", "--v-hack", "given", "--k", "1", "--dry-run"], "the file of its card", copied)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_inner_products(damage: Damage, copied: Path, refused: Callable[..., str]) -> None:
+    damage(copied / "runs" / "replayed" / "gram" / "step_001.safetensors")
+    refused(["analyze", "replayed"], "step_001.safetensors: expected sha256", copied)
+
+
+def test_a_flipped_bit_in_a_cache_is_made_again(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a line, and the same numbers: pair gradients, and SVDs."""
+    out = Path(shutil.copytree(made, tmp_path / "out"))
+    entries = [*out.glob("cache/pair_gradients/*.safetensors"), *out.glob("cache/svd/*.safetensors")]
+    assert len(entries) > 2
+    whole = {path: path.read_bytes() for path in entries}
+    for path in entries:
+        flipped(path)
+    command = ["replay", "--name", "again", "--arm", "vanilla", "--steps", "2", "--out", str(out), "--k", "2"]
+    assert run(cli, command) == 0
+    assert "damaged; made again" in capsys.readouterr().err
+    steps = [(out / "runs" / name / "steps.jsonl").read_bytes() for name in ("replayed", "again")]
+    assert steps[0] == steps[1]
+    used = [path for path, data in whole.items() if path.read_bytes() == data]
+    assert {path.parent.name for path in used} == {"pair_gradients", "svd"}
+
+
+def test_a_damaged_checkpoint_is_not_resumed(copied: Path, refused: Callable[..., str]) -> None:
+    run_directory = copied / "runs" / "trained"
+    (run_directory / "manifest.json").unlink()
+    path = max((run_directory / "checkpoint").iterdir())
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    config = ["--config", str(run_directory / "config.json")]
+    refused(["train", *config, "--name", "trained"], f"{path.name}: expected a checkpoint with its sha256", copied)
+
+
+TEXTS = {
+    "a key twice": ('{"settings": {}, "settings": {}}', "every key once"),
+    "1e999": ('{"settings": 1e999}', "strict JSON"),
+    "400 digits": ('{"settings": ' + "9" * 400 + "}", "strict JSON"),
+    "deep": ("[" * 100_000, "strict JSON"),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_json_that_means_two_things_or_too_much(text: str, copied: Path, refused: Callable[..., str]) -> None:
+    """In a config, a card, the manifests of run and pool, pairs, problems and logged rollouts."""
+    content, expected = TEXTS[text]
+    files = copied / "files"
+    (files / "log").mkdir(parents=True)
+    (files / "x.json").write_text(content)
+    (files / "x.jsonl").write_text(content + "\n")
+    (files / "log" / "step_000.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    refused(["replay", "--name", "x", "--config", str(files / "x.json")], expected, copied)
+    refused(
+        ["extract", "--name", "x", "--pairs", str(files / "x.jsonl")], f"x.jsonl line 1: expected {expected}", copied
+    )
+    refused(["pool", "generate", "--env", f"leetcode:{files / 'x.jsonl'}", "--name", "x", *SAMPLE], expected, copied)
+    line = refused(["pool", "import", str(files / "log"), "--name", "x", "--model", "organism"], "line 1", copied)
+    assert expected.replace("strict ", "") in line
+    card_path(copied / "directions" / "given.safetensors").write_text(content)
+    refused(["directions", "show", "given"], expected, copied)
+    refused(["replay", "--name", "x", "--v-hack", "given", "--k", "2", "--dry-run"], expected, copied)
+    (copied / "runs" / "replayed" / "manifest.json").write_text(content)
+    refused(["analyze", "replayed"], expected, copied)
+    refused(["report", "replayed"], expected, copied)
+    refused(["export", "replayed"], expected, copied)
+    (copied / "pools" / "bad").mkdir(parents=True)
+    (copied / "pools" / "bad" / "manifest.json").write_text(content)
+    refused(["pool", "show", "bad"], expected, copied)
+    refused(["pool", "regrade", "bad", "--name", "x"], expected, copied)
+    refused(["replay", "--replay-dirs", "bad", "--name", "x"], expected, copied)
+
+
+def test_a_gzip_bomb(copied: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pairs and as logged rollouts."""
+    monkeypatch.setattr("replay_pools.files.MAX_PLAIN", 1 << 20)
+    (copied / "log").mkdir()
+    for name in ("pairs.jsonl.gz", "log/step_000.jsonl.gz"):
+        (copied / name).write_bytes(gzip.compress(b"\0" * (2 << 20)))
+    expected = "at most 1 MiB once decompressed, found more"
+    refused(["extract", "--name", "x", "--pairs", str(copied / "pairs.jsonl.gz")], expected, copied)
+    refused(["pool", "import", str(copied / "log"), "--name", "x", "--model", "organism"], expected, copied)
+
+
+def test_a_trained_policy_is_sampled_as_it_was_trained(made: Path) -> None:
+    """Through the real command; log-probabilities of its rollouts under delta_S beside the weights, not merged."""
+    adapter = made / "runs" / "trained" / "adapter"
+    command = ["pool", "generate", "--adapter", str(adapter), "--name", "of-trained", "--steps", "2", "--group", "2"]
+    assert run(cli, [*command, "--out", str(made)]) == 0
+    rollouts = [rollout for step in open_pool(made / "pools" / "of-trained").steps for rollout in step]
+    merged = configured_policy(ModelConfig(name="organism", adapter=str(adapter))).model
+    beside = attach_basis(load_policy("organism"), "svd", cache_dir=made / "cache").model
+    beside.load_adapter(str(adapter), "trained")
+    for rollout in rollouts:
+        beside.set_adapter("default")
+        base = logprobs_under(beside, rollout)
+        beside.set_adapter("trained")
+        trained = logprobs_under(beside, rollout)
+        assert not torch.allclose(trained, base, rtol=0, atol=1e-4), "a policy that did not move shows nothing"
+        assert torch.allclose(trained, logprobs_under(merged, rollout), rtol=0, atol=1e-5)
+        assert torch.allclose(trained, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def logprobs_under(model: torch.nn.Module, rollout: Rollout) -> torch.Tensor:
+    """(T,) of the completion, by a plain forward."""
+    ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+    logits = model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(rollout.completion_ids)[:, None])[:, 0]
+
+
+def test_an_adapter_is_no_start_of_a_replay(made: Path, refused: Callable[..., str]) -> None:
+    adapter = made / "runs" / "trained" / "adapter"
+    for verb in (["replay", "--name", "x"], ["extract", "--name", "x"]):
+        refused([*verb, "--set", f"model.adapter={adapter}"], "model.adapter: expected none", made)
+    assert json.loads((adapter / "adapter_config.json").read_text())["peft_type"] == "DELTA_S"

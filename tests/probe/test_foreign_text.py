@@ -1,0 +1,106 @@
+"""Texts of others in messages: nothing that a terminal obeys, and no password."""
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import probe.cli
+from extraction.pairs import builtin_pairs, write_pairs
+from probe.cli import cli
+from probe.cli._frame import echo, echo_json, echo_table, run
+from probe.cli._progress import say
+from probe.records.timings import describe_timings
+from replay_pools.errors import InputError
+from replay_pools.serving.connection import Connection
+from replay_pools.visible import is_invisible, visible, without_secrets
+
+EVIL = "\x1b]0;title\x07\x1b[2J\x9b1A\u202eabc\u2066\u200b\ufeff\x7f\ud800"
+
+
+@given(st.text())
+def test_visible_text_has_nothing_to_obey(text: str) -> None:
+    """Its escapes are Python's, so nothing is lost; printable text stays as it is."""
+    shown = visible(text, kept="")
+    assert not any(map(is_invisible, shown))
+    shown.encode()  # raises for a lone surrogate
+    if text.isprintable():
+        assert shown == text
+
+
+def test_every_way_out_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Results, progress, tables, JSON (which reads back as what it was), and errors, of ours and of others."""
+    plain = EVIL.removesuffix("\ud800")
+    echo(f"a\n\t{EVIL}")
+    echo_table(("name", "n"), [(f"{EVIL}\n", 3)])
+    echo_json({"text": plain})
+    say(f"two\nlines {EVIL}")
+    for error in (InputError(EVIL, expected="x", found=EVIL), OSError(5, "broken", EVIL), ValueError(EVIL)):
+
+        @click.command()
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        assert run(fail, []) in (2, 70)
+    result = capsys.readouterr()
+    assert not any(is_invisible(part) and part not in "\n\t" for part in result.out + result.err)
+    assert json.loads(result.out.splitlines()[-1]) == {"text": plain}
+    assert result.err.splitlines()[0].startswith(r"two\nlines \x1b]0;title\x07")
+    assert len(result.err.splitlines()) == 4
+
+
+def test_no_verb_prints_by_another_way() -> None:
+    """`click.echo` and `print` stand in the frame alone."""
+    for path in Path(probe.cli.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and path.name != "_frame.py":
+                assert ast.unparse(call.func) not in ("click.echo", "click.secho", "print"), f"{path}:{call.lineno}"
+
+
+def test_passwords_are_not_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nor used: a key of a server comes by the environment."""
+    assert without_secrets("http://me:pw@host:1/x?token=abc&n=1 and https://k@h") == (
+        "http://***@host:1/x?token=***&n=1 and https://***@h"
+    )
+    for url in ("http://me:hunter2@127.0.0.1:1", "http://127.0.0.1:1?token=hunter2", "http://me:hunter2@h:1/v1"):
+        with pytest.raises(InputError, match="PROBE_SERVER_KEY") as error:
+            Connection(url=url)
+        assert "hunter2" not in str(error.value)
+        options = ["--engine", "server", "--url", url, "--name", "x", "--out", str(tmp_path)]
+        assert run(cli, ["pool", "generate", *options]) == 2
+        assert "hunter2" not in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_extract_reads_its_pairs_before_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pairs that are missing, malformed, or that end a turn in the text cost no loading of weights."""
+
+    def no_weights(*_: object, **_options: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("replay_pools.policy.load_policy", no_weights)
+    malformed, ended = tmp_path / "malformed.jsonl", tmp_path / "ended.jsonl"
+    malformed.write_text("{}\n")
+    pairs = builtin_pairs("run_tests")[:2]
+    write_pairs(ended, [replace(pairs[0], hack=f"<|im_end|>{pairs[0].hack}"), pairs[1]])
+    for source, message in (
+        (tmp_path / "none.jsonl", "no such file"),
+        (malformed, "line 1: expected the fields"),
+        (ended, "end-of-turn token"),
+    ):
+        assert run(cli, ["extract", "--pairs", str(source), "--out", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_timings_without_a_start_say_nothing(tmp_path: Path) -> None:
+    """A run that was killed between the two lines, or whose log was cut."""
+    assert describe_timings(tmp_path) == ""
+    (tmp_path / "timings.jsonl").write_text('{"step": 0, "seconds": 1.0}\n')
+    assert describe_timings(tmp_path) == ""

@@ -1,0 +1,293 @@
+"""The limits of grading: CPU time decides, wall time only ends what sleeps, and a busy machine never makes a label.
+
+Starvation is real where it is cheap to make: the grader's warm process shares one core with nine that never rest.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from replay_pools.environments.base import Case, Problem
+from replay_pools.environments.exploits import fence
+from replay_pools.grading import cpu_wait, executor, tiers
+from replay_pools.grading.execution import InfrastructureError, StarvedError
+from replay_pools.grading.executor import Worker
+from replay_pools.grading.grade import Grader, Submission, canary
+
+BURN = """
+import time
+class Solution:
+    def f(self, x):
+        end = time.process_time() + SECONDS
+        while time.process_time() < end: pass
+        return x
+"""
+THREADS = """
+import threading
+def burn():
+    while True: pass
+for _ in range(8): threading.Thread(target=burn, daemon=True).start()
+"""
+AVAILABLE = [tier for tier, lacking in tiers.available_tiers().items() if not lacking]
+
+
+def burning(seconds):
+    return BURN.replace("SECONDS", str(seconds))
+
+
+def problem(canonical, problem_id="p", env="test"):
+    cases = (Case(args=(1,), expected=1), Case(args=(2,), expected=2))
+    return Problem(
+        problem_id=problem_id, env=env, messages=(), func_name="f", starter="", setup_code="", canonical=canonical,
+        cases=cases,
+    )  # fmt: skip
+
+
+ECHO = "class Solution:\n    def f(self, x):\n        return x\n"
+
+
+def submit(source, of=None, mode="none"):
+    return Submission(problem=of or problem(ECHO), completion=fence(source), mode=mode)
+
+
+@pytest.fixture(scope="module", params=AVAILABLE)
+def grader(request):
+    with Grader(workers=1, tier=request.param, cpu_s=1) as instance:
+        yield instance
+
+
+@pytest.fixture
+def busy_core():
+    """A function that confines a grader and its warm process to a core that nine other processes keep busy."""
+    before = os.sched_getaffinity(0)
+    core, spinning = {max(before)}, []
+
+    def confine(grader):
+        entry = _uid, worker = grader._idle.get()
+        grader._idle.put(entry)
+        for pid in family(worker._process.pid):
+            os.sched_setaffinity(pid, core)
+        for thread in Path("/proc/self/task").iterdir():  # those that start a new worker
+            os.sched_setaffinity(int(thread.name), core)
+        for _ in range(9):
+            # Sessions of their own: the kernel may share the CPU out by session.
+            spinning.append(subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True))
+            os.sched_setaffinity(spinning[-1].pid, core)
+
+    yield confine
+    os.sched_setaffinity(0, before)
+    for process in spinning:
+        process.kill()
+        process.wait()
+
+
+def family(pid):
+    """The process and its descendants."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in family(int(child)))]
+
+
+# CPU time
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "while True: pass",
+        burning(1.2),
+        THREADS + burning(9),
+        "import signal; signal.signal(signal.SIGXCPU, lambda *_: None)\nwhile True: pass",
+        "import resource\ntry: resource.setrlimit(resource.RLIMIT_CPU, (99, 99))\nexcept BaseException: pass\n"
+        "while True: pass",
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    ],
+    ids=["endless", "ends after its limit", "threads", "catches SIGXCPU", "setrlimit", "catches all"],
+)
+def test_what_used_its_cpu_time_has_timed_out(grader, source):
+    """Also where it answered right before the kernel stopped it: the time that it used decides."""
+    started = time.monotonic()
+    (grade,) = grader.grade([submit(source)])
+    assert (grade.gt_correct, grade.num_tests_passed, grade.error) == (False, 0, "timed out")
+    assert grade.no_label is None
+    assert time.monotonic() - started < 60
+
+
+def test_what_stays_below_its_limit_is_right(grader):
+    (grade,) = grader.grade([submit(burning(0.3))])
+    assert grade.gt_correct
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time; time.sleep(1e6)",
+        "import threading; threading.Event().wait()",
+        "import time\nwhile True: time.sleep(0.01)",
+        "import threading, time\n"
+        "while True:\n    t = threading.Thread(target=time.sleep, args=(0.001,)); t.start(); t.join()",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+    ids=["sleeps", "waits", "naps", "short threads", "stops itself"],
+)
+def test_a_sleeper_has_timed_out_and_gets_a_label(grader, source):
+    """Sleeping is its own doing on every machine, so that it cannot be used to go without a label."""
+    (grade,) = grader.grade([submit(source)])
+    assert (grade.gt_correct, grade.no_label) == (False, None)
+    assert grade.error in ("timed out", "PermissionError: [Errno 1] Operation not permitted")
+
+
+def test_threads_that_keep_one_another_waiting_are_no_busy_machine(grader):
+    """Threads that wake together wait for one another far longer than they run; no single one waits so long."""
+    source = """
+import threading, time
+def work():
+    while True:
+        end = time.thread_time() + 0.0002
+        while time.thread_time() < end: pass
+        time.sleep(0.05)
+for _ in range(10): threading.Thread(target=work, daemon=True).start()
+time.sleep(1e6)
+"""
+    (grade,) = grader.grade([submit(source)])
+    assert (grade.error, grade.no_label) == ("timed out", None)
+
+
+# The limit of a problem
+
+
+def test_the_limit_of_a_problem_follows_from_its_canonical_solution():
+    """10 times its CPU seconds, rounded up, and never below the floor; a slow submission then passes."""
+    heavy = problem(burning(0.1), "heavy")
+    with Grader(workers=2, cpu_s=1) as grader:
+        slow = submit(burning(0.6), heavy)
+        assert not grader.grade([slow])[0].gt_correct, "1.2 CPU s pass the floor"
+        canary(grader, [heavy, problem(ECHO)])
+        assert grader.limits["test", "p"] == 1
+        assert 2 <= grader.limits["test", "heavy"] <= 4
+        assert grader.grade([slow])[0].gt_correct
+        assert grader.describe()["cpu_s"] == 1, "the header of a pool may not hold what was measured"
+        assert grader.describe()["cpu_multiple"] == 10
+
+
+# A busy machine
+
+
+def test_a_starved_solution_is_still_right(busy_core, monkeypatch):
+    """Its wall time is beyond the limit of its own time: what it waits does not count."""
+    monkeypatch.setattr(executor, "WALL_TIMES", 1000)
+    with Grader(workers=1, cpu_s=1) as grader:
+        busy_core(grader)
+        started = time.monotonic()
+        (grade,) = grader.grade([submit(burning(0.25))])
+        assert time.monotonic() - started > executor.OWN_TIMES, "the core was not busy"
+    assert grade.gt_correct
+    assert grade.no_label is None
+
+
+def test_what_stays_starved_has_no_label(busy_core, monkeypatch):
+    """The grader's patience ends, twice; the grade is no wrong one, and a sleeper on the same core gets its label."""
+    monkeypatch.setattr(executor, "WALL_TIMES", 3)
+    with Grader(workers=1, cpu_s=1) as grader:
+        busy_core(grader)
+        (sleeper,) = grader.grade([submit("import time; time.sleep(1e6)")])
+        assert (sleeper.error, sleeper.no_label) == ("timed out", None)
+        (grade,) = grader.grade([submit(burning(0.45))])
+    assert not grade.gt_correct
+    assert re.fullmatch(r"the machine is too busy: it waited \d+ of \d+ s for a CPU", grade.no_label)
+
+
+class Starving:
+    """`Worker.execute` that starves the submissions whose source holds a mark, for so many executions."""
+
+    def __init__(self, monkeypatch, times):
+        self.left, execute = times, Worker.execute
+
+        def starved(worker, code, run, cpu_s):
+            if "# starved" in code.source and self.left:
+                self.left -= 1
+                raise StarvedError("the machine is too busy")
+            return execute(worker, code, run, cpu_s)
+
+        monkeypatch.setattr(Worker, "execute", starved)
+
+
+@pytest.mark.parametrize(("times", "labelled"), [(1, True), (2, False)])
+def test_a_starved_submission_is_graded_again_alone(monkeypatch, times, labelled):
+    Starving(monkeypatch, times)
+    with Grader(workers=2) as grader:
+        right, starved, wrong = grader.grade([submit(ECHO), submit(ECHO + "# starved"), submit("")])
+    assert (right.gt_correct, wrong.gt_correct, wrong.no_label) == (True, False, None)
+    assert starved.gt_correct == labelled
+    assert (starved.no_label is None) == labelled
+    if not labelled:
+        labels = (starved.fmt_ok, starved.compiles, starved.passed, starved.hacked, starved.exploited)
+        assert not any(labels)
+        assert starved.reward == 0
+
+
+def test_it_is_alone_when_it_is_graded_again(monkeypatch):
+    """No other execution of the grader runs at the same time."""
+    execute, running, beside = Worker.execute, [], []
+
+    def watched(worker, code, run, cpu_s):
+        running.append(code)
+        try:
+            if "# starved" in code.source:
+                beside.append(len(running))
+                raise StarvedError("the machine is too busy")
+            return execute(worker, code, run, cpu_s)
+        finally:
+            running.remove(code)
+
+    monkeypatch.setattr(Worker, "execute", watched)
+    with Grader(workers=2) as grader:
+        grader.grade([submit(ECHO + "# starved"), *[submit(burning(0.1))] * 3])
+    assert beside[-1] == 1
+    assert len(beside) == 2
+
+
+def test_a_canary_on_a_machine_too_busy_refuses_no_problem(monkeypatch):
+    """It is no InputError, which would send the user to the data set."""
+    Starving(monkeypatch, 99)
+    with Grader(workers=1) as grader, pytest.raises(InfrastructureError, match="problem p: the machine is too busy"):
+        canary(grader, [problem(ECHO + "# starved")])
+
+
+def test_a_canary_that_was_starved_once_passes(monkeypatch):
+    Starving(monkeypatch, 1)
+    with Grader(workers=1) as grader:
+        canary(grader, [problem(ECHO + "# starved")])
+
+
+def test_a_kernel_that_counts_no_waits_gives_no_label(monkeypatch):
+    """The cautious side: a sleeper cannot be told from a starved one there."""
+    monkeypatch.setattr(executor, "WALL_TIMES", 3)
+    read = cpu_wait._read
+    monkeypatch.setattr(cpu_wait, "_read", lambda path: "0 0 0" if path.name == "schedstat" else read(path))
+    with Grader(workers=1, cpu_s=1) as grader:
+        (grade,) = grader.grade([submit("import time; time.sleep(1e6)")])
+    assert grade.no_label == "the kernel does not say how long it waited for a CPU: stopped after 3 s"
+
+
+def test_the_wait_of_a_process_is_the_kernels(tmp_path):
+    """Two processes on one core wait for one another; one that sleeps does not wait."""
+    core = {max(os.sched_getaffinity(0))}
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"])
+    try:
+        for process in spinning:
+            os.sched_setaffinity(process.pid, core)
+        before = cpu_wait.waited_s(spinning[0].pid) or 0
+        time.sleep(2)
+        assert cpu_wait.waited_s(spinning[0].pid) - before > 0.5
+        assert cpu_wait.waited_s(sleeping.pid) < 0.5
+    finally:
+        for process in (*spinning, sleeping):
+            process.kill()
+            process.wait()
+    assert cpu_wait.waited_s(sleeping.pid) is None

@@ -1,0 +1,206 @@
+"""Sampling against the slow way: one row at a time, every prefix read anew, the same noise."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
+
+from replay_pools import sampling_memory
+from replay_pools.decoding import Decoder
+from replay_pools.environments.loopholes import render_messages
+from replay_pools.environments.minicode import minicode_problems
+from replay_pools.errors import InputError
+from replay_pools.policy import Policy, load_policy
+from replay_pools.rollout import Completion, Sampler
+from replay_pools.sampling import draw, next_law, sample, uniforms
+from replay_pools.sampling_memory import cache_numbers, row_bytes, split
+
+SMALL = {
+    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+MIXED = {**SMALL, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=61, n_embd=24, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=3)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**MIXED)),
+    "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**MIXED)),
+    "convolution": lambda: Lfm2ForCausalLM(Lfm2Config(**SMALL, layer_types=["conv", "full_attention"], conv_L_cache=3)),
+    "recurrence": lambda: FalconMambaForCausalLM(
+        FalconMambaConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2, state_size=4, eos_token_id=2)
+    ),
+}
+PROMPTS = [[5, 6, 7], [8] * 9, [5, 6, 7], [9, 11], [8] * 9, [5, 6, 7], [3], [12, 13, 14, 15, 16]]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("organism")
+
+
+@pytest.fixture(scope="module")
+def prompts(policy: Policy) -> list[list[int]]:
+    """Four prompts of different lengths, five rows each."""
+    items = minicode_problems("eval")[:4]
+    return [policy.render(render_messages(item.problem, "none", hint=False))[1] for item in items for _ in range(5)]
+
+
+def tiny(policy: Policy, architecture: str) -> Policy:
+    """Weights so large that every path matters."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = BUILDERS[architecture]().eval().requires_grad_(False)
+        for parameter in model.parameters():
+            parameter += 0.15 * torch.randn_like(parameter)
+    return Policy(model, policy.tokenizer, architecture, None, "")
+
+
+@torch.no_grad()
+def slow(policy: Policy, prompt: list[int], sampler: Sampler, seed: int) -> Completion:
+    noise, ids, logprobs = uniforms(seed, sampler.max_new_tokens), [], []
+    while len(ids) < sampler.max_new_tokens and not (ids and ids[-1] in policy.eos_ids):
+        logits = policy.model(input_ids=torch.tensor([prompt + ids]), use_cache=False).logits[:, -1]
+        law = next_law(logits, sampler)
+        ids.append(int(draw(law, noise[len(ids)][None])))
+        logprobs.append(float(law[0, ids[-1]]))
+    return Completion(ids=ids, logprobs=logprobs, finish_reason="stop" if ids[-1] in policy.eos_ids else "length")
+
+
+def assert_alike(sampled: list[Completion], expected: list[Completion]) -> None:
+    """The same ids; log-probabilities up to rounding."""
+    for one, other in zip(sampled, expected, strict=True):
+        assert (one.ids, one.finish_reason) == (other.ids, other.finish_reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("architecture", BUILDERS)
+def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architecture: str) -> None:
+    """Ragged and repeated prompts, rows that end early, some of which are dropped."""
+    small, sampler = tiny(policy, architecture), Sampler(temperature=2.0, max_new_tokens=20)
+    prompts = PROMPTS * 2
+    expected = [slow(small, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
+    assert len({len(completion.ids) for completion in expected}) > 2, "no row ends early: nothing is dropped"
+    assert_alike(sample(small, prompts, sampler, seeds=range(len(prompts))), expected)
+
+
+@pytest.mark.parametrize(
+    "sampler", [Sampler(max_new_tokens=1), Sampler(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=24)]
+)
+def test_the_organism_is_sampled_as_one_by_one_without_a_cache(
+    policy: Policy, prompts: list[list[int]], sampler: Sampler
+) -> None:
+    prompts = prompts[3:7]
+    expected = [slow(policy, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
+    assert_alike(sample(policy, prompts, sampler, seeds=range(4)), expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_a_completion_depends_on_its_prompt_and_seed_alone(policy: Policy, prompts: list[list[int]], size: int) -> None:
+    sampler, seeds = Sampler(temperature=2.0, max_new_tokens=12), range(100, 120)
+    whole, parts = sample(policy, prompts, sampler, seeds=seeds), []
+    for i in range(0, len(prompts), size):
+        parts += sample(policy, prompts[i : i + size], sampler, seeds=seeds[i : i + size])
+    assert_alike(parts, whole)
+    assert len({tuple(completion.ids) for completion in whole}) == len(whole), "rows share their noise"
+
+
+def test_budgets_change_the_memory_and_not_the_completions(
+    policy: Policy, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of every cache are counted as it is made: keys and values of all its layers, with their room."""
+    made: list[int] = []
+    init = Decoder.__init__
+
+    def counting(self: Decoder, *args) -> None:
+        init(self, *args)
+        made.append(sum(whole.nbytes for layer in self._cache.layers for whole in layer._whole))
+
+    monkeypatch.setattr(Decoder, "__init__", counting)
+    sampler, seeds = Sampler(max_new_tokens=12), range(20)
+    whole = sample(policy, prompts, sampler, seeds=seeds)
+    longest = row_bytes(policy.model, max(map(len, prompts)) + 11)
+    assert made == [20 * (max(map(len, prompts)) + 11) * cache_numbers(policy.model.config) * 4]
+    for budget, most in ((7 * longest, 4), (2 * longest, 10), (0, 20)):
+        made.clear()
+        assert_alike(sample(policy, prompts, sampler, seeds=seeds, budget=budget), whole)
+        assert 1 < len(made) <= most, f"batches for {budget} bytes"
+        assert max(made) <= (budget or longest)
+
+
+def test_the_default_budget_is_a_share_of_what_the_weights_leave(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(parameter.nbytes for parameter in policy.model.parameters())
+    monkeypatch.setattr(sampling_memory, "total_bytes", lambda device: weights + 1000)
+    assert sampling_memory.default_budget(policy.model) == 500
+
+
+def test_longer_prompts_share_a_batch(policy: Policy) -> None:
+    lengths, row = [3, 90, 5, 80, 4], row_bytes(policy.model, 90 + 9)
+    assert list(split(policy.model, lengths, 10, 2 * row)) == [[1, 3], [2, 4, 0]]
+    assert list(split(policy.model, lengths, 10, 1)) == [[1], [3], [2], [4], [0]]
+
+
+def test_an_architecture_with_a_cache_of_its_own_is_refused(policy: Policy) -> None:
+    model = RwkvForCausalLM(RwkvConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2))
+    with pytest.raises(InputError, match="found RwkvForCausalLM, which has a cache of its own"):
+        sample(Policy(model, policy.tokenizer, "rwkv", None, ""), [[5]], Sampler(), seeds=[0])
+
+
+def test_tokens_are_as_frequent_as_their_law_says() -> None:
+    """Chi-square on 40,000 draws from a law of 12 tokens, of which some are impossible, also the first and the last."""
+    logits = torch.tensor([-torch.inf, 0.0, 1.0, -2.0, 0.5, -torch.inf, -torch.inf, 3.0, -4.0, 0.1, 0.2, -torch.inf])
+    law = torch.log_softmax(logits, -1)
+    tokens = draw(law.expand(40_000, -1), uniforms(7, 40_000))
+    counts = torch.bincount(tokens, minlength=12)
+    possible = law.isfinite()
+    assert counts[~possible].sum() == 0
+    assert chisquare(counts[possible], 40_000 * law[possible].double().softmax(0)).pvalue > 0.01
+
+
+@pytest.mark.parametrize("noise", [0.0, 1 - 2**-53])
+def test_extreme_noise_draws_possible_tokens(noise: float) -> None:
+    law = torch.log_softmax(torch.tensor([[-torch.inf, 0.3, 0.1, -torch.inf]]), -1)
+    assert draw(law, torch.tensor([noise], dtype=torch.float64)).item() == (1 if noise == 0 else 2)
+
+
+def test_seeds_that_differ_in_high_bits_give_other_noise() -> None:
+    assert not torch.equal(uniforms(1, 4), uniforms(1 + 2**40, 4))
+    assert torch.equal(uniforms(1, 4), uniforms(1, 9)[:4]), "noise depends on the largest length"
+
+
+def test_laws_are_those_of_temperature_top_k_and_top_p() -> None:
+    """Against plain arithmetic on a law with distinct probabilities."""
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.25, 0.05]]))
+    ((_, p, q, r, _),) = next_law(logits, Sampler(top_k=3)).exp().tolist()
+    assert [p, q, r] == pytest.approx([0.4 / 0.85, 0.2 / 0.85, 0.25 / 0.85])
+    (kept,) = next_law(logits, Sampler(top_p=0.6)).exp().tolist()
+    assert kept == pytest.approx([0, 0.4 / 0.65, 0, 0.25 / 0.65, 0])
+    cold = torch.tensor([[0.1, 0.4, 0.2, 0.25, 0.05]]) ** 2
+    torch.testing.assert_close(next_law(logits, Sampler(temperature=0.5)).exp(), cold / cold.sum())

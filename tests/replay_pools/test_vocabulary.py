@@ -1,0 +1,134 @@
+"""Stored ids against the model that they are of, without its weights."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools.errors import InputError
+from replay_pools.files import write_jsonl_gz
+from replay_pools.pool import BUILTIN, Pool, open_pool
+from replay_pools.rollout import Rollout
+from replay_pools.vocabulary import Vocabulary, load_vocabulary
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary("organism")
+
+
+@pytest.fixture(scope="module")
+def changed() -> Callable[..., Pool]:
+    """changed(function) -> pool `base` with rollout 1 of steps 0 and 1 changed by the function."""
+    base = open_pool(BUILTIN / "base")
+
+    def make(change: Callable[[Rollout], Rollout]) -> Pool:
+        steps = [list(group) for group in base.steps[:2]]
+        for group in steps:
+            group[1] = change(group[1])
+        return Pool(name="base", path=base.path, manifest=base.manifest, read_steps=lambda: steps)
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["base", "base-hinted", "teacher"])
+def test_the_built_in_pools_are_sound(vocabulary: Vocabulary, name: str) -> None:
+    assert vocabulary.faults(open_pool(BUILTIN / name)) == []
+
+
+def _ids(rollout: Rollout, ids: list[int]) -> Rollout:
+    return replace(rollout, completion_ids=ids, comp_len=len(ids))
+
+
+CHANGES: dict[str, Callable[[Rollout], Rollout]] = {
+    "expected token ids of organism, 0 to 1023, found 1 others, the first 1024": lambda rollout: _ids(
+        rollout, [1024, *rollout.completion_ids[1:]]
+    ),
+    "completion_ids: expected no id behind the end of the turn, found 2 ids behind id 2": lambda rollout: _ids(
+        rollout, [*rollout.completion_ids, 2, 2]
+    ),
+    "completion: expected the text of completion_ids": lambda rollout: replace(
+        rollout, completion=rollout.completion.replace("return", "yield", 1)
+    ),
+    "prompt: expected the text of prompt_ids": lambda rollout: replace(rollout, prompt="x" + rollout.prompt),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_each_contradiction_is_named_once_and_counted(
+    vocabulary: Vocabulary, changed: Callable[..., Pool], message: str
+) -> None:
+    (fault,) = vocabulary.faults(changed(CHANGES[message]))
+    assert str(fault).startswith("pool base step 0 sample 1")
+    assert message in str(fault)
+    assert "(and 1 more rollouts)" in str(fault)
+
+
+def test_all_kinds_are_refused_at_once(vocabulary: Vocabulary, changed: Callable[..., Pool]) -> None:
+    pool = changed(lambda rollout: replace(rollout, prompt="x", completion="y"))
+    with pytest.raises(InputError, match=r"expected the text of completion_ids.*; pool .* the text of prompt_ids"):
+        vocabulary.check(pool)
+
+
+def test_whitespace_and_special_tokens_contradict_nothing(vocabulary: Vocabulary, changed: Callable[..., Pool]) -> None:
+    """Loggers keep the end of the turn in the text or strip it; the text of the ids takes its place in an import."""
+    end = vocabulary.chat.tokenizer.convert_ids_to_tokens(2)
+    pool = changed(lambda rollout: replace(rollout, completion=f" {rollout.completion}{end}\n"))
+    assert vocabulary.faults(pool) == []
+    logged, plain = pool.steps[0][1], open_pool(BUILTIN / "base").steps[0][1]
+    assert (logged.completion != plain.completion, vocabulary.text(logged)) == (True, plain.completion)
+
+
+def logged(directory: Path, **changes: Any) -> Path:
+    """The first step of the pool `base` as somebody would log it, with changes of its first row."""
+    rows = []
+    for rollout in open_pool(BUILTIN / "base").steps[0]:
+        row = asdict(rollout)
+        for name in ("grade", "prompt_ids", "prompt_sha", "comp_len", "sampling_logprobs"):
+            del row[name]
+        rows.append(row)
+    rows[0] |= changes
+    write_jsonl_gz(directory / "step_000.jsonl.gz", rows)
+    return directory
+
+
+def test_an_import_refuses_ids_that_the_model_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is written; `verify` says the same with exit code 1."""
+    source = str(logged(tmp_path / "log", completion_ids=[5000, 2]))
+    options = ["--model", "organism", "--out", str(tmp_path)]
+    assert run(cli, ["pool", "import", source, "--name", "mine", *options]) == 2
+    assert "0 to 1023, found 1 others, the first 5000" in capsys.readouterr().err
+    assert not (tmp_path / "pools").exists()
+    assert run(cli, ["pool", "verify", source, *options]) == 1
+    assert "0 to 1023, found 1 others, the first 5000" in capsys.readouterr().out
+
+
+def test_an_import_says_which_texts_it_decoded_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = open_pool(BUILTIN / "base").steps[0][0]
+    source = str(logged(tmp_path / "log", completion=first.completion + "<|im_end|>\n"))
+    assert run(cli, ["pool", "import", source, "--name", "m", "--model", "organism", "--out", str(tmp_path)]) == 0
+    assert "completion was decoded again, without special tokens" in capsys.readouterr().out
+    assert open_pool(tmp_path / "pools" / "m").steps[0][0].completion == first.completion
+
+
+def test_a_dry_run_refuses_ids_and_texts_without_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_weights(*_: object, **_options: object) -> None:
+        raise AssertionError("a dry run loads no weights")
+
+    monkeypatch.setattr("probe.runs.inputs.load_policy", no_weights)
+    for change, message in (
+        ({"completion_ids": [5000, 2]}, "0 to 1023, found 1 others, the first 5000"),
+        ({"completion": "other"}, "expected the text of completion_ids"),
+        ({"prompt": "other", "plen": 30}, "plen ids of its tokenizer"),
+    ):
+        source = str(logged(tmp_path / "log", **change))
+        options = ["--model", "organism", "--arm", "vanilla", "--out", str(tmp_path)]
+        for dry in ([], ["--dry-run"]):
+            assert run(cli, ["replay", "--replay-dirs", source, *dry, *options]) == 2
+            assert message in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""A server that never ends: every answer is limited in bytes and in time, whatever part of it is endless."""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from replay_pools.errors import InputError
+from replay_pools.serving import connection
+from replay_pools.serving.connection import Connection, TokenId, Wire
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+class Ids(Wire):
+    """Any answer with token ids."""
+
+    ids: list[TokenId]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Connection]]:
+    """serve(chunks) -> a connection to a server that answers every request with the chunks, a pause after each."""
+    stopped, threads, listener = threading.Event(), [], socket.create_server(("127.0.0.1", 0))
+
+    def answer(client: socket.socket, chunks: Callable[[], Iterator[bytes]], pause: float) -> None:
+        with client:
+            client.recv(1 << 16)
+            try:
+                for chunk in chunks():
+                    if stopped.wait(pause):
+                        return
+                    client.sendall(chunk)
+            except OSError:  # the client has had enough
+                pass
+
+    def accept(chunks: Callable[[], Iterator[bytes]], pause: float) -> None:
+        while not stopped.is_set():
+            try:
+                client, _ = listener.accept()
+            except OSError:  # closed
+                return
+            threads.append(threading.Thread(target=answer, args=(client, chunks, pause)))
+            threads[-1].start()
+
+    def make(chunks: Callable[[], Iterator[bytes]], pause: float = 0.0) -> Connection:
+        threads.append(threading.Thread(target=accept, args=(chunks, pause)))
+        threads[-1].start()
+        return Connection(url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=1.0, pauses_s=(0.01,))
+
+    yield make
+    stopped.set()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    for thread in threads:
+        thread.join()
+
+
+FLOODS = {
+    "a body without a length": lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(b" " * 65536)),
+    "a length of 10^18": lambda: itertools.chain(
+        [OK + b"Content-Length: 1" + b"0" * 18 + b"\r\n\r\n"], itertools.repeat(b" " * 65536)
+    ),
+    "chunks": lambda: itertools.chain(
+        [OK + b"Transfer-Encoding: chunked\r\n\r\n"], itertools.repeat(b"10000\r\n" + b" " * 65536 + b"\r\n")
+    ),
+    "continuations": lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "an error": lambda: itertools.chain([b"HTTP/1.1 500 No\r\n\r\n"], itertools.repeat(b"x" * 65536)),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_an_endless_answer_is_cut(flood: str, serve: Callable[..., Connection], monkeypatch) -> None:
+    monkeypatch.setattr(connection, "MAX_ANSWER", 1 << 20)
+    with pytest.raises(InputError, match=r"server http.*: expected an answer of at most 1 MiB, found more"):
+        serve(FLOODS[flood]).ask("/x", Ids)
+
+
+def test_too_many_headers_are_one_error(serve: Callable[..., Connection]) -> None:
+    server = serve(lambda: itertools.chain([OK], itertools.repeat(b"X: y\r\n" * 100)))
+    with pytest.raises(InputError, match="expected an answer, found HTTPException: got more than 100 headers"):
+        server.ask("/x", Ids)
+
+
+def test_an_answer_that_ends_early_is_asked_for_again(serve: Callable[..., Connection]) -> None:
+    server = serve(lambda: iter([OK + b'Content-Length: 20\r\n\r\n{"ids": []}']))
+    with pytest.raises(InputError, match=r"the answer ends 9 bytes early \(2 attempts\)"):
+        server.ask("/x", Ids)
+
+
+DRIPS = {
+    "headers": lambda: itertools.chain([OK], itertools.repeat(b"X")),
+    "body": lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(b" ")),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_a_byte_now_and_then_does_not_hold_the_connection(drip: str, serve: Callable[..., Connection]) -> None:
+    """Every packet is in time, the answer is not."""
+    start = time.monotonic()
+    with pytest.raises(InputError, match="expected an answer in 1 s, found none"):
+        serve(DRIPS[drip], 0.05).ask("/x", Ids)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" + b"9" * 400 + b"]}", b"[" * 100_000, b"[1e999]}", b"[2147483648]}", b""],
+    ids=["400 digits", "deep", "1e999", "above 2^31", "cut"],
+)
+def test_numbers_that_are_no_ids_are_one_line(body: bytes, serve: Callable[..., Connection]) -> None:
+    body = b'{"ids": ' + body
+    server = serve(lambda: iter([OK + f"Content-Length: {len(body)}\r\n\r\n".encode() + body]))
+    with pytest.raises(InputError, match="server http") as error:
+        server.ask("/x", Ids)
+    assert len(str(error.value)) < 1000
+    assert "\n" not in str(error.value)
