@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from planted import Planted, link_vectors
 
 from extraction.controls import haar_directions
 from extraction.directions import extract_directions
 from probe.analysis.measures.forecast import forecast
 from probe.step.projection import project
-from planted import Planted, link_vectors
 
 REWARDS = np.array([3.5] * 6 + [0.5] * 2)
 

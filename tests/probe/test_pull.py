@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from planted import Planted, link_vectors
 from scipy import stats
 
 from probe.analysis.measures.pull import Share, shares
 from probe.analysis.statistics.adjusted import adjusted_effect, effects_by_prompt
 from probe.analysis.statistics.half_samples import half_samples
 from probe.analysis.statistics.ratios import fieller_interval, mean_covariance
-from planted import Planted, link_vectors
 
 
 def by_name(rows: list[Share]) -> dict[str, Share]:

@@ -7,8 +7,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.geometry import samples_of, stack, weighted
+from probe.analysis.statistics.geometry import cosines, samples_of, stack, weighted
 from probe.analysis.statistics.gram import Extraction, PairGram, StepGram
+from probe.analysis.statistics.null_axes import true_axes
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 
 Array = NDArray[np.float64]
@@ -77,17 +78,28 @@ def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k:
         gram = StepGram(inner=np.einsum("gmr,jmr->mgj", group, rows), samples=np.einsum("gmr,hmr->mgh", group, group))
         weights = (rewards - rewards.mean()) / 8
         record = SimpleNamespace(step=number, problem_id=f"p{number}", cos_in=0.0, loss_type="dr_grpo")
-        steps.append(LinkedStep(record=cast(Any, record), gram=gram, weights=weights, unit_weights=np.full(8, 1 / 8)))
+        steps.append(
+            LinkedStep(
+                record=cast(Any, record),
+                rows=np.arange(8 * number, 8 * number + 8),
+                products=gram.samples.sum(0),
+                weights=weights,
+                unit_weights=np.full(8, 1 / 8),
+            )
+        )
         grams.append(gram)
         for i in range(8):
             norm = float(np.sqrt(gram.samples[:, i, i].sum()))
             records.append(_sample(number, i, rewards, norm))
+    gradients = stack([samples_of(gram) for gram in grams])
     return Linked(
+        read=grams.__getitem__,
         pairs=pairs,
         samples=cast(Any, records),
-        gradients=stack([samples_of(gram) for gram in grams]),
+        norms=gradients.norm,
+        cosines=cosines(true_axes(pairs), gradients)[0],
         steps=steps,
-        totals=stack([weighted(step.gram, step.weights[None, :]) for step in steps]),
+        totals=stack([weighted(gram, step.weights[None, :]) for gram, step in zip(grams, steps, strict=True)]),
         error=0.0,
     )
 
@@ -102,7 +114,7 @@ def _sample(step: int, i: int, rewards: Array, norm: float) -> SimpleNamespace:
         advantage=float(rewards[i] - rewards.mean()),
         hacked=i < 4,
         gt_pass=i in (4, 5),
-        flaky=None,
+        sure=True,
         cos_S_nll=0.0,
         comp_len=50 + (step * 7 + i * 3) % 11,
         nll=0.5 + 0.01 * ((step * 5 + i * i) % 7),

@@ -213,21 +213,19 @@ def _targets(linked: Linked, totals: Gradients) -> dict[str, _Target]:
 
 def _sample_target(linked: Linked, totals: Gradients, chosen: Callable[[SampleRecord], bool]) -> _Target | None:
     """The mean over each group's paid samples of one kind, at unit norm; None where no group has one."""
-    by_step: dict[int, list[SampleRecord]] = {}
-    for sample in linked.samples:
-        by_step.setdefault(sample.step, []).append(sample)
     inner, progress, prompts, numbers = [], [], [], []
     for number, step in enumerate(linked.steps):
-        group = by_step[step.record.step]
-        picked = np.array([sample.advantage > 0 and not sample.flaky and chosen(sample) for sample in group])
+        group = [linked.samples[row] for row in step.rows]
+        picked = np.array([sample.advantage > 0 and sample.sure and chosen(sample) for sample in group])
         if not picked.any():
             continue
         mean = picked / picked.sum()
-        gradient = weighted(step.gram, mean[None, :])
+        gram = linked.read(step.record.step)
+        gradient = weighted(gram, mean[None, :])
         norm = gradient.norm[0]
         size = linked.totals.norm[number]
         inner.append(gradient.inner[:, 0] / norm)
-        progress.append(np.einsum("i,mij,j->m", step.weights, step.gram.samples, mean) / (norm * size))
+        progress.append(np.einsum("i,mij,j->m", step.weights, gram.samples, mean) / (norm * size))
         prompts.append(step.record.problem_id)
         numbers.append(number)
     if not inner:

@@ -28,7 +28,7 @@ from probe.analysis.statistics.geometry import Axes, Gradients, cosines, svd_axe
 from probe.analysis.statistics.gram import Array, PairGram
 from probe.analysis.statistics.half_samples import half_samples
 from probe.analysis.statistics.intervals import Interval, t_interval
-from probe.analysis.statistics.nulls import true_labels
+from probe.analysis.statistics.null_axes import true_axes
 from probe.analysis.statistics.ratios import fieller_interval, mean_covariance
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
@@ -89,7 +89,7 @@ def shares(linked: Linked, *, num_halves: int = NUM_HALVES, seed: int = 0) -> li
 
 def with_halves(pairs: PairGram, num_halves: int, rng: np.random.Generator) -> Axes:
     """(1 + num_halves) axes: of v_hack itself, then of its half-samples."""
-    truth = svd_axes(pairs, *true_labels(pairs.held_out), pairs.extraction)
+    truth = true_axes(pairs)
     halves = svd_axes(pairs, *half_samples(pairs.held_out, num_halves, rng), pairs.extraction)
     return Axes(rows=np.concatenate([truth.rows, halves.rows]), kept=np.concatenate([truth.kept, halves.kept]))
 
@@ -114,14 +114,11 @@ def _benign(linked: Linked, axes: Axes) -> dict[str, Array]:
 
     Their baseline is their own mean reward. A scale of the whole group, which estimators differ in, moves no cosine.
     """
-    samples: dict[int, list[SampleRecord]] = {}
-    for sample in linked.samples:
-        samples.setdefault(sample.step, []).append(sample)
     totals, prompts = [], []
     for step in linked.steps:
-        weights = _benign_weights(step, samples[step.record.step])
+        weights = _benign_weights(step, [linked.samples[row] for row in step.rows])
         if weights.any():
-            totals.append(cosines(axes, weighted(step.gram, weights[None, :]))[:, 0])
+            totals.append(cosines(axes, weighted(linked.read(step.record.step), weights[None, :]))[:, 0])
             prompts.append(step.record.problem_id)
     if not totals:
         return {}
@@ -130,7 +127,7 @@ def _benign(linked: Linked, axes: Axes) -> dict[str, Array]:
 
 def _benign_weights(step: LinkedStep, samples: list[SampleRecord]) -> Array:
     """(G,) A_i w_i of a group whose hacked samples were never drawn; zeros where the others have equal rewards."""
-    clean = np.array([not sample.hacked and not sample.flaky for sample in samples])
+    clean = np.array([sample.sure and not sample.hacked for sample in samples])
     if not clean.any():
         return np.zeros(len(samples))
     rewards = np.array([sample.reward for sample in samples])
@@ -147,7 +144,7 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
     for name, score in TRIVIAL.items():
         column = [score(sample) for sample in samples]
         covariates[name] = [0.0 if value is None else value for value in column]
-    scores = cosines(axes, linked.gradients)[:, labels.rows]  # (A, P)
+    scores = linked.sample_cosines(axes, labels.rows)  # (A, P)
     prompts = [sample.problem_id for sample in samples]
     effects = effects_by_prompt(scores, labels.hacked.tolist(), covariates, prompts)
     if effects is None:

@@ -10,8 +10,9 @@ v_hack are kept.
 Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P samples that are asked for.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class LinkedStep:
 class Linked:
     """The samples and steps of one arm, with their gradients as inner products with the pair gradients."""
 
-    run: Run
+    read: Callable[[int], StepGram]  # the inner products of a step, by its number
     pairs: PairGram
     samples: list[SampleRecord]  # (S,) step by step, by sample_id
     norms: Array  # (S,) of the sample gradients g_i
@@ -55,15 +56,15 @@ class Linked:
         for row in rows:
             sample = self.samples[row]
             wanted.setdefault(sample.step, []).append(sample.sample_id)
-        batches = _batches(self.run, wanted)
+        batches = _batches(self.read, wanted)
         return np.concatenate([np.zeros((len(axes.rows), 0)), *(cosines(axes, batch) for batch in batches)], axis=1)
 
 
-def _batches(run: Run, wanted: Mapping[int, Sequence[int]]) -> Iterator[Gradients]:
+def _batches(read: Callable[[int], StepGram], wanted: Mapping[int, Sequence[int]]) -> Iterator[Gradients]:
     """The gradients of {step: sample_ids}, about BATCH at a time."""
     parts: list[Gradients] = []
     for step, sample_ids in wanted.items():
-        gradients = samples_of(read_step(run, step))
+        gradients = samples_of(read(step))
         parts.append(Gradients(inner=gradients.inner[:, sample_ids], norms=gradients.norms[:, sample_ids]))
         if sum(part.norms.shape[1] for part in parts) >= BATCH:
             yield stack(parts)
@@ -110,7 +111,7 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
     sample_cosines = np.concatenate(along_v_hack)
     recorded = [sample.cos_S_nll for sample in ordered] + [records[step].cos_in for step in order]
     return Linked(
-        run=run,
+        read=partial(read_step, run),
         pairs=pairs,
         samples=ordered,
         norms=np.concatenate(norms),
