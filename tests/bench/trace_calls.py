@@ -31,8 +31,8 @@ def trace(folder: Path) -> dict[str, str]:
     wrapper.chmod(0o755)
     asked = [*honest.problems(honest.library_modules()), *MinicodeEnvironment().problems("eval")]
     sandbox.INTERPRETER = str(wrapper)
-    # Tracing makes code slow, so that the limit of time is not to matter.
-    with Grader(tier="B", workers=2, timeout_s=60) as grader:
+    # Tracing makes code slow, so that the limit is not to matter.
+    with Grader(tier="B", workers=2, cpu_s=60) as grader:
         return honest.refused(grader.grade, asked)
 
 

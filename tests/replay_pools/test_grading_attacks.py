@@ -277,7 +277,7 @@ def test_no_neighbour_waits_for_a_lease(graders):
     isolation, _, _ = graders
     importing = "import time\ntime.sleep(0.2)\nstart = time.monotonic()\nimport colorsys\n"
     neighbour = submission(importing + "assert time.monotonic() - start < 2\n" + PROBLEMS["echo"].canonical)
-    with Grader(workers=2, tier=isolation[0], timeout_s=PATIENT_S) as grader:
+    with Grader(workers=2, tier=isolation[0], cpu_s=PATIENT_S) as grader:
         attack, *neighbours = grader.grade([submission(LEASE), *[neighbour] * 3])
     assert not attack.gt_correct
     assert all(grade.gt_correct for grade in neighbours), neighbours

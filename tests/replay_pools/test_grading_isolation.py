@@ -283,7 +283,7 @@ def test_a_closed_library_is_read_from_a_copy(closed_library, tmp_path):
     umask = os.umask(0o077)
     try:
         prefix = library.readable_prefix()
-        worker = Worker(tier="B", uid=uid, directory=tmp_path, timeout_s=5.0)
+        worker = Worker(tier="B", uid=uid, directory=tmp_path)
     finally:
         os.umask(umask)
     try:
