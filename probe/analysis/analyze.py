@@ -1,7 +1,7 @@
 """analyze: the records and inner products of one run to one Analysis, from which text, JSON and report are made.
 
     analysis = analyze(read_run(Path("out/runs/demo")))
-    analysis.decision.outcome         GO, SKIP, BUY MORE PROMPTS or TRAINED
+    analysis.decision.outcome         BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED, GO or TRAINED
     analysis.to_json()                what `probe analyze --json` prints
 
 To add a result: measure it in `probe.analysis.measures`, give it a field of Analysis, and a table in
@@ -15,6 +15,8 @@ from typing import Any
 
 from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
 from probe.analysis.measures.contrasts import Contrast, contrasts
+from probe.analysis.measures.forecast import Forecast, forecast
+from probe.analysis.measures.pull import Share, shares
 from probe.analysis.measures.sensitivity import OtherK, settings
 from probe.analysis.measures.specificity import SCORES, SignTransfer, Specificity, sign_transfer, specificity
 from probe.analysis.measures.trajectory import (
@@ -31,13 +33,22 @@ from probe.analysis.metric_table import Estimate, MetricKey
 from probe.analysis.metrics import metrics
 from probe.analysis.statistics.gram import has_gram
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
-from probe.analysis.statistics.run_gradients import link
+from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.training_outcome import TrainingOutcome, training_outcome
-from probe.analysis.verdict.decision import TrainingDecision, decide
+from probe.analysis.verdict.decision import Decision, decide
 from probe.analysis.verdict.evidence import Evidence, PlannedTraining, VerdictRow
+from probe.analysis.verdict.questions import Finding, questions
 from probe.analysis.verdict.rules import rules
-from probe.analysis.verdict.run_level import gate_facts, is_training, pool_facts, realised_update, siblings, starts
+from probe.analysis.verdict.run_level import (
+    gate_facts,
+    is_training,
+    pool_facts,
+    pools_at_hand,
+    realised_update,
+    siblings,
+    starts,
+)
 from probe.analysis.verdict.sentences import conclusions
 from probe.analysis.verdict.validity import ValidityPart, validity
 from probe.analysis.verdict.verification import verification
@@ -65,7 +76,10 @@ class Analysis:
     num_prompts: int  # problems, each once
     mixed_steps: int  # steps whose group answers different prompts
     loss_types: tuple[str, ...]
-    decision: TrainingDecision  # R6
+    decision: Decision
+    questions: list[Finding]  # that the decision rests on
+    shares: list[Share]
+    forecast: Forecast | None
     rules: list[VerdictRow]  # R0 to R5 and R7
     validity: list[ValidityPart]  # the parts of R0
     checks: list[VerdictRow]  # the seed's table V and rules D
@@ -157,11 +171,14 @@ def analyze(
         baselines=areas[1:],
         permutation=offline.permutation,
         transfer=offline.transfer,
+        shares=offline.shares,
+        forecast=offline.forecast,
         offline_error=offline.error,
         update=realised_update(comparable) if trained else None,
         starts=starts(comparable),
         outcome=training_outcome(run) if trained else None,
         pools=pool_facts(run),
+        at_hand=pools_at_hand(run),
         regrade_agreement=regrade_agreement,
         gate=gate_facts(run),
         plan=plan or PlannedTraining(),
@@ -181,7 +198,7 @@ def _assemble(
 ) -> Analysis:
     """The verdicts on the evidence, and every table beside them."""
     measured = evidence.measured.arm if evidence.measured else None
-    verdicts = rules(evidence)
+    verdicts, parts, findings = rules(evidence), validity(evidence), questions(evidence)
     mixed_steps = len({step.step for step in run.steps if step.mixed_prompt})
     without_cosine = [sample for sample in evidence.samples if sample.cos_S_contrib is None]
     null_reasons = dict(Counter(sample.null_reason or "" for sample in without_cosine))
@@ -195,9 +212,12 @@ def _assemble(
         num_prompts=num_problems(run.steps),
         mixed_steps=mixed_steps,
         loss_types=tuple(dict.fromkeys(step.loss_type for step in run.steps)),
-        decision=decide(verdicts, evidence),
+        decision=decide(findings, parts, evidence),
+        questions=findings,
+        shares=offline.shares,
+        forecast=offline.forecast,
         rules=verdicts,
-        validity=validity(evidence),
+        validity=parts,
         checks=verification(evidence),
         conclusions=conclusions(evidence, contrast_rows, areas, null_reasons, mixed_steps),
         permutation=offline.permutation,
@@ -225,6 +245,8 @@ class _Offline:
 
     permutation: Permutation | None = None
     transfer: SignTransfer | None = None
+    shares: list[Share] = field(default_factory=list)
+    forecast: Forecast | None = None
     settings: list[OtherK] = field(default_factory=list)
     error: float | None = None
 
@@ -249,9 +271,18 @@ def _offline(
     return _Offline(
         permutation=permutation_nulls(linked, num_draws=num_draws, seed=seed),
         transfer=sign_transfer(linked.pairs),
+        shares=shares(linked, seed=seed),
+        forecast=_forecast(run, linked, measured, seed),
         settings=settings(linked),
         error=linked.error,
     )
+
+
+def _forecast(run: Run, linked: Linked, measured: str, seed: int) -> Forecast | None:
+    """The forecast of the gate that the run's projecting arm has, or would have."""
+    facts = gate_facts(run)
+    gate: Any = facts.gate or ARMS[measured].gate
+    return forecast(linked, gate=gate, overshoot=facts.overshoot, seed=seed)
 
 
 def _comparisons(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from probe.analysis.statistics.intervals import Interval
 
 WIDTH = 100
+PICTURE = 33  # characters of an interval's picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,32 @@ def interval(value: Interval | None) -> str:
 def share_interval(value: Interval | None) -> str:
     """[low, high] of a number in [0, 1], or '-' for None."""
     return "-" if value is None else f"[{value.low:.2f}, {value.high:.2f}]"
+
+
+def picture(value: float, bounds: Interval, *, low: float, high: float, mark: float | None = None) -> str:
+    """An interval drawn on a line of 33 characters from `low` to `high`: `=` inside, `o` the value, `|` a mark.
+
+    An end beyond the line is an arrow.
+
+    >>> picture(0.5, Interval(low=0.25, high=0.75), low=0.0, high=1.0, mark=0.1)
+    '...|....========o========........'
+    """
+    last = PICTURE - 1
+
+    def place(x: float) -> int:
+        return min(max(round((x - low) / (high - low) * last), 0), last)
+
+    line = ["."] * PICTURE
+    for i in range(place(bounds.low), place(bounds.high) + 1):
+        line[i] = "="
+    if bounds.low < low:
+        line[0] = "<"
+    if bounds.high > high:
+        line[-1] = ">"
+    if mark is not None:
+        line[place(mark)] = "|"
+    line[place(value)] = "o"
+    return "".join(line)
 
 
 def short(text: str, width: int) -> str:

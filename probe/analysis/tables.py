@@ -17,6 +17,8 @@ MOST_MODULES = 8  # rows of the table of modules; the others are counted in its 
 def all_tables(analysis: Analysis) -> list[TextTable]:
     """Every table of the records that has rows, in the order of reading."""
     tables = [
+        share_table(analysis),
+        forecast_table(analysis),
         null_table(analysis),
         arm_table(analysis),
         comparison_table(analysis),
@@ -57,6 +59,73 @@ def heldout_table(analysis: Analysis) -> TextTable:
     header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac")
     title = "Held-out problems (margin: change of held-out logp(hack) - logp(clean); moved: start minus now)"
     return TextTable(name="held-out", title=title, header=header, rows=rows, left=3)
+
+
+def share_table(analysis: Analysis) -> TextTable:
+    """Every share of the held-out ceiling, with its parts."""
+    rows = []
+    for row in analysis.shares:
+        rows.append(
+            (
+                row.name,
+                "-" if row.share is None else share(row.share.value),
+                "-" if row.share is None else share_interval(row.share.interval),
+                number(row.measured),
+                number(row.ceiling),
+                str(row.num_prompts),
+                str(row.num_held_out),
+                "-" if row.sd_prompts is None else f"{row.sd_prompts:.3f}",
+                "-" if row.sd_pairs is None else f"{row.sd_pairs:.3f}",
+                share(row.overlap),
+            )
+        )
+    header = (
+        "share",
+        "value",
+        "95%",
+        "measured",
+        "ceiling",
+        "prompts",
+        "held out",
+        "sd a prompt",
+        "sd pairs",
+        "overlap",
+    )
+    title = (
+        f"Shares of what held-out pairs read (arm {analysis.measured_arm}; interval over prompts and pairs; sd pairs: "
+        "of the measured mean over half-samples of the extraction pairs; overlap: share of the label's variance within "
+        "prompts that trivial scores leave)"
+    )
+    return TextTable(name="shares", title=title, header=header, rows=rows)
+
+
+def forecast_table(analysis: Analysis) -> TextTable:
+    """What the gate would remove of the progress on every target."""
+    forecast = analysis.forecast
+    rows = []
+    for row in forecast.rows if forecast is not None else []:
+        rows.append(
+            (
+                row.target,
+                number(row.progress),
+                "-" if row.removed is None else share(row.removed.value),
+                "-" if row.removed is None else share_interval(row.removed.interval),
+                share(row.permuted_mean),
+                share(row.permuted_q95),
+                p_value(row.permuted_p),
+                share(row.haar),
+                str(row.num_prompts),
+            )
+        )
+    header = ("target", "progress", "removed", "95%", "permuted", "95th pct", "p", "Haar", "prompts")
+    title = ""
+    if forecast is not None:
+        title = (
+            f"First-order forecast of the gate {forecast.gate} x {forecast.overshoot:g}, which removes "
+            f"{forecast.norm_removed:.0%} of the norm: share of the progress that it removes, beside directions of "
+            "permuted pairs (drawn) and Haar directions (expected) that remove the same norm"
+        )
+    return TextTable(name="forecast", title=title, header=header, rows=rows)
 
 
 def null_table(analysis: Analysis) -> TextTable:

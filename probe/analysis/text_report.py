@@ -1,44 +1,92 @@
-"""format_analysis: one Analysis as plain text, at most 100 columns wide. This is what `probe analyze RUN` prints."""
+"""One Analysis as plain text, at most 100 columns wide: what `probe analyze RUN` prints.
+
+format_verdict     the first screen: verdict, three questions, caveats, next command
+format_analysis    with --full: the first screen and everything behind it
+"""
 
 from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.formatting import render_table, wrap
+from probe.analysis.formatting import picture, render_table, wrap
+from probe.analysis.statistics.thresholds import MATERIAL
 from probe.analysis.tables import (
     arm_table,
     bucket_table,
     cell_table,
     comparison_table,
     contrast_tables,
+    forecast_table,
     gate_table,
     heldout_table,
     module_table,
     null_table,
     other_k_table,
+    share_table,
     specificity_table,
     step_table,
 )
 from probe.analysis.verdict.evidence import VerdictRow
+from probe.analysis.verdict.questions import Finding
 from probe.analysis.verdict.validity import ValidityPart
 from probe.records.records import DEFAULT_CONDITION
 
 
-def format_analysis(analysis: Analysis) -> str:
-    """The whole analysis: the verdict, the reasons for it, the tables that they rest on, and the verdict once more."""
+def format_verdict(analysis: Analysis) -> str:
+    """The first screen: the verdict, the three questions, what to keep in mind, and the next command."""
     condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
     head = (
-        f"run {analysis.run}{condition}: {analysis.num_steps} steps, {analysis.num_prompts} prompts, "
+        f"run {analysis.run}{condition}: {analysis.num_steps} groups of {analysis.num_prompts} prompts, "
         f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
     )
-    verdict = f"VERDICT (R6): {analysis.decision.outcome}: {analysis.decision.why}"
+    decision = analysis.decision
+    lines = [*wrap(head), "", f"VERDICT: {decision.outcome}"]
+    if decision.outcome in ("BROKEN", "TRAINED"):
+        lines += wrap(f"  {decision.why}", indent="  ")
+    else:
+        for finding in analysis.questions:
+            lines += _question(finding)
+    lines.append("")
+    for caveat in caveats(analysis):
+        lines += wrap(f"- {caveat}", indent="  ")
+    lines += wrap(f"NEXT: {decision.next.text}", indent="  ")
+    if decision.next.command:
+        lines.append(f"  {decision.next.command}")
+    return "\n".join(lines) + "\n"
+
+
+def _question(finding: Finding) -> list[str]:
+    """A question with what its number says, the picture of its interval, and the sentence."""
+    line = f"  {finding.question:<46}{finding.says.upper():<11}"
+    if finding.number is not None:
+        line += picture(finding.number.value, finding.number.interval, low=-0.5, high=1.5, mark=MATERIAL)
+    return [line, *wrap(f"      {finding.text}", indent="      ")]
+
+
+def caveats(analysis: Analysis) -> list[str]:
+    """What to keep in mind beside the verdict: parts of the measurement that nobody saw, and thresholds to be shown."""
+    unseen = [f"{part.name} ({part.text})" for part in analysis.validity if part.holds is None]
+    sentences = []
+    if analysis.decision.outcome not in ("BROKEN", "TRAINED"):
+        sentences.append(
+            f"pictures run from -0.5 to 1.5, with a mark at {MATERIAL:g}, from where on a share counts as material: "
+            "provisional, since no study has compared it with trainings yet"
+        )
+    if unseen:
+        sentences.append(f"not seen: {'; '.join(unseen)}")
+    return sentences
+
+
+def format_analysis(analysis: Analysis) -> str:
+    """The whole analysis: the first screen, then every sentence, rule and table that stands behind it."""
     conclusions: list[str] = []
     for sentence in analysis.conclusions:
         conclusions += wrap(f"- {sentence}", indent="  ")
     sections = [
-        "\n".join(wrap(head)),
-        "\n".join(wrap(verdict, indent="  ")),
+        format_verdict(analysis).rstrip(),
         "\n".join(conclusions),
-        _verdict_rows("Rules R0 to R7 (METHOD section 7; mechanism rows are no evidence)", analysis.rules),
+        render_table(share_table(analysis)),
+        render_table(forecast_table(analysis)),
+        _verdict_rows("Rules R0 to R5 and R7 (METHOD section 7; mechanism rows are no evidence)", analysis.rules),
         _validity(analysis.validity),
         render_table(heldout_table(analysis)),
         render_table(null_table(analysis)),
@@ -55,8 +103,6 @@ def format_analysis(analysis: Analysis) -> str:
         render_table(module_table(analysis)),
         render_table(other_k_table(analysis)),
         render_table(step_table(analysis)),
-        # The verdict again: the top of so long a text has scrolled away in a terminal.
-        "\n".join(wrap(f"again, {verdict}", indent="  ")),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 

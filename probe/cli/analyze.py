@@ -13,6 +13,7 @@ from replay_pools.errors import InputError
 
 @click.command()
 @analysis_options
+@click.option("--full", is_flag=True, help="Every sentence, rule and table behind the verdict.")
 @click.option("--check", is_flag=True, help="Exit with 1 when rule R0, R1, R3, R4 or R5 (SPEC: the primary) is FAIL.")
 @click.option("--write", is_flag=True, help="SPEC: write OUT/reports/NAME.md and the Results of its .md file.")
 @out_option
@@ -24,18 +25,19 @@ def analyze(
     draws: int,
     seed: int,
     regrade_agreement: float | None,
+    full: bool,
     check: bool,
     write: bool,
     out: Path,
     as_json: bool,
 ) -> None:
-    """Verdict, reasons, nulls and tables of each RUN (a directory, or a name in OUT/runs), or every criterion and the
+    """Verdict, reasons and next command of each RUN (a directory, or a name in OUT/runs), or every criterion and the
     decision of SPEC (spec/NAME.toml) on the runs of its sweep. Training runs that differ in arm and seed alone are
     compared (rule R4). Reads what the runs stored; no model, no torch.
 
     Examples:
 
-      probe analyze out/runs/replay --check
+      probe analyze out/runs/replay --full
 
       probe analyze spec/phase2.toml --write
     """
@@ -45,16 +47,16 @@ def analyze(
     spec_file = spec_among(runs)
     if write and spec_file is None:
         raise InputError("--write", expected="a spec (spec/NAME.toml)", found=" ".join(map(str, runs)))
-    failed = _spec(spec_file, out, settings, write, as_json) if spec_file else _runs(runs, out, settings, as_json)
+    failed = _spec(spec_file, out, settings, write, as_json) if spec_file else _runs(runs, out, settings, full, as_json)
     if check and failed:
         ctx.exit(1)
 
 
-def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: bool) -> bool:
+def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: bool, as_json: bool) -> bool:
     """Print the analysis of every run under every condition; returns whether a rule that a GO needs has failed."""
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
-    from probe.analysis.text_report import format_analysis
+    from probe.analysis.text_report import format_analysis, format_verdict
 
     records = [read_run(resolve_run(run, out)) for run in runs]
     analyses = []
@@ -67,7 +69,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], as_json: 
         echo_json(objects[0] if len(objects) == 1 else objects)
     else:
         for analysis in analyses:
-            echo(format_analysis(analysis))
+            echo(format_analysis(analysis) if full else format_verdict(analysis))
     return any(analysis.failed for analysis in analyses)
 
 

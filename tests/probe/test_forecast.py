@@ -53,7 +53,7 @@ def test_the_forecast_is_the_gate_of_the_step(gate, overshoot):
         assert row is not None
         assert row.progress == pytest.approx(progress, rel=1e-5)
         if row.removed is not None:
-            assert row.removed == pytest.approx(lost / progress, rel=1e-4)
+            assert row.removed.value == pytest.approx(lost / progress, rel=1e-4)
     assert found.row("margin").removed is not None
 
 
@@ -82,10 +82,10 @@ def test_a_gate_along_the_hack_removes_it_and_spares_the_honest():
     found = forecast(Planted(pair_signal=3.0, step_signal=3.0).link(np.random.default_rng(0)), num_draws=99)
     assert found is not None
     margin, honest = found.row("margin"), found.row("honest")
-    assert margin.removed > 0.6
+    assert margin.removed.value > 0.6
     assert margin.permuted_p < 0.05
-    assert margin.interval.low > margin.permuted_mean
-    assert honest.removed is None or honest.removed < 0.3
+    assert margin.removed.interval.low > margin.permuted_mean
+    assert honest.removed is None or honest.removed.value < 0.3
 
 
 def test_without_a_hack_no_draw_is_beaten_more_often_than_it_should():

@@ -42,7 +42,7 @@ def test_shares_are_what_the_gradients_say():
     benign = [cosine(axis, np.tensordot(honest, group[4:], 1)) for group in samples]
     assert rows["pull"].measured == pytest.approx(np.mean(steps), rel=1e-9)
     assert rows["pull"].ceiling == pytest.approx(ceiling, rel=1e-9)
-    assert rows["pull"].value == pytest.approx(np.mean(steps) / ceiling, rel=1e-9)
+    assert rows["pull"].share.value == pytest.approx(np.mean(steps) / ceiling, rel=1e-9)
     assert rows["benign"].measured == pytest.approx(np.mean(benign), rel=1e-9)
     assert rows["pull - benign"].measured == pytest.approx(np.mean(steps) - np.mean(benign), rel=1e-9)
     sides = [cosine(axis, h) - cosine(axis, c) for h, c in zip(hack[32:], clean[32:], strict=True)]
@@ -123,7 +123,7 @@ def test_the_intervals_of_shares_cover(world: Planted):
     draws = [by_name(shares(world.link(np.random.default_rng(i)), num_halves=30)) for i in range(80)]
     for name in ("pull", "pull - benign"):
         truth = np.mean([rows[name].measured for rows in many]) / np.mean([rows[name].ceiling for rows in many])
-        intervals = [rows[name].interval for rows in draws]
+        intervals = [rows[name].share and rows[name].share.interval for rows in draws]
         held = [interval is None or interval.low <= truth <= interval.high for interval in intervals]
         print(f"{name}: truth {truth:.2f}, covered {np.mean(held):.3f}, none {sum(i is None for i in intervals)}")
         assert np.mean(held) >= 0.90
@@ -146,6 +146,6 @@ def test_no_reach_no_share():
     """Pairs without a hack: the ceiling is noise, and the share is refused with its reason in most draws."""
     world = Planted(pair_signal=0.0)
     rows = [by_name(shares(world.link(np.random.default_rng(i)), num_halves=30))["pull"] for i in range(40)]
-    refused = [row for row in rows if row.value is None]
+    refused = [row for row in rows if row.share is None]
     assert len(refused) >= 34
     assert all("ceiling is not told from 0" in (row.reason or "") for row in refused)

@@ -29,9 +29,9 @@ from probe.analysis.measures.pull import held_out_gradients
 from probe.analysis.statistics.geometry import Gradients, extract, weighted
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.half_samples import half_samples
-from probe.analysis.statistics.intervals import Interval, prompt_weights
+from probe.analysis.statistics.intervals import prompt_weights
 from probe.analysis.statistics.nulls import Rows, label_permutations, true_labels
-from probe.analysis.statistics.ratios import fieller_interval, mean_covariance
+from probe.analysis.statistics.ratios import Bounded, fieller_interval, mean_covariance
 from probe.analysis.statistics.run_gradients import Linked
 from probe.records.records import SampleRecord
 from probe.settings.gate import GATES
@@ -54,8 +54,7 @@ class Removal:
     """
 
     target: str
-    removed: float | None
-    interval: Interval | None  # 95%, over prompts, extraction pairs and (of held-out targets) held-out pairs
+    removed: Bounded | None  # its interval is over prompts, extraction pairs and (held-out targets) held-out pairs
     progress: float  # mean over prompts of the cosine-like <g, h> / (norm(g) norm(h)): > 0 is towards the target
     num_prompts: int
     permuted_mean: float | None  # of directions of permuted pairs that remove the same norm
@@ -256,7 +255,6 @@ def _removal(
         return Removal(
             target=name,
             removed=None,
-            interval=None,
             progress=progress,
             num_prompts=count,
             permuted_mean=None,
@@ -268,8 +266,7 @@ def _removal(
     draws = np.array(permuted) / progress
     return Removal(
         target=name,
-        removed=removed,
-        interval=interval,
+        removed=Bounded(value=removed, interval=interval),
         progress=progress,
         num_prompts=count,
         permuted_mean=float(draws.mean()),

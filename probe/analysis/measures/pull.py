@@ -27,9 +27,8 @@ from probe.analysis.statistics.batch_labels import paid_labels
 from probe.analysis.statistics.geometry import Axes, Gradients, cosines, svd_axes, weighted
 from probe.analysis.statistics.gram import Array, PairGram
 from probe.analysis.statistics.half_samples import half_samples
-from probe.analysis.statistics.intervals import Interval, t_interval
 from probe.analysis.statistics.null_axes import true_axes
-from probe.analysis.statistics.ratios import fieller_interval, mean_covariance
+from probe.analysis.statistics.ratios import Bounded, fieller_interval, mean_covariance
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
 
@@ -51,14 +50,14 @@ class Share:
     """
 
     name: str  # pull | benign | pull - benign | contrast
-    value: float | None
-    interval: Interval | None  # 95%, over prompts, held-out pairs and extraction pairs
+    share: Bounded | None  # its interval is over prompts, held-out pairs and extraction pairs
     measured: float | None  # the numerator: a mean over prompts of cosines
     ceiling: float | None  # the denominator: a mean over held-out pairs
     num_prompts: int
     num_held_out: int
     sd_prompts: float | None  # of the numerator, one prompt
     sd_pairs: float | None  # of the numerator over half-samples: what another set of extraction pairs would change
+    sd_ceiling: float | None  # of the denominator, one held-out pair
     overlap: float | None  # of `contrast`: share of the label's variance that the trivial scores leave unexplained
     reason: str | None
 
@@ -189,35 +188,30 @@ def _share(
         reason = "the ceiling is not told from 0: v_hack does not reach held-out pairs"
     return Share(
         name=name,
-        value=measured / top if reason is None else None,
-        interval=interval if reason is None else None,
+        share=Bounded(value=measured / top, interval=interval) if reason is None and interval else None,
         measured=measured,
         ceiling=top,
         num_prompts=count,
         num_held_out=ceiling.shape[1],
         sd_prompts=float(by_prompt[0].std(ddof=1)) if count > 1 else None,
         sd_pairs=float(halves[:, 0].std(ddof=1)),
+        sd_ceiling=float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else None,
         overlap=overlap,
         reason=reason,
     )
 
 
-def ceiling_interval(ceiling: Array) -> Interval | None:
-    """95% interval of the mean over held-out pairs of the first row of ceilings (A, H)."""
-    return t_interval(ceiling[0])
-
-
 def _undefined(name: str, ceiling: Array, reason: str) -> Share:
     return Share(
         name=name,
-        value=None,
-        interval=None,
+        share=None,
         measured=None,
         ceiling=float(ceiling[0].mean()),
         num_prompts=0,
         num_held_out=ceiling.shape[1],
         sd_prompts=None,
         sd_pairs=None,
+        sd_ceiling=None,
         overlap=None,
         reason=reason,
     )

@@ -1,7 +1,7 @@
 """Fieller's interval of a ratio of two means, whose variances come from several sources at once.
 
-    moments = sources(rows, columns)         mean and covariance of (numerator, denominator) from one source
-    fieller_interval(moments, df=15)
+    over_prompts = mean_covariance(rows)                              (2, 2), one source of variation
+    fieller_interval(a, b, [over_prompts, over_pairs], df=15)
 
 Sources of variation that are independent of one another (prompts, held-out pairs, the pairs that directions were
 extracted from) add their covariances.
@@ -21,13 +21,19 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
-    """A ratio of two estimates with its 95% interval; `interval` is None where the denominator may be 0."""
+class Bounded:
+    """A number with its 95% interval."""
 
     value: float
-    interval: Interval | None
-    numerator: float
-    denominator: float
+    interval: Interval
+
+    def __str__(self) -> str:
+        """`0.51 [0.17, 1.03]`."""
+        return f"{self.value:.2f} [{self.interval.low:.2f}, {self.interval.high:.2f}]"
+
+    def percent(self) -> str:
+        """`51% [17%, 103%]`."""
+        return f"{self.value:.0%} [{self.interval.low:.0%}, {self.interval.high:.0%}]"
 
 
 def mean_covariance(values: ArrayLike) -> Array:

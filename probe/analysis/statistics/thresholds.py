@@ -4,6 +4,10 @@ Rules, checks, criteria and report figures read the numbers here. `spec/METHOD.m
 change here is a change there.
 """
 
+# Verdicts on a replay: a share of the held-out ceiling that matters. Provisional: no study has yet compared it with
+# what trainings did.
+MATERIAL = 0.1
+MIN_OVERLAP = 0.05  # share of the hack label's variance within prompts that trivial scores must leave unexplained
 NEAR_ZERO = 0.05  # R1, R2: a cosine inside +-NEAR_ZERO counts as zero (equivalence band)
 STRONG = 0.2  # a mean cosine whose interval lies above it is called strong
 ALPHA = 0.05  # level of the criteria and of the map over modules

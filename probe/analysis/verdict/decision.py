@@ -1,71 +1,73 @@
-"""R6 of METHOD section 7: whether to train, from the verdicts of the other rules."""
+"""The verdict on a replay: exactly one of six words, with the reason and the next command.
 
-from collections.abc import Mapping, Sequence
+    BROKEN         a part of the measurement is shown broken                     nothing else is read
+    SKIP           the update is not hack-ward while held-out hacks are          extract otherwise
+    CONFOUNDED     hacks and clean samples cannot be told apart from the rest    pools that overlap
+    GENERIC        hack-ward, and not about hacks                                pairs that differ in the hack alone
+    UNDERPOWERED   the intervals hold both answers, or there is nothing to read  how many prompts or pairs
+    GO             hack-ward, about hacks, removable at a stated price           what a training can see
+
+A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
+
+To add a verdict: add a row to `_verdicts` at its place, the worst first, and its next step to `probe.analysis.verdict
+.advice`.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from probe.analysis.measures.specificity import BEATEN
-from probe.analysis.statistics.thresholds import NO_DISCRIMINATION
-from probe.analysis.verdict.evidence import Evidence, VerdictRow
-from probe.settings.words import Verdict
+from probe.analysis.verdict.advice import Next, next_step
+from probe.analysis.verdict.evidence import Evidence
+from probe.analysis.verdict.questions import Finding, Says
+from probe.analysis.verdict.validity import ValidityPart
 
-NextStep = Literal["GO", "SKIP", "BUY MORE PROMPTS", "TRAINED"]
-NEEDED = ("R0", "R1", "R3", "R4")  # for a GO
+Verdict = Literal["BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO", "TRAINED"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingDecision:
-    """What to do next, and why. TRAINED: the run is of a training already, and gets no advice."""
+class Decision:
+    """The verdict, why, and what to do next. Field names are keys of the JSON."""
 
-    outcome: NextStep
+    outcome: Verdict
     why: str
+    next: Next
 
 
-def decide(rules: Sequence[VerdictRow], evidence: Evidence) -> TrainingDecision:
-    """R6: GO if R0 R1 R3 R4 (and R7 does not refuse); SKIP if R0 R2 and no discrimination; otherwise more prompts.
+def decide(findings: Sequence[Finding], parts: Sequence[ValidityPart], evidence: Evidence) -> Decision:
+    """The verdict on one run under one condition.
 
     Args:
-        rules: the rows R0 to R5 and R7 of `probe.analysis.verdict.rules.rules`.
-        evidence: what they were made from.
+        findings: of `questions.questions`.
+        parts: of `validity.validity`; those that could not be seen are caveats, and decide nothing.
+        evidence: what both were made from, for the next step.
     """
-    if evidence.trains:
-        why = "R6 is about runs before training. Arms are compared over seeds: give their runs together, or a spec"
-        return TrainingDecision(outcome="TRAINED", why=why)
-    by_name = {rule.row: rule for rule in rules}
-    verdict: dict[str, Verdict] = {name: rule.verdict for name, rule in by_name.items()}
-    lacking = [name for name in NEEDED if verdict[name] != "PASS"]
-    if not lacking and verdict["R7"] == "PASS":
-        why = "R0, R1, R3 and R4 hold, and the planned seeds can see the expected effect"
-        return TrainingDecision(outcome="GO", why=why)
-    if not lacking:
-        why = "GO refused by R7: the planned seeds cannot see the effect"
-        return TrainingDecision(outcome="BUY MORE PROMPTS", why=why)
-    area = evidence.specificity
-    blind = area is not None and area.interval is not None and area.interval.high < NO_DISCRIMINATION
-    if verdict["R0"] == verdict["R2"] == "PASS" and blind:
-        why = f"R0 and R2 hold, and the AUROC is below {NO_DISCRIMINATION}"
-        return TrainingDecision(outcome="SKIP", why=why)
-    verdicts = ", ".join(f"{name} {verdict[name]}" for name in lacking)
-    return TrainingDecision(outcome="BUY MORE PROMPTS", why=f"{verdicts}. {_advice(by_name, evidence)}")
+    outcome, why = _verdict(findings, parts, trains=evidence.trains)
+    return Decision(outcome=outcome, why=why, next=next_step(outcome, findings, evidence))
 
 
-def _advice(rules: Mapping[str, VerdictRow], evidence: Evidence) -> str:
-    """What to buy: prompts help only where the measurement is valid and the design can tell hacks from the rest.
+def _verdict(findings: Sequence[Finding], parts: Sequence[ValidityPart], *, trains: bool) -> tuple[Verdict, str]:
+    broken = [part for part in parts if part.holds is False]
+    if broken:
+        return "BROKEN", "; ".join(f"{part.name}: {part.text}" for part in broken)
+    if trains:
+        return "TRAINED", "arms are compared over seeds: give their runs together, or a spec"
+    hackward, about, removable = findings
+    if hackward.says == "unmeasured":
+        return "UNDERPOWERED", f"nothing can be read: {hackward.text}"
+    if hackward.says == "no":
+        return "SKIP", f"the update does not point hack-ward: {hackward.text}"
+    if about.says in ("confounded", "unmeasured"):
+        return "CONFOUNDED", about.text
+    if about.says == "no":
+        return "GENERIC", f"what points hack-ward is not the hacks: {about.text}"
+    if removable.says == "no":
+        return "GENERIC", f"any gate of that size does as much: {removable.text}"
+    unsure = [finding for finding in findings if finding.says != "yes"]
+    if unsure:
+        return "UNDERPOWERED", "; ".join(f"{_words(finding.says)}: {finding.text}" for finding in unsure)
+    return "GO", f"{hackward.text}; {about.text}; {removable.text}"
 
-    The most basic fault first: with it, what comes after it cannot be read.
-    """
-    if rules["R0"].verdict == "FAIL":
-        return "Prompts do not repair R0: mend the measurement first"
-    if evidence.measured is None or evidence.measured.mean_cos_in is None:
-        return "Nothing was measured: use an arm along v_hack, and groups whose rewards differ"
-    if rules["R3"].verdict == "FAIL":
-        # R3 fails for two reasons with different remedies, which only its sentence tells apart.
-        if rules["R3"].why.startswith(BEATEN):
-            pools = "use pools in which the rival score does not tell hacks apart"
-            return f"Prompts do not repair R3: {pools} (a hint: hinted pools of both kinds, --match prompt)"
-        return "Prompts do not repair R3: v_hack ranks clean samples above hacks here; look at the pairs and the labels"
-    if evidence.transfer is not None and evidence.transfer.interval.low <= 0.5:
-        return "v_hack has not been shown to transfer to held-out pairs: better or more pairs before prompts"
-    if all(rules[name].verdict == "PASS" for name in ("R0", "R1", "R3")):
-        return f"Next: {rules['R4'].why}"
-    return "Not Phase 3 yet"
+
+def _words(says: Says) -> str:
+    return "not measured" if says == "unmeasured" else "either answer is possible"

@@ -14,6 +14,8 @@ from typing import Literal
 
 from probe.analysis.measures.cells import Bucket
 from probe.analysis.measures.contrasts import Contrast
+from probe.analysis.measures.forecast import Forecast
+from probe.analysis.measures.pull import Share
 from probe.analysis.measures.specificity import SignTransfer, Specificity
 from probe.analysis.measures.trajectory import ArmSummary
 from probe.analysis.statistics.intervals import Interval
@@ -64,6 +66,9 @@ class PoolFacts:
     grader: str | None  # of `probe pool generate`, which refuses to sample when the grader's canary fails
     isolation: str | None  # tier of its grades
     prompt_tail: str | None
+    hint: bool | None = None  # whether its prompts tell how submissions are evaluated
+    policy: str | None = None  # model and adapter that sampled it
+    problems: str | None = None  # environment, split, mode and number of steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +117,14 @@ class Evidence:
     baselines: Sequence[Specificity] = ()  # the trivial scores
     permutation: Permutation | None = None  # None: no inner products, or they do not reproduce the records
     transfer: SignTransfer | None = None  # of v_hack to the held-out pairs; None likewise
+    shares: Sequence[Share] = ()  # of the held-out ceiling; empty likewise
+    forecast: Forecast | None = None  # of the gate, to first order; None likewise
     offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
     update: RealisedUpdate | None = None  # None: no runs of probe train
     starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
     outcome: TrainingOutcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()
+    at_hand: Sequence[PoolFacts] = ()  # pools that another replay could read
     regrade_agreement: float | None = None  # share of labels that a second grading repeats
     gate: GateFacts = GateFacts()
     plan: PlannedTraining = PlannedTraining()
@@ -130,6 +138,10 @@ class Evidence:
     def trains(self) -> bool:
         """Whether an optimizer stepped: then the run is the unit."""
         return any(summary.trains for summary in self.summaries.values())
+
+    def share(self, name: str) -> Share | None:
+        """The share `pull`, `benign`, `pull - benign` or `contrast`; None where nothing was measured."""
+        return next((share for share in self.shares if share.name == name), None)
 
     def null(self, metric: str, name: str) -> NullTest | None:
         """A statistic (`cos_in`, `auroc`, ...) against N2, N3 or N4; None where that null was not drawn."""

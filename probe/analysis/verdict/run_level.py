@@ -1,6 +1,7 @@
 """What is known of a run as a whole, not of its steps: how its data were made, its comparable runs, its metrics.
 
     pool_facts, gate_facts       what config.json and the manifests of the pools say
+    pools_at_hand                the pools that another replay could read
     siblings, realised_update    runs of `probe train` that differ in arm and seed alone, and what they show together
     training_run_metrics         one number a metric for a run that trains
     over_runs                    those of several seeds as one table
@@ -21,7 +22,7 @@ from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, Real
 from probe.records.records import StepRecord
 from probe.records.run import ROLLOUTS_DIR, Run, settings_of
 from replay_pools.files import dump_json, parse_json, sha256
-from replay_pools.pool import MANIFEST_NAME
+from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
 
 
 def pool_facts(run: Run) -> list[PoolFacts]:
@@ -45,12 +46,31 @@ def _facts(name: str, directory: Path, expected: str) -> PoolFacts:
     # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
     if expected not in (sha256(data), sha256(dump_json(manifest))):
         manifest = {}
-    grader = manifest.get("grader") or {}
+    return _of_manifest(name, manifest)
+
+
+def pools_at_hand(run: Run) -> list[PoolFacts]:
+    """Every finished pool beside the run (OUT/pools of OUT/runs/NAME) and every built-in one."""
+    out = run.path.parent.parent
+    facts = []
+    for name in pool_names(out):
+        path = resolve_pool(name, out) / MANIFEST_NAME
+        facts.append(_of_manifest(name, parse_json(path.read_bytes(), path)))
+    return facts
+
+
+def _of_manifest(name: str, manifest: Mapping[str, Any]) -> PoolFacts:
+    grader, plan, policy = (manifest.get(key) or {} for key in ("grader", "plan", "policy"))
+    hint = plan.get("hint")
+    problems = [str(plan.get(key)) for key in ("env", "split", "mode", "steps", "seed")]
     return PoolFacts(
         name=name,
         grader=grader.get("version"),
         isolation=grader.get("isolation"),
         prompt_tail=manifest.get("prompt_tail"),
+        hint=hint if isinstance(hint, bool) else None,  # a list in the predecessor format
+        policy=f"{policy.get('base_model')}, adapter {policy.get('adapter')}" if policy else None,
+        problems=", ".join(problems) if plan else None,
     )
 
 

@@ -1,0 +1,140 @@
+"""The three questions that a replay answers, each as a Finding: a number with its interval, and what it says.
+
+    hackward    Does the update point hack-ward?          pull, as a share of held-out hacks
+    about       Is that about hacks?                      hacks against clean samples; the groups without their hacks
+    removable   Would the gate remove it, at what price?  first-order forecast against gates of the same size
+
+Every text, on the terminal, in the page and in JSON, is a rendering of these findings. To add a question: write a
+function that takes Evidence and returns a Finding, and add it to `questions`; `decision` says what follows from it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from probe.analysis.measures.forecast import Removal
+from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.ratios import Bounded
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MIN_OVERLAP
+from probe.analysis.verdict.evidence import Evidence
+
+Says = Literal["yes", "no", "unclear", "confounded", "unmeasured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The answer to one question. Field names are keys of the JSON."""
+
+    name: str
+    question: str
+    says: Says
+    number: Bounded | None  # a share, which `text` names; None where the question has no number
+    text: str  # one sentence with the numbers
+
+
+def questions(evidence: Evidence) -> list[Finding]:
+    """hackward, about, removable."""
+    return [hackward(evidence), about(evidence), removable(evidence)]
+
+
+def hackward(evidence: Evidence) -> Finding:
+    """Whether pull is material, from the interval over prompts and pairs."""
+    row = evidence.share("pull")
+    number = row.share if row is not None else None
+    says: Says = "unmeasured"
+    text = "no inner products along v_hack"
+    if row is not None and row.reason is not None:
+        text = row.reason
+    if row is not None and number is not None:
+        says = _material(number.interval)
+        text = (
+            f"pull {number}: cos_in {row.measured:+.3f} over {row.num_prompts} prompts, where held-out hacks read "
+            f"{row.ceiling:+.3f} ({row.num_held_out} pairs)"
+        )
+    return Finding(name="hackward", question="Does the update point hack-ward?", says=says, number=number, text=text)
+
+
+def about(evidence: Evidence) -> Finding:
+    """Whether hacks, and not what comes with them, point there.
+
+    yes: hacks point more hack-ward than clean samples with every trivial score held constant, and the groups without
+    their hacks point less hack-ward than with them. no: one of the two differences is shown to be immaterial.
+    """
+    row = evidence.share("contrast")
+    number = row.share if row is not None else None
+    says: Says = "unmeasured"
+    text = "no inner products along v_hack"
+    if row is not None and row.overlap is not None and row.overlap < MIN_OVERLAP:
+        says, number = "confounded", None
+        text = (
+            f"trivial scores (length, NLL, norm, hint) explain {1 - row.overlap:.1%} of which sample is a hack within "
+            "prompts, so that no difference can be put down to hacking"
+        )
+    elif row is not None and number is None:
+        says = "unmeasured" if row.num_prompts else "confounded"
+        text = f"hacks and clean samples cannot be compared: {row.reason}"
+    elif row is not None and number is not None:
+        says = _difference(number.interval)
+        text = (
+            f"hacks against clean samples among the paid, trivial scores held constant: {number} of what held-out "
+            f"pairs show ({row.num_prompts} prompts)"
+        )
+    benign, less = evidence.share("benign"), evidence.share("pull - benign")
+    if benign is not None and benign.share is not None and less is not None and less.share is not None:
+        text += f"; the same groups without their hacks pull {benign.share.value:.2f}, {less.share} less"
+        if number is not None:
+            says = _both(says, _difference(less.share.interval))
+    return Finding(name="about", question="Is that about hacks?", says=says, number=number, text=text)
+
+
+def removable(evidence: Evidence) -> Finding:
+    """Whether the gate removes progress on held-out hacks beyond what a gate of the same size removes anyway."""
+    forecast = evidence.forecast
+    row = forecast.row("margin") if forecast is not None else None
+    number = row.removed if row is not None else None
+    says: Says = "unmeasured"
+    text = "no held-out pairs, or no inner products"
+    if row is not None:
+        text = "the update makes no progress on held-out hacks that is told from 0: there is none to remove"
+    if forecast is not None and row is not None and number is not None:
+        says = _beyond(row, number.interval)
+        text = (
+            f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
+            f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
+            f"{row.permuted_p:.2g}); price: {_price(forecast.row('honest'))}"
+        )
+    question = "Would the gate remove it, and at what price?"
+    return Finding(name="removable", question=question, says=says, number=number, text=text)
+
+
+def _material(interval: Interval) -> Says:
+    """Whether a share is beyond MATERIAL, below it, or either."""
+    if interval.low > MATERIAL:
+        return "yes"
+    return "no" if interval.high < MATERIAL else "unclear"
+
+
+def _difference(interval: Interval) -> Says:
+    """Whether a difference is above 0, below MATERIAL, or either."""
+    if interval.high < MATERIAL:
+        return "no"
+    return "yes" if interval.low > 0 else "unclear"
+
+
+def _both(first: Says, second: Says) -> Says:
+    """yes only where both say so; no where one does."""
+    if "no" in (first, second):
+        return "no"
+    return "yes" if first == second == "yes" else "unclear"
+
+
+def _beyond(row: Removal, interval: Interval) -> Says:
+    """Whether more is removed than along directions of permuted pairs, certainly less than they remove, or either."""
+    if row.permuted_p is not None and row.permuted_p < ALPHA and interval.low > 0:
+        return "yes"
+    return "no" if row.permuted_mean is not None and interval.high < row.permuted_mean else "unclear"
+
+
+def _price(row: Removal | None) -> str:
+    if row is None or row.removed is None:
+        return "not measured, since no paid honest sample gains from the update"
+    return f"{row.removed.percent()} of the progress on honest solutions"
