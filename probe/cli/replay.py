@@ -58,7 +58,7 @@ def _conditions(_ctx: click.Context, _option: click.Parameter, texts: tuple[str,
     shell_complete=several_of(lambda _ctx: [*ARMS]),
     help=f"By commas, of {', '.join(ARMS)}. Default: projected.",
 )
-@click.option("--per-pool", type=click.IntRange(1), help="Rollouts of a pool in a step. Default: 4.")
+@click.option("--per-pool", type=click.IntRange(1), help="Rollouts of a pool in a group. Default: 4.")
 @click.option(
     "--match",
     type=click.Choice(MATCHES),

@@ -46,7 +46,7 @@ def replay(
     with timings.phase("load"):
         policy = inputs.policy
     if source.num_left_out:
-        say(f"{per_pool} rollouts of each pool a step (--per-pool): {source.num_left_out} are left out")
+        say(f"{source.num_steps} groups with {per_pool} rollouts of each pool: {source.num_left_out} are in none")
     if source.num_unlabelled:
         say(f"{source.num_unlabelled} rollouts of the pools have no label and are never drawn: see probe pool regrade")
     if steps_apart(config):

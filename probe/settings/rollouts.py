@@ -17,7 +17,7 @@ class SourceConfig:
     """The stored rollouts of a replay: which pools, and how they are mixed into groups, one group a step."""
 
     replay_dirs: tuple[str, ...] = ("teacher", "base")  # names in OUT/pools, built-in ones, or paths with a slash
-    per_pool: int = 4  # rollouts of a pool in a step
+    per_pool: int = 4  # rollouts of a pool in a group; a problem gives as many groups as its rollouts fill
     match: Match = "problem"  # what the rollouts of a step have in common
 
     def __post_init__(self) -> None:

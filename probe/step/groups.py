@@ -74,18 +74,20 @@ def make_group(step: int, chosen: Sequence[tuple[RolloutKey, Rollout]]) -> Group
 class ReplaySource:
     """Groups with `per_pool` rollouts of every pool, matched by problem, by prompt, or by position.
 
-    A rollout without label is never drawn: `probe pool regrade` grades it again.
+    Every problem (or prompt, or position) gives as many groups as its rollouts fill, so that all of the data are used:
+    first one group of each, then the second ones. A rollout without label is never drawn: `probe pool regrade` grades
+    it again.
 
     Args:
         pools: at least one; their names must differ.
-        per_pool: rollouts taken from each pool in each step, drawn without replacement by (seed, step, pool).
+        per_pool: rollouts of each pool in a group, drawn without replacement by (seed, place in the first pool, pool).
         match: `problem` pairs the pools' steps on the same problem, `prompt` on the same rendered prompt, `none` by
             position.
-        steps: number of steps; None = all that match.
+        steps: number of steps, a group each; None = all.
         seed: of the draws.
 
     Raises:
-        InputError: no pool, duplicate pools, groups smaller than `per_pool`, or fewer matching steps than asked for.
+        InputError: no pool, duplicate pools, fewer than `per_pool` rollouts of a match, or fewer groups than asked for.
     """
 
     def __init__(
@@ -114,36 +116,59 @@ class ReplaySource:
         if not common:
             fix = "generate the pools with the same --env, --split, --steps and --seed, or use --match none"
             raise InputError("--replay-dirs", expected=f"steps that match by {match}", found="none", fix=fix)
-        if steps is not None and steps > len(common):
-            actual = f"{len(common)} steps that match by {match} in {', '.join(names)}"
-            raise InputError("--steps", expected=f"{steps} steps", found=actual, fix="use fewer steps or --match none")
-        self._steps: list[list[tuple[Pool, list[Rollout]]]] = []  # by step, by pool
-        for mark in common[:steps]:
-            self._steps.append([(pool, table[mark]) for pool, table in zip(pools, tables, strict=True)])
-        self.num_steps = len(self._steps)
+        self._matches: list[list[tuple[Pool, list[Rollout]]]] = []  # by place, by pool
+        for mark in common:
+            self._matches.append([(pool, table[mark]) for pool, table in zip(pools, tables, strict=True)])
+        self._turns = self._all_turns()
+        if steps is not None and steps > len(self._turns):
+            actual = f"{len(self._turns)} groups that match by {match} in {', '.join(names)}"
+            fix = "use fewer steps, a smaller --per-pool or --match none"
+            raise InputError("--steps", expected=f"{steps} steps", found=actual, fix=fix)
+        self._turns = self._turns[:steps]
+        self.num_steps = len(self._turns)
         self._check_sizes()
 
     @property
     def num_left_out(self) -> int:
-        """Rollouts of the replayed steps that `per_pool` leaves out."""
-        return sum(len(rollouts) - self._per_pool for step in self._steps for _, rollouts in step)
+        """Matching rollouts that are in no group, because `steps` or `per_pool` leaves them out."""
+        total = sum(len(rollouts) for match in self._matches for _, rollouts in match)
+        return total - sum(self._per_pool * len(self._matches[place]) for place, _ in self._turns)
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """The one group of a step, with rollouts of every pool."""
+        place, turn = self._turns[step]
         chosen: list[tuple[RolloutKey, Rollout]] = []
-        for pool, rollouts in self._steps[step]:
-            # Seeded by step and pool, not drawn in turn: a resumed run draws the same rollouts.
-            draw = random.Random(f"replay/{self._seed}/{step}/{pool.name}").sample(range(len(rollouts)), self._per_pool)
-            chosen += [(_key(pool, rollouts[i]), rollouts[i]) for i in sorted(draw)]
+        for pool, rollouts in self._matches[place]:
+            for i in sorted(self._draw(place, turn, pool, len(rollouts))):
+                chosen.append((_key(pool, rollouts[i]), rollouts[i]))
         return (make_group(step, chosen),)
+
+    def _all_turns(self) -> list[tuple[int, int]]:
+        """(place, turn) of every group that the rollouts fill: the first of every place, then the second, and so on."""
+        fills = [min(len(rollouts) for _, rollouts in match) // self._per_pool for match in self._matches]
+        turns: list[tuple[int, int]] = []
+        for turn in range(max(1, *fills)):
+            # A place that fills no group stays in the first turn: it is refused with its name, not passed over.
+            turns += [(place, turn) for place, fill in enumerate(fills) if turn < max(fill, 1)]
+        return turns
+
+    def _draw(self, place: int, turn: int, pool: Pool, num_rollouts: int) -> list[int]:
+        """Which of a pool's rollouts are in a group: those that earlier turns of the place have left, at random."""
+        # Seeded by place and pool, and drawn from the first turn on: a resumed run draws the same rollouts.
+        random_state = random.Random(f"replay/{self._seed}/{place}/{pool.name}")
+        left, drawn = list(range(num_rollouts)), list[int]()
+        for _ in range(turn + 1):
+            drawn = random_state.sample(left, self._per_pool)
+            left = [i for i in left if i not in drawn]
+        return drawn
 
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels."""
         return self._rollouts[key]
 
     def _check_sizes(self) -> None:
-        for step in self._steps:
-            for pool, rollouts in step:
+        for place, _ in self._turns:
+            for pool, rollouts in self._matches[place]:
                 if len(rollouts) < self._per_pool:
                     raise InputError(
                         f"pool {pool.name} step {rollouts[0].step}",
@@ -158,7 +183,7 @@ def _key(pool: Pool, rollout: Rollout) -> RolloutKey:
 
 
 def _steps_by(pool: Pool, match: Match) -> dict[Hashable, list[Rollout]]:
-    """The labelled rollouts of a pool's steps, by what these are matched by; of several with one mark, the first."""
+    """The labelled rollouts of a pool's steps, by what these are matched by; several steps with one mark are one."""
     marks = {
         "problem": lambda position, rollout: rollout.problem_id,
         "prompt": lambda position, rollout: rollout.prompt_sha,
@@ -168,5 +193,5 @@ def _steps_by(pool: Pool, match: Match) -> dict[Hashable, list[Rollout]]:
     for position, rollouts in enumerate(pool.steps):
         labelled = [rollout for rollout in rollouts if rollout.labelled]
         if labelled:
-            table.setdefault(marks[match](position, labelled[0]), labelled)
+            table.setdefault(marks[match](position, labelled[0]), []).extend(labelled)
     return table

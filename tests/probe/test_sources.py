@@ -96,11 +96,34 @@ def test_groups_mix_four_and_four_by_problem(teacher: Pool, base: Pool) -> None:
             assert rollout.completion_ids == [len(key.pool), key.step, key.sample_id, 2]
 
 
-def test_a_problem_met_twice_counts_once(teacher: Pool, base: Pool) -> None:
-    """base has p2 in steps 0 and 3: the first occurrence is used, in one group."""
+def test_a_problem_met_twice_is_one_place(teacher: Pool, base: Pool) -> None:
+    """base has p2 in steps 0 and 3: its rollouts of both are drawn from, and the teacher's fill one group."""
     source = ReplaySource([teacher, base])
-    used = {key.step for step in range(3) for key in source.groups(step)[0].keys if key.pool == "base"}
-    assert used == {0, 2, 4}
+    assert source.num_steps == 3
+    used: set[int] = set()
+    for seed in range(8):
+        drawn = ReplaySource([teacher, base], seed=seed)
+        for step in range(3):
+            used |= {key.step for key in drawn.groups(step)[0].keys if key.pool == "base"}
+    assert used == {0, 2, 3, 4}
+
+
+def test_a_problem_gives_as_many_groups_as_its_rollouts_fill(make_pool: MakePool) -> None:
+    """All first groups, then all second ones; together they hold every rollout once, and steps cuts from the end."""
+    pools = [make_pool(name, ["p0", "p1"], size=8) for name in ("x", "y")]
+    source = ReplaySource(pools)
+    groups = [source.groups(step)[0] for step in range(source.num_steps)]
+    assert [group.problem_id for group in groups] == ["p0", "p1", "p0", "p1"]
+    keys = [key for group in groups for key in group.keys]
+    assert len(keys) == len(set(keys)) == 2 * 2 * 8
+    assert source.num_left_out == 0
+    short = ReplaySource(pools, steps=3)
+    assert [short.groups(step)[0] for step in range(3)] == groups[:3]
+    assert short.num_left_out == 8
+    assert ReplaySource(pools, per_pool=5).num_steps == 2
+    assert ReplaySource(pools, per_pool=5).num_left_out == 2 * 2 * 3
+    lopsided = ReplaySource([pools[0], make_pool("z", ["p0", "p1"], size=4)])
+    assert (lopsided.num_steps, lopsided.num_left_out) == (2, 8)
 
 
 def test_mixed_prompt_is_about_prompts(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
@@ -177,7 +200,7 @@ def test_unusable_pools_are_refused(teacher: Pool, base: Pool, make_pool: MakePo
         ReplaySource([make_pool("small", ["p0"], size=3), base])
     with pytest.raises(InputError, match=r"pool teacher step 0: expected at least 7 rollouts"):
         ReplaySource([teacher, base], per_pool=7)
-    with pytest.raises(InputError, match=r"--steps: expected 4 steps, found 3 steps that match by problem in teacher"):
+    with pytest.raises(InputError, match=r"--steps: expected 4 steps, found 3 groups that match by problem in teacher"):
         ReplaySource([teacher, base], steps=4)
     other = make_pool("other", ["q0", "q1"])
     for steps in (None, 1):
