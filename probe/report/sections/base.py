@@ -12,7 +12,17 @@ from probe.report.inputs import slug
 
 # A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
-MARKS = {"PASS": "\u2713", "FAIL": "\u2715", "INCONCLUSIVE": "?", "VACUOUS": "\u2205"}
+MARKS = {
+    "PASS": "\u2713",
+    "YES": "\u2713",
+    "FAIL": "\u2715",
+    "NO": "\u2715",
+    "INCONCLUSIVE": "?",
+    "UNCLEAR": "?",
+    "CONFOUNDED": "?",
+    "UNMEASURED": "?",
+    "VACUOUS": "\u2205",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

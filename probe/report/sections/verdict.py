@@ -9,7 +9,10 @@ from xml.etree.ElementTree import Element
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import TextTable, number, p_value, share
+from probe.analysis.tables import forecast_table, share_table
+from probe.analysis.text_report import caveats, share_picture
 from probe.analysis.verdict.evidence import VerdictRow
+from probe.analysis.verdict.questions import Finding
 from probe.experiments.verdict import SpecVerdict
 from probe.report.figures.alignment import alignment, nulls
 from probe.report.figures.panel import Figure, plural
@@ -17,7 +20,7 @@ from probe.report.html import node
 from probe.report.inputs import Report, View
 from probe.report.sections.base import Section, beside, chip, drawn_only, paragraph, table_html, typeset
 
-LEAD = "What the data say, why, and what they cannot say. A mechanism row is an identity of the code and no evidence."
+LEAD = "What the data say, why, and what to do next."
 HOLDS = {True: "PASS", False: "FAIL", None: "INCONCLUSIVE"}
 
 
@@ -80,19 +83,50 @@ def overview(views: Sequence[View]) -> TextTable:
 
 
 def _run_verdict(analysis: Analysis, figures: Sequence[Figure]) -> list[Element]:
-    """The decision of one run, the sentences with figures beside them, the rules."""
+    """The decision of one run, the questions that it rests on, the next command, and the tests behind them."""
     parts = []
     for part in analysis.validity:
         parts.append(node("li", chip(HOLDS[part.holds]), node("b", part.name), " ", typeset(part.text)))
     seeds = "The seed's verification table, each row with a verdict that can say no"
+    decision, keep_in_mind = analysis.decision, caveats(analysis)
+    tables = (share_table(analysis), forecast_table(analysis))
     return [
-        _decision(analysis.decision.outcome, analysis.decision.why),
-        *beside(figures, [node("ul", *map(_conclusion, analysis.conclusions), class_="findings")], first=False),
-        node("h3", "Rules"),
-        _rules(analysis.rules),
+        _decision(decision.outcome, "" if _is_answered(analysis) else decision.why),
+        *([node("div", *map(_question, analysis.questions), class_="rules")] if _is_answered(analysis) else []),
+        *[paragraph(node("b", "Keep in mind. "), typeset(caveat), class_="caution") for caveat in keep_in_mind],
+        paragraph(node("b", "Next. "), typeset(decision.next.text), class_="question"),
+        *([node("pre", decision.next.command)] if decision.next.command else []),
+        *beside(figures, [table_html(table) for table in tables if table.rows], first=False),
+        node(
+            "details",
+            node("summary", "Every test on its own, and the rules R0 to R7"),
+            node("ul", *map(_conclusion, analysis.conclusions), class_="findings"),
+            _rules(analysis.rules),
+            class_="fold",
+        ),
         node("details", node("summary", "R0, part by part"), node("ul", *parts, class_="parts"), class_="fold"),
         node("details", node("summary", seeds), _rules(analysis.checks), class_="fold"),
     ]
+
+
+def _is_answered(analysis: Analysis) -> bool:
+    """Whether the verdict follows from the three questions; otherwise it is said in one sentence."""
+    return analysis.decision.outcome not in ("BROKEN", "TRAINED")
+
+
+def _question(finding: Finding) -> Element:
+    """One of the three questions: what it says, the picture of its interval, and the sentence."""
+    drawn = None
+    if finding.number is not None:
+        drawn = paragraph(node("code", share_picture(finding.number)))
+    return node(
+        "div",
+        node("div", chip(finding.says.upper()), class_="rule-head"),
+        node(
+            "div", paragraph(node("b", finding.question)), drawn, paragraph(typeset(finding.text), class_="soft-text")
+        ),
+        class_="rule",
+    )
 
 
 def _experiment_verdict(evaluation: SpecVerdict) -> list[Element]:
@@ -118,7 +152,7 @@ def _experiment_verdict(evaluation: SpecVerdict) -> list[Element]:
 
 
 def _decision(outcome: str, why: str) -> Element:
-    return node("div", node("strong", outcome), paragraph(typeset(why)), class_="decision")
+    return node("div", node("strong", outcome), paragraph(typeset(why)) if why else None, class_="decision")
 
 
 def _conclusion(sentence: str) -> Element:
