@@ -90,16 +90,19 @@ def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
 
     Args:
         pool: whose problems are wanted.
-        env: name of the environment; None = the one that the pool names.
+        env: name of the environment; None = the one that the pool names, in the predecessor format minicode alone.
 
     Returns:
-        None when neither names an environment, as in the predecessor format.
+        None when neither names an environment, as in most pools of the predecessor format.
 
     Raises:
         InputError: no such environment, or it lacks a problem of the pool.
     """
-    recorded = pool.manifest["plan"]["env"]  # a list in the predecessor format: what its rollouts say
-    name = env or (recorded if isinstance(recorded, str) else None)
+    recorded = pool.manifest["plan"]["env"]
+    if isinstance(recorded, list):
+        # The predecessor format, which lists what its rollouts say: minicode alone needs no file.
+        recorded = "minicode" if recorded == ["minicode"] else None
+    name = env or recorded
     if name is None:
         return None
     try:

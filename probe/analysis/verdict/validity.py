@@ -96,9 +96,9 @@ def _regraded(evidence: Evidence) -> tuple[bool | None, str]:
 
 def _repeats(pool: PoolFacts) -> tuple[bool | None, str]:
     """Whether a second grading of a pool repeats every label that the first one recorded."""
-    record, command = pool.regrade, pool.regrade_command
+    record = pool.regrade
     if record is None:
-        return None, f"not graded again: {command}" if command else "moved or changed before it was graded again"
+        return None, _why_unseen(pool)
     old, new = record.old, record.new
     if new.isolation == UNSAFE:
         return None, f"graded again without isolation, as {new.pool}"
@@ -117,6 +117,14 @@ def _repeats(pool: PoolFacts) -> tuple[bool | None, str]:
         kept = f"{', '.join(record.kept)} not graded again without its problems (--problems FILE)"
         return None, f"{', '.join(rates)} repeat {least}; {kept}"
     return True, f"labels repeat {least}"
+
+
+def _why_unseen(pool: PoolFacts) -> str:
+    if pool.regrade_command is None:
+        return "moved or changed before it was graded again"
+    # The problems of a foreign pool are its logger's: the command may need their file.
+    hint = " (LeetCode problems: --problems FILE)" if pool.isolation == UNKNOWN else ""
+    return f"not graded again: {pool.regrade_command}{hint}"
 
 
 def _enough(evidence: Evidence) -> tuple[bool | None, str]:
