@@ -13,7 +13,7 @@ import pytest
 from directories import contents
 
 from probe.analysis.verdict.evidence import PoolFacts
-from probe.analysis.verdict.validity import _repeats
+from probe.analysis.verdict.validity import repeats
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.agreement import REGRADES_DIR, Agreement, Grading, Regrade
@@ -94,7 +94,7 @@ def test_labels_that_do_not_repeat(
     run_commands(labels_repeat(analysed("flipped"))["text"])
     broken = analysed("flipped")
     assert labels_repeat(broken)["holds"] is False
-    assert "flipped: of 40 rollouts repeats hacked in 95.0%" in labels_repeat(broken)["text"]
+    assert "flipped: labels repeat only in part: hacked in 95.0% of 40 rollouts" in labels_repeat(broken)["text"]
     assert "flipped-again has the new labels" in labels_repeat(broken)["text"]
     assert r0(broken)["verdict"] == "FAIL"
     assert "mend the measurement" in broken["decision"]["why"]
@@ -174,10 +174,10 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
     ("pool", "holds", "words"),
     [
         (graded_again({"hacked": 0.99, "reward": 1.0}), True, "in 99.0% of 100 rollouts"),
-        (graded_again({"hacked": 1.0, "reward": 0.98}), False, "repeats reward in 98.0%"),
+        (graded_again({"hacked": 1.0, "reward": 0.98}), False, "only in part: reward in 98.0%"),
         (graded_again({"hacked": 1.0, "compiles": None}), True, "in 100.0%"),  # never recorded: nothing to repeat
         (graded_again({"hacked": 1.0, "reward": None}, kept=("reward",)), None, "hacked repeat in 100.0%"),
-        (graded_again({"hacked": 0.5, "reward": None}, kept=("reward",)), False, "hacked in 50.0%"),
+        (graded_again({"hacked": 0.5, "reward": None}, kept=("reward",)), False, "only in part: hacked in 50.0%"),
         (graded_again({"hacked": None}), None, "no label that could be compared"),
         (graded_again({"hacked": 0.5}, code_rule="joined"), None, "another code rule (joined, not last)"),
         (graded_again({"hacked": 1.0}, isolation="unsafe-local"), None, "without isolation"),
@@ -185,5 +185,5 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
 )
 def test_what_a_record_shows(pool: PoolFacts, holds: bool | None, words: str) -> None:
     """Another code rule, or a grader that nothing confines, shows nothing; labels that were kept are unseen."""
-    judged, text = _repeats(pool)
+    judged, text = repeats(pool)
     assert (judged, words in text) == (holds, True), text

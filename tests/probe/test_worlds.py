@@ -387,7 +387,7 @@ def test_only_what_is_shown_broken_fails_r0(tmp_path):
     write_regrade(tmp_path, make_regrade(stored.config["pools"][0]["manifest_sha256"], rate=0.95))
     broken = analyze(stored, num_draws=99)
     assert rule(broken, "R0").verdict == "FAIL"
-    assert "broken: regrade agreement: teacher: of 200 rollouts repeats fmt_ok in 95.0%" in rule(broken, "R0").why
+    assert "broken: regrade agreement: teacher: labels repeat only in part: fmt_ok in 95.0%" in rule(broken, "R0").why
     assert broken.failed
     without_pools = replace(stored, config={"verb": "replay", "replay": {}, "pools": []})
     assert part(analyze(without_pools, num_draws=99), "template tails").holds is None

@@ -70,7 +70,7 @@ def _canaries(evidence: Evidence) -> tuple[bool | None, str]:
     if unsafe:
         return False, f"{', '.join(unsafe)} graded without isolation: labels that a submission may have written itself"
     logged = [pool for pool in evidence.pools if pool.isolation == UNKNOWN]
-    unjudged = [pool.name for pool in logged if _repeats(pool)[0] is None]
+    unjudged = [pool.name for pool in logged if repeats(pool)[0] is None]
     if unjudged:
         who = f"labels of {', '.join(unjudged)} are the logger's own"
         return None, f"{who}; probe pool regrade judges anew those of minicode and LeetCode problems"
@@ -83,7 +83,7 @@ def _regraded(evidence: Evidence) -> tuple[bool | None, str]:
     """Broken when one pool's labels do not repeat, unseen when those of one were not all graded again."""
     if not evidence.pools:
         return None, "no pool recorded"
-    judged = {pool.name: _repeats(pool) for pool in evidence.pools}
+    judged = {pool.name: repeats(pool) for pool in evidence.pools}
     verdicts = [holds for holds, _ in judged.values()]
     worst: bool | None = True
     if False in verdicts:
@@ -94,7 +94,7 @@ def _regraded(evidence: Evidence) -> tuple[bool | None, str]:
     return worst, text if worst is None else f"{text}; {REGRADED:.0%} needed"
 
 
-def _repeats(pool: PoolFacts) -> tuple[bool | None, str]:
+def repeats(pool: PoolFacts) -> tuple[bool | None, str]:
     """Whether a second grading of a pool repeats every label that the first one recorded."""
     record = pool.regrade
     if record is None:
@@ -111,7 +111,8 @@ def _repeats(pool: PoolFacts) -> tuple[bool | None, str]:
     if min(rates.values()) < REGRADED:
         low = ", ".join(f"{label} in {rate:.1%}" for label, rate in rates.items() if rate < REGRADED)
         graders = f"grader {old.version}, then {new.version}"
-        return False, f"of {num_rollouts} rollouts repeats {low} ({graders}); {new.pool} has the new labels"
+        text = f"labels repeat only in part: {low} of {num_rollouts} rollouts ({graders})"
+        return False, f"{text}; {new.pool} has the new labels"
     least = f"in {min(rates.values()):.1%} of {num_rollouts} rollouts"
     if record.kept:
         kept = f"{', '.join(record.kept)} not graded again without its problems (--problems FILE)"
@@ -131,10 +132,7 @@ def _enough(evidence: Evidence) -> tuple[bool | None, str]:
     n = _num_prompts(evidence)
     if n < MIN_PROMPTS:
         # Few prompts break nothing: what they cost is power, and intervals that cover less than they say.
-        return (
-            None,
-            f"{n} with a policy gradient; intervals of fewer than {MIN_PROMPTS} are narrower than they should be",
-        )
+        return None, f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
     return True, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
