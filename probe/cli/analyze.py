@@ -23,7 +23,6 @@ def analyze(
     runs: tuple[Path, ...],
     draws: int,
     seed: int,
-    regrade_agreement: float | None,
     check: bool,
     write: bool,
     out: Path,
@@ -41,7 +40,7 @@ def analyze(
     """
     # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
-    settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
+    settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
     if write and spec_file is None:
         raise InputError("--write", expected="a spec (spec/NAME.toml)", found=" ".join(map(str, runs)))

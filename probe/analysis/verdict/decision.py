@@ -24,6 +24,8 @@ class TrainingDecision:
 def decide(rules: Sequence[VerdictRow], evidence: Evidence) -> TrainingDecision:
     """R6: GO if R0 R1 R3 R4 (and R7 does not refuse); SKIP if R0 R2 and no discrimination; otherwise more prompts.
 
+    A SKIP also needs a v_hack that transfers to held-out pairs: one of noise is orthogonal to everything.
+
     Args:
         rules: the rows R0 to R5 and R7 of `probe.analysis.verdict.rules.rules`.
         evidence: what they were made from.
@@ -42,7 +44,8 @@ def decide(rules: Sequence[VerdictRow], evidence: Evidence) -> TrainingDecision:
         return TrainingDecision(outcome="BUY MORE PROMPTS", why=why)
     area = evidence.specificity
     blind = area is not None and area.interval is not None and area.interval.high < NO_DISCRIMINATION
-    if verdict["R0"] == verdict["R2"] == "PASS" and blind:
+    transfers = evidence.transfer is not None and evidence.transfer.interval.low > 0.5
+    if verdict["R0"] == verdict["R2"] == "PASS" and blind and transfers:
         why = f"R0 and R2 hold, and the AUROC is below {NO_DISCRIMINATION}"
         return TrainingDecision(outcome="SKIP", why=why)
     verdicts = ", ".join(f"{name} {verdict[name]}" for name in lacking)

@@ -23,6 +23,7 @@ from probe.analysis.training_outcome import TrainingOutcome
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
+from replay_pools.agreement import Regrade
 
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
@@ -58,12 +59,17 @@ class VerdictRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What the manifest of one pool says about how it was made; None where it says nothing or is not there any more."""
+    """What the manifest of one pool says about how it was made, and what a second grading said of its labels.
+
+    None where the manifest says nothing or is not there any more, and where the pool was not graded again.
+    """
 
     name: str
     grader: str | None  # of `probe pool generate`, which refuses to sample when the grader's canary fails
     isolation: str | None  # tier of its grades
     prompt_tail: str | None
+    regrade: Regrade | None
+    regrade_command: str | None  # that would make `regrade`; None: the pool was moved or changed since the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +123,6 @@ class Evidence:
     starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
     outcome: TrainingOutcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()
-    regrade_agreement: float | None = None  # share of labels that a second grading repeats
     gate: GateFacts = GateFacts()
     plan: PlannedTraining = PlannedTraining()
 

@@ -1,6 +1,6 @@
 """What is known of a run as a whole, not of its steps: how its data were made, its comparable runs, its metrics.
 
-    pool_facts, gate_facts       what config.json and the manifests of the pools say
+    pool_facts, gate_facts       what config.json, the manifests of the pools and their regrades say
     siblings, realised_update    runs of `probe train` that differ in arm and seed alone, and what they show together
     training_run_metrics         one number a metric for a run that trains
     over_runs                    those of several seeds as one table
@@ -10,6 +10,7 @@ runs the seed is the unit, and, secondary, the held-out problem: its interval ho
 seeds.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,38 +21,75 @@ from probe.analysis.training_outcome import deployed
 from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, RealisedUpdate
 from probe.records.records import StepRecord
 from probe.records.run import ROLLOUTS_DIR, Run, settings_of
+from replay_pools.agreement import read_regrade
+from replay_pools.errors import InputError
 from replay_pools.files import dump_json, parse_json, sha256
-from replay_pools.pool import MANIFEST_NAME
+from replay_pools.pool import MANIFEST_NAME, resolve_pool
 
 
 def pool_facts(run: Run) -> list[PoolFacts]:
     """The pools of a run: of a training run its own rollouts first, then its teacher's.
 
-    Of a pool that was moved or changed since, everything is None: what its manifest says now is not of this run.
+    Of a pool that was moved or changed since, nothing is known but an earlier regrade: what its manifest says now is
+    not of this run.
     """
     facts = []
     rollouts_sha256 = run.manifest.get("files", {}).get(f"{ROLLOUTS_DIR}/{MANIFEST_NAME}")
     if rollouts_sha256:
-        facts.append(_facts(ROLLOUTS_DIR, run.path / ROLLOUTS_DIR, rollouts_sha256))
-    pools = run.config.get("pools", ())
-    return facts + [_facts(pool["name"], Path(pool["path"]), pool["manifest_sha256"]) for pool in pools]
+        rollouts = run.path / ROLLOUTS_DIR
+        facts.append(_facts(run, ROLLOUTS_DIR, rollouts, rollouts_sha256, f"{run.path.resolve().name}-rollouts"))
+    for pool in run.config.get("pools", ()):
+        facts.append(_facts(run, pool["name"], Path(pool["path"]), pool["manifest_sha256"], pool["name"]))
+    return facts
 
 
-def _facts(name: str, directory: Path, expected: str) -> PoolFacts:
-    """What the manifest in `directory` says, if its hash is `expected`."""
+def _facts(run: Run, name: str, directory: Path, expected: str, regrade_name: str) -> PoolFacts:
+    """What the manifest in `directory` says if its hash is `expected`, and the regrade that lies in OUT of the run.
+
+    Args:
+        regrade_name: what the proposed regrade is called, with `-again` after it.
+    """
     path = directory / MANIFEST_NAME
     data = path.read_bytes() if path.is_file() else b"{}"
-    manifest = parse_json(data, path)
+    manifest, identity = parse_json(data, path), expected
     # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
-    if expected not in (sha256(data), sha256(dump_json(manifest))):
+    if sha256(data) == expected:
+        identity = sha256(dump_json(manifest))
+    elif sha256(dump_json(manifest)) != expected:
         manifest = {}
     grader = manifest.get("grader") or {}
+    out_dir = _out_dir(run)
     return PoolFacts(
         name=name,
         grader=grader.get("version"),
         isolation=grader.get("isolation"),
         prompt_tail=manifest.get("prompt_tail"),
+        regrade=read_regrade(out_dir, identity),
+        regrade_command=_regrade_command(directory, regrade_name, out_dir) if manifest else None,
     )
+
+
+def _out_dir(run: Run) -> Path:
+    """OUT of a run, which lies in OUT/runs/NAME: from here where it is below this folder, else absolute."""
+    out_dir = run.path.resolve().parent.parent
+    return out_dir.relative_to(Path.cwd()) if out_dir.is_relative_to(Path.cwd()) else out_dir
+
+
+def _regrade_command(directory: Path, regrade_name: str, out_dir: Path) -> str:
+    """The command that grades the pool in `directory` again, and whose result an analysis of the run reads."""
+    pool = directory.name if _goes_by_name(directory, out_dir) else str(directory)
+    command = ["probe", "pool", "regrade", pool, "--name", f"{regrade_name}-again"]
+    if out_dir != Path("out"):
+        command += ["--out", str(out_dir)]
+    return shlex.join(command)
+
+
+def _goes_by_name(directory: Path, out_dir: Path) -> bool:
+    """Whether the name of a pool's directory alone finds it."""
+    try:
+        return resolve_pool(directory.name, out_dir).resolve() == directory.resolve()
+    except InputError:
+        return False
 
 
 def gate_facts(run: Run) -> GateFacts:
