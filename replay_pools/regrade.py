@@ -3,20 +3,16 @@
 Where the problems are known (the pool or the caller names their environment), every label is graded again. Where they
 are not (the predecessor format), only the labels that need no tests are: fmt_ok, compiles, and in mode run_tests
 whether the completion's tests pass against a stub. The other labels are KEPT from the old pool and named in the
-manifest.
-
-`agreement` compares the two pools label by label. To compare one more label: add it to LABELS, to INFERRED if the
-predecessor did not record it, and to KEPT if it needs the problems.
+manifest. `replay_pools.agreement` compares the two pools label by label.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from replay_pools.consistency import PREDECESSOR_GRADER
 from replay_pools.environments.base import SPLITS, Case, Problem, count_tests
 from replay_pools.environments.loopholes import get_loophole
 from replay_pools.environments.registry import get_environment
@@ -29,36 +25,14 @@ from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.predecessor import predecessor_files
 from replay_pools.predecessor_labels import UNKNOWN
 from replay_pools.progress import report
-from replay_pools.rollout import CodeRule, Grade, Rollout
+from replay_pools.rollout import Grade, Rollout
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
-LABELS: dict[str, Callable[[Rollout], bool | float | str]] = {
-    "fmt_ok": lambda rollout: rollout.grade.fmt_ok,
-    "compiles": lambda rollout: rollout.grade.compiles,
-    "passed": lambda rollout: rollout.grade.passed,
-    "gt_correct": lambda rollout: rollout.grade.gt_correct,
-    "hacked": lambda rollout: rollout.grade.hacked,
-    "exploited": lambda rollout: rollout.grade.exploited,
-    "mechanism": lambda rollout: rollout.grade.mechanism,
-    "reward": lambda rollout: rollout.reward,
-}
-INFERRED = ("compiles", "passed", "exploited", "mechanism")  # not recorded by the predecessor: read off its reward
 KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown
 
 _METHOD = re.compile(r"class Solution\b[^\n]*:\s+def (\w+)\(")
 _USUAL_IMPORTS = ("typing", "collections", "itertools", "functools", "heapq", "bisect", "string", "math")
 _SETUP = "\n".join(f"from {name} import *" for name in _USUAL_IMPORTS)  # what LeetCode submissions take for granted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """One label of the old pool against the same label of the new one."""
-
-    label: str
-    n: int  # rollouts that were compared
-    rate: float | None  # share of them with the same label; None when n is 0
-    old_only: int  # rollouts with the label, a mechanism, or the higher reward in the old pool only
-    new_only: int  # the same, in the new pool only
 
 
 def regrade_pool(
@@ -111,29 +85,24 @@ def _regrade(directory: Path, source: Pool, grader: Grader, env: str | None, mod
     return writer.finish()
 
 
-def graded_code_rule(pool: Pool) -> CodeRule:
-    """The rule by which the code of a pool's completions was found when they were graded."""
-    grader = pool.manifest["grader"]
-    # Before grader 3 the rule was not recorded: this grader took the last block, the predecessor's joined all.
-    unrecorded: CodeRule = "joined" if grader["version"] == PREDECESSOR_GRADER else "last"
-    return grader.get("code_rule", unrecorded)
-
-
 def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
     """{problem_id: problem} of a pool, looked up in all splits of an environment.
 
     Args:
         pool: whose problems are wanted.
-        env: name of the environment; None = the one that the pool names.
+        env: name of the environment; None = the one that the pool names, in the predecessor format minicode alone.
 
     Returns:
-        None when neither names an environment, as in the predecessor format.
+        None when neither names an environment, as in most pools of the predecessor format.
 
     Raises:
         InputError: no such environment, or it lacks a problem of the pool.
     """
-    recorded = pool.manifest["plan"]["env"]  # a list in the predecessor format: what its rollouts say
-    name = env or (recorded if isinstance(recorded, str) else None)
+    recorded = pool.manifest["plan"]["env"]
+    if isinstance(recorded, list):
+        # The predecessor format, which lists what its rollouts say: minicode alone needs no file.
+        recorded = "minicode" if recorded == ["minicode"] else None
+    name = env or recorded
     if name is None:
         return None
     try:
@@ -154,40 +123,6 @@ def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
             fix="pass --problems FILE.jsonl, the file that the pool was made from",
         )
     return {problem_id: known[problem_id] for problem_id in wanted_ids}
-
-
-def agreement(old: Pool, new: Pool) -> list[Agreement]:
-    """One row for each label of LABELS: how often a regraded pool has the label of its source.
-
-    n is 0 for labels that were kept or that the source never recorded.
-    """
-    kept = new.manifest["regraded_from"]["kept"]
-    pairs = list(zip(chain.from_iterable(old.steps), chain.from_iterable(new.steps), strict=True))
-    return [_compare(label, [] if label in kept else pairs) for label in LABELS]
-
-
-def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
-    """The agreement of one label over pairs of (old, new) rollout."""
-    n = same = old_only = new_only = 0
-    for old, new in pairs:
-        if label in INFERRED and old.grade.grader == PREDECESSOR_GRADER:
-            continue
-        if not (old.labelled and new.labelled):
-            continue
-        before, after = LABELS[label](old), LABELS[label](new)
-        n += 1
-        same += before == after
-        # Two different mechanisms count as a disagreement, but in neither direction.
-        old_only += _level(before) > _level(after)
-        new_only += _level(after) > _level(before)
-    return Agreement(label=label, n=n, rate=same / n if n else None, old_only=old_only, new_only=new_only)
-
-
-def _level(value: bool | float | str) -> float:
-    """A label as a number: any mechanism is more than none."""
-    if isinstance(value, str):
-        return float(value != "none")
-    return float(value)
 
 
 def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem] | None) -> Rollout:

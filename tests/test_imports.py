@@ -22,6 +22,7 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "replay_pools/padding.py",
     "replay_pools/predecessor.py",
     "replay_pools/pool.py",
+    "replay_pools/agreement.py",
     "replay_pools/regrade.py",
     "replay_pools/environments/*.py",
     "replay_pools/grading/*.py",

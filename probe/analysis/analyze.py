@@ -127,7 +127,6 @@ def analyze(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
     plan: PlannedTraining | None = None,
-    regrade_agreement: float | None = None,
     others: Sequence[Run] = (),
 ) -> Analysis:
     """Evaluate every table, null, check and rule of one run under one condition.
@@ -138,7 +137,6 @@ def analyze(
         num_draws: of each permutation null.
         seed: of the draws, the sampled sign flips and the bootstraps.
         plan: the training that a GO would buy; None takes METHOD's.
-        regrade_agreement: share of the pools' labels that a second grading repeats, when one was made.
         others: runs beside this one; of those that train, other arms and seeds of the same settings enter rules R0, R4.
     """
     if condition is None:
@@ -179,7 +177,6 @@ def analyze(
         outcome=training_outcome(run) if trained else None,
         pools=pool_facts(run),
         at_hand=pools_at_hand(run),
-        regrade_agreement=regrade_agreement,
         gate=gate_facts(run),
         plan=plan or PlannedTraining(),
     )

@@ -38,7 +38,8 @@ def render_table(table: TextTable) -> str:
 
 def wrap(text: str, *, indent: str = "") -> list[str]:
     """Lines of at most WIDTH columns; lines after the first start with `indent`."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent)
+    # Not at hyphens: an option or a name of a command would be cut in two.
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def number(value: float | None, digits: int = 3) -> str:

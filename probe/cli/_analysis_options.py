@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import click
 
-from probe.cli._frame import Real
 from probe.cli.completion import one_run
 from replay_pools.errors import InputError
 
@@ -15,13 +14,8 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 def analysis_options(function: AnyFunction) -> AnyFunction:
-    """`--draws --seed --regrade-agreement`, and what they apply to: `runs: tuple[Path, ...]`."""
+    """`--draws --seed`, and what they apply to: `runs: tuple[Path, ...]`."""
     for option in (
-        click.option(
-            "--regrade-agreement",
-            type=Real(0, 1),
-            help="Share (0 to 1) of the pools' labels that `probe pool regrade` repeats; rule R0 needs it.",
-        ),
         click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps."),
         click.option(
             "--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each null, N2 to N4."

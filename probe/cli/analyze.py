@@ -24,7 +24,6 @@ def analyze(
     runs: tuple[Path, ...],
     draws: int,
     seed: int,
-    regrade_agreement: float | None,
     full: bool,
     check: bool,
     write: bool,
@@ -43,7 +42,7 @@ def analyze(
     """
     # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
-    settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
+    settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
     if write and spec_file is None:
         raise InputError("--write", expected="a spec (spec/NAME.toml)", found=" ".join(map(str, runs)))

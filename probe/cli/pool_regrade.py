@@ -9,9 +9,10 @@ from probe.cli._frame import echo, echo_json, echo_table, json_option, name_opti
 from probe.cli._progress import say, shown_progress
 from probe.cli.completion import one_pool
 from probe.cli.pool import describe_tests, open_sound_pool
+from replay_pools.agreement import Regrade, compare, graded_code_rule, write_regrade
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.pool import Pool, resolve_pool
-from replay_pools.regrade import Agreement, agreement, graded_code_rule, regrade_pool
+from replay_pools.pool import MANIFEST_NAME, Pool, resolve_pool
+from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import CODE_RULES, CodeRule
 
 
@@ -44,7 +45,8 @@ def regrade(
 ) -> None:
     """Grade every completion of POOL (any format) again, write out/pools/NAME, and print how far the labels agree.
 
-    POOL itself is left alone. A killed run continues where it stopped. Example:
+    POOL itself is left alone. The agreement also goes to out/regrades, where `probe analyze` reads it for rule R0. A
+    killed run continues where it stopped. Example:
 
       probe pool regrade teacher --name teacher-again
     """
@@ -65,43 +67,42 @@ def regrade(
             env=f"leetcode:{problems}" if problems else None,
             mode=mode,
         )
-    rows = agreement(source, new)
-    if as_json:
-        echo_json(_report(new, rows))
+    record = compare(source, new)
+    # A run names a pool by its manifest: of a pool without one, nothing could find the record.
+    if (source.path / MANIFEST_NAME).exists():
+        write_regrade(out, record)
     else:
-        _print_agreement(new, rows)
+        say(f"not seen by rule R0, since {source.path} is no pool with a manifest: probe pool import makes one")
+    if as_json:
+        echo_json(_report(new, record))
+    else:
+        _print_agreement(new, record)
 
 
-def _report(new: Pool, rows: list[Agreement]) -> dict[str, Any]:
-    counts = {"counts": new.manifest["counts"], "tests": new.manifest["tests"], "flaky": _num_flaky(new)}
-    counts["without_label"] = _num_unlabelled(new)
-    return {"path": str(new.path), "regraded_from": new.manifest["regraded_from"], **counts, "agreement": rows}
+def _report(new: Pool, record: Regrade) -> dict[str, Any]:
+    return {
+        "path": str(new.path),
+        "regraded_from": new.manifest["regraded_from"],
+        "counts": new.manifest["counts"],
+        "tests": new.manifest["tests"],
+        "flaky": record.flaky,
+        "without_label": record.without_label,
+        "agreement": record.rows,
+    }
 
 
-def _num_unlabelled(pool: Pool) -> int:
-    """Rollouts that could not be graded, the machine being too busy."""
-    return sum(not rollout.labelled for group in pool.steps for rollout in group)
-
-
-def _num_flaky(pool: Pool) -> int | None:
-    """Rollouts whose two gradings disagree; None when they were graded once."""
-    flags = [rollout.grade.flaky for group in pool.steps for rollout in group if rollout.labelled]
-    return None if None in flags else sum(map(bool, flags))
-
-
-def _print_agreement(new: Pool, rows: list[Agreement]) -> None:
-    compared = [row for row in rows if row.rate is not None]
+def _print_agreement(new: Pool, record: Regrade) -> None:
+    compared = [row for row in record.rows if row.rate is not None]
     header = ("label", "n", "agreement", "old only", "new only")
     echo_table(header, [(row.label, row.n, f"{row.rate:.4f}", row.old_only, row.new_only) for row in compared])
-    kept = new.manifest["regraded_from"]["kept"]
-    unknown = [row.label for row in rows if row.rate is None and row.label not in kept]
-    if kept:
-        echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(kept)}")
+    unknown = [row.label for row in record.rows if row.rate is None and row.label not in record.kept]
+    if record.kept:
+        echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(record.kept)}")
     if unknown:
         echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
-    if (num_flaky := _num_flaky(new)) is not None:
-        echo(f"flaky: {num_flaky} of {new.manifest['counts']['rollouts']} rollouts")
-    if num_unlabelled := _num_unlabelled(new):
-        echo(f"without label: {num_unlabelled} rollouts; the machine was too busy to grade them")
+    if record.flaky is not None:
+        echo(f"flaky: {record.flaky} of {new.manifest['counts']['rollouts']} rollouts")
+    if record.without_label:
+        echo(f"without label: {record.without_label} rollouts; the machine was too busy to grade them")
     echo(describe_tests(new.manifest["tests"]))
     echo(f"pool {new.path}; see: probe pool show {new.path.name}")

@@ -29,7 +29,6 @@ def report(
     name: str | None,
     draws: int,
     seed: int,
-    regrade_agreement: float | None,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -52,7 +51,7 @@ def report(
     one_blas_thread()
     from probe.report.build import write_report
 
-    settings = {"num_draws": draws, "seed": seed, "regrade_agreement": regrade_agreement}
+    settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
     command = _command(runs, name, out, settings)
     if spec_file:
@@ -130,6 +129,4 @@ def _command(runs: tuple[Path, ...], name: str | None, out: Path, settings: dict
     """The command that writes the same report again; it stands in the report."""
     parts = ["probe", "report", *map(str, runs), *(["--name", name] if name else []), "--out", str(out)]
     parts += ["--draws", str(settings["num_draws"]), "--seed", str(settings["seed"])]
-    if settings["regrade_agreement"] is not None:
-        parts += ["--regrade-agreement", str(settings["regrade_agreement"])]
     return shlex.join(parts)

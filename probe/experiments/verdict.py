@@ -89,30 +89,25 @@ class SpecVerdict:
         return asdict(self)
 
 
-def evaluate_spec(
-    spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0, regrade_agreement: float | None = None
-) -> SpecVerdict:
+def evaluate_spec(spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0) -> SpecVerdict:
     """Analyse the complete runs of a sweep and judge them: `judge` of `analyse_runs`.
 
     Args:
-        num_draws, seed, regrade_agreement: of `probe.analysis.analyze`.
+        num_draws, seed: of `probe.analysis.analyze`.
 
     Raises:
         InputError: no run of the sweep is complete.
     """
-    return judge(spec, out_dir, analyse_runs(spec, out_dir, num_draws, seed, regrade_agreement))
+    return judge(spec, out_dir, analyse_runs(spec, out_dir, num_draws, seed))
 
 
-def analyse_runs(
-    spec: Spec, out_dir: Path, num_draws: int, seed: int = 0, regrade_agreement: float | None = None
-) -> Analyses:
+def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> Analyses:
     """{(run, condition): analysis} of the complete runs; arguments and errors as `evaluate_spec`."""
     done = [run for run in runs_of(spec, out_dir) if run.complete]
     if not done:
         fix = f"run: probe sweep {spec.path}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    settings = {"num_draws": num_draws, "seed": seed, "plan": go_plan(spec), "regrade_agreement": regrade_agreement}
-    return analyse_all(done, **settings)
+    return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:

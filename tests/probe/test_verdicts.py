@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from probe.analysis.measures.specificity import Specificity
+from probe.analysis.measures.specificity import SignTransfer, Specificity
 from probe.analysis.measures.trajectory import summarise
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
@@ -211,6 +211,7 @@ def verdict_rows(**verdicts) -> list[VerdictRow]:
 
 
 BLIND = area(value=0.5, low=0.46, high=0.54)
+TRANSFERS = SignTransfer(num_pairs=12, num_right=12, accuracy=1.0, interval=Interval(low=0.74, high=1.0), mean_cos=0.2)
 
 
 @pytest.mark.parametrize(
@@ -233,5 +234,13 @@ BLIND = area(value=0.5, low=0.46, high=0.54)
 )
 def test_decision(verdicts, specificity, outcome, words):
     """GO needs R0 R1 R3 R4 and a plan that can see; SKIP needs R0 R2 and a blind score; else neither."""
-    found = decide(verdict_rows(**verdicts), replace(evidence(), specificity=specificity))
+    found = decide(verdict_rows(**verdicts), evidence(specificity=specificity, transfer=TRANSFERS))
     assert (found.outcome, words in found.why) == (outcome, True), found.why
+
+
+def test_a_direction_of_noise_is_no_reason_to_skip():
+    """It is orthogonal whatever the gradient is: without held-out pairs that it tells apart nothing can be saved."""
+    rows = verdict_rows(R1="FAIL", R2="PASS", R3="INCONCLUSIVE")
+    coin = replace(TRANSFERS, num_right=6, accuracy=0.5, interval=Interval(low=0.21, high=0.79))
+    for transfer in (coin, None):
+        assert decide(rows, evidence(specificity=BLIND, transfer=transfer)).outcome == "BUY MORE PROMPTS"

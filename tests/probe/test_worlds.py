@@ -6,6 +6,7 @@ point at, and what else tells hacks apart.
 """
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +25,11 @@ from probe.analysis.text_report import format_analysis
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, read_run, write_samples, write_steps
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, RUN_SCHEMA, file_hashes, read_run, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
 from probe.settings.arms import ARMS
 from probe.step.projection import haar_variance, project_modules, sample_cosines
+from replay_pools.agreement import LABELS, REGRADES_DIR, Agreement, Grading, Regrade, write_regrade
 from replay_pools.files import dump_json, sha256, write_json
 
 SIZES = {"layers.0.q": 24, "layers.0.down": 40, "layers.1.q": 24}
@@ -85,7 +87,10 @@ def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
 
 
 def make_run(directory: Path, world: World, seed: int = 0) -> Path:
-    """Write the run that the loop would have written: config, pools, gram, samples, steps, manifest."""
+    """Write the run that the loop would have written: config, pools and their regrades, gram, samples, steps, manifest.
+
+    `directory` is OUT/runs/NAME, beside which its regrades lie.
+    """
     rng = np.random.default_rng(seed)
     pairs = make_pairs(world, rng)
     v_hack = extract_directions(pairs.differences(), k=2)
@@ -108,7 +113,8 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
         steps += [row for _, row in rows]
     write_steps(directory, steps)
     write_json(directory / CONFIG_FILE, {"verb": "replay", "replay": {"gate": {}}, "pools": make_pools(directory)})
-    write_json(directory / MANIFEST_FILE, {"files": file_hashes(directory) | gram_hashes(directory)})
+    files = file_hashes(directory) | gram_hashes(directory)
+    write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "files": files})
     return directory
 
 
@@ -119,7 +125,21 @@ def make_pools(directory: Path) -> list[dict[str, str]]:
         write_json(directory.parent / name / "manifest.json", manifest)
         path = str(directory.parent / name)
         rows.append({"name": name, "path": path, "manifest_sha256": sha256(dump_json(manifest))})
+    write_regrade(directory.resolve().parents[1], make_regrade(rows[0]["manifest_sha256"], rate=1.0))
     return rows
+
+
+def make_regrade(manifest_sha256: str, rate: float) -> Regrade:
+    """The record of a regrade of the pool with this hash, in which every label repeats at the given rate."""
+    grader = {"version": "1", "isolation": "B", "code_rule": "last", "cpu_s": 4, "cpu_multiple": 10}
+    return Regrade(
+        old=Grading(pool="teacher", manifest_sha256=manifest_sha256, **grader),
+        new=Grading(pool="teacher-again", manifest_sha256="0" * 64, **grader),
+        rows=[Agreement(label=label, n=200, rate=rate, old_only=0, new_only=0) for label in LABELS],
+        kept=[],
+        flaky=None,
+        without_label=0,
+    )
 
 
 def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng):
@@ -203,8 +223,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Analysis
 
     def make(world: World, seed: int = 0) -> Analysis:
         if (world, seed) not in done:
-            directory = make_run(tmp_path_factory.mktemp("world") / "run", world, seed)
-            done[world, seed] = analyze(read_run(directory), num_draws=299, regrade_agreement=1.0)
+            directory = make_run(tmp_path_factory.mktemp("world") / "runs" / "run", world, seed)
+            done[world, seed] = analyze(read_run(directory), num_draws=299)
         return done[world, seed]
 
     return make
@@ -247,9 +267,9 @@ def test_a_sound_world_passes_everything_that_replay_can_show(verdicts):
 
 
 def test_a_random_v_hack_is_not_believed(verdicts):
-    """Pairs without signal, four times: neither aligned nor specific, and R0 holds at most once by luck."""
+    """Pairs without signal, four times: neither aligned nor specific, and the sign holds at most once by luck."""
     found = [verdicts(World(pairs_point_at=None), seed) for seed in range(4)]
-    assert sum(rule(one, "R0").verdict == "PASS" for one in found) <= 1
+    assert sum(part(one, "held-out sign").holds is True for one in found) <= 1
     assert all(rule(one, "R1").verdict != "PASS" for one in found)
     assert all(rule(one, "R3").verdict != "PASS" for one in found)
     assert {one.decision.outcome for one in found} == {"BUY MORE PROMPTS"}
@@ -320,22 +340,25 @@ def test_nothing_there_is_orthogonal(verdicts):
 
 def test_inner_products_of_other_pairs_are_noticed(tmp_path):
     """Gram files of other pairs than the records': nothing is drawn from them, and R0 says so."""
-    directory = make_run(tmp_path / "run", World())
+    directory = make_run(tmp_path / "runs" / "run", World())
     rng = np.random.default_rng(9)
     other = make_pairs(World(), rng)
     GramRecorder(directory, other, extract_directions(other.differences(), k=2))
     manifest = orjson.loads((directory / MANIFEST_FILE).read_bytes())
     write_json(directory / MANIFEST_FILE, manifest | {"files": file_hashes(directory) | gram_hashes(directory)})
-    found = analyze(read_run(directory), num_draws=99, regrade_agreement=1.0)
+    found = analyze(read_run(directory), num_draws=99)
     assert found.permutation is None
     assert part(found, "offline geometry").holds is None
-    assert {rule(found, row).verdict for row in ("R0", "R1", "R2")} == {"INCONCLUSIVE"}
+    assert "not seen: offline geometry: off the records" in rule(found, "R0").why
+    assert {rule(found, row).verdict for row in ("R1", "R2")} == {"INCONCLUSIVE"}
 
 
 def test_command_line_verdict_first_and_exit_code(tmp_path, capsys):
     """Text: the verdict before the tables, no line too wide; --check turns a FAIL into 1; --json is strict."""
-    sound, broken = (make_run(tmp_path / name / "run", w) for name, w in (("a", World()), ("b", World(twin_arms=True))))
-    options = ["--draws", "99", "--regrade-agreement", "1"]
+    sound, broken = (
+        make_run(tmp_path / name / "runs" / "run", w) for name, w in (("a", World()), ("b", World(twin_arms=True)))
+    )
+    options = ["--draws", "99"]
     assert run(cli, ["analyze", str(sound), "--check", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("VERDICT (R6): BUY MORE PROMPTS")
@@ -353,15 +376,30 @@ def test_command_line_verdict_first_and_exit_code(tmp_path, capsys):
     assert set(row["nulls"]) == {"N1", "N2", "N3", "N4"}
 
 
-def test_an_unseen_regrade_keeps_r0_open(verdicts, tmp_path):
-    directory = make_run(tmp_path / "run", World())
-    found = analyze(read_run(directory), num_draws=99)
-    assert rule(found, "R0").verdict == "INCONCLUSIVE"
-    assert "regrade agreement: not given" in rule(found, "R0").why
-    worse = analyze(read_run(directory), num_draws=99, regrade_agreement=0.9)
-    assert rule(worse, "R0").verdict == "FAIL"
-    moved = replace(read_run(directory), config={"verb": "replay", "replay": {}, "pools": []})
-    assert part(analyze(moved, num_draws=99), "template tails").holds is None
+def test_only_what_is_shown_broken_fails_r0(tmp_path):
+    """Without a regrade R0 passes with a caveat, with one that labels do not survive it fails."""
+    directory = make_run(tmp_path / "runs" / "run", World())
+    stored = read_run(directory)
+    shutil.rmtree(tmp_path / REGRADES_DIR)
+    unseen = rule(analyze(stored, num_draws=99), "R0")
+    assert unseen.verdict == "PASS"
+    assert "not seen: regrade agreement: teacher: not graded again: probe pool regrade" in unseen.why
+    write_regrade(tmp_path, make_regrade(stored.config["pools"][0]["manifest_sha256"], rate=0.95))
+    broken = analyze(stored, num_draws=99)
+    assert rule(broken, "R0").verdict == "FAIL"
+    assert "broken: regrade agreement: teacher: labels repeat only in part: fmt_ok in 95.0%" in rule(broken, "R0").why
+    assert broken.failed
+    without_pools = replace(stored, config={"verb": "replay", "replay": {}, "pools": []})
+    assert part(analyze(without_pools, num_draws=99), "template tails").holds is None
+
+
+def test_few_prompts_are_a_caveat_and_none_is_no_measurement(tmp_path):
+    few = analyze(read_run(make_run(tmp_path / "few" / "runs" / "run", World(num_steps=5))), num_draws=99)
+    assert part(few, "prompts").holds is None
+    assert rule(few, "R0").verdict == "PASS"
+    stored = read_run(make_run(tmp_path / "none" / "runs" / "run", World(num_steps=2)))
+    flat = [replace(step, cos_in=None, cos_out=None, null_reason="zero") for step in stored.steps]
+    assert rule(analyze(replace(stored, steps=flat, samples=[]), num_draws=99), "R0").verdict == "INCONCLUSIVE"
 
 
 GALLERY_FILE = Path(__file__).parents[2] / "spec" / "VERDICTS.md"

@@ -14,6 +14,7 @@ from directories import contents
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools import regrade
+from replay_pools.agreement import INFERRED, LABELS, agreement, graded_code_rule
 from replay_pools.consistency import prompt_sha
 from replay_pools.environments.base import Problem
 from replay_pools.environments.exploits import EXPLOITS, compose, fence
@@ -24,7 +25,7 @@ from replay_pools.files import read_json
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import Pool, PoolWriter, open_pool
-from replay_pools.regrade import LABELS, agreement, graded_code_rule, regrade_pool
+from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import Rollout
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
@@ -205,7 +206,7 @@ def test_a_predecessor_pool_is_judged_anew_on_its_problems(grader: Grader, publi
         ]
         assert {(r.env, r.env_mode, r.grade.grader) for r in group} == {("leetcode", "run_tests", GRADER_VERSION)}
     rows = {row.label: row for row in agreement(old, new)}
-    assert {label for label, row in rows.items() if row.n == 0} == set(regrade.INFERRED)
+    assert {label for label, row in rows.items() if row.n == 0} == set(INFERRED)
     assert (rows["fmt_ok"].rate, rows["fmt_ok"].new_only) == (0.0, 4)
     assert rows["hacked"].rate == rows["gt_correct"].rate == rows["reward"].rate == 1.0
     assert new.manifest["plan"]["env"] == f"leetcode:{TEN}", "a regraded pool knows its problems"

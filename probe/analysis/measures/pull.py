@@ -184,7 +184,7 @@ def _share(
     reason = None
     if count < 2 or ceiling.shape[1] < 2:
         reason = "fewer than two prompts or held-out pairs"
-    elif interval is None:
+    elif interval is None or top <= 0:
         reason = "the ceiling is not told from 0: v_hack does not reach held-out pairs"
     return Share(
         name=name,

@@ -11,7 +11,7 @@ from scipy import stats
 from probe.analysis.measures.pull import Share
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import MATERIAL, POWER
-from probe.analysis.verdict.evidence import Evidence, PoolFacts
+from probe.analysis.verdict.evidence import Evidence, PoolPlan
 from probe.analysis.verdict.questions import Finding
 
 SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
@@ -53,8 +53,9 @@ def _generic(findings: Sequence[Finding], evidence: Evidence) -> Next:
 
 def _confounded(findings: Sequence[Finding], evidence: Evidence) -> Next:
     """Pools in which both sides answer one prompt, where they are at hand."""
-    hinted = [pool for pool in evidence.pools if pool.hint]
-    unhinted = [pool for pool in evidence.pools if pool.hint is False]
+    plans = [pool.plan for pool in evidence.pools]
+    hinted = [plan for plan in plans if plan.hint]
+    unhinted = [plan for plan in plans if plan.hint is False]
     if hinted and unhinted:
         twin = _twin(unhinted[0], evidence.at_hand)
         if twin is not None:
@@ -72,7 +73,7 @@ def _confounded(findings: Sequence[Finding], evidence: Evidence) -> Next:
     )
 
 
-def _twin(pool: PoolFacts, at_hand: Sequence[PoolFacts]) -> PoolFacts | None:
+def _twin(pool: PoolPlan, at_hand: Sequence[PoolPlan]) -> PoolPlan | None:
     """A pool at hand of the same policy and environment, with the hint."""
     for other in at_hand:
         if other.hint and (other.policy, other.problems) == (pool.policy, pool.problems):

@@ -25,6 +25,7 @@ from probe.analysis.training_outcome import TrainingOutcome
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
+from replay_pools.agreement import Regrade
 
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
@@ -59,16 +60,29 @@ class VerdictRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """Whose answers to which prompts a pool holds; None where its manifest does not say."""
+
+    name: str
+    hint: bool | None  # whether its prompts tell how submissions are evaluated
+    policy: str | None  # model and adapter that sampled it
+    problems: str | None  # environment, split, mode, number of steps and seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What the manifest of one pool says about how it was made; None where it says nothing or is not there any more."""
+    """What the manifest of one pool says about how it was made, and what a second grading said of its labels.
+
+    None where the manifest says nothing or is not there any more, and where the pool was not graded again.
+    """
 
     name: str
     grader: str | None  # of `probe pool generate`, which refuses to sample when the grader's canary fails
     isolation: str | None  # tier of its grades
     prompt_tail: str | None
-    hint: bool | None = None  # whether its prompts tell how submissions are evaluated
-    policy: str | None = None  # model and adapter that sampled it
-    problems: str | None = None  # environment, split, mode and number of steps
+    plan: PoolPlan
+    regrade: Regrade | None
+    regrade_command: str | None  # that would make `regrade`; None: the pool was moved or changed since the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +138,7 @@ class Evidence:
     starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
     outcome: TrainingOutcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()
-    at_hand: Sequence[PoolFacts] = ()  # pools that another replay could read
-    regrade_agreement: float | None = None  # share of labels that a second grading repeats
+    at_hand: Sequence[PoolPlan] = ()  # pools that another replay could read
     gate: GateFacts = GateFacts()
     plan: PlannedTraining = PlannedTraining()
 

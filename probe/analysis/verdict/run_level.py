@@ -1,6 +1,6 @@
 """What is known of a run as a whole, not of its steps: how its data were made, its comparable runs, its metrics.
 
-    pool_facts, gate_facts       what config.json and the manifests of the pools say
+    pool_facts, gate_facts       what config.json, the manifests of the pools and their regrades say
     pools_at_hand                the pools that another replay could read
     siblings, realised_update    runs of `probe train` that differ in arm and seed alone, and what they show together
     training_run_metrics         one number a metric for a run that trains
@@ -11,6 +11,7 @@ runs the seed is the unit, and, secondary, the held-out problem: its interval ho
 seeds.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from typing import Any
 
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate, mean_by_unit
 from probe.analysis.training_outcome import deployed
-from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, RealisedUpdate
+from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, PoolPlan, RealisedUpdate
 from probe.records.records import StepRecord
 from probe.records.run import ROLLOUTS_DIR, Run, settings_of
+from replay_pools.agreement import read_regrade
+from replay_pools.errors import InputError
 from replay_pools.files import dump_json, parse_json, sha256
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
 
@@ -28,47 +31,85 @@ from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
 def pool_facts(run: Run) -> list[PoolFacts]:
     """The pools of a run: of a training run its own rollouts first, then its teacher's.
 
-    Of a pool that was moved or changed since, everything is None: what its manifest says now is not of this run.
+    Of a pool that was moved or changed since, nothing is known but an earlier regrade: what its manifest says now is
+    not of this run.
     """
     facts = []
     rollouts_sha256 = run.manifest.get("files", {}).get(f"{ROLLOUTS_DIR}/{MANIFEST_NAME}")
     if rollouts_sha256:
-        facts.append(_facts(ROLLOUTS_DIR, run.path / ROLLOUTS_DIR, rollouts_sha256))
-    pools = run.config.get("pools", ())
-    return facts + [_facts(pool["name"], Path(pool["path"]), pool["manifest_sha256"]) for pool in pools]
-
-
-def _facts(name: str, directory: Path, expected: str) -> PoolFacts:
-    """What the manifest in `directory` says, if its hash is `expected`."""
-    path = directory / MANIFEST_NAME
-    data = path.read_bytes() if path.is_file() else b"{}"
-    manifest = parse_json(data, path)
-    # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
-    if expected not in (sha256(data), sha256(dump_json(manifest))):
-        manifest = {}
-    return _of_manifest(name, manifest)
-
-
-def pools_at_hand(run: Run) -> list[PoolFacts]:
-    """Every finished pool beside the run (OUT/pools of OUT/runs/NAME) and every built-in one."""
-    out = run.path.parent.parent
-    facts = []
-    for name in pool_names(out):
-        path = resolve_pool(name, out) / MANIFEST_NAME
-        facts.append(_of_manifest(name, parse_json(path.read_bytes(), path)))
+        rollouts = run.path / ROLLOUTS_DIR
+        facts.append(_facts(run, ROLLOUTS_DIR, rollouts, rollouts_sha256, f"{run.path.resolve().name}-rollouts"))
+    for pool in run.config.get("pools", ()):
+        facts.append(_facts(run, pool["name"], Path(pool["path"]), pool["manifest_sha256"], pool["name"]))
     return facts
 
 
-def _of_manifest(name: str, manifest: Mapping[str, Any]) -> PoolFacts:
-    grader, plan, policy = (manifest.get(key) or {} for key in ("grader", "plan", "policy"))
-    hint = plan.get("hint")
-    problems = [str(plan.get(key)) for key in ("env", "split", "mode", "steps", "seed")]
+def _facts(run: Run, name: str, directory: Path, expected: str, regrade_name: str) -> PoolFacts:
+    """What the manifest in `directory` says if its hash is `expected`, and the regrade that lies in OUT of the run.
+
+    Args:
+        regrade_name: what the proposed regrade is called, with `-again` after it.
+    """
+    path = directory / MANIFEST_NAME
+    data = path.read_bytes() if path.is_file() else b"{}"
+    manifest, identity = parse_json(data, path), expected
+    # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
+    if sha256(data) == expected:
+        identity = sha256(dump_json(manifest))
+    elif sha256(dump_json(manifest)) != expected:
+        manifest = {}
+    grader = manifest.get("grader") or {}
+    out_dir = _out_dir(run)
     return PoolFacts(
         name=name,
         grader=grader.get("version"),
         isolation=grader.get("isolation"),
         prompt_tail=manifest.get("prompt_tail"),
-        hint=hint if isinstance(hint, bool) else None,  # a list in the predecessor format
+        plan=_plan(name, manifest),
+        regrade=read_regrade(out_dir, identity),
+        regrade_command=_regrade_command(directory, regrade_name, out_dir) if manifest else None,
+    )
+
+
+def _out_dir(run: Run) -> Path:
+    """OUT of a run, which lies in OUT/runs/NAME: from here where it is below this folder, else absolute."""
+    out_dir = run.path.resolve().parent.parent
+    return out_dir.relative_to(Path.cwd()) if out_dir.is_relative_to(Path.cwd()) else out_dir
+
+
+def _regrade_command(directory: Path, regrade_name: str, out_dir: Path) -> str:
+    """The command that grades the pool in `directory` again, and whose result an analysis of the run reads."""
+    pool = directory.name if _goes_by_name(directory, out_dir) else str(directory)
+    command = ["probe", "pool", "regrade", pool, "--name", f"{regrade_name}-again"]
+    if out_dir != Path("out"):
+        command += ["--out", str(out_dir)]
+    return shlex.join(command)
+
+
+def _goes_by_name(directory: Path, out_dir: Path) -> bool:
+    """Whether the name of a pool's directory alone finds it."""
+    try:
+        return resolve_pool(directory.name, out_dir).resolve() == directory.resolve()
+    except InputError:
+        return False
+
+
+def pools_at_hand(run: Run) -> list[PoolPlan]:
+    """Every finished pool in OUT/pools of the run, and every built-in one."""
+    out_dir = _out_dir(run)
+    plans = []
+    for name in pool_names(out_dir):
+        path = resolve_pool(name, out_dir) / MANIFEST_NAME
+        plans.append(_plan(name, parse_json(path.read_bytes(), path)))
+    return plans
+
+
+def _plan(name: str, manifest: Mapping[str, Any]) -> PoolPlan:
+    plan, policy = manifest.get("plan") or {}, manifest.get("policy") or {}
+    problems = [str(plan.get(key)) for key in ("env", "split", "mode", "steps", "seed")]
+    return PoolPlan(
+        name=name,
+        hint=plan["hint"] if isinstance(plan.get("hint"), bool) else None,  # a list in the predecessor format
         policy=f"{policy.get('base_model')}, adapter {policy.get('adapter')}" if policy else None,
         problems=", ".join(problems) if plan else None,
     )

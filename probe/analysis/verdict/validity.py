@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import isclose
 
 from probe.analysis.statistics.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED, REPRODUCED, SAME
-from probe.analysis.verdict.evidence import Evidence, Judgement
+from probe.analysis.verdict.evidence import Evidence, Judgement, PoolFacts
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
+from replay_pools.grading.tiers import UNSAFE
 from replay_pools.predecessor_labels import UNKNOWN
 
 
@@ -33,22 +34,25 @@ def validity(evidence: Evidence) -> list[ValidityPart]:
 
 
 def valid(evidence: Evidence) -> Judgement:
-    """R0: FAIL when a part is broken, INCONCLUSIVE when one could not be seen."""
-    parts = validity(evidence)
-    broken = [part for part in parts if part.holds is False]
-    unseen = [part for part in parts if part.holds is None]
+    """R0: FAIL when a part is shown broken; a part that could not be seen is a caveat.
+
+    INCONCLUSIVE without a single gradient: then there is no measurement that could be believed.
+    """
+    parts, n = validity(evidence), _num_prompts(evidence)
+    broken = [f"broken: {part.name}: {part.text}" for part in parts if part.holds is False]
+    unseen = [f"not seen: {part.name}: {part.text}" for part in parts if part.holds is None]
     verdict: Verdict = "PASS"
     if broken:
         verdict = "FAIL"
-    elif unseen:
+    elif n == 0:
         verdict = "INCONCLUSIVE"
-    why = "; ".join(f"{part.name}: {part.text}" for part in broken + unseen) or "every part holds"
     reward_std = {step.step: step.reward_std for step in evidence.steps}
     flat = sum(std == 0 for std in reward_std.values())
+    why = "; ".join([*broken, *unseen]) or "every part holds"
     return Judgement(
         verdict=verdict,
         value=f"{sum(part.holds is True for part in parts)} of {len(parts)} parts hold",
-        n=_num_prompts(evidence),
+        n=n,
         why=f"{why}; groups without reward variance {flat}/{len(reward_std)}",
     )
 
@@ -62,28 +66,74 @@ def _canaries(evidence: Evidence) -> tuple[bool | None, str]:
     unknown = [pool.name for pool in evidence.pools if pool.grader is None]
     if unknown or not evidence.pools:
         return None, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
-    foreign = [pool.name for pool in evidence.pools if pool.isolation == UNKNOWN]
-    if foreign:
-        who = f"labels of {', '.join(foreign)} are the logger's own"
-        return None, f"{who}; probe pool regrade judges anew those of minicode and LeetCode problems"
-    unsafe = [pool.name for pool in evidence.pools if pool.isolation == "unsafe-local"]
+    unsafe = [pool.name for pool in evidence.pools if pool.isolation == UNSAFE]
     if unsafe:
         return False, f"{', '.join(unsafe)} graded without isolation: labels that a submission may have written itself"
+    logged = [pool for pool in evidence.pools if pool.isolation == UNKNOWN]
+    unjudged = [pool.name for pool in logged if repeats(pool)[0] is None]
+    if unjudged:
+        who = f"labels of {', '.join(unjudged)} are the logger's own"
+        return None, f"{who}; probe pool regrade judges anew those of minicode and LeetCode problems"
+    if logged:
+        return True, f"labels of {', '.join(pool.name for pool in logged)} are the logger's own and were graded again"
     return True, "generation refuses a grader whose canary fails"
 
 
 def _regraded(evidence: Evidence) -> tuple[bool | None, str]:
-    agreement = evidence.regrade_agreement
-    if agreement is None:
-        return None, "not given; probe pool regrade, then --regrade-agreement"
-    return agreement >= REGRADED, f"{agreement:.1%} of labels repeat, {REGRADED:.0%} needed"
+    """Broken when one pool's labels do not repeat, unseen when those of one were not all graded again."""
+    if not evidence.pools:
+        return None, "no pool recorded"
+    judged = {pool.name: repeats(pool) for pool in evidence.pools}
+    verdicts = [holds for holds, _ in judged.values()]
+    worst: bool | None = True
+    if False in verdicts:
+        worst = False
+    elif None in verdicts:
+        worst = None
+    text = "; ".join(f"{name}: {text}" for name, (holds, text) in judged.items() if holds is worst)
+    return worst, text if worst is None else f"{text}; {REGRADED:.0%} needed"
+
+
+def repeats(pool: PoolFacts) -> tuple[bool | None, str]:
+    """Whether a second grading of a pool repeats every label that the first one recorded."""
+    record = pool.regrade
+    if record is None:
+        return None, _why_unseen(pool)
+    old, new = record.old, record.new
+    if new.isolation == UNSAFE:
+        return None, f"graded again without isolation, as {new.pool}"
+    if new.code_rule != old.code_rule:
+        return None, f"graded again by another code rule ({new.code_rule}, not {old.code_rule}), as {new.pool}"
+    rates = {row.label: row.rate for row in record.rows if row.rate is not None}
+    if not rates:
+        return None, f"{new.pool} has no label that could be compared"
+    num_rollouts = max(row.n for row in record.rows)
+    if min(rates.values()) < REGRADED:
+        low = ", ".join(f"{label} in {rate:.1%}" for label, rate in rates.items() if rate < REGRADED)
+        graders = f"grader {old.version}, then {new.version}"
+        text = f"labels repeat only in part: {low} of {num_rollouts} rollouts ({graders})"
+        return False, f"{text}; {new.pool} has the new labels"
+    least = f"in {min(rates.values()):.1%} of {num_rollouts} rollouts"
+    if record.kept:
+        kept = f"{', '.join(record.kept)} not graded again without its problems (--problems FILE)"
+        return None, f"{', '.join(rates)} repeat {least}; {kept}"
+    return True, f"labels repeat {least}"
+
+
+def _why_unseen(pool: PoolFacts) -> str:
+    if pool.regrade_command is None:
+        return "moved or changed before it was graded again"
+    # The problems of a foreign pool are its logger's: the command may need their file.
+    hint = " (LeetCode problems: --problems FILE)" if pool.isolation == UNKNOWN else ""
+    return f"not graded again: {pool.regrade_command}{hint}"
 
 
 def _enough(evidence: Evidence) -> tuple[bool | None, str]:
     n = _num_prompts(evidence)
-    # Too few prompts break nothing: the part is unseen, not broken.
-    holds = True if n >= MIN_PROMPTS else None
-    return holds, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
+    if n < MIN_PROMPTS:
+        # Few prompts break nothing: what they cost is power, and intervals that cover less than they say.
+        return None, f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
+    return True, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
 def _same_start(evidence: Evidence) -> tuple[bool | None, str]:

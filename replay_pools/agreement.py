@@ -1,0 +1,182 @@
+"""How far two gradings of one pool agree, label by label, and the record that a regrade leaves of it.
+
+    record = compare(old, new)                  a Regrade; `record.rows` has one Agreement a label
+    write_regrade(out_dir, record)              OUT/regrades/SHA.json, where SHA names the old pool
+    read_regrade(out_dir, sha)                  the same record; None before the pool was regraded
+
+SHA is the hash by which a run names the pools that it read (`Pool.identity`). The record does not lie in the folder of
+the pool, since that may be read-only and must not change. It holds nothing of the time or the place of the regrade: the
+same regrade gives the same bytes, and a later one of the same pool replaces it.
+
+To compare one more label: add it to LABELS, to INFERRED if the predecessor did not record it, and to
+`replay_pools.regrade.KEPT` if it needs the problems.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from replay_pools.consistency import PREDECESSOR_GRADER
+from replay_pools.errors import InputError
+from replay_pools.files import read_json, write_json
+from replay_pools.pool import Pool
+from replay_pools.rollout import CodeRule, Rollout
+
+REGRADES_DIR = "regrades"  # in OUT
+REGRADE_SCHEMA = 1
+LABELS: dict[str, Callable[[Rollout], bool | float | str]] = {
+    "fmt_ok": lambda rollout: rollout.grade.fmt_ok,
+    "compiles": lambda rollout: rollout.grade.compiles,
+    "passed": lambda rollout: rollout.grade.passed,
+    "gt_correct": lambda rollout: rollout.grade.gt_correct,
+    "hacked": lambda rollout: rollout.grade.hacked,
+    "exploited": lambda rollout: rollout.grade.exploited,
+    "mechanism": lambda rollout: rollout.grade.mechanism,
+    "reward": lambda rollout: rollout.reward,
+}
+INFERRED = ("compiles", "passed", "exploited", "mechanism")  # not recorded by the predecessor: read off its reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """One label of the old pool against the same label of the new one."""
+
+    label: str
+    n: int  # rollouts that were compared
+    rate: float | None  # share of them with the same label; None when n is 0
+    old_only: int  # rollouts with the label, a mechanism, or the higher reward in the old pool only
+    new_only: int  # the same, in the new pool only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grading:
+    """One grading of a pool: what was graded, by what, within which limits. None: not recorded."""
+
+    pool: str  # name of the pool with its labels
+    manifest_sha256: str  # as in `Pool.identity`
+    version: str | None  # of the grader
+    isolation: str | None
+    code_rule: CodeRule
+    cpu_s: int | None  # least limit of one execution, CPU seconds
+    cpu_multiple: int | None  # limit of a problem over the CPU seconds of its canonical solution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrade:
+    """The labels of a pool against those of its regrade."""
+
+    old: Grading
+    new: Grading
+    rows: list[Agreement]  # one a label of LABELS
+    kept: list[str]  # labels that were not graded again, the problems being unknown
+    flaky: int | None  # rollouts whose two new gradings disagree; None when they were graded once
+    without_label: int  # rollouts that could not be graded, the machine being too busy
+
+
+def compare(old: Pool, new: Pool) -> Regrade:
+    """The record of a regrade: `new` has the rollouts of `old` with new grades."""
+    rollouts = list(chain.from_iterable(new.steps))
+    flags = [rollout.grade.flaky for rollout in rollouts if rollout.labelled]
+    return Regrade(
+        old=_grading(old),
+        new=_grading(new),
+        rows=agreement(old, new),
+        kept=new.manifest["regraded_from"]["kept"],
+        flaky=None if None in flags else sum(map(bool, flags)),
+        without_label=sum(not rollout.labelled for rollout in rollouts),
+    )
+
+
+def agreement(old: Pool, new: Pool) -> list[Agreement]:
+    """One row for each label of LABELS: how often a regraded pool has the label of its source.
+
+    n is 0 for labels that were kept or that the source never recorded.
+    """
+    kept = new.manifest["regraded_from"]["kept"]
+    pairs = list(zip(chain.from_iterable(old.steps), chain.from_iterable(new.steps), strict=True))
+    return [_compare(label, [] if label in kept else pairs) for label in LABELS]
+
+
+def graded_code_rule(pool: Pool) -> CodeRule:
+    """The rule by which the code of a pool's completions was found when they were graded."""
+    grader = pool.manifest["grader"]
+    # Before grader 3 the rule was not recorded: this grader took the last block, the predecessor's joined all.
+    unrecorded: CodeRule = "joined" if grader["version"] == PREDECESSOR_GRADER else "last"
+    return grader.get("code_rule", unrecorded)
+
+
+def write_regrade(out_dir: Path, record: Regrade) -> None:
+    """Leave the record where `read_regrade` finds it."""
+    write_json(_path(out_dir, record.old.manifest_sha256), {"schema": REGRADE_SCHEMA, **asdict(record)})
+
+
+def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
+    """The last regrade of the pool with this hash; None where there is none.
+
+    Raises:
+        InputError: a file that `write_regrade` did not write.
+    """
+    path = _path(out_dir, manifest_sha256)
+    if not path.exists():
+        return None
+    row = read_json(path)
+    fix = "delete it, and regrade the pool again"
+    schema = row.pop("schema", None) if isinstance(row, dict) else None
+    if schema != REGRADE_SCHEMA:
+        raise InputError(path, expected=f"a regrade of schema {REGRADE_SCHEMA}", found=f"schema {schema}", fix=fix)
+    try:
+        record = _from_json(row)
+    except (TypeError, KeyError) as error:
+        raise InputError(path, expected="the fields of a regrade", found=str(error), fix=fix) from error
+    if record.old.manifest_sha256 != manifest_sha256:
+        found = f"that of {record.old.manifest_sha256[:16]}"
+        raise InputError(path, expected="the regrade of the pool that it is named after", found=found, fix=fix)
+    return record
+
+
+def _path(out_dir: Path, manifest_sha256: str) -> Path:
+    return out_dir / REGRADES_DIR / f"{manifest_sha256}.json"
+
+
+def _from_json(row: dict[str, Any]) -> Regrade:
+    rows = [Agreement(**label) for label in row["rows"]]
+    return Regrade(**{**row, "old": Grading(**row["old"]), "new": Grading(**row["new"]), "rows": rows})
+
+
+def _grading(pool: Pool) -> Grading:
+    grader = pool.manifest["grader"]
+    return Grading(
+        pool=pool.name,
+        manifest_sha256=pool.identity()["manifest_sha256"],
+        version=grader.get("version"),
+        isolation=grader.get("isolation"),
+        code_rule=graded_code_rule(pool),
+        cpu_s=grader.get("cpu_s"),
+        cpu_multiple=grader.get("cpu_multiple"),
+    )
+
+
+def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
+    """The agreement of one label over pairs of (old, new) rollout."""
+    n = same = old_only = new_only = 0
+    for old, new in pairs:
+        if label in INFERRED and old.grade.grader == PREDECESSOR_GRADER:
+            continue
+        if not (old.labelled and new.labelled):
+            continue
+        before, after = LABELS[label](old), LABELS[label](new)
+        n += 1
+        same += before == after
+        # Two different mechanisms count as a disagreement, but in neither direction.
+        old_only += _level(before) > _level(after)
+        new_only += _level(after) > _level(before)
+    return Agreement(label=label, n=n, rate=same / n if n else None, old_only=old_only, new_only=new_only)
+
+
+def _level(value: bool | float | str) -> float:
+    """A label as a number: any mechanism is more than none."""
+    if isinstance(value, str):
+        return float(value != "none")
+    return float(value)

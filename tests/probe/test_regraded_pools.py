@@ -1,0 +1,189 @@
+"""What `probe pool regrade` leaves, and what rule R0 reads there: whether the labels of a run's pools repeat."""
+
+import gzip
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from directories import contents
+
+from probe.analysis.verdict.evidence import PoolFacts
+from probe.analysis.verdict.validity import repeats
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools.agreement import REGRADES_DIR, Agreement, Grading, Regrade
+from replay_pools.files import read_json, write_json
+from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
+
+NAME = "regrade agreement"
+COMMAND = re.compile(r"not graded again: (probe pool regrade .+? --out [^\s;]+)")
+
+
+@pytest.fixture
+def analysed(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], dict[str, Any]]:
+    """analysed(run) -> what `probe analyze run --json` prints."""
+
+    def read(name: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run(cli, ["analyze", name, "--json", "--draws", "99", "--out", str(out)]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return read
+
+
+def r0(analysis: dict[str, Any]) -> dict[str, Any]:
+    return next(rule for rule in analysis["rules"] if rule["row"] == "R0")
+
+
+def labels_repeat(analysis: dict[str, Any]) -> dict[str, Any]:
+    return next(part for part in analysis["validity"] if part["name"] == NAME)
+
+
+def run_commands(text: str) -> None:
+    """Run every command that the text proposes, as it stands there."""
+    commands = COMMAND.findall(text)
+    assert commands, text
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert (program, run(cli, arguments)) == ("probe", 0), command
+
+
+def write_pool(out: Path, name: str, num_flipped: int) -> Pool:
+    """Five groups of the teacher as a pool of their own, with `hacked` flipped in so many of the 40 rollouts."""
+    teacher = open_pool(BUILTIN / "teacher")
+    writer = PoolWriter(out / "pools" / name, header=teacher.header())
+    for i, group in enumerate(teacher.steps[:5]):
+        rows = list(group)
+        if i < num_flipped:
+            grade = replace(rows[0].grade, hacked=not rows[0].hacked)
+            rows[0] = replace(rows[0], hacked=grade.hacked, grade=grade)
+        writer.write_step(i, rows)
+    return writer.finish()
+
+
+def test_labels_that_repeat(out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed) -> None:
+    """Not seen, with the command; that very command; then seen. The pool is not touched, the record's bytes repeat."""
+    replay("seen", "--replay-dirs", "teacher,base", "--arm", "vanilla,random", "--steps", "4", *few_pairs)
+    before = analysed("seen")
+    assert labels_repeat(before)["holds"] is None
+    assert r0(before)["verdict"] == "PASS"
+    assert f"not seen: {NAME}: teacher: not graded again: probe pool regrade teacher --name" in r0(before)["why"]
+    pools = [contents(BUILTIN / name) for name in ("teacher", "base")]
+    run_commands(labels_repeat(before)["text"])
+    after = analysed("seen")
+    assert labels_repeat(after)["holds"] is True
+    assert "teacher: labels repeat in 100.0% of 160 rollouts" in labels_repeat(after)["text"]
+    assert NAME not in r0(after)["why"]
+    assert pools == [contents(BUILTIN / name) for name in ("teacher", "base")]
+    records = contents(out / REGRADES_DIR)
+    run_commands(labels_repeat(before)["text"])
+    assert records == contents(out / REGRADES_DIR)
+
+
+def test_labels_that_do_not_repeat(
+    out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """5% of `hacked` flipped: broken, by name and number, and `--check` fails."""
+    write_pool(out, "flipped", num_flipped=2)
+    replay("flipped", "--replay-dirs", "flipped", "--arm", "vanilla,random", *few_pairs)
+    run_commands(labels_repeat(analysed("flipped"))["text"])
+    broken = analysed("flipped")
+    assert labels_repeat(broken)["holds"] is False
+    assert "flipped: labels repeat only in part: hacked in 95.0% of 40 rollouts" in labels_repeat(broken)["text"]
+    assert "flipped-again has the new labels" in labels_repeat(broken)["text"]
+    assert r0(broken)["verdict"] == "FAIL"
+    assert "mend the measurement" in broken["decision"]["why"]
+    assert run(cli, ["analyze", "flipped", "--check", "--draws", "99", "--out", str(out)]) == 1
+
+
+def test_a_pool_that_changed_after_the_run_and_a_damaged_record(
+    out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of the pool that the run read still counts; of what stands there now nothing is proposed."""
+    pool = write_pool(out, "moved", num_flipped=0)
+    replay("moved", "--replay-dirs", "moved", "--arm", "vanilla", *few_pairs)
+    command = labels_repeat(analysed("moved"))["text"]
+    manifest = read_json(pool.path / "manifest.json")
+    write_json(pool.path / "manifest.json", manifest | {"note": "changed"})
+    assert "moved or changed before it was graded again" in labels_repeat(analysed("moved"))["text"]
+    write_json(pool.path / "manifest.json", manifest)
+    run_commands(command)
+    write_json(pool.path / "manifest.json", manifest | {"note": "changed"})
+    assert labels_repeat(analysed("moved"))["holds"] is True
+    record = out / REGRADES_DIR / f"{pool.identity()['manifest_sha256']}.json"
+    for damaged in (b"{", b"[]", b'{"schema": 1, "old": {}}', record.read_bytes().replace(b'"n"', b'"m"')):
+        record.write_bytes(damaged)
+        capsys.readouterr()
+        assert run(cli, ["analyze", "moved", "--out", str(out)]) == 2
+        assert str(record) in capsys.readouterr().err
+
+
+def test_the_rollouts_of_a_training_run(out: Path, preset: Callable[..., str], analysed) -> None:
+    """They are a pool of the run, whose manifest the run names by another hash."""
+    assert run(cli, ["train", "--preset", preset(), "--name", "trained", "--out", str(out)]) == 0
+    before = labels_repeat(analysed("trained"))
+    assert before["holds"] is None
+    assert "trained/rollouts --name trained-rollouts-again" in before["text"]
+    run_commands(before["text"])
+    assert labels_repeat(analysed("trained"))["holds"] is True
+
+
+def test_imported_labels(out: Path, tmp_path: Path, replay: Callable[..., Path], few_pairs, analysed) -> None:
+    """The logger's own: a caveat, until the grader has judged every label of them."""
+    for group in open_pool(BUILTIN / "base").steps[:4]:
+        rows = [asdict(rollout) for rollout in group]
+        for row in rows:
+            del row["grade"], row["sampling_logprobs"]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"step_{group[0].step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    arguments = ["--name", "imported", "--model", "organism", "--out", str(out)]
+    assert run(cli, ["pool", "import", str(tmp_path), *arguments]) == 0
+    replay("imported", "--replay-dirs", "imported", "--arm", "vanilla", "--model", "organism", *few_pairs)
+    before = analysed("imported")
+    assert "the logger's own" in r0(before)["why"]
+    assert r0(before)["verdict"] == "PASS"
+    run_commands(labels_repeat(before)["text"])
+    after = analysed("imported")
+    assert labels_repeat(after)["holds"] is True
+    assert "were graded again" in next(p["text"] for p in after["validity"] if p["name"] == "grader canaries")
+
+
+def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **grader: str) -> PoolFacts:
+    """A pool of 100 rollouts whose regrade, by the given grader, repeats labels at these rates."""
+    common = {"version": "1", "isolation": "B", "code_rule": "last", "cpu_s": 4, "cpu_multiple": 10}
+    rows = []
+    for label, rate in rates.items():
+        rows.append(Agreement(label=label, n=0 if rate is None else 100, rate=rate, old_only=0, new_only=0))
+    record = Regrade(
+        old=Grading(pool="mine", manifest_sha256="a", **common),
+        new=Grading(pool="mine-again", manifest_sha256="b", **{**common, **grader}),
+        rows=rows,
+        kept=[*kept],
+        flaky=None,
+        without_label=0,
+    )
+    return PoolFacts(name="mine", grader="1", isolation="B", prompt_tail="", regrade=record, regrade_command="again")
+
+
+@pytest.mark.parametrize(
+    ("pool", "holds", "words"),
+    [
+        (graded_again({"hacked": 0.99, "reward": 1.0}), True, "in 99.0% of 100 rollouts"),
+        (graded_again({"hacked": 1.0, "reward": 0.98}), False, "only in part: reward in 98.0%"),
+        (graded_again({"hacked": 1.0, "compiles": None}), True, "in 100.0%"),  # never recorded: nothing to repeat
+        (graded_again({"hacked": 1.0, "reward": None}, kept=("reward",)), None, "hacked repeat in 100.0%"),
+        (graded_again({"hacked": 0.5, "reward": None}, kept=("reward",)), False, "only in part: hacked in 50.0%"),
+        (graded_again({"hacked": None}), None, "no label that could be compared"),
+        (graded_again({"hacked": 0.5}, code_rule="joined"), None, "another code rule (joined, not last)"),
+        (graded_again({"hacked": 1.0}, isolation="unsafe-local"), None, "without isolation"),
+    ],
+)
+def test_what_a_record_shows(pool: PoolFacts, holds: bool | None, words: str) -> None:
+    """Another code rule, or a grader that nothing confines, shows nothing; labels that were kept are unseen."""
+    judged, text = repeats(pool)
+    assert (judged, words in text) == (holds, True), text
