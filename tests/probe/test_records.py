@@ -141,7 +141,10 @@ def test_a_run_reads_back(tmp_path):
     write_steps(tmp_path, [STEP])
     write_json(tmp_path / "config.json", {"arms": ["vanilla"]})
     hashes = file_hashes(tmp_path)
-    write_json(tmp_path / "manifest.json", {"schema": RUN_SCHEMA, "files": {**hashes, "gram/step_000.safetensors": "not read here"}})
+    write_json(
+        tmp_path / "manifest.json",
+        {"schema": RUN_SCHEMA, "files": {**hashes, "gram/step_000.safetensors": "not read here"}},
+    )
     run = read_run(tmp_path)
     assert [s.step for s in run.samples] == [999, 1000]
     assert (run.steps, run.config) == ([STEP], {"arms": ["vanilla"]})
