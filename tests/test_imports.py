@@ -50,6 +50,7 @@ MATHEMATICS = (
     "probe/analysis/statistics/nulls.py",
     "probe/analysis/statistics/power.py",
     "extraction/loss.py",
+    "extraction/stacks.py",
 )
 
 

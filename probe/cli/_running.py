@@ -42,5 +42,6 @@ def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path
         if not world.is_main:
             yield world
             return
-        with locked(directory), shown_progress(), tracked(track, directory, out_dir=out, say=say):
+        # The trackers first: one that is not installed is refused before anything is made.
+        with tracked(track, directory, out_dir=out, say=say), locked(directory), shown_progress():
             yield world

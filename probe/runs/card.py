@@ -98,7 +98,8 @@ def read_card(path: Path) -> dict[str, Any]:
 
 def check_card(path: Path) -> None:
     """InputError where a card stands beside a direction file and is not its card."""
-    if card_path(path).is_file():
+    # A path that is no file is refused where the file is read; "" has not even a name that a card could have.
+    if path.is_file() and card_path(path).is_file():
         read_card(path)
 
 

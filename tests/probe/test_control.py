@@ -78,7 +78,7 @@ def finish(own: list[bool], logprob: float | None = None) -> tuple[dict[str, Any
         arms=[SimpleNamespace(condition="x")],
         weightings={"x": SimpleNamespace(kl={"mean": 0.25, "max": 9.0})},
     )
-    rollouts = [SimpleNamespace(gt_pass=passed) for passed in (True, False, False, True)]
+    rollouts = [SimpleNamespace(gt_pass=passed, labelled=True) for passed in (True, False, False, True)]
     assert training.finish_step(result, rollouts, own) == {"beta": 0.5}  # pyright: ignore
     assert training.logprob is None, "one measure of the frozen batch would serve two steps"
     return control.told[0], len(moves)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord, nullable
+from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
 from probe.records.run import file_hashes, read_run, read_samples, read_steps, samples_path, write_samples, write_steps
 from replay_pools.errors import InputError
 from replay_pools.files import write_json
@@ -106,7 +106,7 @@ def write_run(directory, samples=(SAMPLE,), steps=(STEP,)):
     write_json(directory / "config.json", {"arms": ["vanilla"]})
     write_samples(directory, 0, samples)
     write_steps(directory, steps)
-    write_json(directory / "manifest.json", {"files": file_hashes(directory)})
+    write_json(directory / "manifest.json", {"schema": RUN_SCHEMA, "files": file_hashes(directory)})
     return directory
 
 
@@ -141,7 +141,10 @@ def test_a_run_reads_back(tmp_path):
     write_steps(tmp_path, [STEP])
     write_json(tmp_path / "config.json", {"arms": ["vanilla"]})
     hashes = file_hashes(tmp_path)
-    write_json(tmp_path / "manifest.json", {"files": {**hashes, "gram/step_000.safetensors": "not read here"}})
+    write_json(
+        tmp_path / "manifest.json",
+        {"schema": RUN_SCHEMA, "files": {**hashes, "gram/step_000.safetensors": "not read here"}},
+    )
     run = read_run(tmp_path)
     assert [s.step for s in run.samples] == [999, 1000]
     assert (run.steps, run.config) == ([STEP], {"arms": ["vanilla"]})
