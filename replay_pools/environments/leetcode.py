@@ -18,6 +18,7 @@ from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl
+from replay_pools.grading import wire
 
 _FIELDS = {
     "id": (str, int),
@@ -189,11 +190,17 @@ def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case |
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal made of None, bool, int, float, str and collections of them; ValueError otherwise."""
+    """The value of a literal made of None, bool, int, float, str and collections of them, with a wire form.
+
+    Raises:
+        ValueError: any other expression, or a value beyond the limits of the wire.
+    """
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and not isinstance(part.value, None | bool | int | float | str):
             raise ValueError(f"a literal {type(part.value).__name__}")
     try:
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
+        wire.encode([value])  # in a list, as it is sent; a test that cannot be sent becomes an assertion, which is text
+        return value
     except TypeError as error:  # an unhashable key
         raise ValueError(str(error)) from error
