@@ -156,12 +156,19 @@ def _parse_tests(
             raise InputError(where, expected="assert statements", found=ast.unparse(statement)[:80])
         case = _parse_case(statement.test, func_name, parameters)
         if case is None:
-            assertions.append(ast.unparse(statement))
+            assertions.append(_source(statement, where))
         else:
             cases.append(case)
     if not cases and not assertions:
         raise InputError(where, expected="at least one assert statement", found="none")
     return cases, assertions
+
+
+def _source(statement: ast.Assert, where: str) -> str:
+    try:
+        return ast.unparse(statement)
+    except ValueError as error:  # an integer in hexadecimal, of more digits than Python writes in decimal
+        raise InputError(where, expected="integers of at most 4300 digits", found=str(error)) from error
 
 
 def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case | None:
