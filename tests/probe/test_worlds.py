@@ -23,7 +23,7 @@ from probe.analysis.formatting import WIDTH
 from probe.analysis.text_report import format_analysis
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
+from probe.records.records import RUN_SCHEMA, ADVANTAGE_KEYS, SampleRecord, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, read_run, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
 from probe.settings.arms import ARMS
@@ -108,7 +108,9 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
         steps += [row for _, row in rows]
     write_steps(directory, steps)
     write_json(directory / CONFIG_FILE, {"verb": "replay", "replay": {"gate": {}}, "pools": make_pools(directory)})
-    write_json(directory / MANIFEST_FILE, {"files": file_hashes(directory) | gram_hashes(directory)})
+    write_json(
+        directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "files": file_hashes(directory) | gram_hashes(directory)}
+    )
     return directory
 
 
