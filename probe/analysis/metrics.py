@@ -62,7 +62,7 @@ _MOVING = (
 )
 _TRIVIAL_SCORES = tuple(score for score in SCORES if score != "cos_S_contrib")
 _PERMUTED = ("N2", "N3")  # the nulls that draw directions, of `probe.analysis.statistics.permutation`
-# N4 permutes `hacked`, under which a score of hacks is a null. Of cos_in it permutes rewards, and is a diagnostic alone.
+# N4 permutes `hacked`, a null of what scores hacks. Of cos_in it permutes rewards, and is a diagnostic alone.
 _RELABELLED = (*_PERMUTED, "N4")
 
 

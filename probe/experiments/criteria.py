@@ -2,8 +2,9 @@
 
 PASS: the statistic satisfies the comparison, and for a mean its whole 95% interval does (`value` is the mean of these
 units alone, and of no others). FAIL: the whole interval violates it, or a trivial baseline does as well. INCONCLUSIVE:
-the data allow both, the metric was not measured, or its units show no variance, so that there is no interval. VACUOUS: it holds, and would without signal: the statistic lies
-within the criterion's own null, or the two sides of a comparison are identical.
+the data allow both, the metric was not measured, or its units show no variance, so that there is no interval. VACUOUS:
+it holds, and would without signal: the statistic lies within the criterion's own null, or the two sides of a comparison
+are identical.
 """
 
 import operator

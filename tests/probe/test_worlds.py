@@ -23,7 +23,7 @@ from probe.analysis.formatting import WIDTH
 from probe.analysis.text_report import format_analysis
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.records import RUN_SCHEMA, ADVANTAGE_KEYS, SampleRecord, StepRecord
+from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, read_run, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
 from probe.settings.arms import ARMS

@@ -8,7 +8,7 @@ never one of width 0. How often the intervals cover is in the table of `spec/gui
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 

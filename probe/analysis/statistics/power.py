@@ -19,7 +19,7 @@ NODES = 32  # of the quadrature: the power is exact to 1e-9
 def detection_power(
     effect: float, sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05
 ) -> float:
-    """Probability that a two-sided t-test (Welch's where units are not paired) rejects when the means differ by `effect`.
+    """Probability that a two-sided t-test (unpaired: Welch's) rejects when the means differ by `effect`.
 
     Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
     power = P(T > t_crit) + P(T < -t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
@@ -69,8 +69,8 @@ def mde(
 def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
     """The correlation within pairs above which n pairs detect a smaller effect than two groups of n units.
 
-    The paired test has n - 1 degrees of freedom, the unpaired one up to 2 n - 2: with few units, the correlation has to make
-    up for a wider t distribution. The error of a paired difference goes with sqrt(1 - rho), so that
+    The paired test has n - 1 degrees of freedom, the unpaired one up to 2 n - 2: with few units, the correlation
+    has to make up for a wider t distribution. The error of a paired difference goes with sqrt(1 - rho), so that
 
         mde_paired(rho) = mde_paired(0) sqrt(1 - rho) = mde_unpaired      at rho = 1 - (mde_unpaired / mde_paired(0))^2
 
