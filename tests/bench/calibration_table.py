@@ -49,7 +49,7 @@ def share(flags) -> str:
 def means() -> Iterator[tuple]:
     """Means: a 5% test of mean zero; a 95% interval; two one-sided tests of a mean on an edge; power.
 
-    The edge, which skew favours, is .8 standard deviations, and the power is against a mean 2.8 standard errors above 0.
+    The edge, which skew favours, is .8 standard deviations; the power is against a mean 2.8 standard errors above 0.
     """
     yield "values", "n", "sign flip rejects", "now rejects", "Student covers", "now covers", "TOST at the edge", "power"
     for shape, (draw, mean) in SHAPES.items():

@@ -9,7 +9,7 @@ N2, N3 and "pair-swap" relabel the pair gradients and extract new DIRECTIONS in 
 across all pairs, N3 takes couples of clean completions, and swaps stay within pairs. N4 keeps the directions and
 permutes the labels of the batch within prompts: the advantages for cos_in, `hacked` for the other two. For those it is
 a null. For cos_in it is a DIAGNOSTIC, what is left of the cosine when rewards fall on other samples, and no null: where
-being paid has an axis of its own, the update leaves it in 36% of runs without anything hack-ward (the level is 5%).
+being paid has an axis of its own, a third to two thirds of runs leave it without anything hack-ward (the level is 5%).
 
 To add a statistic: compute it in `_statistics` (and in `batch_labels.batch_label_nulls` if the batch's labels enter it)
 and give the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.null_axes`.
