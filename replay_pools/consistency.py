@@ -144,6 +144,8 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     bool | None: ("bool", lambda value: isinstance(value, bool)),
     str | None: ("valid UTF-8 text", is_text),
 }
+
+
 def _any_label(grade: Grade) -> bool:
     return grade.fmt_ok or grade.compiles or grade.passed or grade.gt_correct or grade.hacked
 
