@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from probe.settings.gate import GATES
@@ -193,7 +193,7 @@ def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[s
         (k, r), weight = V.shape, squared[module] / total
         mean += weight * k / (2 * r)
         variance += weight**2 * (k * (k + 5) / (4 * r * (r + 2)) - (k / (2 * r)) ** 2)
-    return math.sqrt(float(stats.gamma.ppf(q, mean**2 / variance, scale=variance / mean)))
+    return math.sqrt(float(special.gammaincinv(mean**2 / variance, q)) * variance / mean)
 
 
 def _project(g: Tensor, V: Tensor, gate: Gate, overshoot: float, preserve_magnitude: bool) -> tuple[Tensor, Tensor]:
