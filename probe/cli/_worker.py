@@ -27,9 +27,6 @@ def main() -> int:
     die_with_parent()
     channel = Connection(os.dup(0))
     _redirect(Path(os.devnull), os.O_RDONLY, [0])
-    import torch  # not before `die_with_parent`: it takes a second
-
-    random_state = torch.get_rng_state()
     with keeping():
         while True:
             try:
@@ -42,7 +39,8 @@ def main() -> int:
             if code != 0:
                 return code
             # The next command begins as in a process of its own.
-            torch.set_rng_state(random_state)
+            if torch := sys.modules.get("torch"):  # imported by the first command that needs it
+                torch.set_rng_state(torch.Generator().get_state())
             gc.collect()
             channel.send(0)
 
