@@ -63,7 +63,8 @@ def main() -> None:
         ways["its steps"] = lambda: steps(out)
         ways[f"{options.runs} runs, one worker"] = lambda: children(lambda: in_worker(out, options.runs))
         ways[f"{options.runs} runs, processes"] = lambda: children(lambda: in_processes(out, options.runs))
-        results = interleaved(ways, options.repeats)  # its first turn fills the caches of SVDs and pair gradients
+        python("-m", "probe", *SHORT, *new_run(out))  # fills the caches of SVDs and pair gradients
+        results = interleaved(ways, options.repeats, warm_up=False)
     torch = results["import torch"].cpu
     print(f"{'':<24}{'CPU s':>8}{'/ torch':>10}")
     for name, taken in results.items():
