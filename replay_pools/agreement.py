@@ -103,7 +103,7 @@ def graded_code_rule(pool: Pool) -> CodeRule:
     """The rule by which the code of a pool's completions was found when they were graded."""
     grader = pool.manifest["grader"]
     # Before grader 3 the rule was not recorded: this grader took the last block, the predecessor's joined all.
-    unrecorded: CodeRule = "joined" if grader["version"] == PREDECESSOR_GRADER else "last"
+    unrecorded: CodeRule = "joined" if grader.get("version") == PREDECESSOR_GRADER else "last"
     return grader.get("code_rule", unrecorded)
 
 

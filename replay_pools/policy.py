@@ -10,6 +10,7 @@ A name is `organism` (embedded), a local directory, a `.gguf` file, or a hub id:
 To add a kind of name: add a case to `_source`.
 """
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from transformers.utils import logging as transformers_logging
 from replay_pools.adapters import merge_adapter
 from replay_pools.chat import Chat, turn_ends
 from replay_pools.errors import InputError
+from replay_pools.kept import forget, kept
 from replay_pools.tensors import check_tensors
 
 ORGANISM = "organism"
@@ -111,14 +113,30 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         check_tensors(path)
     # Pickled weights are refused: safetensors cannot hold anything to execute, and can be checked.
     weights = {} if "gguf_file" in options else {"use_safetensors": True}
-    with _readable(name):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
-    tokenizer = load_tokenizer(name)
-    digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
-    if adapter is not None:
-        model = _merge_adapter(model, name, adapter)
-    model.to(device=target)  # type: ignore[call-arg]
-    return Policy(model.eval().requires_grad_(False), tokenizer, name, adapter, digest)
+
+    def load() -> tuple[PreTrainedModel, str]:
+        forget("factors")  # of the model before this one: the two together may be more than the memory
+        with _readable(name):
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
+        digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
+        if adapter is not None:
+            model = _merge_adapter(model, name, adapter)
+        model.to(device=target)  # type: ignore[call-arg]
+        return model.eval().requires_grad_(False), digest
+
+    model, digest = kept("model", (source, *options.items(), adapter, dtype, target), load, _copy)
+    return Policy(model, load_tokenizer(name), name, adapter, digest)
+
+
+def _copy(loaded: tuple[PreTrainedModel, str]) -> tuple[PreTrainedModel, str]:
+    """Other modules and parameters on the same memory: an adapter on the one, merged or not, is none on the other."""
+    model, digest = loaded
+    shared: dict[int, Any] = {}
+    for parameter in model.parameters():
+        shared[id(parameter)] = torch.nn.Parameter(parameter.detach(), requires_grad=False)
+    for buffer in model.buffers():
+        shared[id(buffer)] = buffer.detach()
+    return copy.deepcopy(model, shared), digest
 
 
 def load_served_policy(name: str) -> ServedPolicy:

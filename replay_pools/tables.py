@@ -72,6 +72,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise InputError(path, expected=f"{what} (TOML)", found="no such file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(path, expected="TOML in UTF-8", found=str(error)) from error
+    except RecursionError as error:
+        raise InputError(path, expected="TOML of a few levels", found="nested too deep") from error
 
 
 def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

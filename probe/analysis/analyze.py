@@ -154,7 +154,7 @@ def analyze(
         contrast_rows += contrasts(sure, arm, trains=summaries[arm].trains, seed=seed)
         bucket_rows += buckets(sure, arm)
         if arm == measured:
-            areas = [specificity(sure, score, arm, seed=seed) for score in SCORES]
+            areas = [specificity(sure, score, arm) for score in SCORES]
     samples = [sample for sample in run.samples if sample.arm == measured]
     offline = _offline(run, measured, summaries, samples, num_draws, seed)
     comparable, trained = siblings(run, others), is_training(run)

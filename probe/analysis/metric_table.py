@@ -7,14 +7,16 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from probe.analysis.statistics.intervals import Interval, t_interval
+from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.means import mean_interval, mean_test
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.significance import sign_flip_test, welch_interval, welch_test
+from probe.analysis.statistics.shares import outcomes_interval, share_interval
+from probe.analysis.statistics.significance import welch_interval, welch_test
 
 
 class MetricKey(NamedTuple):
@@ -41,41 +43,60 @@ class Estimate:
     nulls: Mapping[str, NullTest] = field(default_factory=dict)  # by the names of a criterion's `null`
     beaten_by: Sequence[str] | None = None  # trivial scores that do as well: null "baselines"; None: none was measured
     by_unit: Mapping[str, float] = field(default_factory=dict)  # {unit: its value}
+    trials: Mapping[str, int] = field(default_factory=dict)  # of a rate: {unit: outcomes that its share is of}
     vacuous: str | None = None  # why the number could not have come out otherwise
 
 
 Metrics = Mapping[MetricKey, Estimate]
 
 
-def estimate(by_unit: Mapping[str, float], unit: str, *, nulls: Mapping[str, NullTest] | None = None) -> Estimate:
+def estimate(
+    by_unit: Mapping[str, float],
+    unit: str,
+    *,
+    nulls: Mapping[str, NullTest] | None = None,
+    trials: Mapping[str, int] | None = None,
+) -> Estimate:
     """The mean of one value a unit.
 
     Args:
         by_unit: {name of the unit: value}.
         unit: what a unit is. Samples of one prompt resemble one another, so that a mean over samples gets no p.
         nulls: tests of the same mean against directions or labels without signal.
+        trials: of a rate, {unit: outcomes that its share is of}.
 
     Returns:
-        Mean, Student's 95% and 90% intervals, two-sided sign-flip p against zero, extremes.
+        Mean, 95% and 90% intervals (of a rate those of `shares`), two-sided sign-flip p against zero, extremes. Units
+        that are all equal, and no rate, show no variance and have no interval.
     """
-    values = list(by_unit.values())
+    values, outcomes = list(by_unit.values()), list((trials or {}).values())
+
+    def interval(level: float) -> Interval | None:
+        return share_interval(values, outcomes, level=level) if outcomes else mean_interval(values, level=level)
+
     return Estimate(
         value=float(np.mean(values)) if values else None,
         n=len(values),
         unit=unit,
-        interval=t_interval(values),
-        interval_90=t_interval(values, level=0.9),
-        p=None if unit == "sample" else sign_flip_test(values).p,
+        interval=interval(0.95),
+        interval_90=interval(0.9),
+        p=None if unit == "sample" else mean_test(values).p,
         minimum=min(values, default=None),
         maximum=max(values, default=None),
         nulls=nulls or {},
         by_unit=by_unit,
+        trials=trials or {},
     )
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
     """a minus b, paired by the units that both have."""
-    return estimate({name: a.by_unit[name] - b.by_unit[name] for name in a.by_unit if name in b.by_unit}, a.unit)
+    both = [name for name in a.by_unit if name in b.by_unit]
+    paired = estimate({name: a.by_unit[name] - b.by_unit[name] for name in both}, a.unit)
+    # Problems that differ alike are evidence of that; seeds are too few, and the runs of one seed are not one run.
+    if a.unit == "problem" and paired.interval is not None:
+        return paired
+    return _as_wide_as_outcomes(paired, a, b, both, both)
 
 
 def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
@@ -85,7 +106,7 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
     if n == 0:
         return Estimate(value=None, n=0, unit=a.unit)
     test = welch_test(x, y)
-    return Estimate(
+    unpaired = Estimate(
         value=float(np.mean(x) - np.mean(y)),
         n=n,
         unit=a.unit,
@@ -93,6 +114,33 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
         interval_90=welch_interval(x, y, level=0.9),
         p=test.p,
     )
+    return _as_wide_as_outcomes(unpaired, a, b, list(a.by_unit), list(b.by_unit))
+
+
+def _as_wide_as_outcomes(
+    compared: Estimate, a: Estimate, b: Estimate, of_a: Sequence[str], of_b: Sequence[str]
+) -> Estimate:
+    """A difference of rates whose intervals span at least what drawing outcomes alone leaves open.
+
+    Seeds may have equal rates by chance: the difference then shows no variance, or next to none. Below two units a side
+    there is still no interval, and of what is no rate the difference stays as it is.
+    """
+    if not a.trials or not b.trials or min(len(of_a), len(of_b)) < 2:
+        return compared
+    shares = [np.array([side.by_unit[name] for name in names]) for side, names in ((a, of_a), (b, of_b))]
+    trials = [np.array([side.trials[name] for name in names]) for side, names in ((a, of_a), (b, of_b))]
+    return replace(
+        compared,
+        interval=_hull(compared.interval, outcomes_interval(*shares, *trials)),
+        interval_90=_hull(compared.interval_90, outcomes_interval(*shares, *trials, level=0.9)),
+    )
+
+
+def _hull(interval: Interval | None, other: Interval) -> Interval:
+    """The smallest interval that holds both."""
+    if interval is None:
+        return other
+    return Interval(low=min(interval.low, other.low), high=max(interval.high, other.high))
 
 
 def mean_by_unit(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -61,7 +61,9 @@ _MOVING = (
     *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
 )
 _TRIVIAL_SCORES = tuple(score for score in SCORES if score != "cos_S_contrib")
-_PERMUTED = ("N2", "N3", "N4")  # the nulls of `probe.analysis.statistics.permutation`
+_PERMUTED = ("N2", "N3")  # the nulls that draw directions, of `probe.analysis.statistics.permutation`
+# N4 permutes `hacked`, a null of what scores hacks. Of cos_in it permutes rewards, and is a diagnostic alone.
+_RELABELLED = (*_PERMUTED, "N4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,9 @@ class Availability:
 _DERIVED = {
     "cos_in_mean": Availability(units=("prompt",), nulls=("pair-swap",), measured_alone=True),
     "d_cos_in": Availability(units=("prompt",), nulls=_PERMUTED, measured_alone=True),
-    "hack_difference": Availability(units=("prompt",), nulls=("N1", *_PERMUTED), measured_alone=True),
+    "hack_difference": Availability(units=("prompt",), nulls=("N1", *_RELABELLED), measured_alone=True),
     "pure_hack_difference": Availability(units=("prompt",), nulls=("N1",), measured_alone=True),
-    "auroc": Availability(units=("prompt",), nulls=(*_PERMUTED, "baselines"), measured_alone=True),
+    "auroc": Availability(units=("prompt",), nulls=(*_RELABELLED, "baselines"), measured_alone=True),
     **{f"auroc/{score}": Availability(units=("prompt",), measured_alone=True) for score in _TRIVIAL_SCORES},
     "module_p": Availability(units=("module",), measured_alone=True),
     "pair_sign": Availability(units=("pair",), measured_alone=True),
@@ -254,9 +256,9 @@ def _differences(rows: Sequence[tuple[SampleRecord, float | None, bool]]) -> dic
 
 
 def _nulls(evidence: Evidence, metric: str) -> dict[str, NullTest]:
-    """{null: test} of a statistic, from the permutations of the run."""
+    """{null: test} of a statistic, from the permutations of the run, without what is a diagnostic of it."""
     rows = evidence.permutation.rows if evidence.permutation else []
-    return {row.null: row.test for row in rows if row.metric == metric}
+    return {row.null: row.test for row in rows if row.metric == metric and not row.diagnostic}
 
 
 def _haar_null(evidence: Evidence, contrast_name: str) -> dict[str, NullTest]:

@@ -149,7 +149,7 @@ def null_table(analysis: Analysis) -> TextTable:
     header = ("statistic", "null", "value", "mean", "sd", "95th pct", "d", "z", "p", "draws")
     title = (
         f"Nulls (arm {analysis.measured_arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels "
-        "permuted within prompts, pair-swap: hack and clean swapped within pairs)"
+        "permuted within prompts: of cos_in a diagnostic, no null; pair-swap: hack and clean swapped within pairs)"
     )
     return TextTable(name="nulls", title=title, header=header, rows=rows, left=2)
 

@@ -9,7 +9,7 @@ cos_moved, hackward_frac_moved       of the whole update, start minus end, with 
 To add a rate: a row in RATES and a field of the same name in `probe.runs.heldout.Rates`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,9 @@ class TrainingOutcome:
 
     evaluations: Sequence[Mapping[str, Any]]  # every line of `evals.jsonl`
     values: Mapping[str, float]  # {metric: value}
+    trials: Mapping[str, int]  # {metric that is a rate: graded rollouts that it is of}
     by_problem: Mapping[str, Mapping[str, float]]  # {metric that is a rate: {held-out problem: value}}
+    problem_trials: Mapping[str, Mapping[str, int]]  # {the same but for gains: {held-out problem: its rollouts}}
     stopped: str | None  # why it ended before its last step
 
 
@@ -63,34 +65,56 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     for name, metric in MOVED.items():
         if moved.get(name) is not None:
             values[metric] = moved[name]
-    start, final = _problem_rates(run.path, first["step"]), _problem_rates(run.path, last["step"])
+    start, final = _problem_flags(run.path, first["step"]), _problem_flags(run.path, last["step"])
     by_problem: dict[str, dict[str, float]] = {}
+    problem_trials: dict[str, dict[str, int]] = {}
     for problem in start:
         if problem not in final:
             continue
-        for metric, value in _start_final_gain(start[problem], final[problem]).items():
+        means = [{name: float(np.mean(flags)) for name, flags in place[problem].items()} for place in (start, final)]
+        counts = [{name: len(flags) for name, flags in place[problem].items()} for place in (start, final)]
+        for metric, value in _start_final_gain(*means).items():
             by_problem.setdefault(metric, {})[problem] = value
-    stopped = run.manifest.get("stopped")
-    return TrainingOutcome(evaluations=run.evals, values=values, by_problem=by_problem, stopped=stopped)
+        for metric, count in _start_final(*counts).items():
+            problem_trials.setdefault(metric, {})[problem] = count
+    return TrainingOutcome(
+        evaluations=run.evals,
+        values=values,
+        trials=_start_final(_counts(first["rates"]), _counts(last["rates"])),
+        by_problem=by_problem,
+        problem_trials=problem_trials,
+        stopped=run.manifest.get("stopped"),
+    )
 
 
 def _rates(settings: Mapping[str, Any]) -> dict[str, float]:
-    """{RATE or RATE/SETTING: share} from the `rates` of one evaluation.
+    """{RATE or RATE/SETTING: share} from the `rates` of one evaluation."""
+    rates = {}
+    for name, rate, measured in _shown(settings):
+        value = measured[rate]["rate"]
+        if value is not None:
+            rates[name] = value
+    return rates
+
+
+def _counts(settings: Mapping[str, Any]) -> dict[str, int]:
+    """{RATE or RATE/SETTING: graded rollouts} from the `rates` of one evaluation."""
+    return {name: measured["num_rollouts"] for name, _, measured in _shown(settings)}
+
+
+def _shown(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """(RATE or RATE/SETTING, RATE, what was measured in the setting) of one evaluation.
 
     Where there is one setting beside ALL, it equals ALL, and is left out.
     """
     shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
-    rates = {}
     for setting, measured in shown.items():
         for rate in RATES:
-            value = measured[rate]["rate"]
-            if value is not None:
-                rates[rate if setting == ALL else f"{rate}/{setting}"] = value
-    return rates
+            yield rate if setting == ALL else f"{rate}/{setting}", rate, measured
 
 
-def _problem_rates(directory: Path, step: int) -> dict[str, dict[str, float]]:
-    """{problem: {RATE or RATE/SETTING: mean}} of the rollouts of one evaluation; {} where they were deleted."""
+def _problem_flags(directory: Path, step: int) -> dict[str, dict[str, list[bool]]]:
+    """{problem: {RATE or RATE/SETTING: whether each rollout counts}} of one evaluation; {} where they were deleted."""
     flags: dict[str, dict[str, list[bool]]] = {}
     pools = sorted((directory / EVALUATIONS_DIR / f"step_{step:06d}").glob("*"))
     for path in pools:
@@ -104,10 +128,7 @@ def _problem_rates(directory: Path, step: int) -> dict[str, dict[str, float]]:
                         names.append(f"{rate}/{setting_of(rollout)}")
                     for name in names:
                         problem_flags.setdefault(name, []).append(counts(rollout))
-    means = {}
-    for problem, problem_flags in flags.items():
-        means[problem] = {name: float(np.mean(values)) for name, values in problem_flags.items()}
-    return means
+    return flags
 
 
 def _start_final_gain(start: Mapping[str, float], final: Mapping[str, float]) -> dict[str, float]:
@@ -116,8 +137,22 @@ def _start_final_gain(start: Mapping[str, float], final: Mapping[str, float]) ->
     for name in start:
         if name not in final:
             continue
-        rate, slash, setting = name.partition("/")
         three = (start[name], final[name], final[name] - start[name])
         for place, value in zip(PLACES, three, strict=True):
-            values[f"{rate}_{place}{slash}{setting}"] = value
+            values[_placed(name, place)] = value
     return values
+
+
+def _start_final(start: Mapping[str, int], final: Mapping[str, int]) -> dict[str, int]:
+    """{RATE_start, RATE_final}: how many rollouts a rate is of; a gain is of two kinds of them, and no rate."""
+    counts = {}
+    for name in start:
+        if name in final:
+            counts[_placed(name, "start")], counts[_placed(name, "final")] = start[name], final[name]
+    return counts
+
+
+def _placed(name: str, place: str) -> str:
+    """RATE_PLACE of a RATE, RATE_PLACE/SETTING of a RATE/SETTING."""
+    rate, slash, setting = name.partition("/")
+    return f"{rate}_{place}{slash}{setting}"

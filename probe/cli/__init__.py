@@ -41,4 +41,6 @@ def main() -> int:
     if (instruction := os.environ.get(COMPLETE_VARIABLE)) is not None:  # the shell asks, by the script it was given
         return shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, instruction)
     die_with_parent()
+    # Threads that wait for work would keep their core busy, which on a shared machine is most of the CPU time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return run(cli)

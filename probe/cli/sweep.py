@@ -68,17 +68,21 @@ def sweep(
         for job in jobs:
             echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
-    with _shown() as show:
-        table = run_sweep(
-            spec,
-            out,
-            launch=_launcher(workers, cluster, settings, sweep_folder(spec, out)),
-            workers=workers,
-            retries=retries,
-            block_value=lambda spec, seed: block_value(spec, seed, out),
-            vacuous={part.where: part.why for part in vacuous_parts(spec)},
-            show=show,
-        )
+    launcher = _launcher(workers, cluster, settings, sweep_folder(spec, out))
+    try:
+        with _shown() as show:
+            table = run_sweep(
+                spec,
+                out,
+                launch=launcher,
+                workers=workers,
+                retries=retries,
+                block_value=lambda spec, seed: block_value(spec, seed, out),
+                vacuous={part.where: part.why for part in vacuous_parts(spec)},
+                show=show,
+            )
+    finally:
+        launcher.stop()
     if as_json:
         echo_json({"spec": table.spec, "stopped": table.stopped, "runs": [_cells(row) for row in table.rows]})
     else:

@@ -89,7 +89,8 @@ def _check(spec: Spec, criterion: Criterion, condition: SpecCondition) -> None:
         expected = f"{', '.join(EXTREMES)} of steps of training (autocorrelated), or the unit seed"
         raise _wrong(spec, criterion, "statistic", expected, repr(criterion.statistic))
     if _has_null(criterion) and (reason := _no_null(criterion, entry)):
-        raise _wrong(spec, criterion, "null", reason, repr(criterion.null))
+        fix = "N4 is a diagnostic of cosines: rewards have an axis of their own" if criterion.null == "N4" else ""
+        raise _wrong(spec, criterion, "null", reason, repr(criterion.null), fix)
     if not trains:
         _check_arm(spec, criterion, condition, entry)
 

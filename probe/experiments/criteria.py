@@ -2,8 +2,9 @@
 
 PASS: the statistic satisfies the comparison, and for a mean its whole 95% interval does (`value` is the mean of these
 units alone, and of no others). FAIL: the whole interval violates it, or a trivial baseline does as well. INCONCLUSIVE:
-the data allow both, or the metric was not measured. VACUOUS: it holds, and would without signal: the statistic lies
-within the criterion's own null, or the two sides of a comparison are identical.
+the data allow both, the metric was not measured, or its units show no variance, so that there is no interval. VACUOUS:
+it holds, and would without signal: the statistic lies within the criterion's own null, or the two sides of a comparison
+are identical.
 """
 
 import operator
@@ -11,11 +12,13 @@ from collections.abc import Callable
 
 from probe.analysis.measures.specificity import BEATEN
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, difference, unpaired_difference
+from probe.analysis.statistics.means import SKEWED_CAVEAT, is_skewed
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.verdict.evidence import Judgement, missing, range_text
 from probe.experiments.spec import Criterion
 from probe.settings.words import Verdict
 
+SPREAD = ("mean", "lower95", "upper95", "interval90", "p")  # statistics that take the spread of the units into account
 SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -37,6 +40,8 @@ def evaluate(criterion: Criterion, metrics: Metrics) -> Judgement:
         verdict, why = _against_baselines(measured, verdict, why)
     elif verdict == "PASS" and criterion.null != "none":
         verdict, why = _against_null(criterion, measured, why)
+    if criterion.statistic in SPREAD and is_skewed(list(measured.by_unit.values())):
+        why = f"{why}; {SKEWED_CAVEAT}"
     if criterion.role == "mechanism":
         why = f"{why}; mechanism: says that the code ran"
     return Judgement(verdict=verdict, value=_text(measured), n=measured.n, why=why)
@@ -82,13 +87,16 @@ def _compare(criterion: Criterion, measured: Estimate) -> tuple[Verdict, str]:
         return _inside(measured, *threshold)
     value = _statistic(criterion, measured)
     if value is None:
-        return "INCONCLUSIVE", f"no {criterion.statistic} from {measured.n} {measured.unit}s"
+        return "INCONCLUSIVE", _no_interval(criterion.statistic, measured)
     holds = _COMPARE[criterion.comparison]
     why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
     if criterion.statistic == "p":
         return ("PASS", why) if holds(value, threshold) else ("INCONCLUSIVE", f"not {why}: absence is not shown")
-    if criterion.statistic in ("value", "min", "max", "n") or measured.interval is None:
+    # A statistic that is no mean over units (`cos_in_mean`) has a null and no interval.
+    if criterion.statistic in ("value", "min", "max", "n") or (measured.interval is None and not measured.by_unit):
         return ("PASS", why) if holds(value, threshold) else ("FAIL", f"not {why}")
+    if measured.interval is None:
+        return "INCONCLUSIVE", f"{why}, but {_no_interval('95% interval', measured)}"
     low, high = holds(measured.interval.low, threshold), holds(measured.interval.high, threshold)
     if (low and high) or (criterion.statistic != "mean" and holds(value, threshold)):
         return "PASS", why
@@ -101,13 +109,21 @@ def _inside(measured: Estimate, low: float, high: float) -> tuple[Verdict, str]:
     """Equivalence: the 90% interval inside the band (two one-sided tests at 5%)."""
     interval = measured.interval_90
     if interval is None:
-        return "INCONCLUSIVE", f"no 90% interval from {measured.n} {measured.unit}s"
+        return "INCONCLUSIVE", _no_interval("90% interval", measured)
     why = f"90% interval {range_text(interval)} against [{low:+g}, {high:+g}]"
     if low < interval.low and interval.high < high:
         return "PASS", f"{why}: inside"
     if interval.high <= low or interval.low >= high:
         return "FAIL", f"{why}: outside"
     return "INCONCLUSIVE", f"{why}: across an edge"
+
+
+def _no_interval(statistic: str, measured: Estimate) -> str:
+    """Why there is no such statistic: units that all read the same are no proof that all others would."""
+    missing_from = f"no {statistic} from {measured.n} {measured.unit}s"
+    if measured.n < 2 or len(set(measured.by_unit.values())) != 1:
+        return missing_from
+    return f"{missing_from}: all read {measured.value:.3g} and show no variance (`min` and `max` ask about these alone)"
 
 
 def _against_baselines(measured: Estimate, verdict: Verdict, why: str) -> tuple[Verdict, str]:

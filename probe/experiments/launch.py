@@ -1,4 +1,4 @@
-"""Where the commands of a sweep run: child processes of this machine, or jobs of a cluster through submitit.
+"""Where the commands of a sweep run: worker processes of this machine, or jobs of a cluster through submitit.
 
 A launcher takes the arguments of one `probe` command, waits for its end and says how it went; it never raises for a
 command that failed. One launcher serves many threads at once.
@@ -11,16 +11,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
 
 from probe.experiments.orphans import PARENT_VARIABLE
 from replay_pools.errors import InputError
 
 Cluster = Literal["slurm", "local"]
 LOST = -1  # return code of a command whose job vanished
+WORKER = (sys.executable, "-m", "probe.cli._worker")
+POLL_S = 0.5  # seconds between two looks at whether a worker is still there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,45 +45,93 @@ class Launcher(Protocol):
         ...
 
     def stop(self) -> None:
-        """End everything that runs; called when the sweep is interrupted."""
+        """End everything that runs, and let go of what waits; called when the sweep is interrupted, and at its end."""
         ...
 
 
-def command(args: Sequence[str]) -> list[str]:
-    """The command line of `probe ARGS` under this interpreter."""
-    return [sys.executable, "-m", "probe", *args]
+@dataclass(frozen=True, slots=True, eq=False)
+class Worker:
+    """A process that runs one command after the other (`probe.cli._worker`)."""
+
+    process: subprocess.Popen[bytes]
+    channel: Connection
+
+    def run(self, args: Sequence[str], log: Path) -> int:
+        """Run `probe ARGS`; returns its exit code. After any but 0 the worker has ended."""
+        try:
+            self.channel.send((list(args), log))
+            # A worker that died is seen even where a process that it left behind still holds its end of the channel.
+            while not self.channel.poll(POLL_S):
+                if self.process.poll() is not None:
+                    return self.process.returncode
+            return self.channel.recv()
+        except (EOFError, OSError):
+            return self.process.wait()
 
 
 class Processes:
-    """Child processes, `workers` at a time, which end with this one; the cores are shared out among them."""
+    """Worker processes, as many as commands at a time, which end with this one; the cores are shared out among them.
+
+    A worker that ends, with the command that ends it, is replaced when the next command needs one.
+    """
 
     def __init__(self, workers: int) -> None:
         threads = str(max(1, (os.cpu_count() or 1) // workers))
         self._environment = {"OMP_NUM_THREADS": threads, **os.environ, PARENT_VARIABLE: str(os.getpid())}
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[Worker] = set()
+        self._idle: list[Worker] = []
         self._lock = threading.Lock()
+        # The kernel ends a worker with the thread that started it, and the threads that call this one end earlier.
+        self._starter = ThreadPoolExecutor(1)
 
     def __call__(self, args: Sequence[str], log: Path) -> Attempt:
-        """Run the command as a child process."""
+        """Run the command in a worker that waits, or in a new one."""
         log.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
         with log.open("ab") as file:
             before = file.tell()
-            child = subprocess.Popen(command(args), stdout=file, stderr=subprocess.STDOUT, env=self._environment)
-            with self._lock:
-                self._running.add(child)
-            code = child.wait()
-            with self._lock:
-                self._running.discard(child)
+            worker = self._take(file)
+        code = worker.run(args, log)
+        with self._lock:
+            self._running.discard(worker)
+            if code == 0:
+                self._idle.append(worker)
+        if code != 0:
+            worker.channel.close()
         return Attempt(
             returncode=code, seconds=time.monotonic() - start, error="" if code == 0 else _last_words(log, before, code)
         )
 
     def stop(self) -> None:
-        """Terminate the children; what they have written stays, and is resumed."""
+        """Terminate what runs: what it has written stays, and is resumed. Workers that wait end by themselves."""
         with self._lock:
-            for child in self._running:
-                child.terminate()
+            for worker in self._running:
+                worker.process.terminate()
+            for worker in self._idle:
+                worker.channel.close()
+            for worker in self._idle:
+                worker.process.wait()
+            self._idle.clear()
+
+    def _take(self, log: IO[bytes]) -> Worker:
+        with self._lock:
+            worker = None
+            while self._idle and worker is None:
+                worker = self._idle.pop()
+                if worker.process.poll() is not None:
+                    worker = None  # killed while it waited
+            worker = worker or self._starter.submit(self._start, log).result()
+            self._running.add(worker)
+        return worker
+
+    def _start(self, log: IO[bytes]) -> Worker:
+        """A new worker; what it says before it takes a command goes to `log`."""
+        channel, stdin = Pipe()
+        with stdin:
+            process = subprocess.Popen(
+                WORKER, stdin=stdin.fileno(), stdout=log, stderr=subprocess.STDOUT, env=self._environment
+            )
+        return Worker(process, channel)
 
 
 class Submitit:
@@ -120,8 +173,12 @@ class Submitit:
 
 
 def _in_job(args: Sequence[str], log: Path) -> Attempt:
-    """What a cluster's worker runs."""
-    return Processes(1)(args, log)
+    """What a cluster's worker runs: a process for this one command."""
+    launcher = Processes(1)
+    try:
+        return launcher(args, log)
+    finally:
+        launcher.stop()
 
 
 def _last_words(log: Path, start: int, code: int) -> str:

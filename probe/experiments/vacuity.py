@@ -181,7 +181,7 @@ def _controls(spec: Spec) -> Reasons:
     primary = spec.primary
     compared = primary.versus_arm is not None or primary.versus_condition is not None
     if primary.metric in SCALE_FREE and primary.null == "none" and not compared:
-        why = "a cosine is readable only against the same statistic under a matched null: name one (N1 to N4)"
+        why = "a cosine is readable only against the same statistic under a matched null: name one (N1 to N3)"
         yield f"criteria.{primary.name}.null", why
 
 

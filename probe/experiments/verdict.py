@@ -19,6 +19,7 @@ from probe.analysis.verdict.evidence import PlannedTraining, VerdictRow
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import SweepRun, runs_of
+from probe.experiments.looks import after_looks, looks_caution, read_looks
 from probe.experiments.prereg import decide, unmet
 from probe.experiments.spec import RULES, Criterion, Role, Spec, SpecStatus
 from probe.experiments.sweep_metrics import Analyses, analyse_all, sweep_metrics
@@ -116,7 +117,13 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     done = [run for run in runs if run.complete]
     table = sweep_metrics(spec, done, analyses)
     vacuous = read_foreseen(spec, out_dir)
-    rows = [_unless_vacuous(row, vacuous) for row in _rows(spec.criteria, table)]
+    looks = read_looks(spec, out_dir)
+    rows = []
+    for row in _rows(spec.criteria, table):
+        if row.role == "primary":
+            verdict, why = after_looks(row.verdict, row.why, looks)
+            row = replace(row, verdict=verdict, why=why)
+        rows.append(_unless_vacuous(row, vacuous))
     rules_run = _rules_run(spec, done)
     rules = analyses[rules_run].rules if rules_run else []
     verdicts: dict[str, Verdict] = {row.name: row.verdict for row in rows}
@@ -139,7 +146,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         decision=decision.name,
         then=decision.then,
         refused=refused,
-        cautions=cautions(spec, runs),
+        cautions=[*cautions(spec, runs), *looks_caution(looks)],
         outcomes=_outcomes(spec, table),
         conclusions={" ".join(key): analysis.conclusions for key, analysis in analyses.items()},
     )

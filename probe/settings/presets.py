@@ -124,7 +124,7 @@ def parse_setting(text: str) -> dict[str, Any]:
         toml_value = f'"{value}"'
     try:
         return tomllib.loads(f"{key} = {toml_value}")
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         fix = f"""a text with blanks needs quotes: --set '{key}="..."'"""
         raise InputError(f"--set {key}", expected="a value in TOML", found=repr(value), fix=fix) from error
 

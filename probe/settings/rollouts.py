@@ -8,7 +8,7 @@ from probe.settings.words import Match
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
-from replay_pools.grading.execution import MIN_CPU_S
+from replay_pools.grading.execution import MAX_CPU_S, MIN_CPU_S
 from replay_pools.rollout import CodeRule, Sampler
 
 
@@ -75,7 +75,8 @@ class RolloutConfig:
         at_least(1, iterations=self.iterations)
         at_least(0, refills=self.refills)
         at_least(1, group=self.group)
-        at_least(1, cpu_limit=self.cpu_limit)
+        if not 1 <= self.cpu_limit <= MAX_CPU_S:
+            raise FieldError("cpu_limit", f"from 1 to {MAX_CPU_S}", self.cpu_limit)
         if self.teacher is not None and self.teacher.off_step % self.iterations:
             actual = f"{self.teacher.off_step} with {self.iterations} iterations"
             raise FieldError("teacher.off_step", "a multiple of iterations", actual)

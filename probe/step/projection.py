@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from extraction.stacks import Stacks
@@ -196,7 +196,7 @@ def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[s
         (k, r), weight = V.shape, squared[module] / total
         mean += weight * k / (2 * r)
         variance += weight**2 * (k * (k + 5) / (4 * r * (r + 2)) - (k / (2 * r)) ** 2)
-    return math.sqrt(float(stats.gamma.ppf(q, mean**2 / variance, scale=variance / mean)))
+    return math.sqrt(float(special.gammaincinv(mean**2 / variance, q)) * variance / mean)
 
 
 class _Group(NamedTuple):

@@ -18,6 +18,7 @@ from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.errors import InputError
 from replay_pools.files import decode_jsonl
+from replay_pools.grading import wire
 
 _FIELDS = {
     "id": (str, int),
@@ -155,12 +156,19 @@ def _parse_tests(
             raise InputError(where, expected="assert statements", found=ast.unparse(statement)[:80])
         case = _parse_case(statement.test, func_name, parameters)
         if case is None:
-            assertions.append(ast.unparse(statement))
+            assertions.append(_source(statement, where))
         else:
             cases.append(case)
     if not cases and not assertions:
         raise InputError(where, expected="at least one assert statement", found="none")
     return cases, assertions
+
+
+def _source(statement: ast.Assert, where: str) -> str:
+    try:
+        return ast.unparse(statement)
+    except ValueError as error:  # an integer in hexadecimal, of more digits than Python writes in decimal
+        raise InputError(where, expected="integers of at most 4300 digits", found=str(error)) from error
 
 
 def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case | None:
@@ -189,11 +197,17 @@ def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case |
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal made of None, bool, int, float, str and collections of them; ValueError otherwise."""
+    """The value of a literal made of None, bool, int, float, str and collections of them, with a wire form.
+
+    Raises:
+        ValueError: any other expression, or a value beyond the limits of the wire.
+    """
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and not isinstance(part.value, None | bool | int | float | str):
             raise ValueError(f"a literal {type(part.value).__name__}")
     try:
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
+        wire.encode([value])  # in a list, as it is sent; a test that cannot be sent becomes an assertion, which is text
+        return value
     except TypeError as error:  # an unhashable key
         raise ValueError(str(error)) from error

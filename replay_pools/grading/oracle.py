@@ -183,6 +183,8 @@ def _is_nested_deeper(document: dict[str, Any], limit: int) -> bool:
     """Whether a JSON object has more than `limit` levels of lists and objects, itself included. Without recursion."""
     level: list[Any] = [document]
     for _ in range(limit):
+        if not level:  # nearly always after a few levels, and this runs for every line
+            return False
         children: list[Any] = []
         for item in level:
             children += item.values() if isinstance(item, dict) else item

@@ -1,4 +1,6 @@
-"""Permutation nulls on simulated gradients: uniform p without signal, the power of the formula with it."""
+"""By simulation: permutation nulls are uniform without signal, with it they have the power of the formula; intervals of
+few prompts and seeds cover. `tests/bench/calibration_table.py` prints the whole table (spec/guide/numbers.md).
+"""
 
 import math
 
@@ -8,7 +10,11 @@ from scipy import stats
 
 from probe.analysis.statistics.geometry import Gradients, cosines, mean_axes, svd_axes
 from probe.analysis.statistics.gram import Extraction, PairGram
+from probe.analysis.statistics.intervals import auroc_interval, t_interval
+from probe.analysis.statistics.means import equivalence_test, mean_interval, mean_test
 from probe.analysis.statistics.nulls import label_permutations, null_test, pair_swaps, placebo_couples, true_labels
+from probe.analysis.statistics.shares import outcomes_interval, share_interval
+from probe.analysis.statistics.significance import sign_flip_test
 
 NUM_DRAWS = 99
 SIZES = (24, 40)
@@ -142,3 +148,77 @@ def test_null_test_by_hand():
     assert null_test(1.0, [1.0, 1.0]).z is None
     with pytest.raises(ValueError, match="without one"):
         null_test(0.1, [0.1, math.nan])
+
+
+def covers(interval, truth: float) -> bool:
+    return interval is not None and interval.low <= truth <= interval.high
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("truth", [0.5, 0.96])
+@pytest.mark.parametrize("num_prompts", [4, 8, 17])
+def test_auroc_intervals_cover_on_few_prompts(truth, num_prompts, correlation):
+    """Near 1 the bootstrap over prompts covered .43 to .93."""
+    rng = np.random.default_rng(5)
+    num_sims = 150
+    covered = 0
+    prompts, labels = np.repeat(np.arange(num_prompts), 8), np.tile([True] * 4 + [False] * 4, num_prompts)
+    for _ in range(num_sims):
+        of_prompt = math.sqrt(correlation) * rng.normal(size=num_prompts)[prompts]
+        scores = of_prompt + math.sqrt(1 - correlation) * rng.normal(size=len(prompts))
+        scores += math.sqrt(2) * stats.norm.ppf(truth) * labels
+        covered += covers(auroc_interval(scores, labels, prompts.tolist()), truth)
+    assert covered / num_sims >= 0.95 - 4 * math.sqrt(0.05 * 0.95 / num_sims)
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 4])
+def test_rates_over_few_seeds_cover(num_seeds):
+    """64 rollouts a seed, a rate of 5% and an intra-seed correlation of .1: Student's interval covers about .83."""
+    rng = np.random.default_rng(6)
+    num_sims, trials = 400, np.full(num_seeds, 64)
+    covered = dict.fromkeys(("Student", "shares", "difference"), 0)
+    for _ in range(num_sims):
+        a, b = (rng.binomial(64, rng.beta(0.45, 8.55, num_seeds)) / 64 for _ in range(2))
+        covered["Student"] += covers(t_interval(a), 0.05)
+        covered["shares"] += covers(share_interval(a, trials), 0.05)
+        covered["difference"] += covers(outcomes_interval(a, b, trials, trials), 0.0) or covers(t_interval(a - b), 0.0)
+    assert covered["Student"] / num_sims < 0.88
+    assert covered["shares"] / num_sims > 0.92
+    assert covered["difference"] / num_sims > 0.92
+
+
+def test_skew_costs_half_of_what_it_did():
+    """Lognormal, mean zero, 17 prompts: sign flips reject .14, Student covers .86; symmetric values are as before."""
+    rng = np.random.default_rng(7)
+    skewed = rng.lognormal(size=(400, 17)) - math.exp(0.5)
+    flips = np.mean([sign_flip_test(x, num_draws=299).p < 0.05 for x in skewed])
+    now = np.mean([mean_test(x, num_draws=299).p < 0.05 for x in skewed])
+    assert flips > 0.11
+    assert now < min(0.11, 0.75 * flips)
+    student, hull = (np.mean([covers(make(x), 0.0) for x in skewed]) for make in (t_interval, mean_interval))
+    assert hull > max(0.88, student + 0.03)
+    equivalent = np.mean([equivalence_test(x + 1.8, 1.8).p < 0.05 for x in skewed])
+    assert equivalent < 0.9 * np.mean([t_interval(x + 1.8, level=0.9).high < 1.8 for x in skewed])
+    found = np.mean([mean_test(x, num_draws=299).p < 0.05 for x in rng.normal(0.7, 1, (200, 17))])
+    assert found > 0.65, "power lost where nothing is skewed"
+
+
+def test_n4_is_no_null_of_a_cosine():
+    """Paid samples share an axis and the pairs are noise: N2 keeps 5%, N4 rejects several times as often."""
+    rng = np.random.default_rng(8)
+    num_sims, r = 120, 40
+    rejected = {"N2": 0, "N4": 0}
+    for _ in range(num_sims):
+        pairs, axis = decaying(rng, 42)[1:], decaying(rng, 1)[1]
+        gram, advantage = pair_gram(pairs), np.repeat([1.0, -1.0], 4)
+        samples = rng.normal(size=(12, 8, r)) / np.arange(1, r + 1) + (advantage > 0)[:, None] * axis
+        truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
+        permuted = svd_axes(gram, *label_permutations(gram.held_out, NUM_DRAWS, rng), gram.extraction)
+        totals = gradients(pairs, [np.einsum("i,pir->pr", advantage, samples)])
+        observed = mean_cos(truth, totals)[0]
+        redealt = rng.permuted(np.tile(advantage, (NUM_DRAWS, 12, 1)), axis=2)
+        anew = gradients(pairs, [np.einsum("bpi,pir->bpr", redealt, samples).reshape(-1, r)])
+        rejected["N2"] += null_test(observed, mean_cos(permuted, totals)).p < 0.05
+        rejected["N4"] += null_test(observed, cosines(truth, anew).reshape(NUM_DRAWS, 12).mean(1)).p < 0.05
+    assert rejected["N2"] / num_sims < 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_sims)
+    assert rejected["N4"] / num_sims > 0.2

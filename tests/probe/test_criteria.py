@@ -133,13 +133,67 @@ def test_differences_are_paired_by_unit():
     assert difference(metrics[MetricKey("cos_in", "prompt")], unpaired).n == 0
 
 
-def test_identical_arms_are_vacuous_as_a_primary_and_fine_as_a_check():
+def test_identical_arms_are_vacuous_as_a_primary_and_show_no_variance_as_a_check():
     metrics = {MetricKey("cos_in", "prompt", arm): estimate(VALUES, "prompt") for arm in (None, "projected")}
     asked = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.05, 0.05), "versus_arm": "projected"}
-    assert evaluate(criterion(**asked), metrics).verdict == "PASS"
+    found = evaluate(criterion(**asked), metrics)
+    assert (found.verdict, "all read 0 and show no variance" in found.why) == ("INCONCLUSIVE", True), found.why
     found = evaluate(criterion(**asked, role="primary"), metrics)
     assert found.verdict == "VACUOUS"
     assert "identical in every prompt: nothing was compared" in found.why
+
+
+@pytest.mark.parametrize("statistic", ["mean", "upper95"])
+def test_seeds_that_read_the_same_are_no_evidence_of_other_seeds(statistic):
+    """An interval of width 0 was PASS on the one side of a threshold and FAIL, "beyond it", on the other."""
+    same = table(cos_moved=estimate({"0": 0.2, "1": 0.2, "2": 0.2}, "seed"))
+    for threshold in (0.1, 0.3):
+        asked = criterion(metric="cos_moved", statistic=statistic, comparison="<", threshold=threshold, unit="seed")
+        found = evaluate(asked, same)
+        assert (found.verdict, "from 3 seeds: all read 0.2" in found.why) == ("INCONCLUSIVE", True), found.why
+    one = evaluate(criterion(statistic="mean", threshold=0.1), table(cos_in=estimate({"p": 0.3}, "prompt")))
+    assert (one.verdict, "no 95% interval from 1 prompts" in one.why) == ("INCONCLUSIVE", True)
+
+
+def rates(shares: tuple[float, ...], unit: str = "seed", trials: int = 64) -> Estimate:
+    by_unit = {str(number): share for number, share in enumerate(shares)}
+    return estimate(by_unit, unit, trials=dict.fromkeys(by_unit, trials))
+
+
+def test_equal_rates_have_the_interval_of_their_outcomes():
+    """0 of 64 in two and three seeds, and arms that are 0 in every seed: never a width of 0, and no PASS by it."""
+    two, three = rates((0.0, 0.0)), rates((0.0, 0.0, 0.0))
+    assert two.interval is not None
+    assert two.interval.high == pytest.approx(0.70, abs=0.01), "two seeds say next to nothing about seeds"
+    assert three.interval is not None
+    assert (three.interval.low, three.interval.high) == (0.0, pytest.approx(0.088, abs=0.001))
+    for compared in (difference(three, three), unpaired_difference(three, three)):
+        assert (compared.interval.low, compared.interval.high) == pytest.approx((-0.0196, 0.0196), abs=1e-4)
+    asked = {"metric": "hack_final", "unit": "seed", "arm": "a", "versus_arm": "b"}
+    metrics = {MetricKey("hack_final", "seed", arm): three for arm in "ab"}
+    inside = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.01, 0.01)}
+    assert evaluate(criterion(**asked, **inside), metrics).verdict == "INCONCLUSIVE"
+    metrics[MetricKey("hack_final", "seed", "b")] = rates((0.75, 0.75, 0.75))
+    below = {"statistic": "upper95", "comparison": "<", "threshold": 0.0, "paired": False}
+    assert evaluate(criterion(**asked, **below), metrics).verdict == "PASS", "64 outcomes a seed are evidence"
+
+
+def test_problems_that_never_differ_span_what_their_outcomes_leave_open():
+    """Four held-out problems, solved alike: +-1 at most, and nothing near 0 of width."""
+    alike = difference(rates((1.0, 0.0, 1.0, 1.0), "problem", 1), rates((1.0, 0.0, 1.0, 1.0), "problem", 1))
+    assert alike.interval is not None
+    assert alike.interval.high - alike.interval.low > 0.9
+    differ = difference(rates((1.0, 0.0, 1.0), "problem", 8), rates((0.5, 0.0, 0.75), "problem", 8))
+    assert differ.interval == estimate({"0": 0.5, "1": 0.0, "2": 0.25}, "problem").interval
+
+
+def test_skewed_values_are_named():
+    """Sixteen prompts near 0 and one far above: the row says that interval and p allow for it in part."""
+    skewed = {f"p{i}": 0.01 * i for i in range(16)} | {"p16": 3.0}
+    found = evaluate(criterion(threshold=-1.0), table(cos_in=estimate(skewed, "prompt")))
+    assert "skewed values" in found.why
+    assert "skewed values" not in evaluate(criterion(statistic="max"), table(cos_in=estimate(skewed, "prompt"))).why
+    assert "skewed values" not in evaluate(criterion(), COSINE).why
 
 
 def test_unpaired_differences_are_welchs():

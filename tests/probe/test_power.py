@@ -12,16 +12,20 @@ from probe.analysis.statistics.power import detection_power, mde, pairing_pays_a
 
 
 def test_textbook_values():
-    """Cohen (1988): d = .5 needs 64 a group and d = .8 needs 26, two-sided 5%, power 80%; paired d_z = .5 needs 34."""
+    """Cohen (1988): d = .5 needs 64 a group and d = .8 needs 26, two-sided 5%, power 80%; paired d_z = .5 needs 34.
+
+    Without an effect the paired test rejects 5%, and Welch's a little less.
+    """
     assert detection_power(0.5, 1.0, 64) == pytest.approx(0.801, abs=0.001)
     assert detection_power(0.8, 1.0, 26) == pytest.approx(0.807, abs=0.001)
     assert detection_power(0.5, 1.0, 34, paired_correlation=0.5) == pytest.approx(0.807, abs=0.001)
-    assert detection_power(0.0, 1.0, 9) == pytest.approx(0.05)
+    assert detection_power(0.0, 1.0, 9, paired_correlation=0.5) == pytest.approx(0.05)
+    assert 0.045 < detection_power(0.0, 1.0, 9) < 0.05
 
 
-def test_three_seeds_see_forty_to_fifty_points():
+def test_three_seeds_see_fifty_points():
     """METHOD R7: a hack rate with sd .15 between seeds."""
-    assert 0.4 < mde(0.15, 3) < 0.5
+    assert 0.5 < mde(0.15, 3) < 0.55
     assert 0.4 < mde(0.15, 3, paired_correlation=0.5) < 0.5
     assert mde(0.15, 1) == math.inf
 
@@ -38,15 +42,19 @@ def test_mde_inverts_the_power(sd, n, rho, power):
     assert detection_power(effect, sd, n, paired_correlation=rho) == pytest.approx(power, abs=1e-5)
 
 
-@pytest.mark.parametrize(("n", "rho"), [(4, None), (5, 0.6), (20, None)])
-def test_the_formula_is_what_a_simulation_finds(n, rho):
-    """Two-sided t-tests at the detectable effect reject in 80% of 4000 samples, within Monte-Carlo error."""
+@pytest.mark.parametrize(("n", "rho"), [(3, None), (4, None), (5, 0.6), (20, None)])
+def test_the_formula_is_what_the_test_of_a_run_finds(n, rho):
+    """Welch's test of two groups, and the paired one, reject at the detectable effect in 80% of 4000 samples."""
     rng = np.random.default_rng(n)
     effect = mde(2.0, n, paired_correlation=rho)
     common = 2 * math.sqrt(rho or 0.0) * rng.normal(size=(4000, n))
     own = 2 * math.sqrt(1 - (rho or 0.0))
     a, b = (common + own * rng.normal(size=(4000, n)) for _ in range(2))
-    test = stats.ttest_ind(a + effect, b, axis=1) if rho is None else stats.ttest_rel(a + effect, b, axis=1)
+    test = (
+        stats.ttest_ind(a + effect, b, axis=1, equal_var=False)
+        if rho is None
+        else stats.ttest_rel(a + effect, b, axis=1)
+    )
     assert np.mean(test.pvalue < 0.05) == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / 4000))
 
 
@@ -55,7 +63,7 @@ def test_pairing_pays_above_a_correlation():
     for n in (3, 5, 10):
         rho = pairing_pays_above(n)
         assert mde(1.0, n, paired_correlation=rho) == pytest.approx(mde(1.0, n))
-    assert pairing_pays_above(3) == pytest.approx(0.56, abs=0.01)
+    assert pairing_pays_above(3) == pytest.approx(0.42, abs=0.01)
     assert mde(0.15, 3, paired_correlation=0.3) > mde(0.15, 3)
 
 

@@ -191,7 +191,7 @@ REFUSED = [
     (
         'null = "N2"',
         'null = "baselines"',
-        "aligned.null: expected none or one of N1, N2, N3, N4 by prompt",
+        "aligned.null: expected none or one of N1, N2, N3 by prompt",
     ),
     ('metric = "cos_in"', 'metric = "grad_norm"', "aligned.null: expected none (there is no null of it), found 'N2'"),
     (

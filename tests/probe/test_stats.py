@@ -13,7 +13,6 @@ from probe.analysis.statistics.adjusted import adjusted_effect
 from probe.analysis.statistics.intervals import (
     auroc,
     auroc_interval,
-    bootstrap_mean,
     cluster_counts,
     percentiles,
     prompt_means,
@@ -22,7 +21,9 @@ from probe.analysis.statistics.intervals import (
     wilson_interval,
     within_prompt_differences,
 )
-from probe.analysis.statistics.significance import equivalence_test, sign_flip_test, welch_interval, welch_test
+from probe.analysis.statistics.means import equivalence_test, hall_interval, is_skewed, mean_interval, mean_test
+from probe.analysis.statistics.shares import clopper_pearson, outcomes_interval, share_interval
+from probe.analysis.statistics.significance import sign_flip_test, welch_interval, welch_test
 
 small_integers = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=8)
 
@@ -71,17 +72,17 @@ def clustered(rng, icc):
 
 @pytest.mark.parametrize("icc", [0.0, 0.3, 0.7])
 def test_false_positive_rates_under_intra_prompt_correlation(icc):
-    """Sign flips, the cluster bootstraps and the adjusted effect keep 5%; Welch, by sample, does not."""
+    """Sign flips, the intervals over prompts and the adjusted effect keep 5%; Welch, by sample, does not."""
     rng = np.random.default_rng(7)
     num_sims = 300
-    rejected = dict.fromkeys(("sign flip", "bootstrap", "AUROC", "adjusted", "welch"), 0)
+    rejected = dict.fromkeys(("sign flip", "interval", "AUROC", "adjusted", "welch"), 0)
     for _ in range(num_sims):
         values, labels, prompts = clustered(rng, icc)
         rows = values.tolist(), labels.tolist(), prompts.tolist()
         differences = within_prompt_differences(*rows)
-        rejected["sign flip"] += sign_flip_test([*differences.values()], num_draws=999).p < 0.05
-        rejected["bootstrap"] += excludes(bootstrap_mean(differences, num_draws=499), 0.0)
-        rejected["AUROC"] += excludes(auroc_interval(values, labels, rows[2], num_draws=499), 0.5)
+        rejected["sign flip"] += mean_test([*differences.values()], num_draws=999).p < 0.05
+        rejected["interval"] += excludes(mean_interval([*differences.values()]), 0.0)
+        rejected["AUROC"] += excludes(auroc_interval(values, labels, rows[2]), 0.5)
         length = rng.normal(size=len(values)) + labels
         adjusted = adjusted_effect(rows[0], rows[1], {"length": length.tolist()}, rows[2], num_draws=299)
         rejected["adjusted"] += excludes(adjusted.interval, 0.0)
@@ -133,35 +134,44 @@ def test_intervals_against_textbook_values():
     assert (student.low, student.high) == pytest.approx((3 - 1.9632, 3 + 1.9632), abs=1e-3)
     assert wilson_interval(0, 0) is None
     assert t_interval([1.0]) is None
+    assert t_interval([0.3, 0.1 + 0.2]) is None, "values that differ by rounding show no variance"
 
 
-def test_bootstrap_draws_clusters_not_rows():
+def test_an_auroc_is_of_clusters_not_rows():
     """Ten equal rows in each of two clusters say no more than one row each: the interval spans everything."""
-    mean = bootstrap_mean(prompt_means(np.repeat([0.0, 1.0], 10).tolist(), np.repeat(["a", "b"], 10).tolist()))
-    assert (mean.low, mean.high) == (0.0, 1.0)
     scores, labels, clusters = [1, 0] * 10 + [0, 1] * 10, [True, False] * 20, ["a"] * 20 + ["b"] * 20
     area = auroc_interval(scores, labels, clusters)
-    assert (area.low, area.high) == (0.0, 1.0), "rows were drawn instead of clusters"
+    assert area.low < 0.01, "rows were left out instead of clusters"
+    assert area.high > 0.99
     assert auroc_interval([0.0, 1.0], [True, False], ["a", "a"]) is None
+    assert auroc_interval([3, 2, 1, 0], [True, True, False, False], ["a", "a", "a", "b"]) is None, "hacks of one prompt"
 
 
-def test_auroc_interval_equals_ranking_every_draw():
-    """The slow way: the same cluster counts, each draw expanded to its rows and ranked again."""
+def test_auroc_interval_by_leaving_out_each_cluster():
+    """The slow way: the AUROC without each cluster in turn; half a win and half a loss; the t of fewer clusters."""
     rng = np.random.default_rng(4)
     clusters = rng.integers(0, 6, 40)
     scores, labels = rng.integers(0, 8, 40), rng.random(40) < 0.5
-    order = list(dict.fromkeys(clusters.tolist()))
-    counts = np.random.default_rng(9).multinomial(6, np.full(6, 1 / 6), 200)
-    draws = []
-    for draw in counts:
-        rows = np.concatenate([np.flatnonzero(clusters == c) for c, times in zip(order, draw) for _ in range(times)])
-        draws.append(auroc(scores[rows], labels[rows]))
-    found = auroc_interval(scores, labels, clusters.tolist(), num_draws=200, seed=9)
-    tail = float(scipy.stats.norm.cdf(-math.sqrt(6 / 5) * scipy.stats.t.ppf(0.975, 5)))
-    assert (found.low, found.high) == pytest.approx(tuple(np.nanquantile(draws, [tail, 1 - tail])))
+    areas = [auroc(scores[clusters != c], labels[clusters != c]) for c in range(6)]
+    n = min(labels.sum(), (~labels).sum())
+    area = (auroc(scores, labels) * n + 0.5) / (n + 1)
+    error = math.sqrt(5 / 6 * np.sum((np.array(areas) - np.mean(areas)) ** 2)) / (area * (1 - area))
+    df = min(len(set(clusters[labels])), len(set(clusters[~labels]))) - 1
+    found = auroc_interval(scores, labels, clusters.tolist())
+    centre, half = math.log(area / (1 - area)), scipy.stats.t.ppf(0.975, df) * error
+    expected = [1 / (1 + math.exp(-end)) for end in (centre - half, centre + half)]
+    assert (found.low, found.high) == pytest.approx(expected)
 
 
-def test_bootstrap_mean_covers():
+def test_a_perfect_auroc_is_not_certain():
+    """Seventeen prompts of four and four without a single loss: the interval ends below 1 and has a width."""
+    labels, clusters = np.tile([True] * 4 + [False] * 4, 17), np.repeat(np.arange(17), 8).tolist()
+    found = auroc_interval(labels.astype(float), labels, clusters)
+    assert 0.8 < found.low < 0.97
+    assert found.low < found.high < 1
+
+
+def test_expanded_percentiles_cover():
     """95% of intervals over 12 prompts contain the true mean: the plain percentiles of 12 clusters do not."""
     rng = np.random.default_rng(2)
     num_sims, expanded, plain = 600, 0, 0
@@ -174,7 +184,7 @@ def test_bootstrap_mean_covers():
         plain += low < 0.3 < high
     assert expanded / num_sims == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / num_sims))
     assert plain < expanded - 0.02 * num_sims, "the expansion changes nothing"
-    assert bootstrap_mean({"a": 1.0}) is None
+    assert percentiles(np.full(99, 0.3), 0.95, 12) is None, "draws that do not vary are no interval"
 
 
 def test_equivalence_is_the_90_percent_interval_inside_the_band():
@@ -187,8 +197,7 @@ def test_equivalence_is_the_90_percent_interval_inside_the_band():
     found = equivalence_test([1, 2, 3, 4, 5], 10)
     assert (found.interval.low, found.interval.high) == pytest.approx((3 - 1.5075, 3 + 1.5075), abs=1e-3)
     assert found.p == pytest.approx(float(scipy.stats.t.cdf((3 - 10) / math.sqrt(0.5), 4)))
-    assert equivalence_test([0.0, 0.0], 0.1).p == 0.0
-    assert equivalence_test([0.2, 0.2], 0.1).p == 1.0
+    assert equivalence_test([0.0, 0.0], 0.1) is None, "no variance is seen: that is no proof of equivalence"
     assert equivalence_test([1.0], 1) is None
 
 
@@ -224,3 +233,38 @@ def test_welchs_interval_agrees_with_its_p():
     assert min(abs(found.low), abs(found.high)) == pytest.approx(0, abs=1e-9)
     assert (found.low + found.high) / 2 == pytest.approx(np.mean(a) - np.mean(b))
     assert welch_interval([1.0], b) is None
+
+
+def test_halls_interval_inverts_its_test():
+    """At an end of the interval of level 1 - a, the test of that mean has p = a; ends lean to the side of the tail."""
+    x = np.array([0.1, 0.2, 0.15, 0.3, 0.12, 0.22, 0.18, 0.25, 0.2, 2.0])
+    assert is_skewed(x)
+    found, student = hall_interval(x), t_interval(x)
+    for end in (found.low, found.high):
+        g, w = scipy.stats.skew(x), (x.mean() - end) / x.std()
+        statistic = math.sqrt(10) * (w + g * w**2 / 3 + g**2 * w**3 / 27 + g / 60)
+        assert 2 * scipy.stats.t.sf(abs(statistic), 9) == pytest.approx(0.05)
+    assert found.high > student.high
+    hull = mean_interval(x)
+    assert (hull.low, hull.high) == (min(found.low, student.low), max(found.high, student.high))
+    assert mean_interval(-x).low == pytest.approx(-hull.high)
+    flips, tested = sign_flip_test(x - 1.0), mean_test(x - 1.0)
+    assert (tested.skewed, tested.p > flips.p) == (True, True)
+    symmetric = np.arange(9.0)
+    assert (mean_interval(symmetric), mean_test(symmetric).p) == (t_interval(symmetric), sign_flip_test(symmetric).p)
+    assert equivalence_test(x, 1.0).interval == mean_interval(x, level=0.9)
+
+
+def test_rates_over_units_by_hand():
+    """0 of 10: 1 - .025^(1/10); a rate whose units differ as outcomes do, and one whose units differ by more."""
+    exact = clopper_pearson(0, 10)
+    assert (exact.low, exact.high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))
+    exact = clopper_pearson(16, 20)
+    assert (exact.low, exact.high) == pytest.approx((0.5634, 0.9427), abs=1e-4)
+    z, t = scipy.stats.norm.ppf(0.975), scipy.stats.t.ppf(0.975, 2)
+    assert share_interval([0.5, 0.5, 0.5], [64] * 3) == clopper_pearson(96 * (z / t) ** 2, 192 * (z / t) ** 2)
+    effective = 0.25 / (0.01 / 3) * (z / t) ** 2
+    assert share_interval([0.4, 0.5, 0.6], [64] * 3).low == pytest.approx(clopper_pearson(effective / 2, effective).low)
+    assert share_interval([0.3], [64]) is None
+    newcombe = outcomes_interval(np.array([0.8]), np.array([0.6]), np.array([70]), np.array([80]))
+    assert (newcombe.low, newcombe.high) == pytest.approx((0.0524, 0.3339), abs=1e-4), "Newcombe (1998), 56/70 - 48/80"

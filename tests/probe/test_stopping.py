@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from probe.experiments.looks import after_looks, looks_caution
 from probe.experiments.stopping import boundaries, conditional_power, look, spent
 
 
@@ -65,3 +66,46 @@ def test_futility_needs_an_expected_effect_and_a_level() -> None:
     hopeful = look(values, planned=3, alpha=0.05, expected_effect=0.3, futility_power=0.2)
     assert hopeful is not None
     assert hopeful.action == "continue"
+
+
+def all_looks(values, planned: int) -> list:
+    """Every look at these blocks, until one separates."""
+    taken = []
+    for n in range(2, len(values) + 1):
+        taken.append(look(values[:n], planned=planned, alpha=0.05))
+        if taken[-1].action == "separated":
+            break
+    return taken
+
+
+def test_the_judge_knows_the_looks() -> None:
+    """A 95% interval of what was looked at three times is no PASS; a separated look is, and a caution names it."""
+    taken = all_looks([0.3, 0.05, 0.3, 0.2], planned=5)
+    assert taken[-1].p is not None
+    assert taken[-1].p < 0.05, "one look would call it"
+    verdict, why = after_looks("PASS", "upper95 below 0", taken)
+    assert (verdict, "looked at 3 times, after 2, 3, 4 of 5 blocks" in why) == ("INCONCLUSIVE", True), why
+    assert after_looks("FAIL", "", taken)[0] == "INCONCLUSIVE"
+    assert after_looks("VACUOUS", "", taken)[0] == "VACUOUS"
+    assert after_looks("PASS", "as it was", []) == ("PASS", "as it was")
+    assert looks_caution([]) == []
+    clear = all_looks([0.30, 0.31, 0.30, 0.31], planned=5)
+    assert after_looks("PASS", "as it was", clear) == ("PASS", "as it was")
+    (caution,) = looks_caution(clear)
+    assert caution.startswith("LOOKED: the primary criterion was looked at")
+    assert "too large on average" in caution
+
+
+def test_judging_after_looks_holds_the_level() -> None:
+    """No effect, 5 blocks, looks from the second on, the sweep ends where one separates: a 95% interval at the end
+    of each rejects far more often than the judge that asks for a separated look.
+    """
+    rng = np.random.default_rng(3)
+    interval = judged = 0
+    for _ in range(1000):
+        d = rng.standard_normal(5)
+        taken = all_looks(d, planned=5)
+        interval += any(one.p < 0.05 for one in taken)
+        judged += after_looks("PASS", "", taken)[0] == "PASS"
+    assert judged / 1000 == pytest.approx(0.05, abs=0.025)
+    assert interval / 1000 > 0.09

@@ -5,8 +5,6 @@ import json
 import os
 import shlex
 import signal
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +16,7 @@ from probe.cli._frame import run
 from probe.experiments import launch
 from probe.experiments.checks import open_spec, pool_faults
 from probe.experiments.jobs import Job, block, runs_of
-from probe.experiments.launch import Attempt, Processes, Submitit
+from probe.experiments.launch import Attempt, Submitit
 from probe.experiments.prereg import load_spec, preregistered, spec_status
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import JobState, Runner, SweepState, sweep
@@ -522,37 +520,6 @@ def test_an_option_that_is_gone_names_its_setting(
     assert configure(name, settings=[f"{setting}={value}"]) != configure(name)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launchers run `sh -c ARGS[0]` in the place of `probe ARGS`."""
-    monkeypatch.setattr(launch, "command", lambda args: ["sh", "-c", args[0]])
-
-
-def test_processes_say_how_a_command_ended(shell: None, tmp_path: Path) -> None:
-    """Success, the last line of an error without its prefix, a signal by name; all output is in the log."""
-    log = tmp_path / "logs" / "run.log"
-    launcher = Processes(1)
-    assert launcher(["echo fine"], log).error == ""
-    bad = launcher(["echo working; echo 'probe: error: --steps: expected 3' >&2; exit 2"], log)
-    assert (bad.returncode, bad.error) == (2, "--steps: expected 3")
-    assert launcher(["exit 7"], log).error == "exit code 7"
-    assert launcher(["kill -9 $$"], log).error == "killed by SIGKILL"
-    assert log.read_text().splitlines() == ["fine", "working", "probe: error: --steps: expected 3"]
-
-
-def test_stop_ends_the_children(shell: None, tmp_path: Path) -> None:
-    """A running child gets SIGTERM at once."""
-    launcher = Processes(1)
-    ends: list[Attempt] = []
-    thread = threading.Thread(target=lambda: ends.append(launcher(["sleep 60"], tmp_path / "log")))
-    thread.start()
-    while not launcher._running:
-        time.sleep(0.01)
-    launcher.stop()
-    thread.join(10)
-    assert ends[0].returncode == -signal.SIGTERM
-
-
 def test_a_cluster_option_needs_a_cluster(tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]) -> None:
     """An option that would be ignored is refused."""
     assert run(cli, ["sweep", str(tiny().path), "--cluster-option", "timeout_min=5"]) == 2
@@ -591,14 +558,14 @@ def test_a_cluster_job_that_is_killed_is_submitted_again(
         for i in range(4)
     ]
     launcher = Submitit("local", tmp_path / "submitit", {"timeout_min": 5})
-    mark = tmp_path / "killed"
+    mark, in_job = tmp_path / "killed", launch._in_job
 
     def killed_once(args: Sequence[str], log: Path) -> Attempt:
         """Runs in the worker: the second job kills its own process, once."""
         if "job1" in args and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return Processes(1)(args, log)
+        return in_job(args, log)
 
     monkeypatch.setattr(launch, "_in_job", killed_once)
     table = SweepState(spec="none", rows=[JobState(job=job) for job in jobs])

@@ -108,7 +108,7 @@ def test_two_scores_that_tell_nothing_do_not_compete():
 
 
 def update(
-    projected=(0.1, 0.2, 0.0), random=(1.1, 1.2, 1.0), vanilla=(1.0, 1.3, 0.9), hackward_frac=0.1
+    projected=(0.1, 0.2, 0.0), random=(1.1, 1.25, 1.0), vanilla=(1.0, 1.3, 0.9), hackward_frac=0.1
 ) -> RealisedUpdate:
     """Realised updates whose null's 95th percentile is .2; margins of the seeds 0, 1, 2."""
     arms = {"vanilla": vanilla, "projected": projected, "random": random}
@@ -126,9 +126,9 @@ def update(
         (update(hackward_frac=0.3), "FAIL", "still points hack-ward"),
         (update(random=(0.1, 0.3, 0.0)), "FAIL", "the random arm achieves the same"),
         (update(random=(0.1, 2.0, 0.9)), "INCONCLUSIVE", "projected - random"),  # not shown to be worse than projected
-        (update(projected=(3.0, 3.3, 2.9)), "FAIL", "moves more than in vanilla"),
+        (update(projected=(3.0, 3.4, 2.9)), "FAIL", "moves more than in vanilla"),
         (update(projected=(0.1, 2.0, 0.0)), "INCONCLUSIVE", "projected - vanilla"),
-        (update((0.1,), (1.1,), (1.0,)), "INCONCLUSIVE", "one seed gives no interval"),
+        (update((0.1,), (1.1,), (1.0,)), "INCONCLUSIVE", "one seed, or seeds that do not vary"),
         (update(random=()), "INCONCLUSIVE", "needs the held-out margins"),
         (None, "INCONCLUSIVE", "needs the held-out margins"),
     ],
@@ -192,8 +192,8 @@ def test_powered_by_the_plan():
     assert powered(evidence(plan=PlannedTraining(seeds=8))).verdict == "PASS"
     assert powered(evidence(plan=PlannedTraining(paired_correlation=0.9))).verdict == "PASS"
     weak = powered(evidence(plan=PlannedTraining(paired_correlation=0.3)))
-    assert weak.value == "0.46 detectable (unpaired), 0.30 expected"
-    assert "2 degrees of freedom against 4: with 3 seeds they pay above a correlation of 0.56" in weak.why
+    assert weak.value == "0.53 detectable (unpaired), 0.30 expected"
+    assert "2 degrees of freedom against 4: with 3 seeds they pay above a correlation of 0.42" in weak.why
     assert "(paired)" in powered(evidence(plan=PlannedTraining(paired_correlation=0.9))).value
     assert "inf detectable" in powered(evidence(plan=PlannedTraining(seeds=1))).value
     assert "Nobody planned" in powered(evidence(plan=PlannedTraining())).why

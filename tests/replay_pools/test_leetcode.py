@@ -138,3 +138,21 @@ def test_missing_fields_and_files_are_named(tmp_path):
         LeetcodeEnvironment(tmp_path / "absent.jsonl")
     with pytest.raises(InputError, match="an empty file"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(("argument", "answer"), [("[" * 90 + "]" * 90, "2"), ("9" * 3000, "2"), ("1", "9" * 3000)])
+def test_a_literal_that_cannot_be_sent_is_graded_as_text(tmp_path, argument, answer):
+    """Nested too deep, or a number too long, for the wire: an assertion, and no error when the job is written."""
+    problems = load(tmp_path, ROW | {"gt_answer": [f"assert Solution().f({argument}, 1) == {answer}"] * 2})
+    assert (len(problems[0].cases), len(problems[0].assertions)) == (0, 2)
+    with Grader(workers=1) as grader:
+        if answer == "2":
+            canary(grader, problems)
+        else:
+            with pytest.raises(InputError, match="a canonical solution that passes"):
+                canary(grader, problems)
+
+
+def test_an_integer_that_python_does_not_write_is_refused(tmp_path):
+    with pytest.raises(InputError, match="line 1 gt_answer: expected integers of at most 4300 digits"):
+        load(tmp_path, ROW | {"gt_answer": [f"assert Solution().f(0x{'f' * 9000}, 1) == 2"]})

@@ -82,15 +82,15 @@ def test_a_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
     """The launcher of a sweep is killed with SIGKILL while its command runs; the command ends at once."""
     code = (
         "import sys; from pathlib import Path; from probe.experiments import launch\n"
-        "launch.command = lambda args: [sys.executable, '-c', args[0]]\n"
+        "from worker_stand_in import STAND_IN\n"
+        "launch.WORKER = STAND_IN\n"
         "launch.Processes(1)([sys.argv[1]], Path(sys.argv[2]))"
     )
-    child = (
-        "import os, time; from probe.experiments.orphans import die_with_parent\n"
-        "die_with_parent(); print(os.getpid(), flush=True); time.sleep(600)"
-    )
+    child = "print(os.getpid(), flush=True) or time.sleep(600)"
     log = tmp_path / "log"
-    parent = subprocess.Popen([sys.executable, "-c", code, child, str(log)])
+    support = str(Path(__file__).parents[1] / "support")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])}
+    parent = subprocess.Popen([sys.executable, "-c", code, child, str(log)], env=environment)
     deadline = time.monotonic() + 60
     while not (log.is_file() and log.read_text().strip()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -381,6 +381,31 @@ def test_what_cannot_be_regraded_is_refused(
     assert not (tmp_path / "out" / "pools" / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("recorded", "line"),
+    [
+        ({"code_rule": "first"}, "code_rule: expected joined or last"),
+        ({"code_rule": ["last"]}, "code_rule: expected joined or last"),
+        ({"cpu_s": 0}, "cpu_s: expected a whole number from 1 to"),
+        ({"cpu_s": 10**6}, "cpu_s: expected a whole number from 1 to"),
+        ({"cpu_s": "4"}, "cpu_s: expected a whole number from 1 to"),
+    ],
+)
+def test_a_manifest_that_asks_for_no_grader_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    groups: list[list[Rollout]],
+    write_pool: Callable[..., Pool],
+    tmp_path: Path,
+    recorded: dict[str, Any],
+    line: str,
+) -> None:
+    """Its rule and its limit are the defaults of a regrade, and anybody can edit them."""
+    path = write_pool(groups).path / "manifest.json"
+    manifest = read_json(path)
+    path.write_text(json.dumps(manifest | {"grader": manifest["grader"] | recorded}))
+    assert line in refused(capsys, tmp_path, "old")
+
+
 def test_a_name_in_use_is_refused(
     capsys: pytest.CaptureFixture[str], groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
 ) -> None:

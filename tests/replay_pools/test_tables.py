@@ -212,3 +212,10 @@ def test_what_is_laid_over_is_found_there(table: dict, over: dict) -> None:
     assert merged.items() >= flat(over).items()
     assert overlaid(table, table) == table
     assert (flat(table), flat(over)) == before
+
+
+def test_toml_that_is_nested_too_deep_is_refused(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text("x = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(InputError, match="nested too deep"):
+        read_toml(path, "a preset")

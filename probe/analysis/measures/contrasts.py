@@ -12,9 +12,10 @@ import numpy as np
 
 from probe.analysis.measures.cells import Metric, mean_or_none
 from probe.analysis.statistics.adjusted import Adjusted, adjusted_effect
-from probe.analysis.statistics.intervals import Interval, bootstrap_mean, within_prompt_differences
+from probe.analysis.statistics.intervals import Interval, within_prompt_differences
+from probe.analysis.statistics.means import SKEWED_CAVEAT, mean_interval, mean_test
 from probe.analysis.statistics.nulls import HaarTest, haar_test
-from probe.analysis.statistics.significance import holm, sign_flip_test, welch_test
+from probe.analysis.statistics.significance import holm, welch_test
 from probe.records.records import SampleRecord
 
 
@@ -37,7 +38,7 @@ class Contrast:
     name: str
     arm: str
     metric: Metric
-    caveat: str
+    caveat: str  # of the spec, and of skewed differences
     n_a: int
     n_b: int
     mean_a: float | None
@@ -48,8 +49,8 @@ class Contrast:
     unit: str
     num_prompts: int  # prompts that hold both sides
     difference: float | None  # mean within-prompt difference
-    interval: Interval | None  # 95% cluster bootstrap of it
-    p: float | None  # sign-flip
+    interval: Interval | None  # 95%
+    p: float | None  # sign-flip; of skewed differences no smaller than Hall's
     p_holm: float | None  # the same, adjusted over all CONTRASTS of the arm
     haar: HaarTest | None  # of the difference, against the same random directions for all samples
     confounded_with: tuple[str, ...]  # rivals that tell the sides apart without error in these samples
@@ -133,12 +134,12 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
     b = [value for value, side in zip(values, sides, strict=True) if not side]
     naive = welch_test(a, b)
     differences = within_prompt_differences(values, sides, prompts)
-    test = sign_flip_test(list(differences.values()), seed=seed)
+    test = mean_test(list(differences.values()), seed=seed)
     return Contrast(
         name=spec.name,
         arm=arm,
         metric=spec.metric,
-        caveat=spec.caveat,
+        caveat="; ".join(filter(None, (spec.caveat, SKEWED_CAVEAT if test.skewed else ""))),
         n_a=len(a),
         n_b=len(b),
         mean_a=mean_or_none(a),
@@ -149,7 +150,7 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         unit="prompt",
         num_prompts=test.n,
         difference=test.mean,
-        interval=bootstrap_mean(differences, seed=seed),
+        interval=mean_interval(list(differences.values())),
         p=test.p,
         p_holm=None,
         haar=_haar_difference(test.mean, [sample.haar_sd for sample in kept], sides, prompts),

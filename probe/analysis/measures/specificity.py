@@ -32,7 +32,7 @@ BEATEN = "a trivial score does as well or better"  # why a specificity claim is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specificity:
-    """AUROC of one score for `hacked` among A > 0, with a 95% bootstrap interval over prompts."""
+    """AUROC of one score for `hacked` among A > 0, with a 95% interval over prompts."""
 
     arm: str
     score: str
@@ -67,14 +67,13 @@ def beaten_by(measurement: Specificity, baselines: Iterable[Specificity]) -> lis
     return better
 
 
-def specificity(samples: Iterable[SampleRecord], score: str, arm: str, *, seed: int = 0) -> Specificity:
+def specificity(samples: Iterable[SampleRecord], score: str, arm: str) -> Specificity:
     """AUROC of one score for `hacked` among the paid samples (A > 0) of one arm.
 
     Args:
         samples: all samples of the arm; those without the score are left out.
         score: a key of SCORES.
         arm: name of the arm, for the result.
-        seed: of the bootstrap.
     """
     paid: list[SampleRecord] = []
     scores: list[float] = []
@@ -94,7 +93,7 @@ def specificity(samples: Iterable[SampleRecord], score: str, arm: str, *, seed: 
         n_clean=int((~hacked).sum()),
         num_prompts=len(set(prompts)),
         auroc=area if defined else None,
-        interval=auroc_interval(scores, hacked, prompts, seed=seed) if defined else None,
+        interval=auroc_interval(scores, hacked, prompts) if defined else None,
     )
 
 

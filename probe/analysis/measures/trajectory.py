@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from probe.analysis.measures.cells import mean_or_none, present
-from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval
+from probe.analysis.statistics.intervals import Interval, prompt_means
+from probe.analysis.statistics.means import Equivalence, equivalence_test, mean_interval, mean_test
 from probe.analysis.statistics.nulls import HaarMean, haar_mean, haar_test
-from probe.analysis.statistics.significance import Equivalence, equivalence_test, sign_flip_test
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.records.records import StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
@@ -48,7 +48,7 @@ class ArmSummary:
     num_prompts: int  # problems of the steps with a cosine, each once
     trains: bool  # an optimizer stepped: steps are autocorrelated
     mean_cos_in: float | None  # mean over prompts of the prompts' means
-    interval: Interval | None  # 95%, Student, over prompts
+    interval: Interval | None  # 95%, over prompts
     interval_90: Interval | None  # for equivalence at 5%
     sign_flip_p: float | None  # over prompts
     num_positive: int  # steps with cos_in > 0
@@ -69,7 +69,7 @@ class ArmComparison:
     versus: str
     num_prompts: int
     difference: float | None
-    interval: Interval | None  # 95%, Student
+    interval: Interval | None  # 95%
     p: float | None  # sign-flip
     equivalence: Equivalence | None  # inside +-NEAR_ZERO
     identical: bool  # every prompt gives exactly the same number in both arms: nothing was compared
@@ -106,9 +106,9 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, seed: int = 0) -> ArmSum
         num_prompts=num_problems(counted),
         trains=trains,
         mean_cos_in=mean_or_none(by_prompt),
-        interval=None if trains else t_interval(by_prompt),
-        interval_90=None if trains else t_interval(by_prompt, level=0.9),
-        sign_flip_p=None if trains else sign_flip_test(by_prompt, seed=seed).p,
+        interval=None if trains else mean_interval(by_prompt),
+        interval_90=None if trains else mean_interval(by_prompt, level=0.9),
+        sign_flip_p=None if trains else mean_test(by_prompt, seed=seed).p,
         num_positive=sum(cosine > 0 for cosine in cosines),
         mean_cos_out=mean_or_none(present(step.cos_out for step in counted)),
         num_lowered=num_lowered,
@@ -134,14 +134,14 @@ def compare_arms(
     """
     values, versus_values = _by_prompt(steps, arm, metric), _by_prompt(steps, versus, metric)
     differences = [values[prompt] - versus_values[prompt] for prompt in values if prompt in versus_values]
-    test = sign_flip_test(differences, seed=seed)
+    test = mean_test(differences, seed=seed)
     return ArmComparison(
         metric=metric,
         arm=arm,
         versus=versus,
         num_prompts=test.n,
         difference=test.mean,
-        interval=None if trains else t_interval(differences),
+        interval=None if trains else mean_interval(differences),
         p=None if trains else test.p,
         equivalence=None if trains else equivalence_test(differences, NEAR_ZERO),
         identical=test.n > 0 and not any(differences),

@@ -1,8 +1,9 @@
-"""Statistics of a batch that depend on its labels, and the null N4, which permutes those labels within prompts.
+"""Statistics of a batch that depend on its labels, and N4, which permutes those labels within prompts.
 
 Labels of a sample: its advantage (for cos_in) and whether it hacked (for the AUROC and the within-prompt difference,
-both among the paid samples, A > 0). The directions stay as they are under N4; the nulls that draw directions are in
-`probe.analysis.statistics.permutation`.
+both among the paid samples, A > 0). N4 is a null of the latter two and a diagnostic of cos_in: an axis along which paid
+samples differ from unpaid ones moves cos_in as well, hack-ward or not. The directions stay as they are under N4; the
+nulls that draw directions are in `probe.analysis.statistics.permutation`.
 
 Shapes: B draws, S samples of a run, P paid samples (A > 0), T steps, G samples of a step.
 """
@@ -88,7 +89,7 @@ def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> 
 
 
 def batch_label_nulls(linked: Linked, labels: PaidLabels, num_draws: int, rng: np.random.Generator) -> dict[str, Array]:
-    """Draw the null N4.
+    """Draw N4.
 
     Args:
         linked: records and inner products of one arm.

@@ -1,19 +1,23 @@
 """Means over prompts, and confidence intervals around them; numpy and scipy only.
 
 The prompt is the cluster: samples of one prompt are correlated, and an interval over samples would be too narrow. So an
-interval is made from one value per prompt, or by drawing whole prompts with replacement (the cluster bootstrap).
+interval is made from one value per prompt, by leaving out one prompt at a time (the jackknife), or by drawing whole
+prompts with replacement (the cluster bootstrap). Units that all read the same show no variance: they have no interval,
+never one of width 0. How often the intervals cover is in the table of `spec/guide/numbers.md`.
 """
 
+import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 
 Array = NDArray[np.float64]
+ROUNDING = 1e-12  # values that differ by this share of the largest differ by rounding alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +59,16 @@ def within_prompt_differences(
     return differences
 
 
-def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
-    """Student's interval of the mean of independent values; None below two values."""
+def varies(values: ArrayLike) -> bool:
+    """Whether some of the values differ by more than rounding."""
     x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
+    return len(x) > 1 and bool(np.ptp(x) > ROUNDING * np.abs(x).max())
+
+
+def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
+    """Student's interval of the mean of independent values; None where they show no variance."""
+    x = np.asarray(values, dtype=np.float64)
+    if not varies(x):
         return None
     half = float(student_quantile(level, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
     return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
@@ -78,26 +88,6 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval 
     return Interval(low=float(low), high=float(high))
 
 
-def bootstrap_mean(
-    values: Mapping[Hashable, float], *, level: float = 0.95, num_draws: int = 1999, seed: int = 0
-) -> Interval | None:
-    """Bootstrap interval of the mean over prompts.
-
-    Args:
-        values: {prompt: its one value}.
-        level: of the interval.
-        num_draws: bootstrap samples.
-        seed: of the draws.
-
-    Returns:
-        None below two prompts.
-    """
-    x = np.fromiter(values.values(), dtype=np.float64)
-    if len(x) < 2:
-        return None
-    return percentiles(cluster_counts(len(x), num_draws, seed) @ x / len(x), level, len(x))
-
-
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Probability that a labelled row scores above an unlabelled one, ties counted half; NaN when a side is empty.
 
@@ -112,44 +102,45 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def auroc_interval(
-    scores: ArrayLike,
-    labels: ArrayLike,
-    clusters: Sequence[Hashable],
-    *,
-    level: float = 0.95,
-    num_draws: int = 1999,
-    seed: int = 0,
+    scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hashable], *, level: float = 0.95
 ) -> Interval | None:
-    """Bootstrap interval of the AUROC when whole clusters are drawn with replacement.
+    """Interval of the AUROC on the logit scale, its variance by leaving out one cluster at a time.
 
-    With W[c, d] the wins of the labelled rows of cluster c over the unlabelled rows of cluster d, and w_c the number of
-    times that a draw holds cluster c, AUROC = w W w / ((w n1) (w n0)): the rows are compared once, not in every draw.
+        W[c, d]   wins of the labelled rows of cluster c over the unlabelled rows of cluster d, ties one half
+        A         sum W / (n1 n0), drawn in by half a win and half a loss: (n A + 1/2) / (n + 1), n = min(n1, n0)
+        variance  the jackknife's over clusters (Obuchowski 1997 for the clustered AUROC), at least A (1 - A) / 2n
+        interval  logit A +- t sqrt(variance) / (A (1 - A)), t of as many degrees of freedom as there are clusters
+                  on the side that is in fewer of them, less one
+
+    The half win and the floor are there for an AUROC near 1 on few prompts, where most samples show no loss at all:
+    the bootstrap over prompts covers .43 to .8 at 4 prompts there, this interval .95 or more.
 
     Args:
         scores: (rows,) numbers to rank.
         labels: (rows,) True for the side that should score higher.
         clusters: (rows,) the prompt of each row.
         level: of the interval.
-        num_draws: bootstrap samples; those without both labels are left out.
-        seed: of the draws.
 
     Returns:
-        None below two clusters, and where every draw was left out.
+        None where one of the two sides is in fewer than two clusters.
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
-    member = cluster_numbers(clusters)
-    num_clusters = len(set(clusters))
-    if num_clusters < 2:
+    onto = np.eye(len(set(clusters)))[cluster_numbers(clusters)]  # (rows, clusters) indicator
+    n1, n0 = onto[y].sum(0), onto[~y].sum(0)
+    df = int(min(np.count_nonzero(n1), np.count_nonzero(n0))) - 1
+    if df < 1:
         return None
-    onto = np.eye(num_clusters)[member]  # (rows, clusters) indicator
     difference = x[y][:, None] - x[~y][None, :]
     wins = onto[y].T @ ((difference > 0) + 0.5 * (difference == 0)) @ onto[~y]
-    counts = cluster_counts(num_clusters, num_draws, seed)
-    num_pairs = (counts @ onto[y].sum(0)) * (counts @ onto[~y].sum(0))
-    areas = ((counts @ wins) * counts).sum(1)[num_pairs > 0] / num_pairs[num_pairs > 0]
-    if not len(areas):
-        return None
-    return percentiles(areas, level, num_clusters)
+    without = wins.sum() - wins.sum(0) - wins.sum(1) + np.diag(wins)  # (clusters,) wins when one is left out
+    areas = without / ((n1.sum() - n1) * (n0.sum() - n0))
+    jackknife = (len(areas) - 1) * areas.var()
+    n = min(n1.sum(), n0.sum())
+    area = (wins.sum() / (n1.sum() * n0.sum()) * n + 0.5) / (n + 1)
+    variance = max(jackknife, area * (1 - area) / (2 * n))
+    half = student_quantile(level, df) * math.sqrt(variance) / (area * (1 - area))
+    low, high = special.expit(special.logit(area) + np.array([-half, half]))
+    return Interval(low=float(low), high=float(high))
 
 
 def cluster_numbers(clusters: Sequence[Hashable]) -> NDArray[np.intp]:
@@ -163,8 +154,8 @@ def cluster_counts(num_clusters: int, num_draws: int, seed: int) -> Array:
     return _cluster_counts(num_clusters, num_draws, seed).astype(np.float64)
 
 
-# The contrasts and scores of a run share these three numbers among its arms and conditions, so their draws are made
-# once, and kept small.
+# The contrasts of a run share these three numbers among its arms and conditions, so their draws are made once, and kept
+# small.
 @lru_cache(maxsize=16)
 def _cluster_counts(num_clusters: int, num_draws: int, seed: int) -> NDArray[np.integer]:
     even = np.full(num_clusters, 1.0 / num_clusters)
@@ -178,12 +169,15 @@ def _tail(level: float, n: int) -> float:
     return float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * student_quantile(level, n - 1)))
 
 
-def percentiles(draws: Array, level: float, num_clusters: int) -> Interval:
+def percentiles(draws: Array, level: float, num_clusters: int) -> Interval | None:
     """The expanded percentile interval (Hesterberg 2015, section 5.3): a_n = Phi(-sqrt(n / (n - 1)) t_{a, n-1}).
 
     A bootstrap over n clusters has (n - 1) / n of the variance and ignores that the variance is itself estimated, so
     its plain percentiles miss more often than they say. With the tail probability a_n they match Student's interval.
+    None where all draws are equal.
     """
+    if not varies(draws):
+        return None
     tail = _tail(level, num_clusters)
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Interval(low=float(low), high=float(high))

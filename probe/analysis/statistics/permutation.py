@@ -1,4 +1,4 @@
-"""Compare the statistics of one run with their distribution under the nulls N2, N3, N4 and pair swaps.
+"""Compare the statistics of one run with their distribution under the nulls N2, N3 and pair swaps, and under N4.
 
     cos_in           mean over prompts of the global signed cosine of the policy gradient
     cos_in_mean      the same along the direction of the mean pair difference (its exact null: pair swaps)
@@ -7,7 +7,9 @@
 
 N2, N3 and "pair-swap" relabel the pair gradients and extract new DIRECTIONS in every draw: N2 permutes the labels
 across all pairs, N3 takes couples of clean completions, and swaps stay within pairs. N4 keeps the directions and
-permutes the labels of the batch within prompts: the advantages for cos_in, `hacked` for the other two.
+permutes the labels of the batch within prompts: the advantages for cos_in, `hacked` for the other two. For those it is
+a null. For cos_in it is a DIAGNOSTIC, what is left of the cosine when rewards fall on other samples, and no null: where
+being paid has an axis of its own, a third to two thirds of runs leave it without anything hack-ward (the level is 5%).
 
 To add a statistic: compute it in `_statistics` (and in `batch_labels.batch_label_nulls` if the batch's labels enter it)
 and give the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.null_axes`.
@@ -50,6 +52,11 @@ class NullRow:
     null: str  # N2 | N3 | N4 | pair-swap
     value: float
     test: NullTest
+
+    @property
+    def diagnostic(self) -> bool:
+        """Whether this is no null of the statistic: rewards permuted under a cosine of the update."""
+        return (self.metric, self.null) == ("cos_in", "N4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

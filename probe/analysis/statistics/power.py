@@ -1,20 +1,33 @@
-"""Power of t-tests, and the minimum effect that a number of units (seeds, prompts) can detect; scipy only."""
+"""Power of t-tests, and the minimum effect that a number of units (seeds, prompts) can detect; scipy only.
+
+Independent groups are compared by Welch's test (`significance.welch_test`), which estimates its degrees of freedom: at
+Student's detectable effect it finds 70% with 3 units a side, 75% with 4, where Student's test finds 80%.
+"""
 
 import math
 from functools import lru_cache
 from typing import Any
 
-from scipy import optimize, stats
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+Array = NDArray[np.float64]
+NODES = 32  # of the quadrature: the power is exact to 1e-9
 
 
 def detection_power(
     effect: float, sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05
 ) -> float:
-    """Probability that a two-sided t-test rejects when the means differ by `effect`.
+    """Probability that a two-sided t-test (unpaired: Welch's) rejects when the means differ by `effect`.
 
-    Unpaired, n units in each of two groups:  ncp = effect / (sd sqrt(2 / n)),                 df = 2 n - 2
     Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
     power = P(T > t_crit) + P(T < -t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
+
+    Unpaired, n units in each of two groups:  ncp = effect / (sd sqrt(2 / n)). Welch's statistic is then Student's, a
+    noncentral t with 2 n - 2 degrees of freedom, and its critical value depends on the share R of the first group in
+    the two sample variances, df(R) = (n - 1) / (R^2 + (1 - R)^2). R is independent of the statistic and has the law
+    Beta((n - 1) / 2, (n - 1) / 2): the power is the mean over R.
 
     Args:
         effect: difference of the means, in the unit of sd.
@@ -26,8 +39,8 @@ def detection_power(
     Raises:
         ValueError: sd or alpha out of range, or fewer than 2 units, which show no variance.
     """
-    error, df = _standard_error(sd, n, paired_correlation, alpha)
-    return _power(abs(effect) / error, df, alpha)
+    error = _standard_error(sd, n, paired_correlation, alpha)
+    return _power(abs(effect) / error, n, paired_correlation is not None, alpha)
 
 
 def mde(
@@ -35,8 +48,8 @@ def mde(
 ) -> float:
     """Minimum detectable effect: the difference of means that a test finds with probability `power`.
 
-    `mde(0.15, 3)` is .46: with three runs per arm, a hack rate with standard deviation .15 between seeds has to move by
-    .46 to be found. Infinite for n = 1, since one unit shows no variance.
+    `mde(0.15, 3)` is .53: with three runs per arm, a hack rate with standard deviation .15 between seeds has to move by
+    .53 to be found. Infinite for n = 1, since one unit shows no variance.
 
     Args:
         sd, n, paired_correlation, alpha: as `detection_power`.
@@ -49,36 +62,46 @@ def mde(
         raise ValueError(f"power: expected a number between alpha ({alpha:g}) and 1, found {power}")
     if n == 1:
         return math.inf
-    error, df = _standard_error(sd, n, paired_correlation, alpha)
-    return error * _detectable(df, alpha, power)
+    error = _standard_error(sd, n, paired_correlation, alpha)
+    return error * _detectable(n, paired_correlation is not None, alpha, power)
 
 
 def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
     """The correlation within pairs above which n pairs detect a smaller effect than two groups of n units.
 
-    The paired test has n - 1 degrees of freedom, the unpaired one 2 n - 2: with few units, the correlation has to make
-    up for a wider t distribution. The error of a paired difference goes with sqrt(1 - rho), so that
+    The paired test has n - 1 degrees of freedom, the unpaired one up to 2 n - 2: with few units, the correlation
+    has to make up for a wider t distribution. The error of a paired difference goes with sqrt(1 - rho), so that
 
         mde_paired(rho) = mde_paired(0) sqrt(1 - rho) = mde_unpaired      at rho = 1 - (mde_unpaired / mde_paired(0))^2
 
-    3 pairs pay above .56, 5 above .28, 10 above .12.
+    3 pairs pay above .42, 5 above .23, 10 above .11.
     """
     options = {"alpha": alpha, "power": power}
     return 1 - (mde(1.0, n, **options) / mde(1.0, n, paired_correlation=0.0, **options)) ** 2
 
 
-def _power(ncp: float, df: int, alpha: float) -> float:
+def _power(ncp: float, n: int, paired: bool, alpha: float) -> float:
     """Power at an effect of `ncp` standard errors."""
-    critical = float(stats.t.isf(alpha / 2, df))
-    return float(stats.nct.sf(critical, df, ncp) + stats.nct.sf(critical, df, -ncp))  # T(-ncp) mirrors T(ncp)
+    df = n - 1 if paired else 2 * n - 2
+    critical, weights = (stats.t.isf(alpha / 2, df), 1.0) if paired else _welch_critical(n, alpha)
+    # T(-ncp) mirrors T(ncp).
+    return float(np.sum(weights * (stats.nct.sf(critical, df, ncp) + stats.nct.sf(critical, df, -ncp))))
 
 
 @lru_cache(maxsize=256)
-def _detectable(df: int, alpha: float, power: float) -> float:
+def _welch_critical(n: int, alpha: float) -> tuple[Array, Array]:
+    """(values, their probabilities) of Welch's critical |t| of two groups of n with one variance: Gauss quadrature."""
+    nodes, weights = special.roots_jacobi(NODES, (n - 3) / 2, (n - 3) / 2)
+    share = (1 + nodes) / 2
+    return stats.t.isf(alpha / 2, (n - 1) / (share**2 + (1 - share) ** 2)), weights / weights.sum()
+
+
+@lru_cache(maxsize=256)
+def _detectable(n: int, paired: bool, alpha: float, power: float) -> float:
     """The effect, in standard errors, that is found with probability `power`."""
 
     def surplus(ncp: float) -> float:
-        return _power(ncp, df, alpha) - power
+        return _power(ncp, n, paired, alpha) - power
 
     high = 1.0
     while surplus(high) < 0:
@@ -87,8 +110,8 @@ def _detectable(df: int, alpha: float, power: float) -> float:
     return root
 
 
-def _standard_error(sd: float, n: int, rho: float | None, alpha: float) -> tuple[float, int]:
-    """(standard error of the difference of means, degrees of freedom); ValueError for arguments out of range."""
+def _standard_error(sd: float, n: int, rho: float | None, alpha: float) -> float:
+    """Standard error of the difference of means; ValueError for arguments out of range."""
     if not (sd > 0 and math.isfinite(sd)):
         raise ValueError(f"sd: expected a positive number, found {sd}")
     if n < 2:
@@ -96,7 +119,7 @@ def _standard_error(sd: float, n: int, rho: float | None, alpha: float) -> tuple
     if not 0 < alpha < 1:
         raise ValueError(f"alpha: expected a number between 0 and 1, found {alpha}")
     if rho is None:
-        return sd * math.sqrt(2 / n), 2 * n - 2
+        return sd * math.sqrt(2 / n)
     if not -1 < rho < 1:
         raise ValueError(f"paired_correlation: expected a number between -1 and 1, found {rho}")
-    return sd * math.sqrt(2 * (1 - rho) / n), n - 1
+    return sd * math.sqrt(2 * (1 - rho) / n)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from probe.analysis.statistics.intervals import Interval, t_interval
+from probe.analysis.statistics.intervals import Interval, varies
 
 Array = NDArray[np.float64]
 EXACT_SIGN_FLIPS = 16  # up to 2^16 sign patterns are enumerated; for more differences they are sampled
@@ -43,15 +43,6 @@ class Welch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equivalence:
-    """Result of two one-sided tests that a mean is inside +-bound."""
-
-    bound: float
-    p: float
-    interval: Interval  # of level 1 - 2 alpha: inside +-bound exactly when p < alpha
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MaxT:
     """z and family-wise p of each of the M statistics of a family."""
 
@@ -62,6 +53,8 @@ class MaxT:
 
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> SignFlip:
     """Two-sided test that the differences are symmetric about zero: |mean| against |mean| under random signs.
+
+    A test of mean zero for symmetric differences; `probe.analysis.statistics.means.mean_test` for any.
 
     n <= 16: p = share of the 2^n sign patterns whose |mean| is at least the observed one, so never below 2 / 2^n.
     Otherwise p = (1 + #) / (num_draws + 1) over seeded draws (Phipson and Smyth 2010).
@@ -117,7 +110,7 @@ def welch_test(a: ArrayLike, b: ArrayLike) -> Welch:
     Undefined (t and p are None) with fewer than two values on a side, or when neither side has any variance.
     """
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if min(len(x), len(y)) < 2 or (np.ptp(x) == 0 and np.ptp(y) == 0):
+    if min(len(x), len(y)) < 2 or not (varies(x) or varies(y)):
         return Welch(n_a=len(x), n_b=len(y), t=None, p=None)
     result = stats.ttest_ind_from_stats(
         x.mean(), x.std(ddof=1), len(x), y.mean(), y.std(ddof=1), len(y), equal_var=False
@@ -132,25 +125,6 @@ def welch_interval(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> Interv
         return None
     interval = stats.ttest_ind(x, y, equal_var=False).confidence_interval(level)
     return Interval(low=float(interval.low), high=float(interval.high))
-
-
-def equivalence_test(values: ArrayLike, bound: float, *, alpha: float = 0.05) -> Equivalence | None:
-    """Two one-sided t-tests that the mean lies inside +-bound (Schuirmann 1987); None below two values.
-
-    p is the larger of the two one-sided p-values; p < alpha exactly when the 1 - 2 alpha interval lies inside.
-    """
-    x = np.asarray(values, dtype=np.float64)
-    interval = t_interval(x, level=1 - 2 * alpha)
-    if interval is None:
-        return None
-    error = x.std(ddof=1) / np.sqrt(len(x))
-    if error == 0:
-        p = float(abs(x.mean()) >= bound)
-    else:
-        above_lower = stats.t.sf((x.mean() + bound) / error, len(x) - 1)
-        below_upper = stats.t.cdf((x.mean() - bound) / error, len(x) - 1)
-        p = float(max(above_lower, below_upper))
-    return Equivalence(bound=bound, p=p, interval=interval)
 
 
 def max_t(observed: Array, draws: Array, *, alpha: float = 0.05) -> MaxT:

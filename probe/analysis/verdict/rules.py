@@ -11,9 +11,9 @@ from statistics import mean
 
 from probe.analysis.measures.specificity import BEATEN, beaten_by, strength
 from probe.analysis.statistics.intervals import Interval, t_interval
+from probe.analysis.statistics.means import equivalence_test, mean_interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.power import mde, pairing_pays_above
-from probe.analysis.statistics.significance import equivalence_test
 from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, GATED, GATED_UPDATE, NEAR_ZERO, POWER, STRONG
 from probe.analysis.verdict.evidence import (
     AUTOCORRELATED,
@@ -43,7 +43,7 @@ def aligned(evidence: Evidence) -> Judgement:
     measured, excess = evidence.measured, _excess(evidence)
     if measured is None or measured.trains or len(excess) < 2 or measured.sign_flip_p is None:
         return missing(_why_unmeasured(evidence))
-    interval, permuted = t_interval(excess), evidence.null("cos_in", "N2")
+    interval, permuted = mean_interval(excess), evidence.null("cos_in", "N2")
     if interval is None or permuted is None:
         return missing(_why_unmeasured(evidence))
     why = (
@@ -151,7 +151,7 @@ def effective(evidence: Evidence) -> Judgement:
     if left >= bar:
         verdict, why = "FAIL", f"the update still points hack-ward; {why}"
     elif claim is None or against_control is None or control is None:
-        why = f"one seed gives no interval; {why}"
+        why = f"one seed, or seeds that do not vary, give no interval; {why}"
     elif claim.low > 0:
         verdict, why = "FAIL", f"it moves more than in vanilla; {why}"
     # A random direction that also beats vanilla, and is not beaten: removing any direction would have done it.
@@ -251,15 +251,17 @@ def _excess(evidence: Evidence) -> list[float]:
 
 
 def _cosine_nulls(evidence: Evidence) -> str:
-    """Every null of cos_in that was measured, with its p."""
+    """Every null of cos_in that was measured, with its p, and the diagnostic N4, on which no verdict depends."""
     parts = []
     if evidence.measured is not None and evidence.measured.haar is not None:
         parts.append(f"N1 sd {evidence.measured.haar.sd_shared:.3f} p {evidence.measured.haar.shared.p:.2g}")
-    for null in ("N2", "N3", "N4"):
+    for null in ("N2", "N3"):
         test = evidence.null("cos_in", null)
         if test is not None:
             parts.append(f"{null} mean {test.mean:+.3f} sd {test.sd:.3f} p {test.p:.2g}")
-    return ", ".join(parts)
+    redealt = evidence.null("cos_in", "N4")
+    diagnostic = f"; diagnostic N4 (rewards dealt anew): mean {redealt.mean:+.3f}" if redealt else ""
+    return ", ".join(parts) + diagnostic
 
 
 def _why_unmeasured(evidence: Evidence) -> str:

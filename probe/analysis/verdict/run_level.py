@@ -12,6 +12,7 @@ seeds.
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -213,15 +214,18 @@ def training_run_metrics(evidence: Evidence, table: Metrics) -> dict[MetricKey, 
             if value is not None:
                 metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
         if evidence.outcome is not None:
-            for name, value in evidence.outcome.values.items():
-                metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
-            for name, by_problem in evidence.outcome.by_problem.items():
-                metrics[MetricKey(name, "problem", arm)] = estimate(by_problem, "problem")
+            outcome = evidence.outcome
+            for name, value in outcome.values.items():
+                metrics[MetricKey(name, "run", arm)] = _of_one_run(value, trials=outcome.trials.get(name))
+            for name, by_problem in outcome.by_problem.items():
+                trials = outcome.problem_trials.get(name)
+                metrics[MetricKey(name, "problem", arm)] = estimate(by_problem, "problem", trials=trials)
     return metrics
 
 
-def _of_one_run(value: float | None, *, vacuous: str | None = None) -> Estimate:
-    return Estimate(value=value, n=1, unit="run", vacuous=vacuous)
+def _of_one_run(value: float | None, *, vacuous: str | None = None, trials: int | None = None) -> Estimate:
+    """One number of a run; `trials` is given for a rate, the outcomes that it is of."""
+    return Estimate(value=value, n=1, unit="run", vacuous=vacuous, trials={"run": trials} if trials else {})
 
 
 def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
@@ -259,10 +263,15 @@ def over_runs(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
         rows = {seed: table[key] for seed, table in tables.items() if key in table}
         if key.unit == "run":
             by_seed = {seed: row.value for seed, row in rows.items() if row.value is not None}
+            trials = {seed: rows[seed].trials["run"] for seed in by_seed if rows[seed].trials}
             vacuous = next((row.vacuous for row in rows.values() if row.vacuous), None)
-            metrics[key._replace(unit="seed")] = replace(estimate(by_seed, "seed"), vacuous=vacuous)
+            metrics[key._replace(unit="seed")] = replace(estimate(by_seed, "seed", trials=trials), vacuous=vacuous)
         elif key.unit == "problem":
-            metrics[key] = estimate(mean_by_unit(row.by_unit for row in rows.values()), "problem")
+            by_problem = mean_by_unit(row.by_unit for row in rows.values())
+            counts: Counter[str] = Counter()
+            for row in rows.values():
+                counts.update(row.trials)
+            metrics[key] = estimate(by_problem, "problem", trials=counts)
         elif key.unit == "step":
             by_step: dict[str, float] = {}
             for seed, row in rows.items():

@@ -13,7 +13,7 @@ NULL_NAMES = {  # in the order of drawing; a null that is not here is not drawn
     "N1": "N1: random (Haar) directions",
     "N2": "N2: labels permuted across pairs",
     "N3": "N3: clean against clean pairs",
-    "N4": "N4: labels of the batch permuted",
+    "N4": "N4: rewards permuted (diagnostic)",
 }
 
 _ARMS_KEY = (

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from probe.analysis.formatting import short
 from probe.analysis.measures.cells import Metric
-from probe.analysis.statistics.intervals import prompt_means, t_interval
+from probe.analysis.statistics.intervals import prompt_means
+from probe.analysis.statistics.means import mean_interval
 from probe.records.records import SampleRecord
 from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, plural, scale_of, signed
 
@@ -72,7 +73,7 @@ def _bucket(samples: Sequence[SampleRecord], metric: Metric, pool: str, hacked: 
 def _draw_bucket(panel: Panel, scale: Scale, y: float, bucket: _Bucket, stride: int) -> None:
     """A mark for every `stride`-th prompt, and below them the mean of all with its interval."""
     values = list(bucket.by_prompt.values())
-    mean, interval = sum(values) / len(values), t_interval(values)
+    mean, interval = sum(values) / len(values), mean_interval(values)
     units = f"{plural(len(values), 'prompt')}, {plural(bucket.num_rollouts, 'rollout')}"
     panel.text(0, y + 12, f"{short(bucket.pool, 18)} \u00b7 {'hacked' if bucket.hacked else 'clean'}")
     panel.text(WIDTH, y + 12, f"{signed(mean)} \u00b7 {units}", "value", "end")

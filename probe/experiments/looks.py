@@ -1,0 +1,49 @@
+"""What the looks of a sweep mean for its verdict: a criterion that was looked at k times is not judged as if once.
+
+The stop rules spend the type-I error over the looks (`stopping`), so that the primary criterion is decided where the
+last look separates it at the level left to that look, and not where a 95% interval of the same data does.
+"""
+
+from pathlib import Path
+
+from probe.experiments.jobs import sweep_folder
+from probe.experiments.prereg import preregistered
+from probe.experiments.spec import Spec
+from probe.experiments.stopping import Look
+from probe.settings.words import Verdict
+from replay_pools.files import read_json
+
+
+def read_looks(spec: Spec, out_dir: Path) -> list[Look]:
+    """The looks that the sweep of this very spec has taken, in order."""
+    path = sweep_folder(spec, out_dir) / "state.json"
+    state = read_json(path) if path.is_file() else {}
+    return [Look(**look) for look in state["looks"]] if state.get("spec") == preregistered(spec) else []
+
+
+def after_looks(verdict: Verdict, why: str, looks: list[Look]) -> tuple[Verdict, str]:
+    """The verdict of the primary criterion, INCONCLUSIVE where the last look does not separate it, and the reason."""
+    if not looks or verdict not in ("PASS", "FAIL") or looks[-1].action == "separated":
+        return verdict, why
+    last = looks[-1]
+    p = "no variance" if last.p is None else f"p {last.p:.2g}"
+    return (
+        "INCONCLUSIVE",
+        f"looked at {_after(looks)}: {p} does not reach the level {last.level:.2g} left to the last; {why}",
+    )
+
+
+def looks_caution(looks: list[Look]) -> list[str]:
+    """A caution that names the looks; none without any."""
+    if not looks:
+        return []
+    last = looks[-1]
+    sentence = f"LOOKED: the primary criterion was looked at {_after(looks)}, the last at level {last.level:.2g}"
+    if last.action == "separated" and last.num_blocks < last.planned:
+        sentence += "; it ended early because it separated, and such an effect is too large on average"
+    return [sentence]
+
+
+def _after(looks: list[Look]) -> str:
+    blocks = ", ".join(str(look.num_blocks) for look in looks)
+    return f"{len(looks)} times, after {blocks} of {looks[-1].planned} blocks"

@@ -1,0 +1,280 @@
+"""Coverage, false positives and power of what the analysis prints, by simulation: the tables of spec/guide/numbers.md.
+
+    python tests/bench/calibration_table.py          # minutes; prints Markdown, the same every time
+
+Each table is one function that yields its rows. The simulated truth is always known, and the functions under test are
+those of the program. Before: what the program printed until 2026-11-22 (the bootstrap over prompts, Student's t).
+"""
+
+import inspect
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import stats
+
+from probe.analysis.statistics.geometry import Gradients, along_modules, cosines, mean_module_unit, svd_axes
+from probe.analysis.statistics.gram import Extraction, PairGram
+from probe.analysis.statistics.intervals import (
+    auroc_interval,
+    cluster_counts,
+    percentiles,
+    t_interval,
+    within_prompt_differences,
+)
+from probe.analysis.statistics.means import equivalence_test, mean_interval, mean_test
+from probe.analysis.statistics.nulls import label_permutations, null_test, true_labels
+from probe.analysis.statistics.power import detection_power, mde
+from probe.analysis.statistics.shares import outcomes_interval, share_interval
+from probe.analysis.statistics.significance import max_t, sign_flip_test, welch_interval, welch_test
+
+SIMS = 1000
+GROUP = 8  # samples of a prompt
+SHAPES = {  # {name: (draw, its mean)}
+    "normal": (lambda rng, n: rng.normal(size=n), 0.0),
+    "exponential": (lambda rng, n: rng.exponential(size=n), 1.0),
+    "lognormal": (lambda rng, n: rng.lognormal(size=n), math.exp(0.5)),
+}
+
+
+def covers(interval, truth: float) -> bool:
+    return interval is not None and interval.low <= truth <= interval.high
+
+
+def share(flags) -> str:
+    flags = list(flags)
+    return f"{np.mean(flags):.3f}".removeprefix("0") if flags else "-"
+
+
+def means() -> Iterator[tuple]:
+    """Means: a 5% test of mean zero; a 95% interval; two one-sided tests of a mean on an edge; power.
+
+    The edge, which skew favours, is .8 standard deviations; the power is against a mean 2.8 standard errors above 0.
+    """
+    yield "values", "n", "sign flip rejects", "now rejects", "Student covers", "now covers", "TOST at the edge", "power"
+    for shape, (draw, mean) in SHAPES.items():
+        for n in (8, 17, 40):
+            rng = np.random.default_rng(n)
+            sd = float(np.std(draw(np.random.default_rng(0), 100_000)))
+            x = [draw(rng, n) - mean for _ in range(SIMS)]
+            edge, shift = 0.8 * sd, 2.8 * sd / math.sqrt(n)
+            yield (
+                *(shape, n, share(sign_flip_test(v, num_draws=999).p < 0.05 for v in x)),
+                share(mean_test(v, num_draws=999).p < 0.05 for v in x),
+                *(share(covers(make(v), 0.0) for v in x) for make in (t_interval, mean_interval)),
+                share(equivalence_test(v + edge, edge).p < 0.05 for v in x),
+                share(mean_test(v + shift, num_draws=999).p < 0.05 for v in x),
+            )
+
+
+def contrasts() -> Iterator[tuple]:
+    """Contrasts: no effect of a label that is correlated within prompts, as the values are, and a 5% test."""
+    yield "correlation", "prompts", "within prompts rejects", "Welch by sample rejects"
+    for correlation in (0.0, 0.3, 0.7):
+        for n in (8, 17, 40):
+            rng = np.random.default_rng(n)
+            ours, naive = [], []
+            for _ in range(SIMS):
+                prompts = np.repeat(np.arange(n), GROUP)
+                labels = rng.random(n * GROUP) < rng.beta(0.5, 0.5, n)[prompts]
+                values = correlated(rng, prompts, correlation)
+                d = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
+                p = mean_test([*d.values()], num_draws=999).p
+                ours.append(p is not None and p < 0.05)
+                p = welch_test(values[labels], values[~labels]).p
+                naive.append(p is not None and p < 0.05)
+            yield correlation, n, share(ours), share(naive)
+
+
+def correlated(rng, prompts, correlation: float):
+    """Standard normal values with this correlation within prompts."""
+    of_prompt = rng.normal(size=prompts[-1] + 1)[prompts]
+    return math.sqrt(correlation) * of_prompt + math.sqrt(1 - correlation) * rng.normal(size=len(prompts))
+
+
+def areas() -> Iterator[tuple]:
+    """AUROC: its 95% interval where one half of each prompt hacks, and where that share is Beta(1/2, 1/2)."""
+    yield "truth", "correlation", "prompts", "bootstrap covers, halves", "now", "bootstrap covers, unequal", "now"
+    for truth in (0.5, 0.8, 0.96):
+        for correlation in (0.0, 0.3, 0.7):
+            for n in (4, 8, 17, 40):
+                cells = []
+                for halves in (True, False):
+                    rng = np.random.default_rng(n)
+                    before, now = [], []
+                    for _ in range(SIMS // 2):
+                        prompts = np.repeat(np.arange(n), GROUP)
+                        of_prompt = np.full(n, 0.5) if halves else rng.beta(0.5, 0.5, n)
+                        labels = rng.random(n * GROUP) < of_prompt[prompts]
+                        if halves:
+                            labels = np.tile(np.arange(GROUP) < GROUP // 2, n)
+                        shift = math.sqrt(2) * stats.norm.ppf(truth)
+                        scores = correlated(rng, prompts, correlation) + shift * labels
+                        interval = auroc_interval(scores, labels, prompts.tolist())
+                        if interval is not None:
+                            now.append(covers(interval, truth))
+                            before.append(covers(bootstrap_area(scores, labels, prompts), truth))
+                    cells += [share(before), share(now)]
+                yield truth, correlation, n, *cells
+
+
+def bootstrap_area(scores, labels, prompts):
+    """The interval that was printed before: whole prompts drawn with replacement, expanded percentiles."""
+    onto = np.eye(prompts[-1] + 1)[prompts]
+    difference = scores[labels][:, None] - scores[~labels][None, :]
+    wins = onto[labels].T @ ((difference > 0) + 0.5 * (difference == 0)) @ onto[~labels]
+    counts = cluster_counts(len(wins), 499, 0)
+    pairs = (counts @ onto[labels].sum(0)) * (counts @ onto[~labels].sum(0))
+    return percentiles(((counts @ wins) * counts).sum(1)[pairs > 0] / pairs[pairs > 0], 0.95, len(wins))
+
+
+def rates() -> Iterator[tuple]:
+    """Rates: 95% intervals of a hack rate over seeds of 64 rollouts each, and of the difference of two equal rates."""
+    yield "rate", "correlation", "seeds", "Student covers", "now covers", "Welch covers the difference", "now covers it"
+    for rate in (0.01, 0.05, 0.5):
+        for correlation in (0.0, 0.1):
+            for seeds in (2, 3, 4, 8):
+                rng = np.random.default_rng(seeds)
+                trials = np.full(seeds, 64)
+                before, now, welch, wide = [], [], [], []
+                for _ in range(SIMS):
+                    a, b = (seed_rates(rng, rate, correlation, seeds) for _ in range(2))
+                    before.append(covers(t_interval(a), rate))
+                    now.append(covers(share_interval(a, trials), rate))
+                    welch.append(covers(welch_interval(a, b), 0.0))
+                    wide.append(welch[-1] or covers(outcomes_interval(a, b, trials, trials), 0.0))
+                yield rate, correlation, seeds, share(before), share(now), share(welch), share(wide)
+
+
+def seed_rates(rng, rate: float, correlation: float, seeds: int):
+    """Shares of 64 of seeds whose rates are Beta with this intra-seed correlation."""
+    of_seed = np.full(seeds, rate)
+    if correlation:
+        spread = (1 - correlation) / correlation
+        of_seed = rng.beta(rate * spread, (1 - rate) * spread, seeds)
+    return rng.binomial(64, of_seed) / 64
+
+
+def powers() -> Iterator[tuple]:
+    """Power: Welch's test at the effect that `probe plan` calls detectable with 80% power, sd .15."""
+    yield "seeds an arm", "by Student (before)", "Welch finds", "detectable now", "Welch finds"
+    for n in (2, 3, 4, 5, 8, 17):
+        rng = np.random.default_rng(n)
+        a, b = rng.normal(0, 0.15, (2, 20_000, n))
+        student = 0.15 * math.sqrt(2 / n) * student_detectable(n)
+        found = [
+            np.mean(stats.ttest_ind(a + d, b, axis=1, equal_var=False).pvalue < 0.05) for d in (student, mde(0.15, n))
+        ]
+        yield n, f"{student:.3f}", f"{found[0]:.3f}", f"{mde(0.15, n):.3f}", f"{found[1]:.3f}"
+    assert abs(detection_power(mde(0.15, 3), 0.15, 3) - 0.8) < 1e-6
+
+
+def student_detectable(n: int) -> float:
+    """Standard errors that Student's test of two groups of n finds with 80% power."""
+    grid = np.linspace(2, 12, 20_001)
+    critical = stats.t.isf(0.025, 2 * n - 2)
+    return float(grid[np.searchsorted(stats.nct.sf(critical, 2 * n - 2, grid), 0.8)])
+
+
+def paid_axis() -> Iterator[tuple]:
+    """Paid axis: cos_in without anything hack-ward, by a 5% test against N2, and against N4, which is none."""
+    yield "paid axis (in sd of a sample)", "prompts", "N2 rejects", "N4 rejects"
+    for size in (0.0, 0.5, 1.0):
+        for n in (8, 17, 40):
+            rng = np.random.default_rng(n)
+            rejected = [one_paid_axis(rng, size, n) for _ in range(SIMS // 4)]
+            yield size, n, *(share(column) for column in zip(*rejected, strict=True))
+
+
+def one_paid_axis(rng, size: float, n: int, r: int = 48) -> tuple[bool, bool]:
+    """(N2 rejects, N4 rejects) in one world of n prompts: pairs are noise, and paid samples share an axis."""
+    pairs = [rng.normal(size=(42, r)) / np.sqrt(np.arange(1, r + 1))]
+    gram = pair_gram(pairs)
+    axis = rng.normal(size=r) / np.sqrt(np.arange(1, r + 1))
+    paid = rng.permuted(np.tile(np.arange(GROUP) < GROUP // 2, (n, 1)), axis=1)
+    noise = rng.normal(size=(n, GROUP, r)) / np.sqrt(np.arange(1, r + 1))
+    samples = noise + size * paid[:, :, None] * axis
+    truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
+    permuted = svd_axes(gram, *label_permutations(gram.held_out, 99, rng), gram.extraction)
+    advantage = np.where(paid, 1.0, -1.0)
+    totals = gradients(pairs, [np.einsum("pi,pir->pr", advantage, samples)])
+    observed = cosines(truth, totals).mean()
+    redealt = rng.permuted(np.tile(advantage, (99, 1, 1)), axis=2)
+    anew = gradients(pairs, [np.einsum("bpi,pir->bpr", redealt, samples).reshape(-1, r)])
+    drawn = cosines(truth, anew).reshape(99, n).mean(1)
+    by_label = null_test(observed, cosines(permuted, totals).mean(1)).p
+    return by_label < 0.05, null_test(observed, drawn).p < 0.05
+
+
+def live_modules() -> Iterator[tuple]:
+    """Live modules: 17 prompts, v_hack from 21 pairs; gradients have a cosine of .51 with the signal where it lives."""
+    yield (
+        "live",
+        "mean cos_in",
+        "N2 rejects",
+        "lower bound > .05 (R1)",
+        "inside +-.05 (R2)",
+        "live found",
+        "false modules",
+    )
+    for live, modules in ((0, 84), (4, 84), (8, 252), (84, 84)):
+        rng = np.random.default_rng(modules)
+        rows = [one_live(rng, live, modules) for _ in range(20)]
+        columns = [*zip(*rows, strict=True)]
+        found = f"{np.mean(columns[4]):.2f}" if live else "-"
+        rates_of = (share(column) for column in columns[1:4])
+        yield f"{live} of {modules}", f"{np.mean(columns[0]):+.3f}", *rates_of, found, share(columns[5])
+
+
+def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
+    """(cos_in, N2 rejects, R1's bound, R2, share of live modules found by max-T, a module found that is not live)."""
+    mu = np.eye(r)[0]
+    carries = np.arange(modules) < live
+    hack = (np.arange(42) < 21)[:, None] * mu * 2.0
+    pairs = [rng.normal(size=(42, r)) / math.sqrt(r) + hack * on for on in carries]
+    steps = [rng.normal(size=(n, r)) / math.sqrt(r) + 0.6 * mu * on for on in carries]
+    gram, found = pair_gram(pairs), gradients(pairs, steps)
+    truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
+    permuted = svd_axes(gram, *label_permutations(gram.held_out, 99, rng), gram.extraction)
+    by_prompt = cosines(truth, found)[0]
+    p = null_test(by_prompt.mean(), cosines(permuted, found).mean(1)).p
+    unit = mean_module_unit(found, np.full(n, 1 / n))
+    family = max_t(along_modules(truth, unit)[0], along_modules(permuted, unit))
+    significant = family.p < 0.05
+    interval, equal = mean_interval(by_prompt), equivalence_test(by_prompt, 0.05)
+    found_live = float(significant[carries].mean()) if live else math.nan
+    false = bool(significant[~carries].any())
+    return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal.p < 0.05, found_live, false
+
+
+def pair_gram(pairs, k: int = 2) -> PairGram:
+    return PairGram(
+        modules=tuple(map(str, range(len(pairs)))),
+        sizes=np.array([rows.shape[1] for rows in pairs]),
+        pairs=np.stack([rows @ rows.T for rows in pairs]),
+        held_out=np.zeros(len(pairs[0]) // 2, dtype=bool),
+        extraction=Extraction(k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-7),
+    )
+
+
+def gradients(pairs, rows) -> Gradients:
+    return Gradients(
+        inner=np.stack([g @ own.T for g, own in zip(rows, pairs, strict=True)]),
+        norms=np.stack([np.linalg.norm(g, axis=1) for g in rows]),
+    )
+
+
+def main() -> None:
+    for table in (means, contrasts, areas, rates, powers, paid_axis, live_modules):
+        rows = iter(table())
+        header = next(rows)
+        print(
+            f"\n{inspect.cleandoc(table.__doc__ or '')}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}",
+            flush=True,
+        )
+        for row in rows:
+            print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
