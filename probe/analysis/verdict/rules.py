@@ -1,9 +1,9 @@
 """The rules R1 to R5 and R7 of METHOD section 7, each to a verdict with its numbers and its reason.
 
-R0 is `validity`, R6 is `decision`. To add a rule: write a function that takes Evidence and returns a Judgement, add a
+R0 is `validity`. The verdict (`decision`) reads R0 alone; the others stand behind `--full`, and specs may require them.
+To add a rule: write a function that takes Evidence and returns a Judgement, add a
 row to _RULES at the end of this file, the threshold to `probe.analysis.statistics.thresholds`, and a line to METHOD
-section 7. Decisions of a spec may require it once `probe.experiments.spec.RULES` names it; R6 sees it once
-`decision.NEEDED` does.
+section 7. Decisions of a spec may require it once `probe.experiments.spec.RULES` names it.
 """
 
 from collections.abc import Mapping, Sequence
