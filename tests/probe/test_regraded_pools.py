@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from directories import contents
 
-from probe.analysis.verdict.evidence import PoolFacts
+from probe.analysis.verdict.evidence import PoolFacts, PoolPlan
 from probe.analysis.verdict.validity import repeats
 from probe.cli import cli
 from probe.cli._frame import run
@@ -167,7 +167,10 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
         flaky=None,
         without_label=0,
     )
-    return PoolFacts(name="mine", grader="1", isolation="B", prompt_tail="", regrade=record, regrade_command="again")
+    plan = PoolPlan(name="mine", hint=None, policy=None, problems=None)
+    return PoolFacts(
+        name="mine", grader="1", isolation="B", prompt_tail="", plan=plan, regrade=record, regrade_command="again"
+    )
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,5 @@ def test_every_verb_has_a_preset_file() -> None:
 
 def test_every_match_has_its_marks(fake_pool) -> None:
     for match in words.MATCHES:
-        assert groups.ReplaySource([fake_pool], per_pool=1, match=match).num_steps == len(fake_pool.steps)
+        rollouts = sum(len(step) for step in fake_pool.steps)
+        assert groups.ReplaySource([fake_pool], per_pool=1, match=match).num_steps == rollouts
