@@ -174,11 +174,13 @@ def analyze(
         shares=offline.shares,
         forecast=offline.forecast,
         offline_error=offline.error,
+        sample_error=offline.sample_error,
         update=realised_update(comparable) if trained else None,
         starts=starts(comparable),
         outcome=training_outcome(run) if trained else None,
         pools=pool_facts(run),
         at_hand=pools_at_hand(run),
+        match=run.settings.get("source", {}).get("match", "problem"),
         regrade_agreement=regrade_agreement,
         gate=gate_facts(run),
         plan=plan or PlannedTraining(),
@@ -240,7 +242,7 @@ def _assemble(
 class _Offline:
     """What follows from the inner products of a run; empty for a run without them.
 
-    Where they miss the recorded cosines by more than REPRODUCED, `error` alone is set.
+    Where they miss the recorded cosines by more than REPRODUCED, the errors alone are set.
     """
 
     permutation: Permutation | None = None
@@ -249,6 +251,7 @@ class _Offline:
     forecast: Forecast | None = None
     settings: list[OtherK] = field(default_factory=list)
     error: float | None = None
+    sample_error: float | None = None
 
 
 def _offline(
@@ -267,7 +270,7 @@ def _offline(
     linked = link(run, samples, [step for step in run.steps if step.arm == measured])
     # A null that was drawn from other gradients than the records' would be compared with the wrong statistic.
     if linked.error > REPRODUCED:
-        return _Offline(error=linked.error)
+        return _Offline(error=linked.error, sample_error=linked.sample_error)
     return _Offline(
         permutation=permutation_nulls(linked, num_draws=num_draws, seed=seed),
         transfer=sign_transfer(linked.pairs),
@@ -275,6 +278,7 @@ def _offline(
         forecast=_forecast(run, linked, measured, seed),
         settings=settings(linked),
         error=linked.error,
+        sample_error=linked.sample_error,
     )
 
 

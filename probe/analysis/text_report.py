@@ -49,8 +49,7 @@ def format_verdict(analysis: Analysis) -> str:
     for caveat in caveats(analysis):
         lines += wrap(f"- {caveat}", indent="  ")
     lines += wrap(f"NEXT: {decision.next.text}", indent="  ")
-    if decision.next.command:
-        lines.append(f"  {decision.next.command}")
+    lines += [f"  {command}" for command in decision.next.command.splitlines()]
     return "\n".join(lines) + "\n"
 
 

@@ -56,8 +56,10 @@ class Share:
     num_prompts: int
     num_held_out: int
     sd_prompts: float | None  # of the numerator, one prompt
-    sd_pairs: float | None  # of the numerator over half-samples: what another set of extraction pairs would change
     sd_ceiling: float | None  # of the denominator, one held-out pair
+    sd_pairs: float | None  # of the numerator over half-samples: what another set of extraction pairs would change
+    sd_pairs_ceiling: float | None  # of the denominator, likewise
+    correlation: float | None  # of the two over half-samples
     overlap: float | None  # of `contrast`: share of the label's variance that the trivial scores leave unexplained
     reason: str | None
 
@@ -138,18 +140,19 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
     labels = paid_labels(linked)
     samples = [linked.samples[i] for i in labels.rows]
     if not labels.both_sides:
-        return _undefined("contrast", ceiling, "among the paid samples one side, hacked or clean, is missing")
+        count = f"of {len(samples)} paid samples with sure labels {int(labels.hacked.sum())} hack"
+        return _undefined("contrast", ceiling, f"{count}: a side is missing")
     covariates = {}
     for name, score in TRIVIAL.items():
         column = [score(sample) for sample in samples]
         covariates[name] = [0.0 if value is None else value for value in column]
     scores = linked.sample_cosines(axes, labels.rows)  # (A, P)
     prompts = [sample.problem_id for sample in samples]
+    both = _prompts_with_both(samples)
     effects = effects_by_prompt(scores, labels.hacked.tolist(), covariates, prompts)
     if effects is None:
-        reason = "no prompt holds both sides, or trivial scores determine which is which within prompts"
-        return _undefined("contrast", ceiling, reason)
-    both = _prompts_with_both(samples)
+        reason = "trivial scores (length, NLL, norm, hint) determine which sample is a hack"
+        return _undefined("contrast", ceiling, reason if both else "no prompt has both sides among its paid samples")
     return _share("contrast", effects.values, ceiling, num_prompts=both, overlap=effects.overlap)
 
 
@@ -182,8 +185,10 @@ def _share(
     covariances = [mean_covariance(prompts), mean_covariance(held_out), np.cov(halves.T)]
     interval = fieller_interval(measured, top, covariances, df=min(count, ceiling.shape[1]) - 1)
     reason = None
-    if count < 2 or ceiling.shape[1] < 2:
-        reason = "fewer than two prompts or held-out pairs"
+    if count < 2:
+        reason = "fewer than two prompts"
+    elif ceiling.shape[1] < 2:
+        reason = "fewer than two held-out pairs"
     elif interval is None:
         reason = "the ceiling is not told from 0: v_hack does not reach held-out pairs"
     return Share(
@@ -193,9 +198,12 @@ def _share(
         ceiling=top,
         num_prompts=count,
         num_held_out=ceiling.shape[1],
-        sd_prompts=float(by_prompt[0].std(ddof=1)) if count > 1 else None,
-        sd_pairs=float(halves[:, 0].std(ddof=1)),
+        # Prompts without both sides of a contrast inform its covariates alone: the spread is that of one that has both.
+        sd_prompts=float(np.sqrt(covariances[0][0, 0] * count)) if count > 1 else None,
         sd_ceiling=float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else None,
+        sd_pairs=float(halves[:, 0].std(ddof=1)),
+        sd_pairs_ceiling=float(halves[:, 1].std(ddof=1)),
+        correlation=float(np.corrcoef(halves.T)[0, 1]),
         overlap=overlap,
         reason=reason,
     )
@@ -210,8 +218,10 @@ def _undefined(name: str, ceiling: Array, reason: str) -> Share:
         num_prompts=0,
         num_held_out=ceiling.shape[1],
         sd_prompts=None,
-        sd_pairs=None,
         sd_ceiling=None,
+        sd_pairs=None,
+        sd_pairs_ceiling=None,
+        correlation=None,
         overlap=None,
         reason=reason,
     )

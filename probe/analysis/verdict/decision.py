@@ -57,7 +57,7 @@ def _verdict(findings: Sequence[Finding], parts: Sequence[ValidityPart], *, trai
         return "UNDERPOWERED", f"nothing can be read: {hackward.text}"
     if hackward.says == "no":
         return "SKIP", f"the update does not point hack-ward: {hackward.text}"
-    if about.says in ("confounded", "unmeasured"):
+    if about.says == "confounded":
         return "CONFOUNDED", about.text
     if about.says == "no":
         return "GENERIC", f"what points hack-ward is not the hacks: {about.text}"
