@@ -58,7 +58,7 @@ def _question(finding: Finding) -> list[str]:
     line = f"  {finding.question:<46}{finding.says.upper():<11}"
     if finding.number is not None:
         line += picture(finding.number.value, finding.number.interval, low=-0.5, high=1.5, mark=MATERIAL)
-    return [line, *wrap(f"      {finding.text}", indent="      ")]
+    return [line.rstrip(), *wrap(f"      {finding.text}", indent="      ")]
 
 
 def caveats(analysis: Analysis) -> list[str]:

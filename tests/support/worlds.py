@@ -1,4 +1,4 @@
-"""Planted worlds: simulated gradients written in the format of a real run, for tests that read them by the real readers.
+"""Planted worlds: simulated gradients written in the format of a real run, which tests read by the real readers.
 
     make_run(tmp_path / "runs" / "run", World(hacks_point_at=None))
 
@@ -19,8 +19,8 @@ from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
-from probe.runs.join import NO_VARIANCE
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
+from probe.runs.join import NO_VARIANCE
 from probe.settings.arms import ARMS
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.files import write_json
@@ -49,6 +49,7 @@ class World:
     other_pairs: bool = False  # the stored inner products are of pairs that v_hack does not come from
     trains: bool = False
     arms: tuple[str, ...] = ("vanilla", "projected", "random")
+    pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones, of the hacks and of the others
     strength: float = 1.0
     decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
     num_pairs: int = 27
@@ -128,7 +129,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
         write_samples(directory, step, [sample for samples, _ in rows for sample in samples])
         steps += [row for _, row in rows]
     write_steps(directory, steps)
-    pools = [open_pool(BUILTIN / name).identity() for name in ("teacher", "base")]
+    pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
     verb = "train" if world.trains else "replay"
     write_json(directory / CONFIG_FILE, {"settings": {"verb": verb}, "pools": pools, "base_weights_sha256": ""})
     files = file_hashes(directory) | (gram_hashes(directory) if recorder is not None else {})
@@ -154,7 +155,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         SampleRecord(
             step=step,
             sample_id=i,
-            src_pool="teacher" if HACKED[i] else "base",
+            src_pool=world.pools[0 if HACKED[i] else -1],
             src_step=step,
             src_sample=i,
             reward=float(rewards[i]),
@@ -214,5 +215,3 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         direction_overlap=None,
     )
     return samples, step_record
-
-

@@ -112,15 +112,19 @@ def _underpowered(findings: Sequence[Finding], evidence: Evidence) -> Next:
             if interval.low <= above and interval.high >= below:
                 return _more(share, above, below, evidence)
         break
+    return _forecast_open(evidence)
+
+
+def _forecast_open(evidence: Evidence) -> Next:
+    """Prompts where progress on held-out hacks is not told from 0, pairs where permuted ones take nearly as much."""
+    row = evidence.forecast.row("margin") if evidence.forecast is not None else None
+    if row is None or row.removed is None:
+        steps = 4 * len({step.problem_id for step in evidence.steps})
+        return _more_groups(steps, f"4 times as many prompts ({steps}) halve the error of that progress", evidence)
     share = evidence.share("pull")
     held_out = share.num_held_out if share is not None else 0
-    return Next(
-        command=EXTRACT,
-        text=(
-            f"four times as many pairs ({4 * held_out} held out, {held_out} so far) halve what is open of the forecast, "
-            "which rests on pairs more than on prompts"
-        ),
-    )
+    pairs = f"4 times as many pairs ({4 * held_out} held out, {held_out} so far)"
+    return Next(command=EXTRACT, text=f"{pairs} halve what permuted ones take by chance")
 
 
 def _more(share: Share, above: float, below: float, evidence: Evidence) -> Next:

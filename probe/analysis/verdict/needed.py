@@ -9,6 +9,8 @@ whose first part falls with the prompts n, and whose others fall with the pairs.
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from probe.analysis.measures.pull import Share
@@ -47,10 +49,8 @@ def pairs_to_reach(share: Share) -> int | None:
     if share.ceiling is None or share.ceiling <= 0 or share.sd_ceiling is None:
         return None
     one = share.sd_ceiling**2 + share.num_held_out * (share.sd_pairs_ceiling or 0.0) ** 2
-    for count in range(max(share.num_held_out, 2), MANY):
-        if share.ceiling**2 > _reach(count - 1) ** 2 * one / count:
-            return count
-    return None
+    counts = np.arange(max(share.num_held_out, 2), MANY)
+    return _first(counts, share.ceiling**2 > _reach(counts - 1) ** 2 * one / counts)
 
 
 def _targets(share: Share, above: float, below: float) -> list[float]:
@@ -68,12 +68,16 @@ def _prompts(share: Share, threshold: float, pairs: int) -> int | None:
     of_pairs = threshold**2 * sd_ceiling**2 / held_out
     of_pairs += (sd_pairs**2 + threshold**2 * sd_pairs_ceiling**2 - 2 * threshold * both) / pairs
     distance = abs(measured - threshold * ceiling)
-    for count in range(max(share.num_prompts, 2), MANY):
-        if distance**2 > _reach(min(count, held_out) - 1) ** 2 * (sd_prompts**2 / count + of_pairs):
-            return count
-    return None
+    counts = np.arange(max(share.num_prompts, 2), MANY)
+    variances = sd_prompts**2 / counts + of_pairs
+    return _first(counts, distance**2 > _reach(np.minimum(counts, held_out) - 1) ** 2 * variances)
 
 
-def _reach(df: int) -> float:
+def _first(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | None:
+    """The first count that decides; None where none does."""
+    return int(counts[decides.argmax()]) if decides.any() else None
+
+
+def _reach(df: NDArray[np.intp]) -> NDArray[np.float64]:
     """Standard errors that a value lies beyond a threshold, for its 95% interval to exclude it with POWER."""
-    return float(stats.t.ppf(0.975, df) + stats.t.ppf(POWER, df))
+    return stats.t.ppf(0.975, df) + stats.t.ppf(POWER, df)

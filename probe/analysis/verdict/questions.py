@@ -68,9 +68,9 @@ def about(evidence: Evidence) -> Finding:
             f"trivial scores (length, NLL, norm, hint) explain {1 - row.overlap:.1%} of which sample is a hack within "
             "prompts, so that no difference can be put down to hacking"
         )
-    elif row is not None and number is None:
+    elif row is not None and number is None and not text:
         # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
-        says = "unmeasured" if row.num_prompts or not evidence.has_updates else "confounded"
+        says = "unmeasured" if row.num_prompts else "confounded"
         text = f"hacks and clean samples cannot be compared: {row.reason}"
     elif row is not None and number is not None:
         says = _difference(number.interval)

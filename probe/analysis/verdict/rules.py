@@ -5,7 +5,7 @@ row to _RULES at the end of this file, the threshold to `probe.analysis.statisti
 section 7. Decisions of a spec may require it once `probe.experiments.spec.RULES` names it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import mean
 
 from probe.analysis.measures.specificity import BEATEN, beaten_by, strength

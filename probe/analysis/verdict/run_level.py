@@ -24,7 +24,6 @@ from probe.records.run import ROLLOUTS_DIR, Run, settings_of
 from replay_pools.files import dump_json, parse_json, sha256
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
 
-
 # Settings of a pool that shape its rollouts, and the defaults of `probe pool generate`.
 _RECIPE: Mapping[str, Any] = {
     "model": "organism",
