@@ -53,10 +53,10 @@ def test_logs_reach_the_verdict_that_their_data_say(logged, out: Path, capsys: p
         options = ["--name", f"log-{name}", "--model", "organism", "--out", str(out)]
         assert run(cli, ["pool", "import", source, *options]) == 0
     found = {}
-    for name, match in (("unhinted", "problem"), ("hinted", "prompt")):
+    for name, match, steps in (("unhinted", "problem", "6"), ("hinted", "prompt", "20")):
         # Every rollout: half of them, drawn by the name of the pool, leave the second verdict open in some draws.
-        options = ["--replay-dirs", f"log-hacks,log-{name}", "--match", match, "--per-pool", "8", "--arm", "vanilla"]
-        assert run(cli, ["replay", "--name", f"log-{name}", "--out", str(out), "--model", "organism", *options]) == 0
+        options = ["--replay-dirs", f"log-hacks,log-{name}", "--match", match, "--per-pool", "8", "--steps", steps]
+        assert run(cli, ["replay", "--name", f"log-{name}", "--out", str(out), "--arm", "vanilla", *options]) == 0
         capsys.readouterr()
         assert run(cli, ["analyze", f"log-{name}", "--out", str(out), "--draws", "99"]) == 0
         found[name] = capsys.readouterr().out

@@ -1,6 +1,4 @@
-"""The rules R3, R4, R5, R6, R7 on hand-made evidence; whole worlds are in test_worlds.py."""
-
-from dataclasses import replace
+"""The rules R3, R4, R5, R7 on hand-made evidence; verdicts are reached on whole worlds in test_worlds.py."""
 
 import pytest
 
@@ -9,9 +7,9 @@ from probe.analysis.measures.trajectory import summarise
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.permutation import NullRow, Permutation
-from probe.analysis.verdict.decision import decide
-from probe.analysis.verdict.evidence import Evidence, GateFacts, PlannedTraining, RealisedUpdate, VerdictRow
-from probe.analysis.verdict.rules import correct, effective, powered, specific
+from probe.analysis.verdict.evidence import Evidence, GateFacts, PlannedTraining, RealisedUpdate
+from probe.analysis.verdict.mechanism import correct
+from probe.analysis.verdict.rules import effective, powered, specific
 from probe.records.records import ADVANTAGE_KEYS, StepRecord
 
 
@@ -155,6 +153,7 @@ def test_effective_is_not_evaluated_at_frozen_weights():
         (GateFacts(gate="reverse"), {}, "VACUOUS"),
         (GateFacts(overshoot=0.5), {}, "VACUOUS"),
         (GateFacts(), {"frac_fired": 0.0}, "FAIL"),
+        (GateFacts(), {"frac_fired": 0.0, "hackward_frac_in": 0.0, "cos_in": -0.2}, "PASS"),  # nothing to remove
         (GateFacts(), {"cos_in": None, "cos_out": None, "null_reason": "zero"}, "INCONCLUSIVE"),
     ],
 )
@@ -178,9 +177,8 @@ def test_a_gate_on_the_update_is_judged_on_the_update(changes, verdict):
     assert found.verdict == verdict, found.why
 
 
-def test_trained_runs_get_no_advice_whether_to_train():
+def test_the_steps_of_a_trained_run_tell_nothing_apart():
     trained = evidence([step("vanilla", cos_update=0.1)])
-    assert decide(verdict_rows(), trained).outcome == "TRAINED"
     assert specific(trained).verdict == "INCONCLUSIVE", "an AUROC over the steps of one run has no interval"
 
 
@@ -198,40 +196,3 @@ def test_powered_by_the_plan():
     assert "inf detectable" in powered(evidence(plan=PlannedTraining(seeds=1))).value
     assert "Nobody planned" in powered(evidence(plan=PlannedTraining())).why
     assert "Nobody planned" not in powered(evidence(plan=PlannedTraining(stated=True))).why
-
-
-def verdict_rows(**verdicts) -> list[VerdictRow]:
-    rows = dict.fromkeys(("R0", "R1", "R3", "R4", "R7"), "PASS") | {"R2": "FAIL", "R5": "PASS"} | verdicts
-    return [
-        VerdictRow(
-            row=row, condition="", kind="evidence", verdict=verdict, value="", n=1, unit="prompt", why=f"{row} why"
-        )
-        for row, verdict in rows.items()
-    ]
-
-
-BLIND = area(value=0.5, low=0.46, high=0.54)
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "specificity", "outcome", "words"),
-    [
-        ({}, area(), "GO", "can see the expected effect"),
-        ({"R7": "FAIL"}, area(), "BUY MORE PROMPTS", "GO refused by R7"),
-        ({"R4": "INCONCLUSIVE"}, area(), "BUY MORE PROMPTS", "R4 INCONCLUSIVE. Next: R4 why"),
-        ({"R0": "FAIL"}, area(), "BUY MORE PROMPTS", "mend the measurement first"),
-        ({"R3": "FAIL"}, area(), "BUY MORE PROMPTS", "Prompts do not repair R3"),
-        ({"R1": "FAIL", "R2": "PASS", "R3": "INCONCLUSIVE"}, BLIND, "SKIP", "R0 and R2 hold"),
-        (
-            {"R0": "INCONCLUSIVE", "R1": "FAIL", "R2": "PASS", "R3": "FAIL"},
-            BLIND,
-            "BUY MORE PROMPTS",
-            "R0 INCONCLUSIVE",
-        ),
-        ({"R1": "FAIL", "R2": "PASS", "R3": "INCONCLUSIVE"}, area(), "BUY MORE PROMPTS", "R1 FAIL"),
-    ],
-)
-def test_decision(verdicts, specificity, outcome, words):
-    """GO needs R0 R1 R3 R4 and a plan that can see; SKIP needs R0 R2 and a blind score; else neither."""
-    found = decide(verdict_rows(**verdicts), replace(evidence(), specificity=specificity))
-    assert (found.outcome, words in found.why) == (outcome, True), found.why

@@ -16,6 +16,8 @@ from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import WIDTH
+from probe.analysis.statistics.thresholds import MATERIAL
+from probe.analysis.verdict.needed import needed
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
@@ -35,7 +37,8 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
-    "one-prompt": (World(num_steps=1), "UNDERPOWERED", "only one prompt has an update"),
+    "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
+    "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "held-out pairs, and as many times more"),
     "no-signal": (World(pairs_point_at=None), "UNDERPOWERED", "better pairs"),
     "held-out-0": (World(num_held_out=0, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
@@ -140,6 +143,34 @@ def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
     assert int(match[1]) > FEW.num_steps
     counts = outcomes(replace(FEW, num_steps=int(match[1]), arms=("vanilla",)), 10, tmp_path)
     assert counts["UNDERPOWERED"] <= 2, counts
+
+
+def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
+    """Noisier prompts need more of them, closer values too; a level that pairs alone leave open needs more pairs."""
+    directory = make_run(tmp_path / "runs" / "run", FEW, SEEDS["underpowered"])
+    share = next(row for row in analyze(read_run(directory), num_draws=9).shares if row.name == "pull")
+    now = needed(share, MATERIAL, MATERIAL)
+    assert now is not None
+    assert now.pairs == 1
+    assert share.num_prompts < now.prompts
+    noisy = needed(replace(share, sd_prompts=2 * share.sd_prompts), MATERIAL, MATERIAL)
+    assert 3 * now.prompts < noisy.prompts < 5 * now.prompts
+    closer = needed(replace(share, measured=(share.measured + MATERIAL * share.ceiling) / 2), MATERIAL, MATERIAL)
+    assert closer.prompts > now.prompts
+    assert needed(replace(share, sd_pairs=2 * share.measured), MATERIAL, MATERIAL) is None
+    assert needed(replace(share, sd_pairs=0.3 * share.measured), MATERIAL, MATERIAL).pairs > 1
+
+
+MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
+
+
+@pytest.mark.parametrize("pools", [[], [MOVED]])
+def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[str, str]], tmp_path: Path) -> None:
+    stored = read_run(make_run(tmp_path / "runs" / "run", FEW, SEEDS["underpowered"]))
+    decision = analyze(replace(stored, config=stored.config | {"pools": pools}), num_draws=9).decision
+    assert decision.outcome == "UNDERPOWERED"
+    assert decision.next.command == ""
+    assert re.search(r"log \d+ groups of different prompts", decision.next.text)
 
 
 def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

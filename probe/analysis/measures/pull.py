@@ -33,6 +33,7 @@ from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
 
 NUM_HALVES = 199
+TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
 # What may tell hacks from honest solutions without any direction. To add one: a row here.
 TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "comp_len": lambda sample: float(np.log(max(sample.comp_len, 1))),
@@ -185,10 +186,10 @@ def _share(
     covariances = [mean_covariance(prompts), mean_covariance(held_out), np.cov(halves.T)]
     interval = fieller_interval(measured, top, covariances, df=min(count, ceiling.shape[1]) - 1)
     reason = None
-    if count < 2:
-        reason = "fewer than two prompts"
-    elif ceiling.shape[1] < 2:
+    if ceiling.shape[1] < 2:
         reason = "fewer than two held-out pairs"
+    elif count < 2 or (interval is None and fieller_interval(measured, top, covariances, df=ceiling.shape[1] - 1)):
+        reason = TOO_FEW_PROMPTS
     elif interval is None:
         reason = "the ceiling is not told from 0: v_hack does not reach held-out pairs"
     return Share(

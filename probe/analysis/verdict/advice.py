@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from probe.analysis.measures.pull import Share
+from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import MATERIAL, POWER
 from probe.analysis.verdict.evidence import Evidence, PoolFacts
@@ -106,7 +106,7 @@ def _underpowered(findings: Sequence[Finding], evidence: Evidence) -> Next:
             share = evidence.share(name)
             if share is None or share.share is None:
                 if share is not None and share.num_prompts:
-                    return _more_pairs(share)
+                    return _few_prompts(evidence) if share.reason == TOO_FEW_PROMPTS else _more_pairs(share)
                 continue
             interval = share.share.interval
             if interval.low <= above and interval.high >= below:
@@ -205,8 +205,8 @@ def _no_updates(evidence: Evidence) -> Next:
     )
 
 
-def _one_prompt(evidence: Evidence) -> Next:
-    return _more_groups(20, "20 prompts: an interval needs two, and its width falls with their square root", evidence)
+def _few_prompts(evidence: Evidence) -> Next:
+    return _more_groups(20, "20 prompts at least: the width of an interval falls with their square root", evidence)
 
 
 def _no_reach(evidence: Evidence) -> Next:
@@ -223,7 +223,7 @@ _REMEDIES: dict[Reason, Callable[[Evidence], Next]] = {
     "gram": lambda evidence: Next(command=_same_pools(evidence), text="replay again, with its inner products"),
     "loss": lambda evidence: Next(command=_same_pools(evidence), text="a replay with advantages and gradients alone"),
     "held out": lambda evidence: Next(command=EXTRACT, text='a dozen pairs marked "held_out": true in FILE.jsonl'),
-    "prompts": _one_prompt,
+    "prompts": _few_prompts,
     "reach": _no_reach,
 }
 

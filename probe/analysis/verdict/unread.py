@@ -7,6 +7,7 @@ granted first, and its remedy in `probe.analysis.verdict.advice`.
 from collections.abc import Callable
 from typing import Literal
 
+from probe.analysis.measures.pull import TOO_FEW_PROMPTS
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.verdict.evidence import Evidence
 from probe.settings.arms import ARMS
@@ -72,7 +73,9 @@ def _held_out(evidence: Evidence) -> str | None:
 
 def _prompts(evidence: Evidence) -> str | None:
     share = evidence.share("pull")
-    return "only one prompt has an update" if share is not None and share.num_prompts < 2 else None
+    if share is None or share.reason != TOO_FEW_PROMPTS:
+        return None
+    return f"too few prompts have an update for an interval ({share.num_prompts})"
 
 
 def _reach(evidence: Evidence) -> str | None:
