@@ -103,7 +103,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     """
     rng = np.random.default_rng(seed)
     pairs = make_pairs(world, rng)
-    v_hack = extract_directions(pairs.differences(), k=2)
+    v_hack = extract_directions(pairs.differences(), k=min(2, world.num_pairs - world.num_held_out))
     in_svd = any(ARMS[arm].basis == "svd" for arm in world.arms)
     stored = make_pairs(world, np.random.default_rng(1000 + seed)) if world.other_pairs else pairs
     recorder = GramRecorder(directory, stored, v_hack) if in_svd else None  # other coordinates leave no inner products

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.measures.pull import held_out_gradients
+from probe.analysis.measures.pull import can_be_halved, held_out_gradients
 from probe.analysis.statistics.geometry import Gradients, extract, weighted
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.half_samples import half_samples
@@ -105,7 +105,7 @@ class _Target:
 def forecast(
     linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_DRAWS, seed: int = 0
 ) -> Forecast | None:
-    """Forecast a gate on the policy gradients of one arm; None without steps, held-out pairs or pairs to extract from.
+    """Forecast a gate on the policy gradients of one arm; None without steps, held-out pairs or two to extract from.
 
     Args:
         linked: records and inner products.
@@ -115,7 +115,7 @@ def forecast(
         seed: of both.
     """
     pairs = linked.pairs
-    if not linked.steps or not pairs.held_out.any() or pairs.held_out.all():
+    if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs):
         return None
     rng = np.random.default_rng(seed)
     totals = _unit(linked.totals)

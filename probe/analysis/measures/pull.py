@@ -75,7 +75,7 @@ def shares(linked: Linked, *, num_halves: int = NUM_HALVES, seed: int = 0) -> li
     """
     rng = np.random.default_rng(seed)
     pairs = linked.pairs
-    if pairs.held_out.all() or not pairs.held_out.any():
+    if not can_be_halved(pairs) or not pairs.held_out.any():
         return []
     axes = with_halves(pairs, num_halves, rng)
     differences, hacks, cleans = held_out_gradients(pairs)
@@ -87,6 +87,11 @@ def shares(linked: Linked, *, num_halves: int = NUM_HALVES, seed: int = 0) -> li
     rows.append(_share("pull - benign", _stacked(both), ceiling))
     rows.append(_contrast(linked, axes, cosines(axes, hacks) - cosines(axes, cleans)))
     return rows
+
+
+def can_be_halved(pairs: PairGram) -> bool:
+    """Whether there are two pairs to extract from: of one alone no half can be left out."""
+    return int((~pairs.held_out).sum()) > 1
 
 
 def with_halves(pairs: PairGram, num_halves: int, rng: np.random.Generator) -> Axes:

@@ -68,7 +68,7 @@ def _held_out(evidence: Evidence) -> str | None:
     share = evidence.share("pull")
     if share is not None and share.num_held_out > 1:
         return None
-    return "fewer than two pairs are held out, so that nothing says how hack-ward a hack reads"
+    return "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
 
 
 def _prompts(evidence: Evidence) -> str | None:
