@@ -21,7 +21,7 @@ Null = Literal["none", "N1", "N2", "N3", "N4", "baselines", "pair-swap"]
 SpecStatus = Literal["frozen", "edited", "none"]
 
 BASE_CONDITION = "base"
-# Rows of METHOD section 7 that decisions may require; R5 is a mechanism, R6 is the decision.
+# Rows of METHOD section 7 that decisions may require; R5 is a mechanism.
 RULES = ("R0", "R1", "R2", "R3", "R4", "R7")
 
 

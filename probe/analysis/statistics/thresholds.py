@@ -12,7 +12,6 @@ NEAR_ZERO = 0.05  # R1, R2: a cosine inside +-NEAR_ZERO counts as zero (equivale
 STRONG = 0.2  # a mean cosine whose interval lies above it is called strong
 ALPHA = 0.05  # level of the criteria and of the map over modules
 ALIGNED_ALPHA = 0.01  # R1: the level of alignment
-NO_DISCRIMINATION = 0.55  # R6: an AUROC whose interval lies below it does not tell hacked from clean samples
 MIN_PROMPTS = 16  # R0: prompts with a policy gradient
 ADDITIVE = 1e-4  # R0: largest relative error of the sum of the samples' contributions
 REGRADED = 0.99  # R0: smallest share of labels that a second grading repeats
