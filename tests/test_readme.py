@@ -157,7 +157,7 @@ def test_the_method_names_fields_of_the_records() -> None:
             absent = [name for name in own if name not in fields[record]]
             assert not absent, f"METHOD says that a {record} record has {', '.join(absent)}"
     rules = re.findall(r"^\| (R\d) ", METHOD, re.M)
-    assert rules == [f"R{i}" for i in range(8)]
+    assert rules == ["R0", "R1", "R2", "R3", "R4", "R5", "R7"]
 
 
 def test_the_example_of_a_spec_is_one(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from probe.analysis.verdict.run_level import (
     siblings,
     starts,
 )
-from probe.analysis.verdict.sentences import conclusions
+from probe.analysis.verdict.sentences import conclusions, exclusions
 from probe.analysis.verdict.validity import ValidityPart, validity
 from probe.analysis.verdict.verification import verification
 from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
@@ -84,6 +84,7 @@ class Analysis:
     validity: list[ValidityPart]  # the parts of R0
     checks: list[VerdictRow]  # the seed's table V and rules D
     conclusions: list[str]
+    exclusions: list[str]  # samples that are left out, and why
     permutation: Permutation | None
     transfer: SignTransfer | None
     settings: list[OtherK]  # what another k would have measured; empty without inner products
@@ -172,11 +173,13 @@ def analyze(
         shares=offline.shares,
         forecast=offline.forecast,
         offline_error=offline.error,
+        sample_error=offline.sample_error,
         update=realised_update(comparable) if trained else None,
         starts=starts(comparable),
         outcome=training_outcome(run) if trained else None,
         pools=pool_facts(run),
         at_hand=pools_at_hand(run),
+        match=(run.settings.get("source") or {}).get("match", "problem"),
         gate=gate_facts(run),
         plan=plan or PlannedTraining(),
     )
@@ -216,7 +219,8 @@ def _assemble(
         rules=verdicts,
         validity=parts,
         checks=verification(evidence),
-        conclusions=conclusions(evidence, contrast_rows, areas, null_reasons, mixed_steps),
+        conclusions=conclusions(evidence, contrast_rows, areas),
+        exclusions=exclusions(evidence, null_reasons, mixed_steps),
         permutation=offline.permutation,
         transfer=offline.transfer,
         settings=offline.settings,
@@ -237,7 +241,7 @@ def _assemble(
 class _Offline:
     """What follows from the inner products of a run; empty for a run without them.
 
-    Where they miss the recorded cosines by more than REPRODUCED, `error` alone is set.
+    Where they miss the recorded cosines by more than REPRODUCED, the errors alone are set.
     """
 
     permutation: Permutation | None = None
@@ -246,6 +250,7 @@ class _Offline:
     forecast: Forecast | None = None
     settings: list[OtherK] = field(default_factory=list)
     error: float | None = None
+    sample_error: float | None = None
 
 
 def _offline(
@@ -264,7 +269,7 @@ def _offline(
     linked = link(run, samples, [step for step in run.steps if step.arm == measured])
     # A null that was drawn from other gradients than the records' would be compared with the wrong statistic.
     if linked.error > REPRODUCED:
-        return _Offline(error=linked.error)
+        return _Offline(error=linked.error, sample_error=linked.sample_error)
     return _Offline(
         permutation=permutation_nulls(linked, num_draws=num_draws, seed=seed),
         transfer=sign_transfer(linked.pairs),
@@ -272,6 +277,7 @@ def _offline(
         forecast=_forecast(run, linked, measured, seed),
         settings=settings(linked),
         error=linked.error,
+        sample_error=linked.sample_error,
     )
 
 

@@ -50,8 +50,7 @@ def format_verdict(analysis: Analysis) -> str:
     for caveat in caveats(analysis):
         lines += wrap(f"- {caveat}", indent="  ")
     lines += wrap(f"NEXT: {decision.next.text}", indent="  ")
-    if decision.next.command:
-        lines.append(f"  {decision.next.command}")
+    lines += [f"  {command}" for command in decision.next.command.splitlines()]
     return "\n".join(lines) + "\n"
 
 
@@ -60,7 +59,7 @@ def _question(finding: Finding) -> list[str]:
     line = f"  {finding.question:<46}{finding.says.upper():<11}"
     if finding.number is not None:
         line += share_picture(finding.number)
-    return [line, *wrap(f"      {finding.text}", indent="      ")]
+    return [line.rstrip(), *wrap(f"      {finding.text}", indent="      ")]
 
 
 def share_picture(number: Bounded) -> str:
@@ -79,7 +78,7 @@ def caveats(analysis: Analysis) -> list[str]:
         )
     if unseen:
         sentences.append(f"not seen: {'; '.join(unseen)}")
-    return sentences
+    return sentences + analysis.exclusions
 
 
 def format_analysis(analysis: Analysis) -> str:

@@ -132,7 +132,7 @@ def checks(analysis):
 
 
 def words(analysis):
-    return "\n".join(analysis.conclusions)
+    return "\n".join([*analysis.conclusions, *analysis.exclusions])
 
 
 def row(analysis, name, arm="vanilla"):

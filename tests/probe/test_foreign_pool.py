@@ -17,12 +17,12 @@ from replay_pools.pool import BUILTIN, open_pool
 
 @pytest.fixture
 def logged(tmp_path: Path) -> Callable[..., str]:
-    """logged(name, first_id): a folder of two groups of the teacher, as another trainer logged them."""
+    """logged(name, first_id, of, count): a folder of groups of a built-in pool, as another trainer logged them."""
 
-    def make(name: str, first_id: int | None = None) -> str:
+    def make(name: str, first_id: int | None = None, *, of: str = "teacher", count: int = 2) -> str:
         source = tmp_path / name
         source.mkdir()
-        for group in open_pool(BUILTIN / "teacher").steps[:2]:
+        for group in open_pool(BUILTIN / of).steps[:count]:
             rows = [asdict(rollout) for rollout in group]
             for row in rows:
                 del row["grade"], row["sampling_logprobs"]
@@ -44,6 +44,26 @@ def test_its_labels_are_not_those_of_a_grader_with_canaries(logged, out: Path, f
     (part,) = [own for own in analyze(read_run(out / "runs" / "foreign")).validity if own.name == "grader canaries"]
     assert part.holds is None
     assert "the logger's own" in part.text
+
+
+def test_logs_reach_the_verdict_that_their_data_say(logged, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Labels of the logger's own: where the hint tells the hacks CONFOUNDED, where all prompts are hinted GO."""
+    for name, pool in (("hacks", "teacher"), ("unhinted", "base"), ("hinted", "base-hinted")):
+        source = logged(f"log-{name}", of=pool, count=20)
+        options = ["--name", f"log-{name}", "--model", "organism", "--out", str(out)]
+        assert run(cli, ["pool", "import", source, *options]) == 0
+    found = {}
+    for name, match, steps in (("unhinted", "problem", "6"), ("hinted", "prompt", "20")):
+        # Every rollout: half of them, drawn by the name of the pool, leave the second verdict open in some draws.
+        options = ["--replay-dirs", f"log-hacks,log-{name}", "--match", match, "--per-pool", "8", "--steps", steps]
+        assert run(cli, ["replay", "--name", f"log-{name}", "--out", str(out), "--arm", "vanilla", *options]) == 0
+        capsys.readouterr()
+        assert run(cli, ["analyze", f"log-{name}", "--out", str(out), "--draws", "99"]) == 0
+        found[name] = capsys.readouterr().out
+    assert "VERDICT: CONFOUNDED" in found["unhinted"]
+    assert "log 4 times as many rollouts of every prompt" in found["unhinted"], "no command samples another's policy"
+    assert "VERDICT: GO" in found["hinted"], found["hinted"]
+    assert "labels of log-hacks, log-hinted are the logger's own" in found["hinted"]
 
 
 def test_ids_that_the_model_does_not_have_are_named(logged, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

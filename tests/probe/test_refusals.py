@@ -33,7 +33,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--arm", "vanilla,vanilla"], "different arms"),
         (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "intervention.arms: expected one where"),
         (["--per-pool", "9"], "at least 9 rollouts"),
-        (["--steps", "21"], "21 steps"),
+        (["--steps", "41"], "41 steps"),
         (["--replay-dirs", "teacher,teacher"], "different pools"),
         (["--set", "objective.loss_type=ppo"], "dr_grpo"),
         (["--set", "objective.advantage_estimator=maxrl", "--set", "objective.scale_rewards=group"], "maxrl"),

@@ -97,7 +97,7 @@ def test_labels_that_do_not_repeat(
     assert "flipped: labels repeat only in part: hacked in 95.0% of 40 rollouts" in labels_repeat(broken)["text"]
     assert "flipped-again has the new labels" in labels_repeat(broken)["text"]
     assert r0(broken)["verdict"] == "FAIL"
-    assert "mend the measurement" in broken["decision"]["why"]
+    assert broken["decision"]["outcome"] == "BROKEN"
     assert run(cli, ["analyze", "flipped", "--check", "--draws", "99", "--out", str(out)]) == 1
 
 
@@ -167,7 +167,7 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
         flaky=None,
         without_label=0,
     )
-    plan = PoolPlan(name="mine", hint=None, policy=None, problems=None)
+    plan = PoolPlan(name="mine", hint=None, policy=None, problems=None, group=None, recipe=None)
     return PoolFacts(
         name="mine", grader="1", isolation="B", prompt_tail="", plan=plan, regrade=record, regrade_command="again"
     )

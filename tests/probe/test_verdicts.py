@@ -1,17 +1,15 @@
 """The rules R3, R4, R5, R6, R7 on hand-made evidence; whole worlds are in test_worlds.py."""
 
-from dataclasses import replace
-
 import pytest
 
-from probe.analysis.measures.specificity import SignTransfer, Specificity
+from probe.analysis.measures.specificity import Specificity
 from probe.analysis.measures.trajectory import summarise
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.permutation import NullRow, Permutation
-from probe.analysis.verdict.decision import decide
-from probe.analysis.verdict.evidence import Evidence, GateFacts, PlannedTraining, RealisedUpdate, VerdictRow
-from probe.analysis.verdict.rules import correct, effective, powered, specific
+from probe.analysis.verdict.evidence import Evidence, GateFacts, PlannedTraining, RealisedUpdate
+from probe.analysis.verdict.mechanism import correct
+from probe.analysis.verdict.rules import effective, powered, specific
 from probe.records.records import ADVANTAGE_KEYS, StepRecord
 
 
@@ -178,12 +176,6 @@ def test_a_gate_on_the_update_is_judged_on_the_update(changes, verdict):
     assert found.verdict == verdict, found.why
 
 
-def test_trained_runs_get_no_advice_whether_to_train():
-    trained = evidence([step("vanilla", cos_update=0.1)])
-    assert decide(verdict_rows(), trained).outcome == "TRAINED"
-    assert specific(trained).verdict == "INCONCLUSIVE", "an AUROC over the steps of one run has no interval"
-
-
 def test_powered_by_the_plan():
     """METHOD's plan, 3 seeds and 30 points, is refused; 8 seeds, or 3 that pair well, are not. The better design is
     taken and named: 3 pairs of correlation .3 see less than 3 seeds a side.
@@ -198,49 +190,3 @@ def test_powered_by_the_plan():
     assert "inf detectable" in powered(evidence(plan=PlannedTraining(seeds=1))).value
     assert "Nobody planned" in powered(evidence(plan=PlannedTraining())).why
     assert "Nobody planned" not in powered(evidence(plan=PlannedTraining(stated=True))).why
-
-
-def verdict_rows(**verdicts) -> list[VerdictRow]:
-    rows = dict.fromkeys(("R0", "R1", "R3", "R4", "R7"), "PASS") | {"R2": "FAIL", "R5": "PASS"} | verdicts
-    return [
-        VerdictRow(
-            row=row, condition="", kind="evidence", verdict=verdict, value="", n=1, unit="prompt", why=f"{row} why"
-        )
-        for row, verdict in rows.items()
-    ]
-
-
-BLIND = area(value=0.5, low=0.46, high=0.54)
-TRANSFERS = SignTransfer(num_pairs=12, num_right=12, accuracy=1.0, interval=Interval(low=0.74, high=1.0), mean_cos=0.2)
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "specificity", "outcome", "words"),
-    [
-        ({}, area(), "GO", "can see the expected effect"),
-        ({"R7": "FAIL"}, area(), "BUY MORE PROMPTS", "GO refused by R7"),
-        ({"R4": "INCONCLUSIVE"}, area(), "BUY MORE PROMPTS", "R4 INCONCLUSIVE. Next: R4 why"),
-        ({"R0": "FAIL"}, area(), "BUY MORE PROMPTS", "mend the measurement first"),
-        ({"R3": "FAIL"}, area(), "BUY MORE PROMPTS", "Prompts do not repair R3"),
-        ({"R1": "FAIL", "R2": "PASS", "R3": "INCONCLUSIVE"}, BLIND, "SKIP", "R0 and R2 hold"),
-        (
-            {"R0": "INCONCLUSIVE", "R1": "FAIL", "R2": "PASS", "R3": "FAIL"},
-            BLIND,
-            "BUY MORE PROMPTS",
-            "R0 INCONCLUSIVE",
-        ),
-        ({"R1": "FAIL", "R2": "PASS", "R3": "INCONCLUSIVE"}, area(), "BUY MORE PROMPTS", "R1 FAIL"),
-    ],
-)
-def test_decision(verdicts, specificity, outcome, words):
-    """GO needs R0 R1 R3 R4 and a plan that can see; SKIP needs R0 R2 and a blind score; else neither."""
-    found = decide(verdict_rows(**verdicts), evidence(specificity=specificity, transfer=TRANSFERS))
-    assert (found.outcome, words in found.why) == (outcome, True), found.why
-
-
-def test_a_direction_of_noise_is_no_reason_to_skip():
-    """It is orthogonal whatever the gradient is: without held-out pairs that it tells apart nothing can be saved."""
-    rows = verdict_rows(R1="FAIL", R2="PASS", R3="INCONCLUSIVE")
-    coin = replace(TRANSFERS, num_right=6, accuracy=0.5, interval=Interval(low=0.21, high=0.79))
-    for transfer in (coin, None):
-        assert decide(rows, evidence(specificity=BLIND, transfer=transfer)).outcome == "BUY MORE PROMPTS"

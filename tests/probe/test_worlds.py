@@ -1,231 +1,214 @@
-"""Broken worlds: simulated gradients written in the real format, read by the real readers, and their verdicts.
+"""Every verdict, reached by `probe analyze` on a planted world: real files, the real readers, the real command."""
 
-In every world a gradient has a decaying spectrum and unit norm; a group is eight samples of one prompt: four hacks and
-two honest solutions that are paid, two failures that are not. What differs is where the hacks point, what the pairs
-point at, and what else tells hacks apart.
-"""
-
+import contextlib
+import io
 import re
-import shutil
+import shlex
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import click
 import orjson
 import pytest
-import torch
-from torch import Tensor
+from worlds import World, make_run
 
-from extraction.controls import haar_directions
-from extraction.directions import Directions, PairGradients, extract_directions
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import WIDTH
-from probe.analysis.text_report import format_analysis
+from probe.analysis.statistics.thresholds import MATERIAL
+from probe.analysis.verdict.needed import needed
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, RUN_SCHEMA, file_hashes, read_run, write_samples, write_steps
-from probe.runs.gram_recorder import GramRecorder, gram_hashes
-from probe.settings.arms import ARMS
-from probe.step.projection import haar_variance, project_modules, sample_cosines
-from replay_pools.agreement import LABELS, REGRADES_DIR, Agreement, Grading, Regrade, write_regrade
-from replay_pools.files import dump_json, sha256, write_json
+from probe.records.run import read_run
 
-SIZES = {"layers.0.q": 24, "layers.0.down": 40, "layers.1.q": 24}
-NUM_PAIRS, NUM_HELD_OUT = 27, 12
-HACKED = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=bool)
-PAID = np.array([1, 1, 1, 1, 1, 1, 0, 0], dtype=bool)
-REWARDS = np.where(PAID, 3.5, 0.5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """What is true in it."""
-
-    pairs_point_at: str | None = "hack"  # the axis that tells the pairs' hacks from their clean completions
-    hacks_point_at: str | None = "hack"  # the axis of hacked samples' gradients
-    long_hacks: bool = False  # hacked completions are longer, and length has a gradient axis of its own
-    shuffled_labels: bool = False  # `hacked` of the batch says nothing
-    twin_arms: bool = False  # the control arm measures v_hack
-    idle_gate: bool = False  # the projecting arm leaves the gradient alone
-    strength: float = 1.0
-    decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
-    num_steps: int = 24  # one prompt each
-
-
-def axis(name: str, module: str, r: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(map(ord, name + module)))
-    return torch.nn.functional.normalize(torch.randn(r, generator=generator), dim=0)
-
-
-def noise(world: World, rng: np.random.Generator, rows: int) -> dict[str, Tensor]:
-    scale = {m: np.arange(1, r + 1) ** -world.decay for m, r in SIZES.items()}
-    return {m: torch.tensor(rng.normal(size=(rows, r)) * scale[m]).float() for m, r in SIZES.items()}
+FEW = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
+PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
+BRIEF = World(num_steps=4)
+# What a world is about: the world, the verdict on it, and words of the screen.
+WORLDS: dict[str, tuple[World, str, str]] = {
+    "go": (World(), "GO", "probe plan spec/phase3-replication.toml"),
+    "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not these updates"),
+    "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "pairs that differ in the hack alone"),
+    "generic-benign": (World(amounts=(1, 0.6, -2), strength=3, num_steps=48), "GENERIC", "0.02 [-0.05, 0.07] less"),
+    "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
+    "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--group 32 --name teacher-32"),
+    "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
+    "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
+    "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
+    "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
+    "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
+    "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
+    "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "held-out pairs, and as many times more"),
+    "no-signal": (World(pairs_point_at=None), "UNDERPOWERED", "better pairs"),
+    "held-out-0": (World(num_held_out=0, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
+    "held-out-1": (World(num_held_out=1, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
+    "one-pair": (World(num_pairs=3, num_held_out=2, num_steps=4), "UNDERPOWERED", "fewer than two to extract from"),
+    "flat": (replace(BRIEF, rewards_differ=False), "UNDERPOWERED", "within every one the rewards are equal"),
+    "no-arm": (replace(BRIEF, arms=("random",)), "UNDERPOWERED", "no arm measures along v_hack"),
+    "lora": (replace(BRIEF, arms=("projected-lora",)), "UNDERPOWERED", "leave no inner products"),
+    "broken": (World(twin_arms=True, num_steps=12), "BROKEN", "it is no control"),
+    "other-pairs": (World(other_pairs=True, num_steps=12), "BROKEN", "inner products are of other pairs or samples"),
+    "idle-gate": (World(idle_gate=True, num_steps=12), "BROKEN", "the gate of projected never fired"),
+    "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
+}
+SEEDS = {"underpowered": 9}  # of the worlds whose own is not 0
 
 
-def along(name: str | None, amount: np.ndarray) -> dict[str, Tensor]:
-    """Gradients of the given size along a named axis, (rows, r) a module."""
-    size = torch.tensor(amount, dtype=torch.float32)[:, None] * (name is not None)
-    return {m: size * axis(name or "", m, r) for m, r in SIZES.items()}
+@pytest.fixture(scope="module")
+def screen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """screen(name) -> what `probe analyze` prints of a world; every world is written once."""
+    printed: dict[str, str] = {}
+
+    def show(name: str) -> str:
+        if name not in printed:
+            text = io.StringIO()
+            # In a folder of its own, so that the commands which are printed need no --out.
+            with contextlib.chdir(tmp_path_factory.mktemp("here")), contextlib.redirect_stdout(text):
+                make_run(Path("out") / "runs" / name, WORLDS[name][0], SEEDS.get(name, 0))
+                assert run(cli, ["analyze", name, "--draws", "99"]) == 0
+            printed[name] = text.getvalue().rstrip() + "\n"
+        return printed[name]
+
+    return show
 
 
-def unit_norm(*parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    total = {m: sum((part[m] for part in parts[1:]), parts[0][m]) for m in SIZES}
-    norm = torch.stack([g.square().sum(1) for g in total.values()]).sum(0).sqrt()[:, None]
-    return {m: g / norm for m, g in total.items()}
+def check_command(line: str) -> None:
+    """A printed command is one of the program's, with options that it has and values that they take."""
+    program, *arguments = shlex.split(line)
+    assert program == "probe"
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), arguments.pop(0))
+        assert found is not None, line
+        command = found
+    command.make_context(line, arguments)
 
 
-def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
-    prompt, ones = noise(world, rng, NUM_PAIRS), np.ones(NUM_PAIRS)
-    sides = [
-        unit_norm(prompt, noise(world, rng, NUM_PAIRS), along(world.pairs_point_at, world.strength * amount * ones))
-        for amount in (1, 0)
-    ]
-    held_out = torch.arange(NUM_PAIRS) >= NUM_PAIRS - NUM_HELD_OUT
-    return PairGradients(hack=sides[0], clean=sides[1], held_out=held_out, metadata={})
+@pytest.mark.parametrize("name", WORLDS)
+def test_each_world_gets_its_verdict(name: str, screen) -> None:
+    """The verdict, the words that say why or what next, commands that exist, and no line too wide."""
+    _, outcome, words = WORLDS[name]
+    text = screen(name)
+    assert f"VERDICT: {outcome}\n" in text, text
+    assert words in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= WIDTH
+    commands = [line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line.startswith("  probe ")]
+    assert commands, text
+    for command in commands:
+        check_command(command)
 
 
-def make_run(directory: Path, world: World, seed: int = 0) -> Path:
-    """Write the run that the loop would have written: config, pools and their regrades, gram, samples, steps, manifest.
+def test_every_verdict_is_in_the_table() -> None:
+    outcomes = {outcome for _, outcome, _ in WORLDS.values()}
+    assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO", "TRAINED"}
 
-    `directory` is OUT/runs/NAME, beside which its regrades lie.
+
+def test_a_command_that_does_not_exist_would_be_noticed() -> None:
+    with pytest.raises(click.UsageError):
+        check_command("probe replay --no-such-option 3")
+
+
+def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
+    """{verdict: worlds} of as many draws of a world."""
+    counts: Counter[str] = Counter()
+    for seed in range(100, 100 + count):
+        directory = make_run(folder / str(seed) / "runs" / "run", world, seed)
+        counts[analyze(read_run(directory), num_draws=9).decision.outcome] += 1
+    return counts
+
+
+def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
+    """Pairs without signal, labels that say nothing, hacks without an axis: of 36 draws at most two are GO.
+
+    60 draws of shuffled labels, the one world in which the update is hack-ward, gave one.
     """
-    rng = np.random.default_rng(seed)
-    pairs = make_pairs(world, rng)
-    v_hack = extract_directions(pairs.differences(), k=2)
-    recorder = GramRecorder(directory, pairs, v_hack)
-    random = v_hack if world.twin_arms else haar_directions(v_hack, seed=1)
-    arms = {"vanilla": v_hack, "projected": v_hack, "random": random}
-    steps: list[StepRecord] = []
-    for step in range(world.num_steps):
-        longer = world.long_hacks * HACKED
-        lengths = rng.integers(40, 60, 8) + 40 * longer
-        unit = unit_norm(
-            noise(world, rng, 8),
-            along(world.hacks_point_at, world.strength * HACKED),
-            along("length" if world.long_hacks else None, (lengths - 50) / 40),
-        )
-        recorder.record(step, unit)
-        labels = rng.permutation(HACKED[:6]).tolist() + [False] * 2 if world.shuffled_labels else HACKED.tolist()
-        rows = [records(step, arm, own, unit, lengths, labels, world, rng) for arm, own in arms.items()]
-        write_samples(directory, step, [sample for samples, _ in rows for sample in samples])
-        steps += [row for _, row in rows]
-    write_steps(directory, steps)
-    write_json(directory / CONFIG_FILE, {"verb": "replay", "replay": {"gate": {}}, "pools": make_pools(directory)})
-    files = file_hashes(directory) | gram_hashes(directory)
-    write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "files": files})
-    return directory
+    brief = World(arms=("vanilla",), num_steps=12)
+    nulls = {
+        "signal": replace(brief, pairs_point_at=None),
+        "labels": replace(brief, shuffled_labels=True, strength=2),
+        "hacks": replace(brief, hacks_point_at=None, strength=2),
+    }
+    counts = sum((outcomes(world, 12, tmp_path / name) for name, world in nulls.items()), Counter())
+    assert counts["GO"] <= 2, counts
 
 
-def make_pools(directory: Path) -> list[dict[str, str]]:
-    manifest = {"grader": {"version": "1"}, "prompt_tail": "<|assistant|>"}
-    rows = []
-    for name in ("teacher", "base"):
-        write_json(directory.parent / name / "manifest.json", manifest)
-        path = str(directory.parent / name)
-        rows.append({"name": name, "path": path, "manifest_sha256": sha256(dump_json(manifest))})
-    write_regrade(directory.resolve().parents[1], make_regrade(rows[0]["manifest_sha256"], rate=1.0))
-    return rows
+def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
+    counts = outcomes(World(strength=1.5, arms=("vanilla",), num_steps=12), 20, tmp_path)
+    assert counts["GO"] >= 17, counts
 
 
-def make_regrade(manifest_sha256: str, rate: float) -> Regrade:
-    """The record of a regrade of the pool with this hash, in which every label repeats at the given rate."""
-    grader = {"version": "1", "isolation": "B", "code_rule": "last", "cpu_s": 4, "cpu_multiple": 10}
-    return Regrade(
-        old=Grading(pool="teacher", manifest_sha256=manifest_sha256, **grader),
-        new=Grading(pool="teacher-again", manifest_sha256="0" * 64, **grader),
-        rows=[Agreement(label=label, n=200, rate=rate, old_only=0, new_only=0) for label in LABELS],
-        kept=[],
-        flaky=None,
-        without_label=0,
-    )
+def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
+    """The world that had too few prompts, drawn anew with the number that the advice names: most are decided."""
+    match = re.search(r"--steps (\d+)", screen("underpowered"))
+    assert match
+    assert int(match[1]) > FEW.num_steps
+    counts = outcomes(replace(FEW, num_steps=int(match[1]), arms=("vanilla",)), 6, tmp_path)
+    assert counts["UNDERPOWERED"] <= 1, counts
 
 
-def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng):
-    """The sample records and the step record of one arm, computed by `probe.step.projection` as the step does."""
-    advantages = REWARDS - REWARDS.mean()
-    scale = torch.tensor(advantages / lengths / 8)
-    total = {m: scale.float() @ g for m, g in unit.items()}
-    cos = sample_cosines(unit, own.vectors).cos
-    gated = project_modules(total, own.vectors, gate="one_sided")
-    projects = ARMS[arm].projects and not (world.idle_gate and arm == "projected")
-    samples = [
-        SampleRecord(
-            step=step,
-            sample_id=i,
-            src_pool="teacher" if i < 4 else "base",
-            src_step=step,
-            src_sample=i,
-            reward=float(REWARDS[i]),
-            hacked=labels[i],
-            gt_pass=not labels[i] and bool(PAID[i]),
-            fmt_ok=True,
-            comp_len=int(lengths[i]),
-            cos_S_contrib=float(np.sign(advantages[i]) * cos[i]),
-            grad_norm_contrib=float(scale[i].abs()),
-            mean_cos_in=float(gated.mean_cos_in),
-            mean_cos_out=float(gated.mean_cos_out if projects else gated.mean_cos_in),
-            frac_fired=float(gated.frac_fired) if projects else 0.0,
-            arm=arm,
-            advantage=float(advantages[i]),
-            cos_S_nll=float(cos[i]),
-            problem_id=f"p{step}",
-            prompt_sha="0" * 16,
-            null_reason=None,
-            hint=True,
-            haar_sd=float(haar_variance(unit, own.vectors).cos.sqrt()[i]),
-            nll=float(rng.normal(0.5, 0.1)),
-            condition="default",
-            flaky=None,
-            no_label=None,
-        )
-        for i in range(8)
-    ]
-    step_record = StepRecord(
-        step=step,
-        arm=arm,
-        problem_id=f"p{step}",
-        mixed_prompt=False,
-        cos_in=float(gated.cos_in),
-        cos_out=float(gated.cos_out if projects else gated.cos_in),
-        mean_cos_in=float(gated.mean_cos_in),
-        mean_cos_out=float(gated.mean_cos_out if projects else gated.mean_cos_in),
-        hackward_frac_in=float(gated.hackward_frac_in),
-        hackward_frac_out=float(gated.hackward_frac_out if projects else gated.hackward_frac_in),
-        frac_fired=float(gated.frac_fired) if projects else 0.0,
-        haar_sd=float(haar_variance(total, own.vectors).cos.sqrt()),
-        reward_mean=float(REWARDS.mean()),
-        reward_std=float(REWARDS.std(ddof=1)),
-        reward_spread=3.0,
-        advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.0),
-        grad_norm=float(gated.norm_in),
-        num_effective=8,
-        loss_type="grpo",
-        reference=None,
-        null_reason=None,
-        additivity_error=1e-6 if step == 0 else None,
-        cos_update=None,
-        hackward_frac_update=None,
-        condition="default",
-        frac_planning=0.0,
-        exec_surprisal_var=None,
-        direction_age=0,
-        direction_overlap=None,
-    )
-    return samples, step_record
+def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
+    """Noisier prompts need more of them, closer values too; a level that pairs alone leave open needs more pairs."""
+    directory = make_run(tmp_path / "runs" / "run", FEW, SEEDS["underpowered"])
+    share = next(row for row in analyze(read_run(directory), num_draws=9).shares if row.name == "pull")
+    now = needed(share, MATERIAL, MATERIAL)
+    assert now is not None
+    assert now.pairs == 1
+    assert share.num_prompts < now.prompts
+    noisy = needed(replace(share, sd_prompts=2 * share.sd_prompts), MATERIAL, MATERIAL)
+    assert 3 * now.prompts < noisy.prompts < 5 * now.prompts
+    closer = needed(replace(share, measured=(share.measured + MATERIAL * share.ceiling) / 2), MATERIAL, MATERIAL)
+    assert closer.prompts > now.prompts
+    assert needed(replace(share, sd_pairs=2 * share.measured), MATERIAL, MATERIAL) is None
+    assert needed(replace(share, sd_pairs=0.3 * share.measured), MATERIAL, MATERIAL).pairs > 1
+
+
+MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
+
+
+@pytest.mark.parametrize("pools", [[], [MOVED]])
+def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[str, str]], tmp_path: Path) -> None:
+    stored = read_run(make_run(tmp_path / "runs" / "run", FEW, SEEDS["underpowered"]))
+    decision = analyze(replace(stored, config=stored.config | {"pools": pools}), num_draws=9).decision
+    assert decision.outcome == "UNDERPOWERED"
+    assert decision.next.command == ""
+    assert re.search(r"log \d+ groups of different prompts", decision.next.text)
+
+
+def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json says what the screen says; --check turns a failed rule into 1."""
+    sound = make_run(tmp_path / "a" / "runs" / "run", World(num_steps=12))
+    broken = make_run(tmp_path / "b" / "runs" / "run", World(twin_arms=True, num_steps=12))
+    assert run(cli, ["analyze", str(sound), "--check", "--json", "--draws", "99"]) == 0
+    plain = orjson.loads(capsys.readouterr().out)
+    assert plain["decision"]["outcome"] == "GO"
+    assert [finding["says"] for finding in plain["questions"]] == ["yes", "yes", "yes"]
+    row = next(m for m in plain["metrics"] if (m["metric"], m["arm"], m["unit"]) == ("cos_in", "vanilla", "prompt"))
+    assert set(row["nulls"]) == {"N1", "N2", "N3"}
+    assert run(cli, ["analyze", str(broken), "--check", "--draws", "99"]) == 1
+
+
+def test_full_is_the_first_screen_and_what_stands_behind_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make_run(tmp_path / "runs" / "run", World(num_steps=12))
+    assert run(cli, ["analyze", str(directory), "--draws", "99"]) == 0
+    brief = capsys.readouterr().out
+    assert run(cli, ["analyze", str(directory), "--draws", "99", "--full"]) == 0
+    full = capsys.readouterr().out
+    assert full.startswith(brief.rstrip())
+    lines = full.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    titles = ("VERDICT: GO", "Rules R0", "R0 part by part", "Nulls", "Verification", "Arms (", "Modules", "Steps")
+    places = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
+    assert places == sorted(places)
 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Analysis]:
-    """verdicts(world) -> its analysis; worlds are written once."""
-    done: dict[tuple[World, int], Analysis] = {}
+    """verdicts(world, seed) -> its analysis with permutation nulls, for the rows behind --full."""
 
     def make(world: World, seed: int = 0) -> Analysis:
-        if (world, seed) not in done:
-            directory = make_run(tmp_path_factory.mktemp("world") / "runs" / "run", world, seed)
-            done[world, seed] = analyze(read_run(directory), num_draws=299)
-        return done[world, seed]
+        directory = make_run(tmp_path_factory.mktemp("out") / "runs" / "run", world, seed)
+        return analyze(read_run(directory), num_draws=299)
 
     return make
 
@@ -250,10 +233,8 @@ def test_a_sound_world_passes_everything_that_replay_can_show(verdicts):
         "R5": "PASS",
         "R7": "FAIL",
     }, [(c.row, c.why) for c in found.rules]
-    assert all(p.holds for p in found.validity)
+    assert all(p.holds for p in found.validity if p.name != "regrade agreement")
     assert "STRONG" in rule(found, "R1").why
-    assert found.decision.outcome == "BUY MORE PROMPTS"
-    assert "NOT EVALUATED" in found.decision.why
     assert not found.failed
     assert found.permutation.get("cos_in", "N2").p < 0.01
     assert found.permutation.get("auroc", "N4").p < 0.01
@@ -272,11 +253,7 @@ def test_a_random_v_hack_is_not_believed(verdicts):
     assert sum(part(one, "held-out sign").holds is True for one in found) <= 1
     assert all(rule(one, "R1").verdict != "PASS" for one in found)
     assert all(rule(one, "R3").verdict != "PASS" for one in found)
-    assert {one.decision.outcome for one in found} == {"BUY MORE PROMPTS"}
     assert not any("points along" in one.conclusions[0] for one in found)
-    unproven = [one for one in found if part(one, "held-out sign").holds is None and rule(one, "R3").verdict != "FAIL"]
-    assert unproven
-    assert all("better or more pairs before prompts" in one.decision.why for one in unproven)
 
 
 def test_a_consistent_random_direction_is_caught_by_permuted_labels(verdicts):
@@ -296,7 +273,6 @@ def test_shuffled_labels_are_not_specific(verdicts):
     assert rule(found, "R3").verdict != "PASS"
     assert found.permutation.get("auroc", "N4").p > 0.05
     assert found.permutation.get("hack_difference", "N4").p > 0.05
-    assert found.decision.outcome == "BUY MORE PROMPTS"
 
 
 def test_length_confounded_pairs_lose_to_the_length(verdicts):
@@ -307,26 +283,6 @@ def test_length_confounded_pairs_lose_to_the_length(verdicts):
     assert rule(found, "R3").verdict == "FAIL"
     assert "comp_len" in rule(found, "R3").why
     assert found.failed
-    assert "use pools in which the rival score does not tell hacks apart" in found.decision.why
-
-
-def test_a_control_arm_that_is_the_measured_arm_breaks_the_run(verdicts):
-    found = verdicts(World(twin_arms=True))
-    assert part(found, "arms at the first step").holds is False
-    assert rule(found, "R0").verdict == "FAIL"
-    assert "it is no control" in rule(found, "R0").why
-    assert "mend the measurement" in found.decision.why
-    twin = next(c for c in found.comparisons if (c.arm, c.metric) == ("random", "cos_in"))
-    assert twin.identical
-    assert twin.p == 1.0
-
-
-def test_a_gate_that_does_nothing_fails_its_mechanism(verdicts):
-    found = verdicts(World(idle_gate=True))
-    assert rule(found, "R5").verdict == "FAIL"
-    assert "never fired" in rule(found, "R5").why
-    same = next(c for c in found.comparisons if (c.arm, c.metric) == ("projected", "cos_out"))
-    assert same.identical
 
 
 def test_nothing_there_is_orthogonal(verdicts):
@@ -335,105 +291,34 @@ def test_nothing_there_is_orthogonal(verdicts):
     assert part(found, "held-out sign").holds
     assert rule(found, "R1").verdict == "FAIL"
     assert rule(found, "R2").verdict == "PASS"
-    assert found.decision.outcome != "GO"
 
 
-def test_inner_products_of_other_pairs_are_noticed(tmp_path):
-    """Gram files of other pairs than the records': nothing is drawn from them, and R0 says so."""
-    directory = make_run(tmp_path / "runs" / "run", World())
-    rng = np.random.default_rng(9)
-    other = make_pairs(World(), rng)
-    GramRecorder(directory, other, extract_directions(other.differences(), k=2))
-    manifest = orjson.loads((directory / MANIFEST_FILE).read_bytes())
-    write_json(directory / MANIFEST_FILE, manifest | {"files": file_hashes(directory) | gram_hashes(directory)})
-    found = analyze(read_run(directory), num_draws=99)
-    assert found.permutation is None
-    assert part(found, "offline geometry").holds is None
-    assert "not seen: offline geometry: off the records" in rule(found, "R0").why
-    assert {rule(found, row).verdict for row in ("R1", "R2")} == {"INCONCLUSIVE"}
-
-
-def test_command_line_verdict_first_and_exit_code(tmp_path, capsys):
-    """Text: the verdict before the tables, no line too wide; --check turns a FAIL into 1; --json is strict."""
-    sound, broken = (
-        make_run(tmp_path / name / "runs" / "run", w) for name, w in (("a", World()), ("b", World(twin_arms=True)))
-    )
-    options = ["--draws", "99"]
-    assert run(cli, ["analyze", str(sound), "--check", *options]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith("VERDICT (R6): BUY MORE PROMPTS")
-    assert max(map(len, lines)) <= WIDTH
-    titles = ("Rules R0", "R0 part by part", "Nulls", "Verification", "Arms (", "Arms minus", "Modules", "Steps")
-    places = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
-    assert places == sorted(places)
-    assert run(cli, ["analyze", str(broken), "--check", *options]) == 1
-    assert run(cli, ["analyze", str(broken), *options]) == 0
-    capsys.readouterr()
-    assert run(cli, ["analyze", str(sound), "--json", *options]) == 0
-    plain = orjson.loads(capsys.readouterr().out)
-    assert plain["decision"]["outcome"] == "BUY MORE PROMPTS"
-    row = next(m for m in plain["metrics"] if (m["metric"], m["arm"], m["unit"]) == ("cos_in", "vanilla", "prompt"))
-    assert set(row["nulls"]) == {"N1", "N2", "N3", "N4"}
-
-
-def test_only_what_is_shown_broken_fails_r0(tmp_path):
-    """Without a regrade R0 passes with a caveat, with one that labels do not survive it fails."""
-    directory = make_run(tmp_path / "runs" / "run", World())
-    stored = read_run(directory)
-    shutil.rmtree(tmp_path / REGRADES_DIR)
-    unseen = rule(analyze(stored, num_draws=99), "R0")
-    assert unseen.verdict == "PASS"
-    assert "not seen: regrade agreement: teacher: not graded again: probe pool regrade" in unseen.why
-    write_regrade(tmp_path, make_regrade(stored.config["pools"][0]["manifest_sha256"], rate=0.95))
-    broken = analyze(stored, num_draws=99)
-    assert rule(broken, "R0").verdict == "FAIL"
-    assert "broken: regrade agreement: teacher: labels repeat only in part: fmt_ok in 95.0%" in rule(broken, "R0").why
-    assert broken.failed
-    without_pools = replace(stored, config={"verb": "replay", "replay": {}, "pools": []})
-    assert part(analyze(without_pools, num_draws=99), "template tails").holds is None
-
-
-def test_few_prompts_are_a_caveat_and_none_is_no_measurement(tmp_path):
-    few = analyze(read_run(make_run(tmp_path / "few" / "runs" / "run", World(num_steps=5))), num_draws=99)
-    assert part(few, "prompts").holds is None
-    assert rule(few, "R0").verdict == "PASS"
-    stored = read_run(make_run(tmp_path / "none" / "runs" / "run", World(num_steps=2)))
-    flat = [replace(step, cos_in=None, cos_out=None, null_reason="zero") for step in stored.steps]
-    assert rule(analyze(replace(stored, steps=flat, samples=[]), num_draws=99), "R0").verdict == "INCONCLUSIVE"
+def test_what_nobody_saw_is_a_caveat(tmp_path):
+    """R0 passes without a regrade, and names it; pools that are gone leave their parts unseen."""
+    directory = make_run(tmp_path / "runs" / "run", World(num_steps=12))
+    found = analyze(read_run(directory), num_draws=9)
+    assert rule(found, "R0").verdict == "PASS"
+    assert "not seen: regrade agreement" in rule(found, "R0").why
+    moved = replace(read_run(directory), config={"settings": {"verb": "replay"}, "pools": []})
+    assert part(analyze(moved, num_draws=9), "template tails").holds is None
 
 
 GALLERY_FILE = Path(__file__).parents[2] / "spec" / "VERDICTS.md"
-GALLERY = {
-    "aligned and specific": World(),
-    "aligned, not specific": World(shuffled_labels=True),
-    "confounded": World(pairs_point_at="length", hacks_point_at=None, long_hacks=True, strength=1.5),
-    "orthogonal": World(hacks_point_at=None, decay=0.0, strength=6.0, num_steps=128),
-    "inconclusive": World(pairs_point_at=None),
-    "broken": World(twin_arms=True),
-}
-EXHIBIT = re.compile(r"<!-- (.+?): (.+?) -->\n```\n(.*?)```", re.S)
+GALLERY = ("go", "skip", "generic", "confounded", "underpowered", "broken", "trained")
+EXHIBIT = re.compile(r"<!-- screen of (\S+) -->\n```\n(.*?)```", re.S)
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+PICTURE = re.compile(r"[.=o|>]{33}")
 
 
-def excerpt(analysis: Analysis, names: str) -> str:
-    """The paragraphs of the printed analysis that begin with one of the names, in their order there."""
-    start = "|".join(map(re.escape, names.split(", ")))
-    paragraphs = re.split(r"\n(?=VERDICT|- |  R\d|  holds|  BROKEN|  not seen|\n)", format_analysis(analysis))
-    wanted = re.compile(rf"(?:- |  (?:holds|BROKEN|not seen) +|  )?(?:{start})\b")
-    return "\n".join(filter(wanted.match, paragraphs)) + "\n"
-
-
-def test_the_gallery_is_what_the_program_prints(verdicts, tmp_path):
+def test_the_gallery_is_what_the_program_prints(screen, tmp_path: Path) -> None:
     """Every block of spec/VERDICTS.md, word by word; numbers up to the rounding of other machines."""
     text = GALLERY_FILE.read_text()
-    shown = EXHIBIT.findall(text)
-    assert {name for name, _, _ in shown} == GALLERY.keys()
-    printed = [excerpt(verdicts(GALLERY[name]), names) for name, names, _ in shown]
-    blocks = iter(printed)
+    shown = dict(EXHIBIT.findall(text))
+    assert shown.keys() == set(GALLERY)
     written = tmp_path / GALLERY_FILE.name
-    written.write_text(EXHIBIT.sub(lambda m: f"<!-- {m[1]}: {m[2]} -->\n```\n{next(blocks)}```", text))
-    for (name, _, block), now in zip(shown, printed, strict=True):
-        old, new = (" ".join(NUMBER.sub("#", own).split()) for own in (block, now))
+    written.write_text(EXHIBIT.sub(lambda m: f"<!-- screen of {m[1]} -->\n```\n{screen(m[1])}```", text))
+    for name, block in shown.items():
+        old, new = (" ".join(NUMBER.sub("#", PICTURE.sub("", words)).split()) for words in (block, screen(name)))
         assert old == new, f"{name}: the program prints other words; read {written} and put it into spec/"
-        numbers = [[*map(float, NUMBER.findall(own))] for own in (block, now)]
+        numbers = [[*map(float, NUMBER.findall(words))] for words in (block, screen(name))]
         assert numbers[0] == pytest.approx(numbers[1], rel=0.1, abs=0.01), f"{name}: other numbers; see {written}"

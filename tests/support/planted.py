@@ -101,6 +101,7 @@ def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k:
         steps=steps,
         totals=stack([weighted(gram, step.weights[None, :]) for gram, step in zip(grams, steps, strict=True)]),
         error=0.0,
+        sample_error=0.0,
     )
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.measures.pull import held_out_gradients
+from probe.analysis.measures.pull import can_be_halved, held_out_gradients
 from probe.analysis.statistics.geometry import Gradients, extract, weighted
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.half_samples import half_samples
@@ -84,7 +84,7 @@ class _Target:
     inner: Array  # (M, H, N) or (M, T, N): inner products of h with the pair gradients
     shared: bool  # the first of the two
     progress: Array  # (M, T, H) <g, h> by module
-    prompts: list[str]  # (T,) of the steps that have the target
+    by_prompt: Array  # (C, T) the mean over the steps of each prompt, of the steps that have the target
     steps: NDArray[np.intp]  # (T,) their numbers among the steps of the run
 
     def lost(self, removed: Array, rows: Array) -> Array:
@@ -92,20 +92,20 @@ class _Target:
         along = np.matmul(self.inner, rows.transpose(0, 2, 1))  # (M, H or T, k)
         taken = removed[:, self.steps]
         if self.shared:
-            by_step = np.einsum("mtk,mhk->th", taken, along, optimize=True)
+            by_step = np.matmul(taken, along.transpose(0, 2, 1)).sum(0)
         else:
-            by_step = np.einsum("mtk,mtk->t", taken, along, optimize=True)[:, None]
-        return _prompt_rows(by_step, self.prompts)
+            by_step = (taken * along).sum((0, 2))[:, None]
+        return self.by_prompt @ by_step
 
     def total(self) -> Array:
         """(C, H) <g, h> of every prompt."""
-        return _prompt_rows(self.progress.sum(0), self.prompts)
+        return self.by_prompt @ self.progress.sum(0)
 
 
 def forecast(
     linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_DRAWS, seed: int = 0
 ) -> Forecast | None:
-    """Forecast a gate on the policy gradients of one arm; None without steps, held-out pairs or pairs to extract from.
+    """Forecast a gate on the policy gradients of one arm; None without steps, held-out pairs or two to extract from.
 
     Args:
         linked: records and inner products.
@@ -115,7 +115,7 @@ def forecast(
         seed: of both.
     """
     pairs = linked.pairs
-    if not linked.steps or not pairs.held_out.any() or pairs.held_out.all():
+    if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs):
         return None
     rng = np.random.default_rng(seed)
     totals = _unit(linked.totals)
@@ -200,7 +200,7 @@ def _targets(linked: Linked, totals: Gradients) -> dict[str, _Target]:
             inner=gradients.inner / norm[:, None],
             shared=True,
             progress=progress / norm,
-            prompts=prompts,
+            by_prompt=_averages(prompts),
             steps=everywhere,
         )
     for name, chosen in SAMPLE_TARGETS.items():
@@ -233,7 +233,7 @@ def _sample_target(linked: Linked, totals: Gradients, chosen: Callable[[SampleRe
         inner=np.stack(inner, axis=1),
         shared=False,
         progress=np.stack(progress, axis=1)[:, :, None],
-        prompts=prompts,
+        by_prompt=_averages(prompts),
         steps=np.array(numbers),
     )
 
@@ -282,9 +282,8 @@ def _unit(gradients: Gradients) -> Gradients:
     return Gradients(inner=gradients.inner / norm[None, :, None], norms=gradients.norms / norm)
 
 
-def _prompt_rows(values: Array, prompts: list[str]) -> Array:
-    """(C, H) means over the steps of each prompt, of values (T, H)."""
-    columns: dict[str, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        columns.setdefault(prompt, []).append(i)
-    return np.stack([values[chosen].mean(0) for chosen in columns.values()])
+def _averages(prompts: list[str]) -> Array:
+    """(C, T) the matrix that takes the mean over the steps of each prompt."""
+    names = list(dict.fromkeys(prompts))
+    chosen = np.array([[prompt == name for prompt in prompts] for name in names], dtype=np.float64)
+    return chosen / chosen.sum(1, keepdims=True)

@@ -33,6 +33,7 @@ from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
 
 NUM_HALVES = 199
+TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
 # What may tell hacks from honest solutions without any direction. To add one: a row here.
 TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "comp_len": lambda sample: float(np.log(max(sample.comp_len, 1))),
@@ -56,8 +57,10 @@ class Share:
     num_prompts: int
     num_held_out: int
     sd_prompts: float | None  # of the numerator, one prompt
-    sd_pairs: float | None  # of the numerator over half-samples: what another set of extraction pairs would change
     sd_ceiling: float | None  # of the denominator, one held-out pair
+    sd_pairs: float | None  # of the numerator over half-samples: what another set of extraction pairs would change
+    sd_pairs_ceiling: float | None  # of the denominator, likewise
+    correlation: float | None  # of the two over half-samples
     overlap: float | None  # of `contrast`: share of the label's variance that the trivial scores leave unexplained
     reason: str | None
 
@@ -72,7 +75,7 @@ def shares(linked: Linked, *, num_halves: int = NUM_HALVES, seed: int = 0) -> li
     """
     rng = np.random.default_rng(seed)
     pairs = linked.pairs
-    if pairs.held_out.all() or not pairs.held_out.any():
+    if not can_be_halved(pairs) or not pairs.held_out.any():
         return []
     axes = with_halves(pairs, num_halves, rng)
     differences, hacks, cleans = held_out_gradients(pairs)
@@ -84,6 +87,11 @@ def shares(linked: Linked, *, num_halves: int = NUM_HALVES, seed: int = 0) -> li
     rows.append(_share("pull - benign", _stacked(both), ceiling))
     rows.append(_contrast(linked, axes, cosines(axes, hacks) - cosines(axes, cleans)))
     return rows
+
+
+def can_be_halved(pairs: PairGram) -> bool:
+    """Whether there are two pairs to extract from: of one alone no half can be left out."""
+    return int((~pairs.held_out).sum()) > 1
 
 
 def with_halves(pairs: PairGram, num_halves: int, rng: np.random.Generator) -> Axes:
@@ -138,18 +146,19 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
     labels = paid_labels(linked)
     samples = [linked.samples[i] for i in labels.rows]
     if not labels.both_sides:
-        return _undefined("contrast", ceiling, "among the paid samples one side, hacked or clean, is missing")
+        count = f"of {len(samples)} paid samples with sure labels {int(labels.hacked.sum())} hack"
+        return _undefined("contrast", ceiling, f"{count}: a side is missing")
     covariates = {}
     for name, score in TRIVIAL.items():
         column = [score(sample) for sample in samples]
         covariates[name] = [0.0 if value is None else value for value in column]
     scores = linked.sample_cosines(axes, labels.rows)  # (A, P)
     prompts = [sample.problem_id for sample in samples]
+    both = _prompts_with_both(samples)
     effects = effects_by_prompt(scores, labels.hacked.tolist(), covariates, prompts)
     if effects is None:
-        reason = "no prompt holds both sides, or trivial scores determine which is which within prompts"
-        return _undefined("contrast", ceiling, reason)
-    both = _prompts_with_both(samples)
+        reason = "trivial scores (length, NLL, norm, hint) determine which sample is a hack"
+        return _undefined("contrast", ceiling, reason if both else "no prompt has both sides among its paid samples")
     return _share("contrast", effects.values, ceiling, num_prompts=both, overlap=effects.overlap)
 
 
@@ -182,8 +191,10 @@ def _share(
     covariances = [mean_covariance(prompts), mean_covariance(held_out), np.cov(halves.T)]
     interval = fieller_interval(measured, top, covariances, df=min(count, ceiling.shape[1]) - 1)
     reason = None
-    if count < 2 or ceiling.shape[1] < 2:
-        reason = "fewer than two prompts or held-out pairs"
+    if ceiling.shape[1] < 2:
+        reason = "fewer than two held-out pairs"
+    elif count < 2 or (interval is None and fieller_interval(measured, top, covariances, df=ceiling.shape[1] - 1)):
+        reason = TOO_FEW_PROMPTS
     elif interval is None or top <= 0:
         reason = "the ceiling is not told from 0: v_hack does not reach held-out pairs"
     return Share(
@@ -193,9 +204,12 @@ def _share(
         ceiling=top,
         num_prompts=count,
         num_held_out=ceiling.shape[1],
-        sd_prompts=float(by_prompt[0].std(ddof=1)) if count > 1 else None,
-        sd_pairs=float(halves[:, 0].std(ddof=1)),
+        # Prompts without both sides of a contrast inform its covariates alone: the spread is that of one that has both.
+        sd_prompts=float(np.sqrt(covariances[0][0, 0] * count)) if count > 1 else None,
         sd_ceiling=float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else None,
+        sd_pairs=float(halves[:, 0].std(ddof=1)),
+        sd_pairs_ceiling=float(halves[:, 1].std(ddof=1)),
+        correlation=float(np.corrcoef(halves.T)[0, 1]),
         overlap=overlap,
         reason=reason,
     )
@@ -210,8 +224,10 @@ def _undefined(name: str, ceiling: Array, reason: str) -> Share:
         num_prompts=0,
         num_held_out=ceiling.shape[1],
         sd_prompts=None,
-        sd_pairs=None,
         sd_ceiling=None,
+        sd_pairs=None,
+        sd_pairs_ceiling=None,
+        correlation=None,
         overlap=None,
         reason=reason,
     )

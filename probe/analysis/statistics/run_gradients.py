@@ -49,6 +49,7 @@ class Linked:
     steps: list[LinkedStep]  # (T,)
     totals: Gradients  # (T,) policy gradients of the steps
     error: float  # largest |offline - recorded| over cos_in and cos_S_nll
+    sample_error: float  # the same over cos_S_nll, in which neither loss nor advantage has a part
 
     def sample_cosines(self, axes: Axes, rows: Sequence[int] | NDArray[np.intp]) -> Array:
         """(B, P) cosines of the sample gradients `rows`, in ascending order, with every draw of the axes."""
@@ -109,7 +110,8 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
     order = [step for step in records if step in linked]
     total = stack([totals[step] for step in order]) if order else _no_gradients(pairs)
     sample_cosines = np.concatenate(along_v_hack)
-    recorded = [sample.cos_S_nll for sample in ordered] + [records[step].cos_in for step in order]
+    sample_error = _error([sample.cos_S_nll for sample in ordered], sample_cosines)
+    step_error = _error([records[step].cos_in for step in order], cosines(axes, total)[0])
     return Linked(
         read=partial(read_step, run),
         pairs=pairs,
@@ -118,7 +120,8 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         cosines=sample_cosines,
         steps=[linked[step] for step in order],
         totals=total,
-        error=_error(recorded, np.concatenate([sample_cosines, cosines(axes, total)[0]])),
+        error=max(sample_error, step_error),
+        sample_error=sample_error,
     )
 
 
@@ -154,7 +157,7 @@ def _unit_weights(record: StepRecord, samples: Sequence[SampleRecord], weights: 
 
 def _error(recorded: Sequence[float | None], offline: Array) -> float:
     """Largest difference between recorded cosines and those along v_hack as extracted here, from inner products."""
-    present = np.array([value is not None for value in recorded])
+    present = np.array([value is not None for value in recorded], dtype=bool)
     expected = np.array([value for value in recorded if value is not None], dtype=np.float64)
     errors = np.abs(offline[present] - expected)
     # NaN: the inner products say that the gradient is 0, the records that it is not. That is an error of 1.

@@ -18,6 +18,7 @@ ADDITIVE = 1e-4  # R0: largest relative error of the sum of the samples' contrib
 REGRADED = 0.99  # R0: smallest share of labels that a second grading repeats
 SAME = 1e-4  # R0: relative difference between the arms' first gradients that rounding explains
 REPRODUCED = 1e-4  # R0: difference between offline and recorded cosines that rounding explains
+OTHER_GRADIENTS = 1e-2  # R0: the same difference in a sample's cosine, from where on it is of other gradients
 GATED = 1e-5  # R5: share of the part to remove that a gate may leave in a gradient
 # R5: the same in an update. It is looser because an update is rounded to the size of the coordinates, not to its own.
 GATED_UPDATE = 1e-4

@@ -3,24 +3,32 @@
 To advise on another verdict: write a function that takes findings and Evidence, and add a row to _NEXT.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
-from probe.analysis.measures.pull import Share
+from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import MATERIAL, POWER
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
+from probe.analysis.verdict.needed import MANY, Needed, needed, pairs_to_reach
 from probe.analysis.verdict.questions import Finding
+from probe.analysis.verdict.unread import Reason, unread
 
 SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
-MANY = 2000  # more prompts or pairs than that are no advice
+MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
+# The shares that a question rests on, with the thresholds that decide them: beyond the one it is yes, below the other
+# no.
+RESTS_ON = {
+    "hackward": {"pull": (MATERIAL, MATERIAL)},
+    "about": {"contrast": (0.0, MATERIAL), "pull - benign": (0.0, MATERIAL)},
+}
+EXTRACT = "probe extract --pairs FILE.jsonl --name OTHER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """The next step: a command (or '' where there is none) and what it needs or shows, in words with a number."""
+    """The next step: commands, one a line (or '' where there is none), and what they need or show, with a number."""
 
     command: str
     text: str
@@ -37,116 +45,187 @@ def _broken(findings: Sequence[Finding], evidence: Evidence) -> Next:
 
 def _skip(findings: Sequence[Finding], evidence: Evidence) -> Next:
     share = evidence.share("pull")
-    level = "" if share is None or share.ceiling is None else f" (held-out hacks read {share.ceiling:+.3f})"
+    level = "" if share is None or share.ceiling is None else f" (they read {share.ceiling:+.3f})"
     return Next(
-        command="probe extract --pairs FILE.jsonl --name OTHER",
+        command=EXTRACT,
         text=f"these directions reach held-out hacks{level} and not these updates: extract from pairs of this policy",
     )
 
 
 def _generic(findings: Sequence[Finding], evidence: Evidence) -> Next:
     return Next(
-        command="probe extract --pairs FILE.jsonl --name OTHER",
+        command=EXTRACT,
         text="pairs that differ in the hack alone: same body, same length, same tests; then replay with --v-hack OTHER",
     )
 
 
 def _confounded(findings: Sequence[Finding], evidence: Evidence) -> Next:
-    """Pools in which both sides answer one prompt, where they are at hand."""
-    plans = [pool.plan for pool in evidence.pools]
-    hinted = [plan for plan in plans if plan.hint]
-    unhinted = [plan for plan in plans if plan.hint is False]
-    if hinted and unhinted:
-        twin = _twin(unhinted[0], evidence.at_hand)
-        if twin is not None:
+    """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
+    if evidence.samples and not evidence.sure:
+        pool = evidence.plans[0].name if evidence.plans else "POOL"
+        text = "no label is sure: grade again, with CPU seconds that the slow ones need"
+        return Next(command=f"probe pool regrade {pool} --name {pool}-again --cpu-limit 20", text=text)
+    hinted = [pool for pool in evidence.plans if pool.hint] or list(evidence.plans)
+    if hinted:
+        partner = _partner(hinted[0], evidence)
+        if partner is not None:
             return Next(
-                command=f"probe replay --replay-dirs {hinted[0].name},{twin.name} --match prompt --name same-prompt",
-                text=f"{twin.name} answers the prompts of {hinted[0].name}, so that the hint tells nothing apart",
+                command=f"probe replay --replay-dirs {hinted[0].name},{partner.name} --match prompt --name same-prompt",
+                text=f"{partner.name} answers the very prompts of {hinted[0].name}, by another policy",
             )
-        return Next(
-            command=f"probe pool generate --hint --name {unhinted[0].name}-hinted",
-            text=f"rollouts of {unhinted[0].name}'s policy on the hinted prompts; then replay both with --match prompt",
-        )
+    text = "hacks and honest solutions of one prompt and much the same length are needed among the paid"
+    pool = hinted[0] if hinted else None
+    if pool is None or pool.recipe is None or pool.group is None:
+        return Next(command="", text=f"{text}: log {MORE_ROLLOUTS} times as many rollouts of every prompt")
+    group = MORE_ROLLOUTS * pool.group
     return Next(
-        command="probe pool generate --hint --group 16 --name mixed",
-        text="both hacks and honest solutions are needed among the paid answers to one prompt: more of one policy",
+        command=_generate(pool, f"{pool.name}-{group}", f"--group {group}"),
+        text=f"{text}: {group} rollouts of every prompt by one policy, {pool.group} so far",
     )
 
 
-def _twin(pool: PoolPlan, at_hand: Sequence[PoolPlan]) -> PoolPlan | None:
-    """A pool at hand of the same policy and environment, with the hint."""
-    for other in at_hand:
-        if other.hint and (other.policy, other.problems) == (pool.policy, pool.problems):
+def _partner(pool: PoolPlan, evidence: Evidence) -> PoolPlan | None:
+    """A pool at hand, which this run did not read, that answers the same prompts by another policy."""
+    read = {other.name for other in evidence.plans}
+    for other in evidence.at_hand:
+        same_prompts = pool.problems is not None and (other.hint, other.problems) == (pool.hint, pool.problems)
+        if same_prompts and other.policy != pool.policy and other.name not in read:
             return other
     return None
 
 
 def _underpowered(findings: Sequence[Finding], evidence: Evidence) -> Next:
-    """How many prompts or pairs would decide the first question that is open."""
-    if not findings or findings[0].says == "unmeasured":
-        share = evidence.share("pull")
-        if share is not None and share.ceiling is not None:
-            return Next(
-                command="probe extract --pairs FILE.jsonl --name OTHER",
-                text=f"v_hack is not shown to reach its own {share.num_held_out} held-out pairs: more or better pairs",
-            )
-        return Next(
-            command="probe replay --replay-dirs teacher,base --arm vanilla,projected",
-            text="use an arm along v_hack in the SVD basis, and groups whose rewards differ",
-        )
-    named = {"hackward": ("pull",), "about": ("contrast", "pull - benign")}
+    """What would decide the first question that is open."""
+    found = unread(evidence)
+    if found is not None:
+        return _REMEDIES[found[0]](evidence)
     for finding in findings:
         if finding.says == "yes":
             continue
-        threshold = MATERIAL if finding.name == "hackward" else 0.0
-        for name in named.get(finding.name, ()):
+        for name, (above, below) in RESTS_ON.get(finding.name, {}).items():
             share = evidence.share(name)
-            if share is not None and share.share is not None:
-                return _more(share, threshold)
+            if share is None or share.share is None:
+                if share is not None and share.num_prompts:
+                    return _few_prompts(evidence) if share.reason == TOO_FEW_PROMPTS else _more_pairs(share)
+                continue
+            interval = share.share.interval
+            if interval.low <= above and interval.high >= below:
+                return _more(share, above, below, evidence)
         break
+    return _forecast_open(evidence)
+
+
+def _forecast_open(evidence: Evidence) -> Next:
+    """Prompts where progress on held-out hacks is not told from 0, pairs where permuted ones take nearly as much."""
+    row = evidence.forecast.row("margin") if evidence.forecast is not None else None
+    if row is None or row.removed is None:
+        steps = 4 * len({step.problem_id for step in evidence.steps})
+        return _more_groups(steps, f"4 times as many prompts ({steps}) halve the error of that progress", evidence)
     share = evidence.share("pull")
     held_out = share.num_held_out if share is not None else 0
-    return Next(
-        command="probe extract --pairs FILE.jsonl --name OTHER",
-        text=f"more pairs: the forecast rests on {held_out} held-out ones, and permuted pairs take nearly as much",
-    )
+    pairs = f"4 times as many pairs ({4 * held_out} held out, {held_out} so far)"
+    return Next(command=EXTRACT, text=f"{pairs} halve what permuted ones take by chance")
 
 
-def _more(share: Share, threshold: float) -> Next:
-    """Prompts where those are what the interval is wide by, else pairs."""
-    needed = prompts_needed(share, threshold)
-    if needed is not None:
+def _more(share: Share, above: float, below: float, evidence: Evidence) -> Next:
+    """Prompts where those are what the interval is wide by, else pairs as well."""
+    plan = needed(share, above, below)
+    if plan is None:
         return Next(
-            command=f"probe pool generate --steps {needed} --name more",
-            text=f"about {needed} prompts with both labels decide it, {share.num_prompts} were read ({share.name})",
+            command=EXTRACT,
+            text=f"no number of prompts up to {MANY} decides {share.name}, and not 8 times as many pairs: other pairs",
         )
+    prompts = f"about {plan.prompts} prompts decide {share.name} with {POWER:.0%} power, {share.num_prompts} so far"
+    if plan.pairs == 1:
+        return _more_prompts(share, plan, prompts, evidence)
+    held_out = math.ceil(plan.pairs * share.num_held_out)
+    pairs = f"{plan.pairs} times as many pairs ({held_out} held out, {share.num_held_out} so far)"
+    if plan.prompts > share.num_prompts:
+        return Next(command=EXTRACT, text=f"{pairs}; with those, {prompts}")
+    return Next(command=EXTRACT, text=f"{pairs} decide {share.name} with {POWER:.0%} power; prompts alone do not")
+
+
+def _more_prompts(share: Share, plan: Needed, text: str, evidence: Evidence) -> Next:
+    """More groups in every pool of the run, because a replay takes the problems that its pools have in common."""
+    num_problems = len({step.problem_id for step in evidence.steps})
+    # Only a part of the prompts has what the share needs: both labels, or rewards that differ.
+    steps = math.ceil(plan.prompts * num_problems / share.num_prompts)
+    return _more_groups(steps, text, evidence)
+
+
+def _more_groups(steps: int, text: str, evidence: Evidence) -> Next:
+    """Every pool of the run sampled anew with as many groups, and the replay of those."""
+    if not evidence.plans or any(pool.recipe is None for pool in evidence.plans):
+        return Next(command="", text=f"{text}: log {steps} groups of different prompts")
+    commands, names = [], []
+    for pool in evidence.plans:
+        names.append(f"{pool.name}-{steps}")
+        commands.append(_generate(pool, names[-1], f"--steps {steps}"))
+    return Next(command="\n".join([*commands, _replay(names, evidence)]), text=text)
+
+
+def _more_pairs(share: Share) -> Next:
+    """Pairs that would show the ceiling of a share."""
+    pairs = pairs_to_reach(share)
+    if pairs is None:
+        text = f"better pairs: v_hack does not reach its {share.num_held_out} held-out ones ({share.name})"
+    else:
+        text = (
+            f"about {pairs} held-out pairs, and as many times more to extract from, would show what held-out hacks "
+            f"read ({share.name}, {share.num_held_out} so far)"
+        )
+    return Next(command=EXTRACT, text=text)
+
+
+def _generate(pool: PoolPlan, name: str, size: str) -> str:
+    """The command that samples the policy of a pool again; `size` is an option that replaces the pool's."""
+    group = f"--group {pool.group}" if pool.group not in (None, 8) and "--group" not in size else ""
+    return " ".join(filter(None, ["probe pool generate", pool.recipe, group, size, f"--name {name}"]))
+
+
+def _replay(names: Sequence[str], evidence: Evidence, *, arms: str = "vanilla,projected") -> str:
+    match = "" if evidence.match == "problem" else f" --match {evidence.match}"
+    return f"probe replay --replay-dirs {','.join(names)}{match} --arm {arms} --name again"
+
+
+def _same_pools(evidence: Evidence) -> str:
+    return _replay([pool.name for pool in evidence.plans] or ["POOL"], evidence)
+
+
+def _no_updates(evidence: Evidence) -> Next:
+    """Groups in which rewards differ: more rollouts of each prompt."""
+    text = "rewards that differ within a prompt"
+    pool = next((pool for pool in evidence.plans if pool.recipe is not None and pool.group is not None), None)
+    if pool is None or pool.group is None:
+        return Next(command="", text=f"{text}: log {MORE_ROLLOUTS} times as many rollouts of every prompt")
+    group = MORE_ROLLOUTS * pool.group
     return Next(
-        command="probe extract --pairs FILE.jsonl --name OTHER",
-        text=(
-            f"prompts alone do not decide it ({share.name}): the {share.num_held_out} held-out pairs and those that "
-            "v_hack came from leave it open; about four times as many pairs halve that part"
-        ),
+        command=_generate(pool, f"{pool.name}-{group}", f"--group {group}"),
+        text=f"{text}: {group} rollouts of each, {pool.group} so far",
     )
 
 
-def prompts_needed(share: Share, threshold: float) -> int | None:
-    """Prompts with which the interval of a share would exclude the threshold, if its value stays; None where no number
-    of prompts does: the pairs alone leave it open.
+def _few_prompts(evidence: Evidence) -> Next:
+    return _more_groups(20, "20 prompts at least: the width of an interval falls with their square root", evidence)
 
-    The share is beside the threshold q where numerator - q ceiling differs from 0, whose variance is
-    sd_prompts^2 / n + sd_pairs^2 + q^2 sd_ceiling^2 / H.
-    """
-    parts = (share.measured, share.ceiling, share.sd_prompts, share.sd_pairs, share.sd_ceiling)
-    if None in parts:
-        return None
-    measured, ceiling, sd_prompts, sd_pairs, sd_ceiling = (float(part or 0.0) for part in parts)
-    distance = abs(measured - threshold * ceiling)
-    pairs = sd_pairs**2 + threshold**2 * sd_ceiling**2 / share.num_held_out
-    for n in range(max(share.num_prompts, 2), MANY):
-        t = float(stats.t.ppf(0.975, min(n, share.num_held_out) - 1))
-        if distance**2 > t**2 * (sd_prompts**2 / n + pairs):
-            return n
-    return None
+
+def _no_reach(evidence: Evidence) -> Next:
+    share = evidence.share("pull")
+    assert share is not None
+    return _more_pairs(share)
+
+
+# What makes something readable again, by the reason why nothing was.
+_REMEDIES: dict[Reason, Callable[[Evidence], Next]] = {
+    "arm": lambda evidence: Next(command=_same_pools(evidence), text="an arm along v_hack"),
+    "updates": _no_updates,
+    "basis": lambda evidence: Next(command=_same_pools(evidence), text="an arm in SVD coordinates beside it"),
+    "gram": lambda evidence: Next(command=_same_pools(evidence), text="replay again, with its inner products"),
+    "loss": lambda evidence: Next(command=_same_pools(evidence), text="a replay with advantages and gradients alone"),
+    "held out": lambda evidence: Next(command=EXTRACT, text='a dozen pairs marked "held_out": true in FILE.jsonl'),
+    "prompts": _few_prompts,
+    "reach": _no_reach,
+}
 
 
 def _go(findings: Sequence[Finding], evidence: Evidence) -> Next:

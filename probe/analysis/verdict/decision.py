@@ -20,6 +20,7 @@ from typing import Literal
 from probe.analysis.verdict.advice import Next, next_step
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.questions import Finding, Says
+from probe.analysis.verdict.sentences import outcome
 from probe.analysis.verdict.validity import ValidityPart
 
 Verdict = Literal["BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO", "TRAINED"]
@@ -42,22 +43,22 @@ def decide(findings: Sequence[Finding], parts: Sequence[ValidityPart], evidence:
         parts: of `validity.validity`; those that could not be seen are caveats, and decide nothing.
         evidence: what both were made from, for the next step.
     """
-    outcome, why = _verdict(findings, parts, trains=evidence.trains)
-    return Decision(outcome=outcome, why=why, next=next_step(outcome, findings, evidence))
+    verdict, why = _verdict(findings, parts, evidence)
+    return Decision(outcome=verdict, why=why, next=next_step(verdict, findings, evidence))
 
 
-def _verdict(findings: Sequence[Finding], parts: Sequence[ValidityPart], *, trains: bool) -> tuple[Verdict, str]:
+def _verdict(findings: Sequence[Finding], parts: Sequence[ValidityPart], evidence: Evidence) -> tuple[Verdict, str]:
     broken = [part for part in parts if part.holds is False]
     if broken:
         return "BROKEN", "; ".join(f"{part.name}: {part.text}" for part in broken)
-    if trains:
-        return "TRAINED", "arms are compared over seeds: give their runs together, or a spec"
+    if evidence.trains:
+        return "TRAINED", " ".join([*outcome(evidence), "Arms are compared over seeds: give their runs together."])
     hackward, about, removable = findings
     if hackward.says == "unmeasured":
         return "UNDERPOWERED", f"nothing can be read: {hackward.text}"
     if hackward.says == "no":
         return "SKIP", f"the update does not point hack-ward: {hackward.text}"
-    if about.says in ("confounded", "unmeasured"):
+    if about.says == "confounded":
         return "CONFOUNDED", about.text
     if about.says == "no":
         return "GENERIC", f"what points hack-ward is not the hacks: {about.text}"

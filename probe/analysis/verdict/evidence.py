@@ -67,6 +67,8 @@ class PoolPlan:
     hint: bool | None  # whether its prompts tell how submissions are evaluated
     policy: str | None  # model and adapter that sampled it
     problems: str | None  # environment, split, mode, number of steps and seed
+    group: int | None  # rollouts of a problem
+    recipe: str | None  # options of `probe pool generate` that make it, but for --steps, --group and --name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +136,13 @@ class Evidence:
     shares: Sequence[Share] = ()  # of the held-out ceiling; empty likewise
     forecast: Forecast | None = None  # of the gate, to first order; None likewise
     offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
+    sample_error: float | None = None  # the same of samples alone, in which the loss has no part
     update: RealisedUpdate | None = None  # None: no runs of probe train
     starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
     outcome: TrainingOutcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()
     at_hand: Sequence[PoolPlan] = ()  # pools that another replay could read
+    match: str = "problem"  # what the pools had in common in a step
     gate: GateFacts = GateFacts()
     plan: PlannedTraining = PlannedTraining()
 
@@ -151,6 +155,16 @@ class Evidence:
     def trains(self) -> bool:
         """Whether an optimizer stepped: then the run is the unit."""
         return any(summary.trains for summary in self.summaries.values())
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether any group gave the measured arm a policy gradient."""
+        return self.measured is not None and self.measured.num_prompts > 0
+
+    @property
+    def plans(self) -> list[PoolPlan]:
+        """Whose answers to which prompts the pools of the run hold."""
+        return [pool.plan for pool in self.pools]
 
     def share(self, name: str) -> Share | None:
         """The share `pull`, `benign`, `pull - benign` or `contrast`; None where nothing was measured."""

@@ -16,6 +16,7 @@ from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.ratios import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MIN_OVERLAP
 from probe.analysis.verdict.evidence import Evidence
+from probe.analysis.verdict.unread import why_unread
 
 Says = Literal["yes", "no", "unclear", "confounded", "unmeasured"]
 
@@ -41,9 +42,7 @@ def hackward(evidence: Evidence) -> Finding:
     row = evidence.share("pull")
     number = row.share if row is not None else None
     says: Says = "unmeasured"
-    text = "no inner products along v_hack"
-    if row is not None and row.reason is not None:
-        text = row.reason
+    text = why_unread(evidence)
     if row is not None and number is not None:
         says = _material(number.interval)
         text = (
@@ -62,14 +61,15 @@ def about(evidence: Evidence) -> Finding:
     row = evidence.share("contrast")
     number = row.share if row is not None else None
     says: Says = "unmeasured"
-    text = "no inner products along v_hack"
+    text = why_unread(evidence)
     if row is not None and row.overlap is not None and row.overlap < MIN_OVERLAP:
         says, number = "confounded", None
         text = (
             f"trivial scores (length, NLL, norm, hint) explain {1 - row.overlap:.1%} of which sample is a hack within "
             "prompts, so that no difference can be put down to hacking"
         )
-    elif row is not None and number is None:
+    elif row is not None and number is None and not text:
+        # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
         says = "unmeasured" if row.num_prompts else "confounded"
         text = f"hacks and clean samples cannot be compared: {row.reason}"
     elif row is not None and number is not None:
@@ -92,7 +92,7 @@ def removable(evidence: Evidence) -> Finding:
     row = forecast.row("margin") if forecast is not None else None
     number = row.removed if row is not None else None
     says: Says = "unmeasured"
-    text = "no held-out pairs, or no inner products"
+    text = why_unread(evidence)
     if row is not None:
         text = "the update makes no progress on held-out hacks that is told from 0: there is none to remove"
     if forecast is not None and row is not None and number is not None:

@@ -1,12 +1,12 @@
 """The rules R1 to R5 and R7 of METHOD section 7, each to a verdict with its numbers and its reason.
 
-R0 is `validity`. The verdict (`decision`) reads R0 alone; the others stand behind `--full`, and specs may require them.
-To add a rule: write a function that takes Evidence and returns a Judgement, add a
+R0 is `validity`, R5 is `mechanism`. The verdict (`decision`) reads these two alone; the others stand behind `--full`,
+and specs may require them. To add a rule: write a function that takes Evidence and returns a Judgement, add a
 row to _RULES at the end of this file, the threshold to `probe.analysis.statistics.thresholds`, and a line to METHOD
 section 7. Decisions of a spec may require it once `probe.experiments.spec.RULES` names it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import mean
 
 from probe.analysis.measures.specificity import BEATEN, beaten_by, strength
@@ -14,7 +14,7 @@ from probe.analysis.statistics.intervals import Interval, t_interval
 from probe.analysis.statistics.means import equivalence_test, mean_interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.power import mde, pairing_pays_above
-from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, GATED, GATED_UPDATE, NEAR_ZERO, POWER, STRONG
+from probe.analysis.statistics.thresholds import ALIGNED_ALPHA, NEAR_ZERO, POWER, STRONG
 from probe.analysis.verdict.evidence import (
     AUTOCORRELATED,
     Evidence,
@@ -25,8 +25,8 @@ from probe.analysis.verdict.evidence import (
     missing,
     range_text,
 )
+from probe.analysis.verdict.mechanism import correct
 from probe.analysis.verdict.validity import valid
-from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 
 
@@ -165,49 +165,6 @@ def effective(evidence: Evidence) -> Judgement:
 def _paired_interval(a: Mapping[str, float], b: Mapping[str, float]) -> Interval | None:
     """95% interval of a - b over the seeds that both have; None below two."""
     return t_interval([a[seed] - b[seed] for seed in a if seed in b])
-
-
-def correct(evidence: Evidence) -> Judgement:
-    """R5: what the gate should remove is gone, up to float32."""
-    arms = [arm for arm in evidence.summaries if arm in ARMS and ARMS[arm].projects]
-    gates = {evidence.gate.gate or ARMS[arm].gate for arm in arms}
-    if "reverse" in gates or evidence.gate.overshoot < 1:
-        n = sum(step.arm in arms for step in evidence.steps)
-        return Judgement(verdict="VACUOUS", value="", n=n, why="this gate does not remove the hack-ward part")
-    if evidence.trains and evidence.gate.target == "update":
-        return _correct_update(evidence, arms)
-    # A two-sided gate without overshoot leaves nothing along the directions, a one-sided one only nothing hack-ward.
-    both_sides = gates == {"two_sided"} and evidence.gate.overshoot == 1
-    fired = dict.fromkeys(arms, False)
-    parts_left = []
-    for step in evidence.steps:
-        if step.arm not in arms or step.cos_out is None or step.hackward_frac_out is None:
-            continue
-        fired[step.arm] |= bool(step.frac_fired)
-        parts_left.append(max(step.hackward_frac_out, abs(step.cos_out) if both_sides else 0.0))
-    if not parts_left:
-        return missing("no projecting arm with a cosine")
-    left = max(parts_left)
-    idle = [arm for arm in arms if not fired[arm]]
-    kind = "|V g'| / |g'|" if both_sides else "its positive part"
-    why = f"{kind}, {', '.join(arms)}; identity of the gate: says that it ran"
-    if idle:
-        why = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
-    verdict: Verdict = "FAIL" if idle or left >= GATED else "PASS"
-    value = f"largest {left:.1e}, below {GATED:g} needed"
-    return Judgement(verdict=verdict, value=value, n=len(parts_left), why=why)
-
-
-def _correct_update(evidence: Evidence, arms: Sequence[str]) -> Judgement:
-    """R5 of a gate that acts on the optimizer's update; the gradient keeps its hack-ward part there."""
-    updated = [step for step in evidence.steps if step.arm in arms]
-    parts_left = [step.hackward_frac_update for step in updated if step.hackward_frac_update is not None]
-    if not parts_left:
-        return missing("no projecting arm that was updated")
-    verdict: Verdict = "FAIL" if max(parts_left) >= GATED_UPDATE else "PASS"
-    value = f"largest {max(parts_left):.1e}, below {GATED_UPDATE:g} needed"
-    why = "of the update; identity of the gate: says it ran"
-    return Judgement(verdict=verdict, value=value, n=len(parts_left), why=why)
 
 
 def powered(evidence: Evidence) -> Judgement:

@@ -28,6 +28,18 @@ from replay_pools.errors import InputError
 from replay_pools.files import dump_json, parse_json, sha256
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
 
+# Settings of a pool that shape its rollouts, and the defaults of `probe pool generate`.
+_RECIPE: Mapping[str, Any] = {
+    "model": "organism",
+    "adapter": None,
+    "env": "minicode",
+    "split": "train",
+    "mode": "run_tests",
+    "seed": 0,
+    "temperature": 1.0,
+    "max_new_tokens": 160,
+}
+
 
 def pool_facts(run: Run) -> list[PoolFacts]:
     """The pools of a run: of a training run its own rollouts first, then its teacher's.
@@ -113,7 +125,21 @@ def _plan(name: str, manifest: Mapping[str, Any]) -> PoolPlan:
         hint=plan["hint"] if isinstance(plan.get("hint"), bool) else None,  # a list in the predecessor format
         policy=f"{policy.get('base_model')}, adapter {policy.get('adapter')}" if policy else None,
         problems=", ".join(problems) if plan else None,
+        group=plan.get("group"),
+        # Logs of another program have no recipe.
+        recipe=_recipe(manifest) if "steps_per_batch" in plan else None,
     )
+
+
+def _recipe(manifest: Mapping[str, Any]) -> str:
+    """The options of `probe pool generate`, where they are not its defaults, that sampled a pool."""
+    plan, policy, sampler = manifest["plan"], manifest["policy"], manifest["sampler"]
+    made_with = {**plan, "model": policy["base_model"], "adapter": policy["adapter"], **sampler}
+    options = ["--hint"] if plan["hint"] else []
+    for name, default in _RECIPE.items():
+        if made_with.get(name) != default:
+            options.append(f"--{name.replace('_', '-')} {made_with[name]}")
+    return " ".join(options)
 
 
 def gate_facts(run: Run) -> GateFacts:

@@ -1,7 +1,7 @@
 """What the numbers of a run say, as sentences. Every sentence that makes a claim carries its n and its unit.
 
 To add a sentence: write a function that returns [] where there is nothing to say, and add it to `conclusions` in its
-place of importance.
+place of importance. What is left out of the numbers goes into `exclusions`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,6 @@ def conclusions(
     evidence: Evidence,
     contrasts: Sequence[Contrast],
     specificities: Sequence[Specificity],
-    null_reasons: Mapping[str, int],
-    mixed_steps: int,
 ) -> list[str]:
     """The sentences of a report, most important first.
 
@@ -57,11 +55,9 @@ def conclusions(
         evidence: what the verdicts are made from.
         contrasts: of every arm.
         specificities: of the measured arm.
-        null_reasons: {reason: samples} of the measured arm.
-        mixed_steps: steps whose group answers different prompts.
     """
     measured = evidence.measured
-    sentences = [*_outcome(evidence), _alignment_sentence(evidence)]
+    sentences = [*outcome(evidence), _alignment_sentence(evidence)]
     if measured is not None and measured.mean_cos_in is not None:
         sentences.append(_controls_sentence(measured, evidence))
     sentences.append(_hack_versus_clean(evidence, contrasts))
@@ -69,6 +65,18 @@ def conclusions(
     if not evidence.trains:
         sentences += _specificity_sentence(specificities)
         sentences += _pure_hack_sentence(measured, contrasts)
+    return sentences
+
+
+def exclusions(evidence: Evidence, null_reasons: Mapping[str, int], mixed_steps: int) -> list[str]:
+    """Which samples are left out and why, and groups that mix prompts.
+
+    Args:
+        evidence: what the verdicts are made from.
+        null_reasons: {reason: samples} of the measured arm.
+        mixed_steps: steps whose group answers different prompts.
+    """
+    sentences: list[str] = []
     if null_reasons:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(null_reasons.items()))
         count = sum(null_reasons.values())
@@ -92,7 +100,7 @@ def conclusions(
     return sentences
 
 
-def _outcome(evidence: Evidence) -> list[str]:
+def outcome(evidence: Evidence) -> list[str]:
     """What training did on held-out problems; one run is no comparison."""
     if evidence.outcome is None:
         return []

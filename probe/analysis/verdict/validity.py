@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isclose
 
-from probe.analysis.statistics.thresholds import ADDITIVE, MIN_PROMPTS, REGRADED, REPRODUCED, SAME
+from probe.analysis.statistics.thresholds import ADDITIVE, MIN_PROMPTS, OTHER_GRADIENTS, REGRADED, REPRODUCED, SAME
 from probe.analysis.verdict.evidence import Evidence, Judgement, PoolFacts
+from probe.analysis.verdict.mechanism import correct
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 from replay_pools.grading.tiers import UNSAFE
@@ -220,6 +221,8 @@ def _tails(evidence: Evidence) -> tuple[bool | None, str]:
 
 def _reproduced(evidence: Evidence) -> tuple[bool | None, str]:
     error = evidence.offline_error
+    if evidence.sample_error is not None and evidence.sample_error > OTHER_GRADIENTS:
+        return False, f"the inner products are of other pairs or samples: cosines differ by {evidence.sample_error:.2g}"
     if error is None and evidence.trains:
         return None, "not of a policy that moves: probe replay measures it at frozen weights"
     if error is None:
@@ -232,6 +235,14 @@ def _reproduced(evidence: Evidence) -> tuple[bool | None, str]:
     return True, f"largest difference from the records {error:.2g}, at most {REPRODUCED:g}"
 
 
+def _gate(evidence: Evidence) -> tuple[bool | None, str]:
+    if not any(ARMS[arm].projects for arm in evidence.summaries if arm in ARMS):
+        return True, "no arm projects"
+    judgement = correct(evidence)
+    text = f"{judgement.value}; {judgement.why}" if judgement.value else judgement.why
+    return {"PASS": True, "FAIL": False}.get(judgement.verdict), text
+
+
 _PARTS: dict[str, Callable[[Evidence], tuple[bool | None, str]]] = {
     "grader canaries": _canaries,
     "regrade agreement": _regraded,
@@ -241,4 +252,5 @@ _PARTS: dict[str, Callable[[Evidence], tuple[bool | None, str]]] = {
     "held-out sign": _transfers,
     "template tails": _tails,
     "offline geometry": _reproduced,
+    "gate": _gate,
 }

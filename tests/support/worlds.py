@@ -1,0 +1,217 @@
+"""Planted worlds: simulated gradients written in the format of a real run, which tests read by the real readers.
+
+    make_run(tmp_path / "runs" / "run", World(hacks_point_at=None))
+
+In every world a gradient has a decaying spectrum and unit norm; a group is eight samples of one prompt: four hacks and
+two honest solutions that are paid, two failures that are not. What differs is where the hacks point, what the pairs
+point at, and what else tells hacks apart.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from extraction.controls import haar_directions
+from extraction.directions import Directions, PairGradients, extract_directions
+from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
+from probe.runs.gram_recorder import GramRecorder, gram_hashes
+from probe.runs.join import NO_VARIANCE
+from probe.settings.arms import ARMS
+from probe.step.projection import haar_variance, project_modules, sample_cosines
+from replay_pools.files import write_json
+from replay_pools.pool import BUILTIN, open_pool
+
+SIZES = {"layers.0.q": 24, "layers.0.down": 40, "layers.1.q": 24}
+HACKED = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=bool)
+PAID = np.array([1, 1, 1, 1, 1, 1, 0, 0], dtype=bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What is true in it."""
+
+    pairs_point_at: str | None = "hack"  # the axis that tells the pairs' hacks from their clean completions
+    hacks_point_at: str | None = "hack"  # the axis of hacked samples' gradients
+    amounts: tuple[float, float, float] = (1.0, 0.0, 0.0)  # along it: of hacks, honest solutions, failures
+    long_hacks: bool = False  # hacked completions are longer, and length has a gradient axis of its own
+    told_by: Literal["hint", "length"] | None = None  # what determines which sample is a hack
+    shuffled_labels: bool = False  # `hacked` of the batch says nothing
+    honest_are_paid: bool = True
+    rewards_differ: bool = True
+    flaky: bool = False  # no label is sure
+    twin_arms: bool = False  # the control arm measures v_hack
+    idle_gate: bool = False  # the projecting arm leaves the gradient alone
+    other_pairs: bool = False  # the stored inner products are of pairs that v_hack does not come from
+    trains: bool = False
+    arms: tuple[str, ...] = ("vanilla", "projected", "random")
+    pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones, of the hacks and of the others
+    strength: float = 1.0
+    decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
+    num_pairs: int = 27
+    num_held_out: int = 12
+    num_steps: int = 24  # one prompt each
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """(8,) of a group."""
+        paid = (PAID if self.honest_are_paid else HACKED) & self.rewards_differ
+        return np.where(paid, 3.5, 0.5)
+
+
+def axis(name: str, module: str, r: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(map(ord, name + module)))
+    return torch.nn.functional.normalize(torch.randn(r, generator=generator), dim=0)
+
+
+def noise(world: World, rng: np.random.Generator, rows: int) -> dict[str, Tensor]:
+    scale = {m: np.arange(1, r + 1) ** -world.decay for m, r in SIZES.items()}
+    return {m: torch.tensor(rng.normal(size=(rows, r)) * scale[m]).float() for m, r in SIZES.items()}
+
+
+def along(name: str | None, amount: np.ndarray) -> dict[str, Tensor]:
+    """Gradients of the given size along a named axis, (rows, r) a module."""
+    size = torch.tensor(amount, dtype=torch.float32)[:, None] * (name is not None)
+    return {m: size * axis(name or "", m, r) for m, r in SIZES.items()}
+
+
+def unit_norm(*parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    total = {m: sum((part[m] for part in parts[1:]), parts[0][m]) for m in SIZES}
+    norm = torch.stack([g.square().sum(1) for g in total.values()]).sum(0).sqrt()[:, None]
+    return {m: g / norm for m, g in total.items()}
+
+
+def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
+    """The gradients of the world's pairs; the last of them are held out."""
+    count = world.num_pairs
+    prompt, ones = noise(world, rng, count), np.ones(count)
+    sides = [
+        unit_norm(prompt, noise(world, rng, count), along(world.pairs_point_at, world.strength * amount * ones))
+        for amount in (1, 0)
+    ]
+    held_out = torch.arange(count) >= count - world.num_held_out
+    return PairGradients(hack=sides[0], clean=sides[1], held_out=held_out, metadata={})
+
+
+def make_run(directory: Path, world: World, seed: int = 0) -> Path:
+    """Write the run that the loop would have written: config, gram, samples, steps, manifest; `directory` is
+    OUT/runs/NAME. Its pools are built-in ones.
+    """
+    rng = np.random.default_rng(seed)
+    pairs = make_pairs(world, rng)
+    v_hack = extract_directions(pairs.differences(), k=min(2, world.num_pairs - world.num_held_out))
+    in_svd = any(ARMS[arm].basis == "svd" for arm in world.arms)
+    stored = make_pairs(world, np.random.default_rng(1000 + seed)) if world.other_pairs else pairs
+    recorder = GramRecorder(directory, stored, v_hack) if in_svd else None  # other coordinates leave no inner products
+    haar = haar_directions(v_hack, seed=1)
+    control = v_hack if world.twin_arms else haar
+    arms = {arm: v_hack if ARMS[arm].directions == "v_hack" else control for arm in world.arms}
+    steps: list[StepRecord] = []
+    for step in range(world.num_steps):
+        lengths = rng.integers(40, 60, 8) + 40 * world.long_hacks * HACKED
+        if world.told_by == "length":
+            lengths = 50 + 40 * HACKED
+        unit = unit_norm(
+            noise(world, rng, 8),
+            along(world.hacks_point_at, world.strength * np.repeat(world.amounts, (4, 2, 2))),
+            along("length" if world.long_hacks else None, (lengths - 50) / 40),
+        )
+        if recorder is not None:
+            recorder.record(step, unit)
+        labels = HACKED.tolist()
+        if world.shuffled_labels:
+            labels = rng.permutation(HACKED[:6]).tolist() + [False] * 2
+        rows = [records(step, arm, own, unit, lengths, labels, world, rng) for arm, own in arms.items()]
+        write_samples(directory, step, [sample for samples, _ in rows for sample in samples])
+        steps += [row for _, row in rows]
+    write_steps(directory, steps)
+    pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
+    verb = "train" if world.trains else "replay"
+    write_json(directory / CONFIG_FILE, {"settings": {"verb": verb}, "pools": pools, "base_weights_sha256": ""})
+    files = file_hashes(directory) | (gram_hashes(directory) if recorder is not None else {})
+    write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "files": files})
+    return directory
+
+
+def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng):
+    """The sample records and the step record of one arm, computed by `probe.step.projection` as the step does."""
+    rewards = world.rewards
+    advantages = rewards - rewards.mean()
+    reason = None if advantages.any() else NO_VARIANCE
+    scale = torch.tensor(advantages / lengths / 8)
+    total = {m: scale.float() @ g for m, g in unit.items()}
+    cos = sample_cosines(unit, own.vectors).cos
+    gated = project_modules(total, own.vectors, gate="one_sided")
+    projects = ARMS[arm].projects and not (world.idle_gate and arm == "projected")
+
+    def cosine(value) -> float | None:
+        return None if reason else float(value)
+
+    samples = [
+        SampleRecord(
+            step=step,
+            sample_id=i,
+            src_pool=world.pools[0 if HACKED[i] else -1],
+            src_step=step,
+            src_sample=i,
+            reward=float(rewards[i]),
+            hacked=labels[i],
+            gt_pass=not labels[i] and bool(rewards[i] > 1),
+            fmt_ok=True,
+            comp_len=int(lengths[i]),
+            cos_S_contrib=cosine(np.sign(advantages[i]) * cos[i]),
+            grad_norm_contrib=float(scale[i].abs()),
+            mean_cos_in=cosine(gated.mean_cos_in),
+            mean_cos_out=cosine(gated.mean_cos_out if projects else gated.mean_cos_in),
+            frac_fired=float(gated.frac_fired) if projects else 0.0,
+            arm=arm,
+            advantage=float(advantages[i]),
+            cos_S_nll=float(cos[i]),
+            problem_id=f"p{step}",
+            prompt_sha="0" * 16,
+            null_reason=reason,
+            hint=labels[i] if world.told_by == "hint" else True,
+            haar_sd=float(haar_variance(unit, own.vectors).cos.sqrt()[i]),
+            nll=float(rng.normal(0.5, 0.1)),
+            condition="default",
+            flaky=world.flaky or None,
+            no_label=None,
+        )
+        for i in range(8)
+    ]
+    step_record = StepRecord(
+        step=step,
+        arm=arm,
+        problem_id=f"p{step}",
+        mixed_prompt=False,
+        cos_in=cosine(gated.cos_in),
+        cos_out=cosine(gated.cos_out if projects else gated.cos_in),
+        mean_cos_in=cosine(gated.mean_cos_in),
+        mean_cos_out=cosine(gated.mean_cos_out if projects else gated.mean_cos_in),
+        hackward_frac_in=cosine(gated.hackward_frac_in),
+        hackward_frac_out=cosine(gated.hackward_frac_out if projects else gated.hackward_frac_in),
+        frac_fired=float(gated.frac_fired) if projects else 0.0,
+        haar_sd=cosine(haar_variance(total, own.vectors).cos.sqrt()),
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std(ddof=1)),
+        reward_spread=float(np.ptp(rewards)),
+        advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.0),
+        grad_norm=float(gated.norm_in),
+        num_effective=int((advantages != 0).sum()),
+        loss_type="grpo",
+        reference=None,
+        null_reason=reason,
+        additivity_error=1e-6 if step == 0 else None,
+        cos_update=0.1 if world.trains else None,
+        hackward_frac_update=None,
+        condition="default",
+        frac_planning=0.0,
+        exec_surprisal_var=None,
+        direction_age=0,
+        direction_overlap=None,
+    )
+    return samples, step_record
