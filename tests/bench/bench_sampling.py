@@ -33,15 +33,17 @@ class Forced(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         wanted = self.ids[:, input_ids.shape[1] - self.width, None]
-        return torch.full_like(scores, -torch.inf).scatter(1, wanted, 0.0)
+        return torch.full_like(scores, -torch.inf).scatter(1, wanted.to(scores.device), 0.0)
 
 
 @torch.no_grad()
 def generated(policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> Tensor:
     """The completions, made by `generate` in one left-padded batch."""
     width = max(map(len, prompts))
-    ids = torch.tensor([[policy.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    padded = [[policy.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    ids = torch.tensor(padded, device=policy.device)
+    masked = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    mask = torch.tensor(masked, device=policy.device)
     config = GenerationConfig(
         do_sample=True,
         max_new_tokens=max(len(completion.ids) for completion in completions),

@@ -14,7 +14,8 @@ from extraction.attention import attending
 from extraction.batch import Batch
 from extraction.gradients import one_pass, per_sample_gradients
 from extraction.logprobs import CHUNK_SIZE, completion_logprobs, split_model
-from extraction.pass_plan import frozen
+from extraction.memory import checkpointed
+from extraction.pass_plan import planned
 from extraction.rows import make_rows
 from probe.step.projection import project_modules
 
@@ -31,15 +32,17 @@ def scores(unit: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Tenso
     return torch.stack([gradient @ direction[module] for module, gradient in unit.items()]).sum(0)
 
 
-def limit(coordinates: Coordinates, batch: Batch) -> None:
+def limit(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None = ONE_PASS) -> None:
     """The frozen forward and backward, down to the first outputs, that any exact way must at least do."""
     backbone, _ = split_model(coordinates.model)
     start = lambda _layer, _inputs, output: output.requires_grad_()  # noqa: E731
     handles = [layer.register_forward_hook(start) for layer in coordinates.layers.values()]
     try:
-        with frozen(coordinates.model), coordinates.lean_forward(), attending(backbone, "packed"):
-            rows = make_rows(batch, "packed")
-            one_pass(coordinates, rows, torch.ones(len(rows.targets)), CHUNK_SIZE)
+        with planned(coordinates, batch, tokens_per_batch, int) as plan:
+            for samples, _ in plan.all_passes:
+                rows = make_rows(batch, plan.layout, samples)
+                with attending(backbone, plan.layout), checkpointed(backbone, plan.is_too_long(rows)):
+                    one_pass(coordinates, rows, torch.ones_like(rows.targets), CHUNK_SIZE)
     finally:
         for handle in handles:
             handle.remove()
