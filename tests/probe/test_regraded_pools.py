@@ -125,12 +125,12 @@ def test_a_pool_that_changed_after_the_run_and_a_damaged_record(
 
 def test_the_rollouts_of_a_training_run(out: Path, preset: Callable[..., str], analysed) -> None:
     """They are a pool of the run, whose manifest the run names by another hash."""
-    assert run(cli, ["train", "--preset", preset(), "--name", "trained", "--out", str(out)]) == 0
-    before = labels_repeat(analysed("trained"))
+    assert run(cli, ["train", "--preset", preset(), "--name", "trained-again", "--out", str(out)]) == 0
+    before = labels_repeat(analysed("trained-again"))
     assert before["holds"] is None
     assert "trained/rollouts --name trained-rollouts-again" in before["text"]
     run_commands(before["text"])
-    assert labels_repeat(analysed("trained"))["holds"] is True
+    assert labels_repeat(analysed("trained-again"))["holds"] is True
 
 
 def test_imported_labels(out: Path, tmp_path: Path, replay: Callable[..., Path], few_pairs, analysed) -> None:
