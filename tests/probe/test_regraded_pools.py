@@ -128,7 +128,7 @@ def test_the_rollouts_of_a_training_run(out: Path, preset: Callable[..., str], a
     assert run(cli, ["train", "--preset", preset(), "--name", "trained-again", "--out", str(out)]) == 0
     before = labels_repeat(analysed("trained-again"))
     assert before["holds"] is None
-    assert "trained/rollouts --name trained-rollouts-again" in before["text"]
+    assert "trained-again/rollouts --name trained-again-rollouts-again" in before["text"]
     run_commands(before["text"])
     assert labels_repeat(analysed("trained-again"))["holds"] is True
 
