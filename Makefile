@@ -21,7 +21,6 @@ demo: $(RUN_DEPS)
 	rm -rf out/runs/demo
 	$(VENV)/bin/probe replay --replay-dirs teacher,base --arm vanilla,projected,random --name demo
 	$(VENV)/bin/probe report out/runs/demo
-	$(VENV)/bin/probe analyze out/runs/demo
 
 # The linters run beside the tests; their output comes at the end, and either of the two fails the target.
 test: $(TEST_DEPS)

@@ -69,8 +69,13 @@ def report(
             }
         )
         return
-    for view in contents.views:
-        echo(f"{view.label}: {view.analysis.decision.outcome}")
+    if len(contents.views) == 1:
+        from probe.analysis.text_report import format_verdict
+
+        echo(format_verdict(contents.views[0].analysis))
+    else:
+        for view in contents.views:
+            echo(f"{view.label}: {view.analysis.decision.outcome}")
     size = written.html.stat().st_size / 1024
     echo(
         f"report {written.html} ({size:.0f} KiB); {len(written.figures)} figures, tables in {written.tables[0].parent}"
