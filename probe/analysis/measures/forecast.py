@@ -123,7 +123,10 @@ def forecast(
     targets = _targets(linked, totals)
     law = _Law(gate=gate, overshoot=overshoot, weights=weights)
     ((observed, size),) = law.lost(linked, true_labels(pairs.held_out), totals, targets)
-    halves = [lost for lost, _ in law.lost(linked, half_samples(pairs.held_out, num_draws, rng), totals, targets)]
+    # Of a draw its mean alone is kept: the matrices of all draws would be many times the run.
+    halves = []
+    for lost, _ in law.lost(linked, half_samples(pairs.held_out, num_draws, rng), totals, targets):
+        halves.append({name: float(matrix.mean()) for name, matrix in lost.items()})
     permuted = []
     for lost, draw_size in law.lost(linked, label_permutations(pairs.held_out, num_draws, rng), totals, targets):
         # As much is removed as along v_hack, whatever the draw alone would remove.
@@ -136,7 +139,7 @@ def forecast(
                 name,
                 target,
                 observed[name],
-                [lost[name].mean() for lost in halves],
+                [lost[name] for lost in halves],
                 [lost[name] for lost in permuted],
                 law.haar(linked, target, totals, size),
             )

@@ -116,22 +116,22 @@ def effects_by_prompt(
             kept[name] = centred / np.linalg.norm(centred)
     if not np.any(target) or not _is_new(target, kept):
         return None
-    y = responses - (responses @ _same_prompt(member))
+    y = responses - _prompt_sums(responses, member)[:, member] / np.bincount(member)[member]
     X = np.column_stack([target, *kept.values()])  # (rows, p)
     coefficients = np.linalg.lstsq(X, y.T, rcond=None)[0]  # (p, B)
     others = X[:, 1:]
     unexplained = target - others @ np.linalg.lstsq(others, target, rcond=None)[0] if kept else target
     size = float(unexplained @ unexplained)
     residuals = y - (X @ coefficients).T
-    onto = np.eye(num_prompts)[member]  # (rows, C)
-    values = coefficients[0][:, None] + num_prompts * (residuals * (unexplained / size)) @ onto
+    values = coefficients[0][:, None] + num_prompts * _prompt_sums(residuals * (unexplained / size), member)
     return PromptEffects(values=values, overlap=size / float(target @ target), covariates=tuple(kept))
 
 
-def _same_prompt(member: NDArray[np.intp]) -> Array:
-    """(rows, rows) the matrix that replaces every value by the mean of its prompt."""
-    same = (member[:, None] == member[None, :]).astype(np.float64)
-    return same / same.sum(0)
+def _prompt_sums(values: Array, member: NDArray[np.intp]) -> Array:
+    """(B, C) sums of values (B, rows) over the rows of each prompt, without a matrix of rows by prompts."""
+    order = np.argsort(member, kind="stable")
+    starts = np.searchsorted(member[order], np.arange(int(member.max()) + 1))
+    return np.add.reduceat(values[:, order], starts, axis=1)
 
 
 def _first_coefficients(squares: Array, products: Array, counts: Array) -> Array:
