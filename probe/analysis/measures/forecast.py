@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.measures.pull import can_be_halved, held_out_gradients
-from probe.analysis.statistics.geometry import Gradients, extract, weighted
+from probe.analysis.measures.pull import can_be_halved
+from probe.analysis.statistics.geometry import Gradients, extract, held_out_gradients, weighted
 from probe.analysis.statistics.gram import Array
 from probe.analysis.statistics.half_samples import half_samples
 from probe.analysis.statistics.intervals import prompt_weights
@@ -122,6 +122,8 @@ def forecast(
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
     targets = _targets(linked, totals)
     law = _Law(gate=gate, overshoot=overshoot, weights=weights)
+    num_kept = extract(pairs, *true_labels(pairs.held_out), pairs.extraction).kept[0].sum(1)
+    haar_share = num_kept / pairs.sizes  # (M,) of a gradient's energy that Haar directions, as many, meet
     ((observed, size),) = law.lost(linked, true_labels(pairs.held_out), totals, targets)
     # Of a draw its mean alone is kept: the matrices of all draws would be many times the run.
     halves = []
@@ -141,7 +143,7 @@ def forecast(
                 observed[name],
                 [lost[name] for lost in halves],
                 [lost[name] for lost in permuted],
-                law.haar(linked, target, totals, size),
+                law.haar(haar_share, target, totals, size),
             )
         )
     return Forecast(gate=gate, overshoot=overshoot, norm_removed=size, rows=rows)
@@ -168,15 +170,13 @@ class _Law:
                 size = float(np.sqrt(np.square(removed).sum((0, 2)) @ self.weights))
                 yield {name: target.lost(removed, rows) for name, target in targets.items()}, size
 
-    def haar(self, linked: Linked, target: _Target, totals: Gradients, size: float) -> float | None:
-        """The expected share removed along Haar directions, as many a module, of a dose that removes the norm `size`.
+    def haar(self, share: Array, target: _Target, totals: Gradients, size: float) -> float | None:
+        """The expected share removed along Haar directions, (M,) k / r of each module, by a dose that removes `size`.
 
         E[V^T V] = (k / r) I, and relu keeps half of a symmetric component: E[g - g'] is g times a number a module.
         """
-        kept = extract(linked.pairs, *true_labels(linked.pairs.held_out), linked.pairs.extraction).kept[0].sum(1)
         law = {"one_sided": (0.5, 0.5), "two_sided": (1.0, 1.0), "reverse": (2.0, 4.0)}
         first, second = law[self.gate]  # of E[gate(c) c] and E[gate(c)^2] in units of E[c^2]
-        share = kept / linked.pairs.sizes  # (M,)
         removed = np.sqrt(second * np.einsum("m,mt->t", share, np.square(totals.norms)) @ self.weights)
         progress = target.progress.mean((1, 2))  # (M,)
         if removed == 0 or progress.sum() == 0:

@@ -24,7 +24,7 @@ import numpy as np
 
 from probe.analysis.statistics.adjusted import effects_by_prompt
 from probe.analysis.statistics.batch_labels import paid_labels
-from probe.analysis.statistics.geometry import Axes, Gradients, cosines, svd_axes, weighted
+from probe.analysis.statistics.geometry import Axes, cosines, held_out_gradients, svd_axes, weighted
 from probe.analysis.statistics.gram import Array, PairGram
 from probe.analysis.statistics.half_samples import half_samples
 from probe.analysis.statistics.null_axes import true_axes
@@ -99,21 +99,6 @@ def with_halves(pairs: PairGram, num_halves: int, rng: np.random.Generator) -> A
     truth = true_axes(pairs)
     halves = svd_axes(pairs, *half_samples(pairs.held_out, num_halves, rng), pairs.extraction)
     return Axes(rows=np.concatenate([truth.rows, halves.rows]), kept=np.concatenate([truth.kept, halves.kept]))
-
-
-def held_out_gradients(pairs: PairGram) -> tuple[Gradients, Gradients, Gradients]:
-    """The gradients of the H held-out pairs: hack minus clean, hack, clean."""
-    hack = np.flatnonzero(pairs.held_out)
-    clean = hack + len(pairs.held_out)
-    difference = pairs.pairs[:, hack] - pairs.pairs[:, clean]  # (M, H, N)
-    numbers = np.arange(len(hack))
-    squared = difference[:, numbers, hack] - difference[:, numbers, clean]
-    sizes = np.sqrt(np.diagonal(pairs.pairs, axis1=1, axis2=2))  # (M, N)
-    return (
-        Gradients(inner=difference, norms=np.sqrt(np.maximum(squared, 0.0))),
-        Gradients(inner=pairs.pairs[:, hack], norms=sizes[:, hack]),
-        Gradients(inner=pairs.pairs[:, clean], norms=sizes[:, clean]),
-    )
 
 
 def _benign(linked: Linked, axes: Axes) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from probe.analysis.statistics.geometry import Gradients, cosines, svd_axes
+from probe.analysis.statistics.geometry import cosines, held_out_gradients, svd_axes
 from probe.analysis.statistics.gram import Array, PairGram
 from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval
 from probe.analysis.statistics.nulls import NullTest, Rows, label_permutations, null_test, placebo_couples, true_labels
@@ -163,10 +163,5 @@ def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[st
 
 def _held_out_cosines(pairs: PairGram, labels: tuple[Rows, Rows]) -> Array:
     """(B, h) cosines of the h held-out differences with the directions extracted under every draw of the labels."""
-    hack = np.flatnonzero(pairs.held_out)
-    clean = hack + len(pairs.held_out)
-    inner = pairs.pairs[:, hack] - pairs.pairs[:, clean]  # (M, h, N): <D_p, P_j>
-    numbers = np.arange(len(hack))
-    squared = inner[:, numbers, hack] - inner[:, numbers, clean]  # (M, h): <D_p, P_hack - P_clean> = |D_p|^2
-    gradients = Gradients(inner=inner, norms=np.sqrt(np.maximum(squared, 0.0)))
-    return cosines(svd_axes(pairs, *labels, pairs.extraction), gradients)
+    differences, _, _ = held_out_gradients(pairs)
+    return cosines(svd_axes(pairs, *labels, pairs.extraction), differences)

@@ -55,11 +55,7 @@ def adjusted_effect(
     num_prompts = len(set(prompts))
     y = _centred(np.asarray(values, dtype=np.float64), member)
     target = _centred(np.asarray(label, dtype=np.float64), member)
-    kept: dict[str, Array] = {}
-    for name, column in covariates.items():
-        centred = _centred(np.asarray(column, dtype=np.float64), member)
-        if _is_new(centred, kept):
-            kept[name] = centred
+    kept = _independent(covariates, member)
     if num_prompts < 2 or not np.any(target):
         return _unidentified(num_prompts, tuple(kept), "no prompt holds both sides" if len(y) else "no samples")
     if not _is_new(target, kept):
@@ -109,11 +105,7 @@ def effects_by_prompt(
     member = cluster_numbers(prompts)
     num_prompts = len(set(prompts))
     target = _centred(np.asarray(label, dtype=np.float64), member)
-    kept: dict[str, Array] = {}
-    for name, column in covariates.items():
-        centred = _centred(np.asarray(column, dtype=np.float64), member)
-        if _is_new(centred, kept):
-            kept[name] = centred / np.linalg.norm(centred)
+    kept = _independent(covariates, member)
     if not np.any(target) or not _is_new(target, kept):
         return None
     y = responses - _prompt_sums(responses, member)[:, member] / np.bincount(member)[member]
@@ -153,6 +145,16 @@ def _centred(x: Array, member: NDArray[np.intp]) -> Array:
     """x minus the mean of its prompt; member (rows,) is the number of each row's prompt."""
     count = np.maximum(np.bincount(member), 1)
     return x - (np.bincount(member, weights=x) / count)[member]
+
+
+def _independent(covariates: Mapping[str, Sequence[float]], member: NDArray[np.intp]) -> dict[str, Array]:
+    """{name: column of norm 1, centred within prompts} of those that are no combination of earlier ones."""
+    kept: dict[str, Array] = {}
+    for name, column in covariates.items():
+        centred = _centred(np.asarray(column, dtype=np.float64), member)
+        if _is_new(centred, kept):
+            kept[name] = centred / np.linalg.norm(centred)
+    return kept
 
 
 def _is_new(column: Array, kept: Mapping[str, Array]) -> bool:

@@ -122,6 +122,21 @@ def stack(parts: list[Gradients]) -> Gradients:
     )
 
 
+def held_out_gradients(pairs: PairGram) -> tuple[Gradients, Gradients, Gradients]:
+    """The gradients of the H held-out pairs: hack minus clean, hack, clean."""
+    hack = np.flatnonzero(pairs.held_out)
+    clean = hack + len(pairs.held_out)
+    difference = pairs.pairs[:, hack] - pairs.pairs[:, clean]  # (M, H, N)
+    numbers = np.arange(len(hack))
+    squared = difference[:, numbers, hack] - difference[:, numbers, clean]
+    sizes = np.sqrt(np.diagonal(pairs.pairs, axis1=1, axis2=2))  # (M, N)
+    return (
+        Gradients(inner=difference, norms=np.sqrt(np.maximum(squared, 0.0))),
+        Gradients(inner=pairs.pairs[:, hack], norms=sizes[:, hack]),
+        Gradients(inner=pairs.pairs[:, clean], norms=sizes[:, clean]),
+    )
+
+
 def mean_unit(gradients: Gradients, weights: Array) -> Array:
     """(M, N): the sum of the gradients scaled to norm 1, with weights (S,), as inner products with the pairs."""
     return np.tensordot(gradients.inner, ratio(weights, gradients.norm), axes=(1, 0))

@@ -9,20 +9,15 @@ from dataclasses import dataclass
 
 from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.power import mde
-from probe.analysis.statistics.thresholds import MATERIAL, POWER
+from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
 from probe.analysis.verdict.needed import MANY, Needed, needed, pairs_to_reach
-from probe.analysis.verdict.questions import Finding
+from probe.analysis.verdict.questions import DECIDED_BY, Finding
 from probe.analysis.verdict.unread import Reason, unread
 
 SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
 MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
-# The shares that a question rests on, with the thresholds that decide them: beyond the one it is yes, below the other
-# no.
-RESTS_ON = {
-    "hackward": {"pull": (MATERIAL, MATERIAL)},
-    "about": {"contrast": (0.0, MATERIAL), "pull - benign": (0.0, MATERIAL)},
-}
+RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "pull - benign")}  # the shares of each question
 EXTRACT = "probe extract --pairs FILE.jsonl --name OTHER"
 
 
@@ -102,7 +97,8 @@ def _underpowered(findings: Sequence[Finding], evidence: Evidence) -> Next:
     for finding in findings:
         if finding.says == "yes":
             continue
-        for name, (above, below) in RESTS_ON.get(finding.name, {}).items():
+        for name in RESTS_ON.get(finding.name, ()):
+            above, below = DECIDED_BY[name]
             share = evidence.share(name)
             if share is None or share.share is None:
                 if share is not None and share.num_prompts:

@@ -8,6 +8,7 @@ Every text, on the terminal, in the page and in JSON, is a rendering of these fi
 function that takes Evidence and returns a Finding, and add it to `questions`; `decision` says what follows from it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,13 @@ from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MIN_OVERLAP
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.unread import why_unread
 
+# The thresholds of each share that a question rests on: yes where its whole interval lies above the first, no where it
+# lies below the second.
+DECIDED_BY: Mapping[str, tuple[float, float]] = {
+    "pull": (MATERIAL, MATERIAL),
+    "contrast": (0.0, MATERIAL),
+    "pull - benign": (0.0, MATERIAL),
+}
 Says = Literal["yes", "no", "unclear", "confounded", "unmeasured"]
 
 
@@ -44,7 +52,7 @@ def hackward(evidence: Evidence) -> Finding:
     says: Says = "unmeasured"
     text = why_unread(evidence)
     if row is not None and number is not None:
-        says = _material(number.interval)
+        says = _decided("pull", number.interval)
         text = (
             f"pull {number}: cos_in {row.measured:+.3f} over {row.num_prompts} prompts, where held-out hacks read "
             f"{row.ceiling:+.3f} ({row.num_held_out} pairs)"
@@ -73,7 +81,7 @@ def about(evidence: Evidence) -> Finding:
         says = "unmeasured" if row.num_prompts else "confounded"
         text = f"hacks and clean samples cannot be compared: {row.reason}"
     elif row is not None and number is not None:
-        says = _difference(number.interval)
+        says = _decided("contrast", number.interval)
         text = (
             f"hacks against clean samples among the paid, trivial scores held constant: {number} of what held-out "
             f"pairs show ({row.num_prompts} prompts)"
@@ -82,7 +90,7 @@ def about(evidence: Evidence) -> Finding:
     if benign is not None and benign.share is not None and less is not None and less.share is not None:
         text += f"; the same groups without their hacks pull {benign.share.value:.2f}, {less.share} less"
         if number is not None:
-            says = _both(says, _difference(less.share.interval))
+            says = _both(says, _decided("pull - benign", less.share.interval))
     return Finding(name="about", question="Is that about hacks?", says=says, number=number, text=text)
 
 
@@ -106,18 +114,12 @@ def removable(evidence: Evidence) -> Finding:
     return Finding(name="removable", question=question, says=says, number=number, text=text)
 
 
-def _material(interval: Interval) -> Says:
-    """Whether a share is beyond MATERIAL, below it, or either."""
-    if interval.low > MATERIAL:
-        return "yes"
-    return "no" if interval.high < MATERIAL else "unclear"
-
-
-def _difference(interval: Interval) -> Says:
-    """Whether a difference is above 0, below MATERIAL, or either."""
-    if interval.high < MATERIAL:
+def _decided(name: str, interval: Interval) -> Says:
+    """What the interval of a share says, by the thresholds of `DECIDED_BY`."""
+    above, below = DECIDED_BY[name]
+    if interval.high < below:
         return "no"
-    return "yes" if interval.low > 0 else "unclear"
+    return "yes" if interval.low > above else "unclear"
 
 
 def _both(first: Says, second: Says) -> Says:

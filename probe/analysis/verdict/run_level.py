@@ -23,22 +23,11 @@ from probe.analysis.training_outcome import deployed
 from probe.analysis.verdict.evidence import Evidence, GateFacts, PoolFacts, PoolPlan, RealisedUpdate
 from probe.records.records import StepRecord
 from probe.records.run import ROLLOUTS_DIR, Run, settings_of
+from probe.settings.presets import configure
 from replay_pools.agreement import read_regrade
 from replay_pools.errors import InputError
 from replay_pools.files import dump_json, parse_json, sha256
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
-
-# Settings of a pool that shape its rollouts, and the defaults of `probe pool generate`.
-_RECIPE: Mapping[str, Any] = {
-    "model": "organism",
-    "adapter": None,
-    "env": "minicode",
-    "split": "train",
-    "mode": "run_tests",
-    "seed": 0,
-    "temperature": 1.0,
-    "max_new_tokens": 160,
-}
 
 
 def pool_facts(run: Run) -> list[PoolFacts]:
@@ -134,11 +123,24 @@ def _plan(name: str, manifest: Mapping[str, Any]) -> PoolPlan:
 def _recipe(manifest: Mapping[str, Any]) -> str:
     """The options of `probe pool generate`, where they are not its defaults, that sampled a pool."""
     plan, policy, sampler = manifest["plan"], manifest["policy"], manifest["sampler"]
-    made_with = {**plan, "model": policy["base_model"], "adapter": policy["adapter"], **sampler}
+    usual = configure("generate")
+    assert usual.rollouts is not None  # `RunConfig` refuses a generation without them
+    rollouts = usual.rollouts
+    # {option: (of the pool, the default)}
+    settings = {
+        "model": (policy["base_model"], usual.model.name),
+        "adapter": (policy["adapter"], usual.model.adapter),
+        "env": (plan["env"], rollouts.env),
+        "split": (plan["split"], rollouts.split),
+        "mode": (plan["mode"], rollouts.mode),
+        "seed": (plan["seed"], usual.seed),
+        "temperature": (sampler["temperature"], rollouts.sampler.temperature),
+        "max-new-tokens": (sampler["max_new_tokens"], rollouts.sampler.max_new_tokens),
+    }
     options = ["--hint"] if plan["hint"] else []
-    for name, default in _RECIPE.items():
-        if made_with.get(name) != default:
-            options.append(f"--{name.replace('_', '-')} {made_with[name]}")
+    for name, (value, default) in settings.items():
+        if value != default:
+            options.append(f"--{name} {value}")
     return " ".join(options)
 
 
