@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import picture, render_table, wrap
 from probe.analysis.statistics.ratios import Bounded
-from probe.analysis.statistics.thresholds import MATERIAL
 from probe.analysis.tables import (
     arm_table,
     bucket_table,
@@ -61,13 +60,13 @@ def _question(finding: Finding) -> list[str]:
     """A question with what its number says, the picture of its interval, and the sentence."""
     line = f"  {finding.question:<46}{finding.says.upper():<11}"
     if finding.number is not None:
-        line += share_picture(finding.number)
+        line += share_picture(finding.number, finding.counts_from)
     return [line.rstrip(), *wrap(f"      {finding.text}", indent="      ")]
 
 
-def share_picture(number: Bounded) -> str:
+def share_picture(number: Bounded, counts_from: float) -> str:
     """A share drawn on a line from -0.5 to 1.5, with a mark where it begins to matter."""
-    return picture(number.value, number.interval, low=-0.5, high=1.5, mark=MATERIAL)
+    return picture(number.value, number.interval, low=-0.5, high=1.5, mark=counts_from)
 
 
 def format_analysis(analysis: Analysis) -> str:

@@ -26,11 +26,13 @@ from probe.records.run import read_run
 FEW = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
 PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
 GAIN = World(gain=4, strength=3, num_pairs=96, num_held_out=48, num_steps=48)
+UNSEEN = replace(GAIN, gain_in_prompts=False)
 BRIEF = World(num_steps=4)
 # What a world is about: the world, the verdict on it, and words of the screen.
 WORLDS: dict[str, tuple[World, str, str]] = {
     "go": (World(), "GO", "probe plan go"),
     "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not these updates"),
+    "skip-gate": (replace(UNSEEN, gain=3), "SKIP", "on held-out hacks: 8 of the same pairs"),
     "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "pairs that differ in the hack alone"),
     "generic-benign": (World(amounts=(1, 0.6, -2), strength=3, num_steps=48), "GENERIC", "0.02 [-0.05, 0.07] less"),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "so that more than half is left"),
@@ -41,6 +43,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
+    "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 8 of the same pairs"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
     "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "held-out pairs, and as many times more"),
@@ -297,7 +300,18 @@ def test_hacks_must_bring_half_of_the_pull(honest: float, expected: set[str], tm
     assert set(outcomes(world, 3, tmp_path)) <= expected
 
 
-GALLERY = ("go", "skip", "generic", "generic-half", "generic-gate", "confounded", "underpowered", "broken", "trained")
+GALLERY = (
+    "go",
+    "skip",
+    "skip-gate",
+    "generic",
+    "generic-half",
+    "generic-gate",
+    "confounded",
+    "underpowered",
+    "broken",
+    "trained",
+)
 
 
 def test_the_gallery_is_what_the_program_prints(screen, tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ class World:
 
     pairs_point_at: str | None = "hack"  # the axis that tells the pairs' hacks from their clean completions
     hacks_point_at: str | None = "hack"  # the axis of hacked samples' gradients
-    gain: float = 0.0  # of hacks and held-out pairs along an axis on which other pairs differ by their prompts alone
+    gain: float = 0.0  # of hacks and held-out pairs along an axis on which other pairs differ by their prompts at most
+    gain_in_prompts: bool = True  # whether they do
     amounts: tuple[float, float, float] = (1.0, 0.0, 0.0)  # along it: of hacks, honest solutions, failures
     long_hacks: bool = False  # hacked completions are longer, and length has a gradient axis of its own
     told_by: Literal["hint", "length"] | None = None  # what determines which sample is a hack
@@ -94,7 +95,7 @@ def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
     """The gradients of the world's pairs; the last of them are held out."""
     count = world.num_pairs
     prompt, held_out = noise(world, rng, count), np.arange(count) >= count - world.num_held_out
-    if world.gain:
+    if world.gain and world.gain_in_prompts:
         prompt = plus(prompt, along("gain", world.gain * rng.normal(size=count)))
     sides = []
     # Halves on either side leave both norms equal, so that what a prompt adds cancels in the difference.

@@ -4,9 +4,13 @@ Findings, checks, criteria and report figures read the numbers here. `spec/METHO
 a change here is a change there.
 """
 
-# Verdicts on a replay: a share of the held-out ceiling that matters. Provisional: spec/foretell.md, which holds replays
-# against trainings, has not set it yet.
+# Verdicts on a replay: a share of the held-out ceiling that matters. Provisional: the pull of a treatment did not rank
+# the trainings of spec/foretell.md, so that they set no size for it.
 MATERIAL = 0.1
+# The share of the progress on held-out hacks that a gate has to remove. Set by spec/foretell.md: half-way between the
+# two treatments of the choosing half that fell by just less and just more than MATERIAL_RATE; it divides the
+# confirming half without an error.
+MATERIAL_REMOVED = 0.5
 # Verdicts after training: a difference of hack or solve rates that matters, 15 points. Provisional.
 MATERIAL_RATE = 0.15
 MIN_OVERLAP = 0.05  # share of the hack label's variance within prompts that trivial scores must leave unexplained

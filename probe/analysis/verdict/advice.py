@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.power import mde
-from probe.analysis.statistics.thresholds import POWER
+from probe.analysis.statistics.thresholds import MATERIAL_REMOVED, POWER
 from probe.analysis.verdict.commands import direction, extract, generate, replay, replay_again
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
 from probe.analysis.verdict.mending import mend
@@ -47,12 +47,24 @@ def _broken(findings: Sequence[Finding], evidence: Evidence) -> Next:
 
 
 def _skip(findings: Sequence[Finding], evidence: Evidence) -> Next:
+    if any(finding.says == "too little" for finding in findings):
+        return _more_directions(evidence)
     share = evidence.share("pull")
     level = "" if share is None or share.ceiling is None else f" (they read {share.ceiling:+.3f})"
     return Next(
         command=extract(evidence),
         text=f"these directions reach held-out hacks{level} and not these updates: extract from pairs of this policy",
     )
+
+
+def _more_directions(evidence: Evidence) -> Next:
+    """Twice as many directions of the same pairs, or other pairs where the run was given its directions."""
+    aim = f"directions that remove {MATERIAL_REMOVED:.0%} or more of the progress on held-out hacks"
+    if "intervention.v_hack" in evidence.options.replay:
+        return Next(command=extract(evidence), text=f"{aim}: more of them (--k), or of pairs like the held-out ones")
+    k = 2 * evidence.options.num_directions
+    text = f"{aim}: {k} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)"
+    return Next(command=replay_again(evidence, k=k), text=text)
 
 
 def _generic(findings: Sequence[Finding], evidence: Evidence) -> Next:
@@ -133,11 +145,13 @@ def _label(evidence: Evidence) -> Next:
 
 
 def _forecast_open(evidence: Evidence) -> Next:
-    """Prompts where progress on held-out hacks is not told from 0, pairs where permuted ones take nearly as much."""
+    """Prompts where that progress is not told from 0, directions where too little of it may be removed, else pairs."""
     row = evidence.forecast.row("margin") if evidence.forecast is not None else None
     if row is None or row.removed is None:
         steps = 4 * len({step.problem_id for step in evidence.steps})
         return _more_groups(steps, f"4 times as many prompts ({steps}) halve the error of that progress", evidence)
+    if row.removed.value < MATERIAL_REMOVED:
+        return _more_directions(evidence)
     share = evidence.share("pull")
     held_out = share.num_held_out if share is not None else 0
     pairs = f"4 times as many pairs ({4 * held_out} held out, {held_out} so far)"

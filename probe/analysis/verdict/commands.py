@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
-from probe.analysis.verdict.run_options import OF_FILE
+from probe.analysis.verdict.run_options import FLAGS, OF_FILE, K
 from probe.settings.presets import configure
 
 ARMS = "vanilla,projected"
@@ -28,25 +28,35 @@ def direction(evidence: Evidence) -> str:
 
 
 def replay(
-    names: Sequence[str], evidence: Evidence, *, match: str | None = None, name: str = "again", without: str = " "
+    names: Sequence[str],
+    evidence: Evidence,
+    *,
+    match: str | None = None,
+    name: str = "again",
+    without: str = " ",
+    k: int | None = None,
 ) -> str:
     """The replay of pools, with the settings of the run.
 
     Args:
         match: what the pools have in common; default: what those of the run had.
         without: the settings that begin with it are left at their defaults.
+        k: directions a module; default: as many as the run had.
     """
     match = match or evidence.match
-    options = [option for key, option in evidence.options.replay.items() if not key.startswith(without)]
+    changed = dict(evidence.options.replay)
+    if k is not None:
+        changed[K] = f"{FLAGS[K]} {k}"
+    options = [option for key, option in changed.items() if not key.startswith(without)]
     matched = [] if match == "problem" else [f"--match {match}"]
     return " ".join(
         [f"probe replay --replay-dirs {','.join(names)}", *matched, *options, f"--arm {ARMS}", f"--name {name}"]
     )
 
 
-def replay_again(evidence: Evidence, *, without: str = " ") -> str:
+def replay_again(evidence: Evidence, *, without: str = " ", k: int | None = None) -> str:
     """The replay of the run's own pools."""
-    return replay([pool.name for pool in evidence.plans] or ["POOL"], evidence, without=without)
+    return replay([pool.name for pool in evidence.plans] or ["POOL"], evidence, without=without, k=k)
 
 
 def generate(pool: PoolPlan, name: str, size: str = "") -> str:

@@ -1,7 +1,8 @@
 """The verdict on a replay: exactly one of six words, with the reason and the next command.
 
     BROKEN         a part of the measurement is shown broken                     nothing else is read
-    SKIP           the update is not hack-ward while held-out hacks are          extract otherwise
+    SKIP           the update is not hack-ward while held-out hacks are,         extract otherwise
+                   or the gate would remove too little of the progress on them
     CONFOUNDED     hacks and clean samples cannot be told apart from the rest    pools that overlap
     GENERIC        whatever points hack-ward is not the hacks                    pairs that differ in the hack alone
     UNDERPOWERED   the intervals hold both answers, or there is nothing to read  how many prompts or pairs
@@ -54,6 +55,8 @@ def _verdict(findings: Sequence[Finding], parts: Sequence[ValidityPart], evidenc
     if evidence.trains:
         return "TRAINED", " ".join([*outcome(evidence), "Arms are compared over seeds: give their runs together."])
     hackward, about, removable = findings
+    if removable.says == "too little":
+        return "SKIP", f"the gate would remove too little: {removable.text}"
     if hackward.says == "unmeasured":
         return "UNDERPOWERED", f"nothing can be read: {hackward.text}"
     if hackward.says == "no":

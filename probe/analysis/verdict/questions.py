@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from probe.analysis.measures.forecast import Removal
-from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.ratios import Bounded
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MIN_OVERLAP
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.unread import why_unread
 
@@ -29,7 +28,7 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
     "pull - benign": (0.0, MATERIAL),
     "half - benign": (-math.inf, 0.0),
 }
-Says = Literal["yes", "no", "unclear", "confounded", "unmeasured"]
+Says = Literal["yes", "no", "too little", "unclear", "confounded", "unmeasured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +39,7 @@ class Finding:
     question: str
     says: Says
     number: Bounded | None  # a share, which `text` names; None where the question has no number
+    counts_from: float  # the size from where on that share matters
     text: str  # one sentence with the numbers
 
 
@@ -60,7 +60,8 @@ def hackward(evidence: Evidence) -> Finding:
             f"pull {number}: cos_in {row.measured:+.3f} over {row.num_prompts} prompts, where held-out hacks read "
             f"{row.ceiling:+.3f} ({row.num_held_out} pairs)"
         )
-    return Finding(name="hackward", question="Does the update point hack-ward?", says=says, number=number, text=text)
+    question = "Does the update point hack-ward?"
+    return Finding(name="hackward", question=question, says=says, number=number, counts_from=MATERIAL, text=text)
 
 
 def about(evidence: Evidence) -> Finding:
@@ -104,11 +105,16 @@ def about(evidence: Evidence) -> Finding:
 
 
 def _about(says: Says, number: Bounded | None, text: str) -> Finding:
-    return Finding(name="about", question="Is that about hacks?", says=says, number=number, text=text)
+    question = "Is that about hacks?"
+    return Finding(name="about", question=question, says=says, number=number, counts_from=MATERIAL, text=text)
 
 
 def removable(evidence: Evidence) -> Finding:
-    """Whether the gate removes progress on held-out hacks beyond what a gate of the same size removes anyway."""
+    """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
+
+    too little: the share is shown to be below the one from where on trainings hacked less. no: it is shown to be below
+    what directions of permuted pairs remove.
+    """
     forecast = evidence.forecast
     row = forecast.row("margin") if forecast is not None else None
     number = row.removed if row is not None else None
@@ -117,14 +123,16 @@ def removable(evidence: Evidence) -> Finding:
     if row is not None:
         text = "the update makes no progress on held-out hacks that is told from 0: there is none to remove"
     if forecast is not None and row is not None and number is not None:
-        says = _beyond(row, number.interval)
+        says = _removed(row, number)
         text = (
             f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
             f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
             f"{row.permuted_p:.2g}); price: {_price(forecast.row('honest'), evidence)}"
         )
     question = "Would the gate remove it, and at what price?"
-    return Finding(name="removable", question=question, says=says, number=number, text=text)
+    return Finding(
+        name="removable", question=question, says=says, number=number, counts_from=MATERIAL_REMOVED, text=text
+    )
 
 
 def decided(name: str, share: Bounded) -> Says:
@@ -142,11 +150,15 @@ def _all(answers: Sequence[Says]) -> Says:
     return "yes" if set(answers) == {"yes"} else "unclear"
 
 
-def _beyond(row: Removal, interval: Interval) -> Says:
-    """Whether more is removed than along directions of permuted pairs, certainly less than they remove, or either."""
-    if row.permuted_p is not None and row.permuted_p < ALPHA and interval.low > 0:
-        return "yes"
-    return "no" if row.permuted_mean is not None and interval.high < row.permuted_mean else "unclear"
+def _removed(row: Removal, removed: Bounded) -> Says:
+    """What the share that the gate removes says, beside what directions of permuted pairs remove."""
+    bounds = removed.interval
+    if row.permuted_mean is not None and bounds.high < row.permuted_mean:
+        return "no"
+    if bounds.high < MATERIAL_REMOVED:
+        return "too little"
+    beyond = row.permuted_p is not None and row.permuted_p < ALPHA and bounds.low > 0
+    return "yes" if beyond and removed.value >= MATERIAL_REMOVED else "unclear"
 
 
 def _price(row: Removal | None, evidence: Evidence) -> str:

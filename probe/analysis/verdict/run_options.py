@@ -11,13 +11,15 @@ from probe.records.run import Run
 from probe.settings.presets import configure
 from replay_pools.storage.tables import NO_VALUE, flat
 
+K = "intervention.extraction.k"
+USUAL_K = configure("replay").intervention.extraction.k
 # Flags of `probe replay`; every other setting goes by --set.
 FLAGS = {
     "model.name": "--model",
     "source.per_pool": "--per-pool",
     "intervention.extraction.pairs": "--pairs",
     "intervention.extraction.pairs_map": "--pairs-map",
-    "intervention.extraction.k": "--k",
+    K: "--k",
     "intervention.v_hack": "--v-hack",
 }
 # What the advice itself chooses, and what shapes no number.
@@ -37,6 +39,7 @@ class RunOptions:
     replay: Mapping[str, str] = field(default_factory=dict)
     extract: Mapping[str, str] = field(default_factory=dict)
     dtype: str = "float32"
+    num_directions: int = USUAL_K  # a module, where the run extracted them
 
 
 def run_options(run: Run) -> RunOptions:
@@ -60,7 +63,8 @@ def run_options(run: Run) -> RunOptions:
     if model not in (None, "organism"):
         extract = {"model.name": _option("model.name", model), **extract}
     dtype = (run.settings.get("model") or {}).get("dtype", "float32")
-    return RunOptions(name=_run_name(run), replay=replay, extract=extract, dtype=dtype)
+    num_directions = flat(run.settings).get(K, USUAL_K)
+    return RunOptions(name=_run_name(run), replay=replay, extract=extract, dtype=dtype, num_directions=num_directions)
 
 
 def _run_name(run: Run) -> str:

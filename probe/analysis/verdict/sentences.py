@@ -8,23 +8,23 @@ from collections import Counter
 from collections.abc import Sequence
 
 from probe.analysis.measures.ceilings import Ceiling
-from probe.analysis.statistics.thresholds import MATERIAL
+from probe.analysis.statistics.thresholds import MATERIAL, MATERIAL_REMOVED
 from probe.analysis.training_outcome import RATES, deployed
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.validity import ValidityPart
 from probe.settings.words import ALL
 
-_PROVISIONAL = (
-    f"pictures run from -0.5 to 1.5, with a mark at {MATERIAL:g}, from where on a share counts as material. This mark, "
-    "and that hacks must bring half of the pull, are provisional: the study that holds replays against trainings "
-    "(spec/foretell.md, with first results) has not set them yet"
+_THRESHOLDS = (
+    f"pictures run from -0.5 to 1.5, with a mark from where on a share counts. That of the last question, "
+    f"{MATERIAL_REMOVED:g}, is set by trainings of the organism (spec/foretell.md). That of the others, {MATERIAL:g}, "
+    "and that hacks must bring half of the pull, are provisional: those trainings do not set them"
 )
 
 
 def caveats(
     verdict: str, parts: Sequence[ValidityPart], evidence: Evidence, ceilings: Sequence[Ceiling] = ()
 ) -> list[str]:
-    """What to keep in mind beside a verdict: provisional thresholds, what nobody saw, what was left out.
+    """What to keep in mind beside a verdict: where thresholds come from, what nobody saw, what was left out.
 
     Args:
         verdict: of `decision`.
@@ -32,7 +32,7 @@ def caveats(
         evidence: what both were made from.
         ceilings: what held-out hacks of each kind read.
     """
-    sentences = [] if verdict in ("BROKEN", "TRAINED") else [_PROVISIONAL]
+    sentences = [] if verdict in ("BROKEN", "TRAINED") else [_THRESHOLDS]
     apart = ", ".join(row.left_out for row in ceilings if row.not_reached)
     if apart:
         sentences.append(f"v_hack of the other pairs is not shown to reach hacks of the kind {apart} (see --full)")

@@ -223,7 +223,7 @@ def _is_answered(analysis: Analysis) -> bool:
 
 def _question(finding: Finding) -> Element:
     """One of the three questions: what it says, the picture of its interval, and the sentence."""
-    drawn = None if finding.number is None else share_bar(finding.number)
+    drawn = None if finding.number is None else share_bar(finding.number, finding.counts_from)
     return node(
         "div",
         node("div", chip(finding.says.upper()), drawn, class_="rule-head"),
