@@ -27,6 +27,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("gpu_meter")
 
 
+@pytest.mark.slow  # every part of the bench
 def test_every_row_has_finite_ratios() -> None:
     done = gpu("--small", "--device", "cpu", "--json")
     assert done.returncode == 0, done.stderr
