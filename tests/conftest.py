@@ -3,12 +3,13 @@
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from remembering import remembering
 
 from replay_pools.consistency import prompt_sha
 from replay_pools.pool import Pool, PoolWriter
@@ -33,6 +34,13 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: trl, which collects garbage by hand again and again, need not look through it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawn_once() -> Iterator[None]:
+    """Analyses of runs along the same pairs share what is drawn from these."""
+    with remembering(num_pair_files=8):
+        yield
 
 
 @pytest.fixture(scope="session")

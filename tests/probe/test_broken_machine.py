@@ -70,7 +70,13 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("warm", [True, False], ids=["in the middle of its steps", "in its first start"])
+@pytest.mark.parametrize(
+    "warm",
+    [
+        pytest.param(True, id="in the middle of its steps"),
+        pytest.param(False, id="in its first start", marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_loses_nothing(out: Path, replay, few_pairs: list[str], tmp_path: Path, warm: bool) -> None:
     """The run stops with one line; once there is room, the same command ends in the bytes of one that never stopped.
 

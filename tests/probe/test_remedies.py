@@ -246,7 +246,8 @@ def start(out: Path, preset: Callable[..., str]) -> dict[str, list[str]]:
     return {kind: ["train", "--preset", preset(own), "--out", str(out), "--name"] for kind, own in runs.items()}
 
 
-@pytest.mark.parametrize("kind", ["screen", pytest.param("inoculation", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_activations.py resumes a run with a remedy, test_distributed.py one with refills and a teacher
+@pytest.mark.parametrize("kind", ["screen", "inoculation"])
 def test_a_run_that_was_cut_off_resumes_to_the_same_bytes(
     kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ WRITES = [(loop, "write_samples"), (loop, "write_steps"), (Timings, "write_step"
     "options",
     [
         pytest.param(RUN, id="frozen", marks=pytest.mark.slow),  # the grid is frozen too
-        pytest.param(TRAIN, id="training"),
+        pytest.param(TRAIN, id="training", marks=pytest.mark.slow),  # test_train.py kills a longer one
         pytest.param(GRID, id="grid"),
     ],
 )
