@@ -1,4 +1,6 @@
-# make demo | test | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
+# make demo | test | test-slow | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
+# test: about 5 minutes on 2 cores, before every commit. test-slow: further variants of what test holds by one of them
+# (another rank, tier, family of writes or dtype), before a release and after a change of what they are about.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,8 +16,10 @@ TEST_DEPS = $(VENV)/.test-deps
 CHECK = $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
 	&& $(VENV)/bin/pyright && $(VENV)/bin/lint-imports --no-cache
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+# A file stays with one worker, in the order of tests/conftest.py.
+WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check bench test-real clean
+.PHONY: demo test test-slow check bench test-real clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
@@ -28,10 +32,13 @@ test: $(TEST_DEPS)
 	@log=$$(mktemp) || exit 1; \
 	{ $(CHECK); } > "$$log" 2>&1 < /dev/null & linters=$$!; \
 	trap 'kill $$linters 2> /dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) -n $(JOBS) --dist loadfile -m "not real"; tests=$$?; \
+	$(PYTEST) $(WORKERS) -m "not real and not slow"; tests=$$?; \
 	wait $$linters; check=$$?; cat "$$log"; \
 	if [ $$check -ne 0 ]; then echo "make: the linters failed (above)" >&2; fi; \
 	[ $$tests -eq 0 ] && [ $$check -eq 0 ]
+
+test-slow: $(TEST_DEPS)
+	$(PYTEST) $(WORKERS) -m slow
 
 check: $(TEST_DEPS)
 	$(CHECK)

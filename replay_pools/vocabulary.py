@@ -71,7 +71,8 @@ class Vocabulary:
             expected = f"token ids of {model}, 0 to {self.size - 1}"
             yield "ids", InputError(place, expected=expected, found=f"{len(outside)} others, the first {outside[0]}")
             return  # which no tokenizer turns into text
-        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.chat.eos_ids]
+        turn_ends = self.chat.eos_ids
+        ends = [i for i, token in enumerate(rollout.completion_ids) if token in turn_ends]
         if ends and ends[0] + 1 < rollout.comp_len:
             behind = rollout.comp_len - ends[0] - 1
             found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"

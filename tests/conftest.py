@@ -1,12 +1,15 @@
 """Shared fixtures: hand-made rollouts and a small fake pool, written once a session and without any model."""
 
+import gc
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from remembering import remembering
 
 from replay_pools.consistency import prompt_sha
 from replay_pools.pool import Pool, PoolWriter
@@ -18,6 +21,26 @@ settings.load_profile("suite")
 
 TAIL = "<|end|>\n<|assistant|>\n"
 EOS = 2
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of few tests first: those are long tests, for which no other worker should wait at the end."""
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (sizes[item.path], item.path))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: trl, which collects garbage by hand again and again, need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawn_once() -> Iterator[None]:
+    """Analyses of runs along the same pairs share what is drawn from these."""
+    with remembering(num_pair_files=8):
+        yield
 
 
 @pytest.fixture(scope="session")

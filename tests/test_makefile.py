@@ -1,9 +1,11 @@
 """`make demo` where something is missing, and how much it says."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,13 @@ def test_what_a_virtual_environment_lacks_is_one_line(folder: Path, said: str, l
     (folder / ".venv" / "mine").touch()
     assert make(folder, "demo", f"PYTHON={python}").returncode == 2
     assert (folder / ".venv" / "mine").exists()
+
+
+def test_what_a_marker_keeps_out_of_make_test_has_a_target() -> None:
+    """Otherwise nobody would run it."""
+    pytest_settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    markers = [line.partition(":")[0] for line in pytest_settings["markers"]]
+    recipes = (ROOT / "Makefile").read_text()
+    left_out = " and ".join(f"not {marker}" for marker in markers)
+    assert f'-m "{left_out}"' in recipes
+    assert [marker for marker in markers if not re.search(rf"^test-{marker}:.*\n.*-m {marker}$", recipes, re.M)] == []

@@ -97,9 +97,21 @@ def replay(out: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def many_arms(common: Path) -> Path:
-    """Six steps, five arms, one pass: made by the worker that needs it first, only read by all."""
-    with (common / "many-arms.lock").open("w") as lock:
+    """Six steps, five arms, one pass."""
+    return _made_once(common, "many-arms", "--arm", ARMS, "--steps", "6")
+
+
+@pytest.fixture(scope="session")
+def all_hinted(common: Path) -> Path:
+    """The demo's path to GO on the organism: every group of the teacher and the hinted base, 40 of 20 prompts."""
+    pools = ("--replay-dirs", "teacher,base-hinted", "--match", "prompt")
+    return _made_once(common, "all-hinted", *pools, "--arm", "vanilla,projected,random-dosed,permuted-dosed")
+
+
+def _made_once(common: Path, name: str, *options: str) -> Path:
+    """A replay that the worker makes which needs it first, and that all only read."""
+    with (common / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (common / "runs" / "many-arms" / "manifest.json").exists():
-            assert run(cli, ["replay", "--name", "many-arms", "--out", str(common), "--arm", ARMS, "--steps", "6"]) == 0
-    return common / "runs" / "many-arms"
+        if not (common / "runs" / name / "manifest.json").exists():
+            assert run(cli, ["replay", "--name", name, "--out", str(common), *options]) == 0
+    return common / "runs" / name

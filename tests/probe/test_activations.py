@@ -31,7 +31,6 @@ from probe.step.bases import Bases
 from replay_pools.errors import FieldError, InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.sampling.engines import LocalEngine
-from replay_pools.storage.files import read_json
 
 PROMPTS = [[3, 4], [5, 6, 7], [3, 9, 8, 4], [8, 8]]
 COMPLETIONS = [[8, 9, 10], [11, 2], [5], [12, 13, 14, 15, 16]]
@@ -239,13 +238,21 @@ def hooks(engine: LocalEngine) -> int:
     return sum(len(layer._forward_hooks) for layer in layers)
 
 
+@pytest.fixture(scope="module")
+def start(out: Path, preset: Callable[..., str]) -> dict[str, list[str]]:
+    """The commands of two trainings, up to the names of their runs."""
+    paths = {kind: preset({**own, "steps": 2, "evaluation.every": 1}) for kind, own in RUNS.items()}
+    return {
+        kind: ["train", "--preset", path, "--arm", "vanilla", "--out", str(out), "--name"]
+        for kind, path in paths.items()
+    }
+
+
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_run_that_was_cut_off_resumes_and_evaluations_see_nothing(
-    kind: str, out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+def test_evaluations_see_nothing(
+    kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bytes; hooks are there while the update, or sampling as well, runs, and at no evaluation."""
-    settings = {**RUNS[kind], "steps": 2, "evaluation.every": 1}
-    start = ["train", "--preset", preset(settings), "--arm", "vanilla", "--out", str(out), "--name"]
+    """Hooks are there while the update, or sampling as well, runs, and at no evaluation."""
     seen: dict[str, set[int]] = {"evaluation": set(), "sampling": set(), "update": set(), "frozen": set()}
     place, engines = ["sampling"], []
     sample, rollouts, step, measure = LocalEngine.sample, HeldOut.rollouts, loop.train_step, FrozenBatch.measure
@@ -272,21 +279,26 @@ def test_a_run_that_was_cut_off_resumes_and_evaluations_see_nothing(
     monkeypatch.setattr(HeldOut, "rollouts", evaluated)
     monkeypatch.setattr(FrozenBatch, "measure", noted("frozen", measure))
     monkeypatch.setattr(loop, "train_step", noted("update", step))
-    assert run(cli, [*start, f"{kind}-whole"]) == 0
+    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
     num = len(RUNS[kind].get("remedy.layers", [2]))
     in_sampling = num if kind == "ablate" else 0
     assert seen == {"evaluation": {0}, "frozen": {0}, "sampling": {in_sampling}, "update": {num}}
     assert hooks(engines[0]) == 0
-    monkeypatch.undo()
+    record = read_run(out / "runs" / f"{kind}-whole")
+    assert record.manifest["additivity"]["largest"] < 1e-4
+    assert record.settings["remedy"]["name"] == RUNS[kind]["remedy.name"]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("steer", marks=pytest.mark.slow), "ablate"])
+def test_a_run_that_was_cut_off_resumes_to_the_same_bytes(
+    kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
     monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
-    assert run(cli, [*start, f"{kind}-cut"]) == 130
+    assert run(cli, [*start[kind], f"{kind}-cut"]) == 130
     monkeypatch.undo()
-    assert run(cli, [*start, f"{kind}-cut"]) == 0
-    whole = out / "runs" / f"{kind}-whole"
-    assert contents(out / "runs" / f"{kind}-cut") == contents(whole)
-    manifest = read_json(whole / "manifest.json")
-    assert manifest["additivity"]["largest"] < 1e-4
-    assert read_run(whole).settings["remedy"]["name"] == RUNS[kind]["remedy.name"]
+    assert run(cli, [*start[kind], f"{kind}-cut"]) == 0
+    assert contents(out / "runs" / f"{kind}-cut") == contents(out / "runs" / f"{kind}-whole")
 
 
 def test_the_start_is_evaluated_as_without_a_remedy(out: Path, preset: Callable[..., str]) -> None:

@@ -29,10 +29,10 @@ def rows(path: Path, arm: str) -> dict[str, ArmRemoval]:
     return {row.arm: row for row in arm_removals(run, linked(run, arm))}
 
 
-@pytest.fixture(scope="module")
-def dosed(replay: Callable[..., Path]) -> Path:
+@pytest.fixture
+def dosed(all_hinted: Path) -> Path:
     # All groups: of a few prompts the forecast has no interval, and gives no share.
-    return replay("removal-dosed", *POOLS, "--arm", "projected,random-dosed,permuted-dosed")
+    return all_hinted
 
 
 @pytest.fixture(scope="module")

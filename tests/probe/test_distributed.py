@@ -105,6 +105,7 @@ def assert_alike(found: Path, expected: Path, **tolerance: float) -> None:
             assert row[name] == about, f"step {own.step} {name}: a share is missing, or in another order"
 
 
+@pytest.mark.slow  # beside two ranks of a training that are killed and resumed, below
 def test_a_replay_that_lost_a_rank_is_resumed_by_three_to_the_bytes_of_one_process(
     out: Path, few_pairs: list[str], replay: Callable[..., Path]
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_sharded_base_gives_the_same_gradients_and_samples(out: Path) -> None:
     assert finish(start(2, f"{source}\ncheck_sharded_base({str(out / 'cache')!r})")) == [0, 0]
 
 
+@pytest.mark.slow  # beside the gradients of a sharded base, above
 def test_a_replay_on_a_sharded_base_is_that_of_one_process_up_to_rounding(
     out: Path, few_pairs: list[str], replay: Callable[..., Path]
 ) -> None:

@@ -16,19 +16,16 @@ BENCH = Path(__file__).parents[1] / "bench"
 PARTS = ["limit", "replay", "replay, rank 16", "training", "sample", "generate"]
 
 
-def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCH / "gpu.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(BENCH)
     return import_module("gpu_meter")
 
 
+@pytest.mark.slow  # every part of the bench
 def test_every_row_has_finite_ratios() -> None:
-    done = gpu("--small", "--device", "cpu", "--json")
+    command = [sys.executable, str(BENCH / "gpu.py"), "--small", "--device", "cpu", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     rows = {row["part"]: row for row in record["rows"]}
@@ -48,10 +45,15 @@ def test_every_row_has_finite_ratios() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
-def test_a_missing_gpu_is_said() -> None:
-    done = gpu()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "expected a GPU, found none" in done.stderr
+def test_a_missing_gpu_is_said(
+    meter: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    with pytest.raises(SystemExit) as end:
+        import_module("gpu").main()
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (2, "")
+    assert "expected a GPU, found none" in said.err
 
 
 def test_a_part_ends_at_its_deadline(meter: ModuleType) -> None:

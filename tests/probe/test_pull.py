@@ -1,6 +1,7 @@
 """Pull and its relatives: against gradients themselves, against laws, and by simulation."""
 
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,24 +120,39 @@ def test_fieller_by_hand_and_by_its_definition():
     assert fieller_interval(1.0, 2.0, [mean_covariance([[1.0, 2.0]])], df=9) is None
 
 
+COMMON_PART = Planted(step_signal=0.0, common=1.0)
+
+
+@cache
+def ratios(world: Planted) -> dict[str, float]:
+    """{row: ratio of the two expectations}, by 150 draws."""
+    many = [by_name(shares(world.link(np.random.default_rng(1000 + i)), num_halves=2)) for i in range(150)]
+    return {
+        name: np.mean([rows[name].measured for rows in many]) / np.mean([rows[name].ceiling for rows in many])
+        for name in ("pull", "pull - benign")
+    }
+
+
 @pytest.mark.parametrize(
     "world",
     [
-        Planted(),
-        Planted(step_signal=0.0, common=1.0),
-        Planted(common=1.0),
-        Planted(prompts=8, pairs=16, held_out=8, pair_signal=2.0),
-        Planted(modules=12, live=2, pair_signal=3.0, step_signal=3.0),
-        Planted(prompts=40, skewed=True),
+        pytest.param(Planted(), id="signal", marks=pytest.mark.slow),
+        pytest.param(COMMON_PART, id="common part only"),
+        pytest.param(Planted(common=1.0), id="both", marks=pytest.mark.slow),
+        pytest.param(Planted(prompts=8, pairs=16, held_out=8, pair_signal=2.0), id="few"),
+        pytest.param(
+            Planted(modules=12, live=2, pair_signal=3.0, step_signal=3.0),
+            id="2 of 12 modules live",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(Planted(prompts=40, skewed=True), id="skewed", marks=pytest.mark.slow),
     ],
-    ids=["signal", "common part only", "both", "few", "2 of 12 modules live", "skewed"],
 )
 def test_the_intervals_of_shares_cover(world: Planted):
     """Of 80 draws of pairs and prompts, at least 90% of the 95% intervals hold the ratio of the two expectations."""
-    many = [by_name(shares(world.link(np.random.default_rng(1000 + i)), num_halves=2)) for i in range(150)]
     draws = [by_name(shares(world.link(np.random.default_rng(i)), num_halves=30)) for i in range(80)]
     for name in ("pull", "pull - benign"):
-        truth = np.mean([rows[name].measured for rows in many]) / np.mean([rows[name].ceiling for rows in many])
+        truth = ratios(world)[name]
         intervals = [rows[name].share and rows[name].share.interval for rows in draws]
         held = [interval is None or interval.low <= truth <= interval.high for interval in intervals]
         print(f"{name}: truth {truth:.2f}, covered {np.mean(held):.3f}, none {sum(i is None for i in intervals)}")
@@ -145,12 +161,10 @@ def test_the_intervals_of_shares_cover(world: Planted):
 
 def test_pairs_that_are_taken_as_fixed_would_not_cover():
     """The reason for half-samples: without them the interval misses the truth more often than one time in four."""
-    world = Planted(step_signal=0.0, common=1.0)
-    many = [by_name(shares(world.link(np.random.default_rng(1000 + i)), num_halves=2))["pull"] for i in range(150)]
-    truth = np.mean([row.measured for row in many]) / np.mean([row.ceiling for row in many])
+    truth = ratios(COMMON_PART)["pull"]
     held = 0
     for i in range(80):
-        row = by_name(shares(world.link(np.random.default_rng(i)), num_halves=2))["pull"]
+        row = by_name(shares(COMMON_PART.link(np.random.default_rng(i)), num_halves=2))["pull"]
         half = 2.12 * row.sd_prompts / np.sqrt(row.num_prompts)
         held += abs(row.measured - truth * row.ceiling) <= half
     assert held / 80 < 0.75

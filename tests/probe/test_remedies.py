@@ -239,20 +239,31 @@ SCREEN = {
 INOCULATE = {"rollouts.teacher.off_step": 1, "remedy.name": "inoculation", "steps": 2, "evaluation.every": 2}
 
 
-@pytest.mark.parametrize("settings", [SCREEN, INOCULATE], ids=["screen", "inoculation"])
+@pytest.fixture(scope="module")
+def start(out: Path, preset: Callable[..., str]) -> dict[str, list[str]]:
+    """The commands of two trainings, up to the names of their runs."""
+    runs = {"screen": SCREEN, "inoculation": INOCULATE}
+    return {kind: ["train", "--preset", preset(own), "--out", str(out), "--name"] for kind, own in runs.items()}
+
+
+@pytest.mark.slow  # test_activations.py resumes a run with a remedy, test_distributed.py one with refills and a teacher
+@pytest.mark.parametrize("kind", ["screen", "inoculation"])
 def test_a_run_that_was_cut_off_resumes_to_the_same_bytes(
-    settings: dict[str, object], out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And records what the remedy did: labels and rewards of the rollouts are those of the pool."""
-    name = str(settings["remedy.name"])
-    start = ["train", "--preset", preset(settings), "--out", str(out), "--name"]
-    assert run(cli, [*start, f"{name}-whole"]) == 0
+    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
     monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
-    assert run(cli, [*start, f"{name}-cut"]) == 130
+    assert run(cli, [*start[kind], f"{kind}-cut"]) == 130
     monkeypatch.undo()
-    assert run(cli, [*start, f"{name}-cut"]) == 0
-    whole = out / "runs" / f"{name}-whole"
-    assert contents(out / "runs" / f"{name}-cut") == contents(whole)
+    assert run(cli, [*start[kind], f"{kind}-cut"]) == 0
+    assert contents(out / "runs" / f"{kind}-cut") == contents(out / "runs" / f"{kind}-whole")
+
+
+@pytest.mark.parametrize("kind", ["screen", "inoculation"])
+def test_the_records_say_what_the_remedy_did(kind: str, start: dict[str, list[str]], out: Path) -> None:
+    """Labels and rewards of the rollouts are those of the pool."""
+    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
+    whole = out / "runs" / f"{kind}-whole"
     record = read_run(whole)
     pools = {
         pool.name: pool for pool in (open_pool(whole / "rollouts"), open_pool(Path("replay_pools/builtin/teacher")))
@@ -269,7 +280,7 @@ def test_a_run_that_was_cut_off_resumes_to_the_same_bytes(
         stored[sample.step, sample.sample_id] = rollout
         assert (sample.reward, sample.hacked) == (rollout.reward, rollout.hacked)
     assert {sample.src_pool for sample in record.samples} == {"rollouts", "teacher"}
-    (check_screened if name == "monitor-screen" else check_inoculated)(record, stored, whole)
+    (check_screened if kind == "screen" else check_inoculated)(record, stored, whole)
 
 
 def check_screened(record: Any, stored: dict[tuple[int, int], Rollout], directory: Path) -> None:

@@ -33,7 +33,14 @@ TRAIN = ["--arm", "projected", "--steps", "5", "--set", "optimizer.lr=0.01"]
 WRITES = [(loop, "write_samples"), (loop, "write_steps"), (Timings, "write_step")]
 
 
-@pytest.mark.parametrize("options", [RUN, TRAIN, GRID], ids=["frozen", "training", "grid"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(RUN, id="frozen", marks=pytest.mark.slow),  # the grid is frozen too
+        pytest.param(TRAIN, id="training", marks=pytest.mark.slow),  # test_train.py kills a longer one
+        pytest.param(GRID, id="grid"),
+    ],
+)
 def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
     options: list[str], out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -535,6 +535,7 @@ class ImportJob(Job):
         return (*self.command, str(self.settings_file), *options)
 
 
+@pytest.mark.slow  # five processes of submitit, each with a worker; another launcher's job is killed in test_workers.py
 def test_a_cluster_job_that_is_killed_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four tiny jobs through submitit's local executor; one loses its process (kill -9) and is done by its retry."""
     pytest.importorskip("submitit")

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -123,9 +121,9 @@ def test_a_command_that_kills_its_worker_costs_no_other_one(launcher: Processes,
     }
 
 
-def test_runs_of_one_worker_equal_those_of_processes(out: Path, tmp_path: Path) -> None:
+def test_runs_of_one_worker_equal_those_of_processes(out: Path, few_pairs: list[str], tmp_path: Path) -> None:
     """To the byte, in both bases and after one that moves its weights."""
-    common = ["--steps", "1", "--k", "2"]
+    common = ["--steps", "1", *few_pairs]
     commands = {
         "moved": ["replay", *common, "--arm", "projected", "--per-pool", "2", "--set", "optimizer.lr=0.1"],
         "lora": ["replay", *common, "--arm", "projected-lora", "--per-pool", "2"],
@@ -155,19 +153,15 @@ def test_ctrl_c_ends_sweep_and_worker(out: Path, tmp_path: Path) -> None:
     """Both get SIGINT, as from a terminal; the sweep says so, and no worker stays behind."""
     spec = tmp_path / "interrupted.toml"
     spec.write_text(SPEC)
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from probe.cli import main; sys.exit(main())"
-    )
-    command = [sys.executable, "-c", code, "sweep", str(spec), "--out", str(out)]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    code = "import os; os.setsid()\n" + processes.command("sweep", str(spec), "--out", str(out))
+    process = processes.start(code, log=tmp_path / "log")
     begun = out / "runs" / "interrupted-plain-seed0" / "config.json"
     while not begun.is_file():
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert (process.returncode, error.splitlines()[-1][:18]) == (130, "probe: interrupted")
+    ended, error = processes.finish(process, 60), (tmp_path / "log").read_text()
+    assert (ended, error.splitlines()[-1][:18]) == (130, "probe: interrupted")
     deadline = time.monotonic() + 30
     while _group_runs(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)

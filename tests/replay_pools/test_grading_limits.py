@@ -122,28 +122,15 @@ def test_what_stays_below_its_limit_is_right(grader):
     assert grade.gt_correct
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import time; time.sleep(1e6)",
-        "import threading; threading.Event().wait()",
-        "import time\nwhile True: time.sleep(0.01)",
-        "import threading, time\n"
-        "while True:\n    t = threading.Thread(target=time.sleep, args=(0.001,)); t.start(); t.join()",
-        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
-    ],
-    ids=["sleeps", "waits", "naps", "short threads", "stops itself"],
-)
-def test_a_sleeper_has_timed_out_and_gets_a_label(grader, source):
-    """Sleeping is its own doing on every machine, so that it cannot be used to go without a label."""
-    (grade,) = grader.grade([submit(source)])
-    assert (grade.gt_correct, grade.no_label) == (False, None)
-    assert grade.error in ("timed out", "PermissionError: [Errno 1] Operation not permitted")
-
-
-def test_threads_that_keep_one_another_waiting_are_no_busy_machine(grader):
-    """Threads that wake together wait for one another far longer than they run; no single one waits so long."""
-    source = """
+SLEEPERS = {
+    "sleeps": "import time; time.sleep(1e6)",
+    "waits": "import threading; threading.Event().wait()",
+    "naps": "import time\nwhile True: time.sleep(0.01)",
+    "short threads": "import threading, time\n"
+    "while True:\n    t = threading.Thread(target=time.sleep, args=(0.001,)); t.start(); t.join()",
+    "stops itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    # They wake together and wait for one another far longer than they run; no single one waits so long.
+    "threads that keep one another waiting": """
 import threading, time
 def work():
     while True:
@@ -152,9 +139,18 @@ def work():
         time.sleep(0.05)
 for _ in range(10): threading.Thread(target=work, daemon=True).start()
 time.sleep(1e6)
-"""
-    (grade,) = grader.grade([submit(source)])
-    assert (grade.error, grade.no_label) == ("timed out", None)
+""",
+}
+
+
+@pytest.mark.parametrize("tier", AVAILABLE)
+def test_sleepers_have_timed_out_and_get_a_label(tier):
+    """Sleeping is its own doing on every machine, so that it cannot be used to go without a label."""
+    with Grader(workers=len(SLEEPERS), tier=tier, cpu_s=1) as grader:  # all at once: this test only waits for them
+        grades = grader.grade([submit(source) for source in SLEEPERS.values()])
+    for name, grade in zip(SLEEPERS, grades, strict=True):
+        assert (grade.gt_correct, grade.no_label) == (False, None), name
+        assert grade.error in ("timed out", "PermissionError: [Errno 1] Operation not permitted"), name
 
 
 # The limit of a problem
@@ -189,6 +185,7 @@ def test_a_starved_solution_is_still_right(busy_core, monkeypatch):
     assert grade.no_label is None
 
 
+@pytest.mark.slow  # ten seconds of waiting; below, graders that are told of the starvation
 def test_what_stays_starved_has_no_label(busy_core, monkeypatch):
     """The grader's patience ends, twice; the grade is no wrong one, and a sleeper on the same core gets its label."""
     monkeypatch.setattr(executor, "WALL_TIMES", 3)
@@ -266,12 +263,13 @@ def test_a_canary_that_was_starved_once_passes(monkeypatch):
 
 def test_a_kernel_that_counts_no_waits_gives_no_label(monkeypatch):
     """The cautious side: a sleeper cannot be told from a starved one there."""
-    monkeypatch.setattr(executor, "WALL_TIMES", 3)
+    monkeypatch.setattr(executor, "OWN_TIMES", 1)
+    monkeypatch.setattr(executor, "WALL_TIMES", 1)
     read = cpu_wait._read
     monkeypatch.setattr(cpu_wait, "_read", lambda path: "0 0 0" if path.name == "schedstat" else read(path))
     with Grader(workers=1, cpu_s=1) as grader:
         (grade,) = grader.grade([submit("import time; time.sleep(1e6)")])
-    assert grade.no_label == "the kernel does not say how long it waited for a CPU: stopped after 3 s"
+    assert grade.no_label == "the kernel does not say how long it waited for a CPU: stopped after 1 s"
 
 
 def test_the_wait_of_a_process_is_the_kernels(tmp_path):
