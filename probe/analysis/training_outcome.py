@@ -44,6 +44,11 @@ class TrainingOutcome:
     stopped: str | None  # why it ended before its last step
 
 
+def evaluation_path(directory: Path, step: int) -> Path:
+    """Where the pools of the evaluation of a run's deployed policy after `step` optimizer steps are, one a setting."""
+    return directory / EVALUATIONS_DIR / f"step_{step:06d}"
+
+
 def setting_of(rollout: Rollout) -> str:
     """The name of the setting that a held-out rollout belongs to: its mode with the hint, or `no hint`."""
     return rollout.env_mode if rollout.hint else NO_HINT
@@ -116,7 +121,7 @@ def _shown(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str,
 def _problem_flags(directory: Path, step: int) -> dict[str, dict[str, list[bool]]]:
     """{problem: {RATE or RATE/SETTING: whether each rollout counts}} of one evaluation; {} where they were deleted."""
     flags: dict[str, dict[str, list[bool]]] = {}
-    pools = sorted((directory / EVALUATIONS_DIR / f"step_{step:06d}").glob("*"))
+    pools = sorted(evaluation_path(directory, step).glob("*"))
     for path in pools:
         for group in open_pool(path).steps:
             for rollout in filter(lambda rollout: rollout.labelled, group):

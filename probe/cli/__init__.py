@@ -17,6 +17,7 @@ VERBS = {
     "replay": ("probe.cli.replay:replay", "Replay stored rollouts and measure the gradient against the direction."),
     "train": ("probe.cli.train:train", "Train a policy with GRPO in one arm, evaluated on held-out problems."),
     "eval": ("probe.cli.evaluate:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
+    "ladder": ("probe.cli.ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
     "plan": ("probe.cli.plan:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),
     "sweep": ("probe.cli.sweep:sweep", "Run a spec: conditions x arms x seeds, resumable, with stop rules."),
     "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),

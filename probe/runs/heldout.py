@@ -1,4 +1,4 @@
-"""Held-out problems: choose them (`hold_out`), and sample a policy on them (`HeldOut`).
+"""Held-out problems: choose them (`hold_out`), sample a policy and grade bots on them (`HeldOut`).
 
 Every setting, a loophole mode with its hint or without, is a pool of its own. `probe.runs.rates` computes hack, exploit
 and solve rates of the rollouts.
@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
+from probe.analysis.players import Player
+from probe.runs.bots import bot_players
 from probe.runs.live import write_groups
 from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
@@ -82,6 +84,11 @@ class HeldOut:
         if self._world.is_main:
             writer.finish()
         return [rollout for group in groups for rollout in group]
+
+    def bots(self) -> list[Player]:
+        """The bots, graded on the same problems in the same settings."""
+        modes = {setting.name: setting.mode for setting in self._settings}
+        return bot_players(self._maker.grader, self._problems, modes)
 
 
 def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[EvalSetting]:

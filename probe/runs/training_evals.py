@@ -3,17 +3,22 @@
 Each evaluation leaves a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with its hint, or
 without), complete before its line is in `evals.jsonl`; the number is that of optimizer steps. A policy with a
 quarantine is evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, that number and
-the setting, so arms of one seed start alike.
+the setting, so arms of one seed start alike. Every evaluation of the deployed policy is compared with the one before
+step 0 and with the bots (`elo` of its line; `probe.analysis.ladder`).
 
 `probe.runs.heldout` samples, `probe.runs.rates` counts; `probe.runs.evaluate` is the verb `probe eval`.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, read_evals
+from probe.analysis.ladder import elo_values
+from probe.analysis.players import BASE, Shares, read_sitting, shares_of
+from probe.analysis.training_outcome import deployed, evaluation_path
+from probe.records.run import EVALS_FILE, read_evals
 from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.heldout import HeldOut
 from probe.runs.rates import Evaluation, Weights, evaluate
@@ -71,7 +76,8 @@ class Evaluator:
 
     def _add(self, done: int, weights: Weights) -> None:
         evaluation, frozen = self._evaluate(done, weights)
-        self._rows.append(evaluation.to_json() | {"frozen": frozen})
+        elo = self._world.on_main(lambda: self._elo(done)) if weights == "deployed" else None
+        self._rows.append(evaluation.to_json() | {"frozen": frozen, "elo": elo})
         if self._world.is_main:
             write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
         rates = evaluation.rates["all"]
@@ -79,12 +85,27 @@ class Evaluator:
         self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
 
     def _evaluate(self, done: int, weights: Weights) -> tuple[Evaluation, dict[str, Any] | None]:
-        name = f"step_{done:06d}" + ("-training" if weights == "training" else "")
+        directory = evaluation_path(self._directory, done)
+        if weights == "training":
+            directory = directory.with_name(f"{directory.name}-training")
         with self._updater.deployed() if weights == "deployed" else nullcontext():
             with self._updater.coordinates.lean_forward():
-                rollouts = self._held_out.rollouts(self._directory / EVALUATIONS_DIR / name, done)
+                rollouts = self._held_out.rollouts(directory, done)
             frozen = None if self._frozen is None else self._frozen.measure().to_json()
         return evaluate(rollouts, step=done, weights=weights), self._world.broadcast(frozen)
+
+    def _elo(self, done: int) -> dict[str, dict[str, float]]:
+        """The base and the bots, on every ladder, as the policy after `done` steps sees them."""
+        references = {BASE: self._shares(0), **self._bots}
+        return elo_values(self._shares(done), references, [row["elo"] for row in deployed(self._rows)])
+
+    def _shares(self, done: int) -> Shares:
+        """What the policy after `done` steps solved, from the pools of its evaluation."""
+        return shares_of(read_sitting(evaluation_path(self._directory, done)).attempts)
+
+    @cached_property
+    def _bots(self) -> dict[str, Shares]:
+        return {bot.name: bot.shares for bot in self._held_out.bots()}
 
 
 def _share(rate: float | None) -> str:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Self
 
 from replay_pools.environments.base import Case, Problem
+from replay_pools.environments.bots import stub
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
 from replay_pools.grading import honest, sandbox, tiers
@@ -224,20 +225,17 @@ def canary(grader: Grader, problems: Iterable[Problem]) -> None:
         InfrastructureError: the machine is too busy to tell.
     """
     problems = list(problems)
-    stubs = []
-    for problem in problems:
-        stub = f"class Solution:\n    def {problem.func_name}(self, *args, **kwargs):\n        return 0\n"
-        stubs.append(Submission(problem=problem, completion=fence(stub), mode="none"))
-    for problem, canonical, stub in zip(problems, grader.measure(problems), grader.grade(stubs), strict=True):
+    stubs = [Submission(problem=problem, completion=stub(problem), mode="none") for problem in problems]
+    for problem, canonical, answer in zip(problems, grader.measure(problems), grader.grade(stubs), strict=True):
         where = f"problem {problem.problem_id}"
-        if reason := canonical.no_label or stub.no_label:
+        if reason := canonical.no_label or answer.no_label:
             raise InfrastructureError(f"{where}: {reason}")
         if not canonical.gt_correct:
             passed = f"{canonical.num_tests_passed} of {canonical.num_tests} tests passed"
             raise InputError(
                 where, expected="a canonical solution that passes", found=f"{passed}, error: {canonical.error}"
             )
-        if stub.gt_correct:
+        if answer.gt_correct:
             raise InputError(where, expected="a stub that fails", found="return 0 passes", fix="add a test")
 
 

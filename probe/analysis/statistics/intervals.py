@@ -188,7 +188,7 @@ def _cluster_counts(num_clusters: int, num_draws: int, seed: int) -> NDArray[np.
 
 
 @lru_cache(maxsize=256)
-def _tail(level: float, n: int) -> float:
+def expanded_tail(level: float, n: int) -> float:
     """The a_n of `percentiles`."""
     return float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * student_quantile(level, n - 1)))
 
@@ -202,6 +202,6 @@ def percentiles(draws: Array, level: float, num_clusters: int) -> Interval | Non
     """
     if not varies(draws):
         return None
-    tail = _tail(level, num_clusters)
+    tail = expanded_tail(level, num_clusters)
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Interval(low=float(low), high=float(high))
