@@ -8,6 +8,7 @@
 `manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A run that trains also holds
 
     evals.jsonl                       a line an evaluation
+    draws.jsonl                       a line a batch: the problems drawn by priority (`rollouts.prioritise`)
     rollouts/                         the pool of rollouts that it trained on
     evaluations/step_NNNNNN/SETTING/  a pool for each setting of an evaluation
     checkpoint/, adapter/             the state to resume from, the trained adapter
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
+DRAWS_FILE = "draws.jsonl"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 OTHER_FILES = (  # hashed in the manifest of a run that trains; of a pool its manifest, which has the other hashes
     f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
+    DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
     f"{ADAPTER_DIR}*/*.safetensors",

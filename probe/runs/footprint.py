@@ -7,6 +7,7 @@ Read off shapes: the model is built on the meta device, no weights are loaded.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -129,14 +130,18 @@ def sampling_memory(model: PreTrainedModel, name: str, config: RunConfig, freed:
     """
     rollouts, evaluation = rollouts_of(config), evaluation_of(config)
     lengths = _prompt_lengths(name, rollouts.env, rollouts.mode, rollouts.hint, _instruction(config))
-    problems, held_out = training_problems(config, None)
-    sampled = [(batch[: rollouts.prompts_per_step], rollouts.group) for batch in problems]
-    sampled.append((held_out, evaluation.rollouts_per_problem))
+    # Nothing is drawn here, so that the directory of the run is not read.
+    problems, held_out = training_problems(config, None, Path())
+    # (what may be asked, rows at once): any problem may come up in a batch.
+    asked = [
+        (problems.listed, rollouts.prompts_per_step * rollouts.group),
+        (held_out, len(held_out) * evaluation.rollouts_per_problem),
+    ]
     positions = 0
-    for batch, group in sampled:
-        longest = max(lengths[problem.problem_id] for problem in batch)
+    for candidates, rows in asked:
+        longest = max(lengths[problem.problem_id] for problem in candidates)
         # The token that is sampled last is not read again.
-        positions = max(positions, len(batch) * group * (longest + rollouts.sampler.max_new_tokens - 1))
+        positions = max(positions, rows * (longest + rollouts.sampler.max_new_tokens - 1))
     num_bytes = positions * cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
     what = "sampling: keys and values of all rows at once, beyond the memory of a pass"
     return [Memory(what=what, num_bytes=max(0, num_bytes - freed))]

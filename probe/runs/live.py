@@ -13,7 +13,6 @@ rank, and grades them; rank 0 writes all, and all ranks go on with what is on di
 """
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from extraction.adapters.interface import Coordinates
+from probe.runs.problems import Problems
+from probe.runs.tally import Tally
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
 from replay_pools.environments.base import Problem
@@ -32,14 +33,14 @@ from replay_pools.rollout import Rollout
 
 
 class LiveSource:
-    """Groups on the problems of `choose_problems`, sampled from the policy that `coordinates` adapt.
+    """Groups on the problems of `probe.runs.problems`, sampled from the policy that `coordinates` adapt.
 
     Args:
         directory: of the pool; its name is the pool's in the records.
         header: of the pool.
         maker: samples and grades; its policy is the one that is trained.
         coordinates: of the policy; sampling uses their lean forward.
-        problems: of each batch, P (1 + refills) of them.
+        problems: of each batch, P (1 + refills) of them; asked for when the batch is sampled.
         seed: of the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
         refills: further attempts at a group without reward variance.
@@ -55,7 +56,7 @@ class LiveSource:
         header: dict[str, Any],
         maker: RolloutMaker,
         coordinates: Coordinates,
-        problems: Sequence[Sequence[Problem]],
+        problems: Problems,
         seed: int,
         iterations: int = 1,
         refills: int = 0,
@@ -68,7 +69,8 @@ class LiveSource:
         self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
         self._rollouts: dict[RolloutKey, Rollout] = {}  # of the newest batch
         self._iterations, self._refills, self._reward, self._sampling = iterations, refills, reward, sampling
-        self.num_steps = len(problems) * iterations
+        self.num_steps = problems.num_batches * iterations
+        self.tally = Tally(self._held, reward)  # on rank 0, which has the pool
 
     def batch(self, step: int) -> int:
         """The batch that a step trains on."""
@@ -83,8 +85,7 @@ class LiveSource:
 
         With `fewer`, the caller completes the groups, and none is refilled: its reward variance is not known yet.
         """
-        width = len(self._problems[batch]) // (1 + self._refills)
-        groups = self._attempt(batch, 0, range(width), fewer)
+        groups = self._attempt(batch, 0, range(self._width), fewer)
         refills = 0 if fewer else self._refills
         for attempt in range(1, 1 + refills):
             flat = [place for place, group in groups.items() if self._is_flat(group)]
@@ -98,9 +99,9 @@ class LiveSource:
         """{place in the batch: its group} of one attempt, sampled together unless the pool holds them."""
         if not places:
             return {}
-        problems = self._problems[batch]
-        offset = attempt * (len(problems) // (1 + self._refills))
-        first = sum(map(len, self._problems[:batch]))
+        problems = self._problems.batch(batch, self.tally)
+        offset = attempt * self._width
+        first = batch * self._problems.width
         positions = {first + offset + i: problems[offset + i] for i in places}
         maker = replace(self._maker, group=self._maker.group - fewer)
         # The seed of the first attempt is that of a run without refills.
@@ -112,6 +113,19 @@ class LiveSource:
         for i, group in zip(places, groups, strict=True):
             keyed[i] = [(RolloutKey(name, rollout.step, rollout.sample_id), rollout) for rollout in group]
         return keyed
+
+    @property
+    def _width(self) -> int:
+        """P, groups of a batch."""
+        return self._problems.width // (1 + self._refills)
+
+    def _held(self, batch: int) -> dict[RolloutKey, Rollout]:
+        """What the pool holds of a batch, refills included, that has been sampled whole."""
+        name, first = self._writer.directory.name, batch * self._problems.width
+        rollouts = list(chain(*(_stored(self._writer, first + i) for i in range(self._width))))
+        for step in range(first + self._width, first + self._problems.width):
+            rollouts += self._writer.read_step(step) or []
+        return {RolloutKey(name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
 
     def _is_flat(self, group: Sequence[tuple[RolloutKey, Rollout]]) -> bool:
         """Whether the loss sees no two different rewards in a group."""
@@ -158,20 +172,5 @@ def _stored(writer: PoolWriter, step: int) -> list[Rollout]:
     rollouts = writer.read_step(step)
     if rollouts is None:
         where = writer.directory
-        raise InputError(where, expected=f"step {step}, which was just written", found="none that is whole")
+        raise InputError(where, expected=f"step {step}, which was written", found="none that is whole")
     return rollouts
-
-
-def choose_problems(
-    problems: Sequence[Problem], *, batches: int, prompts_per_step: int, seed: int
-) -> list[list[Problem]]:
-    """The problems of every batch: all problems in a random order, then all in another one, and so on.
-
-    The order of an epoch depends on (seed, epoch) alone, so that a longer run begins like a shorter one.
-    """
-    order: list[Problem] = []
-    epoch = 0
-    while len(order) < batches * prompts_per_step:
-        order += random.Random(f"train/{seed}/{epoch}").sample(list(problems), len(problems))
-        epoch += 1
-    return [order[batch * prompts_per_step :][:prompts_per_step] for batch in range(batches)]

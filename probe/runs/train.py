@@ -76,7 +76,7 @@ def train(
     _check_world(config, world)
     timings = Timings()
     teacher = open_teacher(config, out_dir)
-    problems, held_out = training_problems(config, teacher)
+    problems, held_out = training_problems(config, teacher, directory, world)
     with timings.phase("load"):
         device = world.loads_on(config.model.device)
         policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=device)
@@ -111,7 +111,7 @@ def train(
         with timings.phase("canary"):
             if world.is_main:
                 # Problems come back batch after batch; each is checked once.
-                distinct = {problem.problem_id: problem for problem in chain(held_out, *problems)}
+                distinct = {problem.problem_id: problem for problem in chain(held_out, problems.listed)}
                 canary(grader, distinct.values())
             grader.limits = world.broadcast(grader.limits)
         if world.is_main:
@@ -147,12 +147,12 @@ def preview(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:
     """
     config = _resolved(config)
     teacher = open_teacher(config, out_dir)
-    problems, held_out = training_problems(config, teacher)
+    problems, held_out = training_problems(config, teacher, directory)
     rollouts, evaluation, steps = rollouts_of(config), evaluation_of(config), config.steps
     assert steps is not None
     settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
     num_samples = rollouts.prompts_per_step * rollouts.group
-    sampled = len(problems) * num_samples
+    sampled = problems.num_batches * num_samples
     evaluated = len(held_out) * evaluation.rollouts_per_problem * len(settings)
     # An evaluation before every so many steps and one after the last, which are one where they fall together.
     times = len({*range(0, steps, evaluation.every), steps})

@@ -1,29 +1,30 @@
 """Where the groups of a training run come from: its problems, a teacher's pool, the engine, and the live source.
 
-training_problems     the problems of every batch, and those held out for evaluation
+training_problems     which problems each batch trains on, and those held out for evaluation
 open_teacher          the pool whose rollouts take the place of some live ones in the first batches
 open_engine           what samples: the policy in this process, or a server that is given its adapter
 make_source           the groups that `probe.runs.loop.run_steps` reads: live ones, a teacher's among them, a remedy
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from extraction.adapters.interface import Coordinates
 from probe.records.run import ROLLOUTS_DIR
 from probe.runs.assemble import Assembly
 from probe.runs.heldout import hold_out
-from probe.runs.live import LiveSource, choose_problems
+from probe.runs.live import LiveSource
 from probe.runs.mixed import MixedSource, same_prompt, taught_problems
+from probe.runs.problems import FixedProblems, PrioritisedProblems, Problems, check_width, choose_problems
 from probe.runs.remedies import AppliedRemedy, RemediedSource
 from probe.runs.served import PushedEngine
 from probe.settings.loss import check_recorded
 from probe.settings.rollouts import RolloutConfig
 from probe.settings.run import RunConfig
 from probe.settings.training import EvaluationConfig
+from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource, stored_reward
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
@@ -54,11 +55,16 @@ def arm_of(config: RunConfig) -> str:
     return config.intervention.arms[0]
 
 
-def training_problems(config: RunConfig, teacher: Pool | None) -> tuple[list[list[Problem]], list[Problem]]:
+def training_problems(
+    config: RunConfig, teacher: Pool | None, directory: Path, world: World = SOLO
+) -> tuple[Problems, list[Problem]]:
     """The problems of every batch, and the held-out problems.
 
-    A batch has `prompts_per_step` problems, and as many again for each refill. The first batches, which the teacher's
-    rollouts take part in, are drawn from the problems that its pool has rollouts for.
+    A batch has `prompts_per_step` problems, and as many again for each refill. The batches that the teacher's rollouts
+    take part in are drawn from the problems that its pool has rollouts for.
+
+    Args:
+        directory: of the run; nothing is read from it or written to it here.
 
     Raises:
         InputError: the environment has too few problems, or the teacher knows none of them.
@@ -75,14 +81,27 @@ def training_problems(config: RunConfig, teacher: Pool | None) -> tuple[list[lis
         raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
     batches = steps // rollouts.iterations
     width = rollouts.prompts_per_step * (1 + rollouts.refills)
-    taught: list[list[Problem]] = []
+    trained, known, num_taught = left[:wanted], list[Problem](), 0
     if teacher is not None and rollouts.teacher is not None:
-        mixed = min(rollouts.teacher.num_batches(rollouts.iterations), batches)
-        known = taught_problems(left[:wanted], teacher)
-        taught = choose_problems(known, batches=mixed, prompts_per_step=width, seed=config.seed)
-    untaught = batches - len(taught)
-    plain = choose_problems(left[:wanted], batches=untaught, prompts_per_step=width, seed=config.seed)
-    return taught + plain, held_out
+        known = taught_problems(trained, teacher)
+        num_taught = min(rollouts.teacher.num_batches(rollouts.iterations), batches)
+    if rollouts.prioritise is None:
+        taught = choose_problems(known, batches=num_taught, prompts_per_step=width, seed=config.seed)
+        plain = choose_problems(trained, batches=batches - num_taught, prompts_per_step=width, seed=config.seed)
+        return FixedProblems([*taught, *plain]), held_out
+    candidates = [known] * num_taught + [trained] * (batches - num_taught)
+    for problems in candidates:
+        check_width(problems, width)
+    prioritised = PrioritisedProblems(
+        candidates,
+        width=width,
+        priority=rollouts.prioritise,
+        power=rollouts.prioritise_power,
+        seed=config.seed,
+        directory=directory,
+        world=world,
+    )
+    return prioritised, held_out
 
 
 def open_teacher(config: RunConfig, out_dir: Path) -> Pool | None:
@@ -147,7 +166,7 @@ def make_live_source(
     directory: Path,
     maker: RolloutMaker,
     assembly: Assembly,
-    problems: Sequence[Sequence[Problem]],
+    problems: Problems,
 ) -> LiveSource:
     """The groups of the run, sampled from the policy as it is and written to the pool at `directory`."""
     rollouts, remedy = rollouts_of(config), _remedy(config, maker)
@@ -158,14 +177,14 @@ def make_live_source(
         split="train",
         mode=rollouts.mode,
         hint=rollouts.hint,
-        steps=sum(map(len, problems)),
+        steps=problems.num_batches * problems.width,
         group=rollouts.group,
         seed=config.seed,
         steps_per_batch=rollouts.prompts_per_step,
     )
     return LiveSource(
         directory,
-        header=pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems))),
+        header=pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed),
         maker=maker,
         coordinates=assembly.coordinates,
         problems=problems,

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from probe.settings.ranges import at_least, known_words
-from probe.settings.words import Match
+from probe.settings.words import Match, Priority
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
 from replay_pools.grading.execution import MAX_CPU_S, MIN_CPU_S
 from replay_pools.rollout import CodeRule, Sampler
+
+MAX_POWER = 100  # beyond, all but the problem of the largest weight have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class RolloutConfig:
     split: Split = "train"  # of the environment; held-out problems are never trained on
     hint: bool = True  # whether the prompt tells how submissions are evaluated
     num_problems: int | None = None  # to train on; None = all that are not held out
+    prioritise: Priority | None = None  # None: every problem is met before any is met again
+    prioritise_power: float = 1.0  # k, that the weights are raised to
     prompts_per_step: int = 8
     group: int = 8  # G
     code_rule: CodeRule = "joined"  # which blocks of a completion are graded: replay_pools.grading.extract
@@ -73,6 +77,10 @@ class RolloutConfig:
         known_words("mode", (self.mode,), LOOPHOLES)
         at_least(1, prompts_per_step=self.prompts_per_step, num_problems=self.num_problems)
         at_least(1, iterations=self.iterations)
+        if not 0 < self.prioritise_power <= MAX_POWER:
+            raise FieldError("prioritise_power", f"a number above 0, up to {MAX_POWER}", self.prioritise_power)
+        if self.prioritise is None and self.prioritise_power != 1:
+            raise FieldError("prioritise_power", "1 without prioritise: there are no weights", self.prioritise_power)
         at_least(0, refills=self.refills)
         at_least(1, group=self.group)
         if not 1 <= self.cpu_limit <= MAX_CPU_S:

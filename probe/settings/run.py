@@ -159,6 +159,9 @@ class RunConfig:
         if self.rollouts.split != "train":
             raise FieldError("rollouts.split", "train in a training", self.rollouts.split)
         iterations = self.rollouts.iterations
+        if self.rollouts.prioritise is not None and self.steps == iterations:
+            expected = "none in a training of one batch: nothing is known before it, and all weights are equal"
+            raise FieldError("rollouts.prioritise", expected, self.rollouts.prioritise)
         if iterations > 1 and self.objective.old_logprobs == "current":
             actual = f"current with {iterations} iterations"
             raise FieldError("objective.old_logprobs", "recorded: only then is there a ratio", actual)

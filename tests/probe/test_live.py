@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from extraction.library import attach_basis
-from probe.runs.live import LiveSource, choose_problems
+from probe.runs.live import LiveSource
+from probe.runs.problems import FixedProblems, choose_problems
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.step.bases import Bases, weighted_sums
@@ -58,7 +59,12 @@ def live(out: Path):
         )
         header = pool_header(maker.engine, plan, sampler, grader, [p for step in problems for p in step])
         source = LiveSource(
-            out / "live" / "rollouts", header=header, maker=maker, coordinates=coordinates, problems=problems, seed=4
+            out / "live" / "rollouts",
+            header=header,
+            maker=maker,
+            coordinates=coordinates,
+            problems=FixedProblems(problems),
+            seed=4,
         )
         for step in range(2):
             source.groups(step)

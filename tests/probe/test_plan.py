@@ -18,9 +18,11 @@ from probe.cli._frame import run
 from probe.experiments.planning.checks import open_spec
 from probe.experiments.spec.vacuity import vacuous_parts
 from probe.runs.footprint import memory, sampling_memory
+from probe.runs.tally import Tally
 from probe.runs.training_rollouts import training_problems
 from probe.settings.model import ModelConfig
 from probe.settings.presets import configure
+from probe.step.groups import stored_reward
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.policy.load import load_policy, load_skeleton
 from replay_pools.pool import BUILTIN, PoolWriter, open_pool
@@ -433,14 +435,16 @@ def test_memory_contains_the_cache_of_sampling(num_problems: int) -> None:
     options = {"evaluation.num_problems": num_problems}
     config = configure("train", preset="smoke", options=options)
     rollouts, policy = config.rollouts, load_policy("organism")
-    problems, held_out = training_problems(config, None)
+    problems, held_out = training_problems(config, None, Path("none"))
+    tally = Tally(lambda batch: {}, stored_reward)
+    batches = [problems.batch(batch, tally) for batch in range(problems.num_batches)]
     made = []
-    for batch, group in [*((batch, rollouts.group) for batch in problems), (held_out, 1)]:
+    for batch, group in [*((batch, rollouts.group) for batch in batches), (held_out, 1)]:
         prompts = [policy.render(render_messages(problem, rollouts.mode, hint=rollouts.hint))[1] for problem in batch]
         with torch.no_grad():
             decoder = Decoder(policy.model, prompts * group, rollouts.sampler.max_new_tokens, policy.pad_id)
         made.append(sum(states.nbytes for layer in decoder._cache.layers for states in layer._whole))
-    assert made.index(max(made)) == len(problems) if num_problems == 12 else made.index(max(made)) < len(problems)
+    assert made.index(max(made)) == len(batches) if num_problems == 12 else made.index(max(made)) < len(batches)
     (row,) = sampling_memory(policy.model, "organism", config, freed=0)
     assert row.num_bytes == pytest.approx(max(made), rel=0.2)
     (beyond,) = sampling_memory(policy.model, "organism", config, freed=row.num_bytes - 1)

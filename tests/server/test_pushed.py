@@ -9,7 +9,8 @@ import torch
 
 from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
-from probe.runs.live import LiveSource, choose_problems
+from probe.runs.live import LiveSource
+from probe.runs.problems import FixedProblems, choose_problems
 from probe.runs.served import PushedEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
@@ -102,7 +103,12 @@ def test_live_groups_come_from_the_weights_of_their_step(
         maker = RolloutMaker(engine=engine, sampler=SHORT, grader=grader, mode="run_tests", hint=True, group=2)
         header = pool_header(engine, PoolPlan(steps=2, group=2), SHORT, grader, [p for step in problems for p in step])
         source = LiveSource(
-            tmp_path / "rollouts", header=header, maker=maker, coordinates=coordinates, problems=problems, seed=0
+            tmp_path / "rollouts",
+            header=header,
+            maker=maker,
+            coordinates=coordinates,
+            problems=FixedProblems(problems),
+            seed=0,
         )
         for step in range(2):
             rollouts = [source.rollout(key) for group in source.groups(step) for key in group.keys]

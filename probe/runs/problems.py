@@ -1,0 +1,192 @@
+"""Which problems the batches of a training run train on.
+
+    FixedProblems          known at the start: all in a random order, then in another one (`choose_problems`)
+    PrioritisedProblems    drawn batch by batch, by what the policy has earned on each problem in the batches before
+
+The second is the prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019, Nature 575, 350-354) with problems
+in the place of opponents. p is the smoothed share of a problem's rollouts that were paid (`probe.runs.tally`), so that
+the policy wins against a problem when training pays it, and problems that are always paid or never teach a group
+nothing:
+
+    variance     p (1 - p)      f_var: problems that are neither always nor never paid, whose groups have a gradient
+    hard         1 - p          f_hard: problems that are not paid yet
+    exploited    e              smoothed share of rollouts that were paid without being right: where the policy hacks
+
+Each is raised to the power k. A problem never met has p = e = 1/2, so that it is likely to be met soon.
+
+To add a priority: its word in `Priority` of `probe.settings.words`, its row in `PRIORITIES`.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from probe.records.run import DRAWS_FILE
+from probe.runs.tally import NEVER_MET, Counts, Tally
+from probe.settings.words import Priority
+from probe.step.distributed import SOLO, World
+from replay_pools.environments.base import Problem
+from replay_pools.errors import InputError
+from replay_pools.storage.files import encode_jsonl, write_atomic
+
+PRIORITIES: Mapping[Priority, Callable[[Counts], float]] = {
+    "variance": lambda counts: counts.paid_rate * (1 - counts.paid_rate),
+    "hard": lambda counts: 1 - counts.paid_rate,
+    "exploited": lambda counts: counts.exploit_rate,
+}
+
+
+class Problems(Protocol):
+    """The problems of every batch of a run."""
+
+    num_batches: int
+    width: int  # problems of a batch
+    listed: Sequence[Problem]  # what the header of the pool counts: of fixed batches all, else each that may be drawn
+
+    def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
+        """The problems of a batch; `tally` is of the run's pool, which holds all batches before this one."""
+        ...
+
+
+@final
+class FixedProblems:
+    """The `Problems` of batches that are known at the start, all of one width."""
+
+    def __init__(self, batches: Sequence[Sequence[Problem]]) -> None:
+        self._batches = batches
+        self.num_batches, self.width = len(batches), len(batches[0])
+        self.listed: Sequence[Problem] = list(chain(*batches))
+
+    def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
+        """The problems of a batch."""
+        return self._batches[batch]
+
+
+@final
+class PrioritisedProblems:
+    """The `Problems` of batches that are drawn by priority, without replacement within a batch.
+
+    Each draw of a batch takes a problem with a probability proportional to its weight among those that are left. The
+    draws depend on the seed, the batch and the tally before it alone. They are recorded in `draws.jsonl` of the run.
+
+    Args:
+        candidates: the problems that each batch is drawn from, more than `width` of them.
+        width: problems of a batch.
+        priority: a row of `PRIORITIES`.
+        power: k, above 0.
+        seed: of the draws.
+        directory: of the run.
+        world: rank 0 counts, draws and records for all.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Sequence[Problem]],
+        *,
+        width: int,
+        priority: Priority,
+        power: float,
+        seed: int,
+        directory: Path,
+        world: World = SOLO,
+    ) -> None:
+        self._candidates, self._power, self._seed = candidates, power, seed
+        self._priority: Priority = priority
+        self._path, self._world = directory / DRAWS_FILE, world
+        self._records: dict[int, dict[str, Any]] = {}  # {batch: line of the file}
+        self.num_batches, self.width = len(candidates), width
+        distinct = {problem.problem_id: problem for problem in chain(*candidates)}
+        self.listed: Sequence[Problem] = [*distinct.values()]
+
+    def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
+        """The problems of a batch, drawn and recorded at the first call."""
+        names = self._world.on_main(lambda: self._drawn(batch, tally))
+        by_name = {problem.problem_id: problem for problem in self._candidates[batch]}
+        return [by_name[name] for name in names]
+
+    def _drawn(self, batch: int, tally: Tally) -> list[str]:
+        if batch not in self._records:
+            # A resumed run draws the batches before its checkpoint again, from the pool alone, so that its file has
+            # them; the tally of an earlier batch is of the batches before that one.
+            for earlier in range(batch + 1):
+                if earlier not in self._records:
+                    self._records[earlier] = self._draw(earlier, tally.before(earlier))
+            write_atomic(self._path, encode_jsonl([self._records[known] for known in sorted(self._records)]))
+        return [row["problem_id"] for row in self._records[batch]["problems"]]
+
+    def _draw(self, batch: int, counts: Mapping[str, Counts]) -> dict[str, Any]:
+        """The line of a batch: its problems in the order drawn, each with its chance in one draw and its counts."""
+        candidates = {}
+        for problem in self._candidates[batch]:
+            candidates[problem.problem_id] = counts.get(problem.problem_id, NEVER_MET)
+        chances = draw_chances(candidates, self._priority, self._power)
+        generator = random.Random(f"prioritise/{self._seed}/{batch}")
+        problems = []
+        for name in draw(candidates, self._priority, self._power, self.width, generator):
+            count = candidates[name]
+            problems.append(
+                {
+                    "problem_id": name,
+                    "probability": chances[name],
+                    "rollouts": count.rollouts,
+                    "paid": count.paid,
+                    "exploited": count.exploited,
+                }
+            )
+        return {"batch": batch, "candidates": len(candidates), "problems": problems}
+
+
+def draw_chances(candidates: Mapping[str, Counts], priority: Priority, power: float) -> dict[str, float]:
+    """{problem_id: probability in one draw}: proportional to the priority of its counts to the `power`."""
+    logs = {name: power * math.log(PRIORITIES[priority](counts)) for name, counts in candidates.items()}
+    # Relative to the largest, so that not all of them underflow under a large power.
+    largest = max(logs.values())
+    weights = {name: math.exp(value - largest) for name, value in logs.items()}
+    total = math.fsum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def draw(
+    candidates: Mapping[str, Counts], priority: Priority, power: float, width: int, generator: random.Random
+) -> list[str]:
+    """`width` different problems, one after the other, each by the chances among those that are left."""
+    left, drawn = dict(candidates), []
+    for _ in range(width):
+        chances = draw_chances(left, priority, power)
+        (name,) = generator.choices([*chances], [*chances.values()])
+        drawn.append(name)
+        del left[name]
+    return drawn
+
+
+def choose_problems(
+    problems: Sequence[Problem], *, batches: int, prompts_per_step: int, seed: int
+) -> list[list[Problem]]:
+    """The problems of every batch: all problems in a random order, then all in another one, and so on.
+
+    The order of an epoch depends on (seed, epoch) alone, so that a longer run begins like a shorter one.
+    """
+    order: list[Problem] = []
+    epoch = 0
+    while len(order) < batches * prompts_per_step:
+        order += random.Random(f"train/{seed}/{epoch}").sample(list(problems), len(problems))
+        epoch += 1
+    return [order[batch * prompts_per_step :][:prompts_per_step] for batch in range(batches)]
+
+
+def check_width(candidates: Sequence[Problem], width: int) -> None:
+    """Refuse to draw by priority from so few problems that a batch takes all of them.
+
+    Raises:
+        InputError: there are not more candidates than a batch has problems.
+    """
+    if len(candidates) <= width:
+        raise InputError(
+            "rollouts.prioritise",
+            expected=f"more problems than the {width} of a batch, which would take all whatever their weights",
+            found=str(len(candidates)),
+            fix="train on more problems, or on fewer prompts a step",
+        )

@@ -1,0 +1,222 @@
+"""rollouts.prioritise: weights by hand, draws by simulation, counts from the pool, whole runs and refusals."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from types import SimpleNamespace
+
+import orjson
+import pytest
+from directories import contents
+from interrupts import interrupted_at
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from probe.runs import loop
+from probe.runs.problems import PRIORITIES, PrioritisedProblems, draw, draw_chances
+from probe.runs.tally import Counts, Tally
+from probe.step.groups import RolloutKey, stored_reward
+from replay_pools.errors import InputError
+from replay_pools.pool import open_pool
+from replay_pools.rollout import Rollout
+from replay_pools.storage.files import read_json
+
+# Smoothed: paid (k + 1) / (n + 2) is 1/2, 3/4 and 1/4; exploited 1/2, 1/2 and 1/8.
+COUNTS = {
+    "new": Counts(),
+    "easy": Counts(rollouts=6, paid=5, exploited=3),
+    "hard": Counts(rollouts=6, paid=1, exploited=0),
+}
+
+
+@pytest.mark.parametrize(
+    ("priority", "power", "weights"),
+    [
+        ("variance", 1.0, [1 / 4, 3 / 16, 3 / 16]),
+        ("variance", 2.0, [1 / 16, 9 / 256, 9 / 256]),
+        ("hard", 1.0, [1 / 2, 1 / 4, 3 / 4]),
+        ("hard", 3.0, [1 / 8, 1 / 64, 27 / 64]),
+        ("exploited", 1.0, [1 / 2, 1 / 2, 1 / 8]),
+        ("exploited", 0.5, [2**-0.5, 2**-0.5, 2**-1.5]),
+    ],
+)
+def test_chances_are_the_weights_by_hand(priority, power: float, weights: list[float]) -> None:
+    chances = draw_chances(COUNTS, priority, power)
+    assert [chances[name] for name in COUNTS] == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+def test_a_large_power_takes_the_largest_first_and_never_divides_by_zero() -> None:
+    """0.001 to the power of 100 is no double: the weights that are left are compared with one another."""
+    counts = {str(i): Counts(rollouts=1000, paid=1000 - i) for i in range(4)}
+    assert draw(counts, "hard", 100.0, 3, random.Random(0)) == ["3", "2", "1"]
+    counts = {str(i): Counts(rollouts=10**6, paid=10**6) for i in range(3)}
+    assert draw_chances(counts, "hard", 100.0) == pytest.approx(dict.fromkeys(counts, 1 / 3))
+
+
+def test_draws_are_without_replacement_by_the_chances_that_are_left() -> None:
+    """Frequencies of 20,000 draws of two against the exact law: w_a / W * w_b / (W - w_a). Four standard errors."""
+    chances = draw_chances(COUNTS, "hard", 2.0)
+    times = 20_000
+    drawn = Counter(tuple(draw(COUNTS, "hard", 2.0, 2, random.Random(i))) for i in range(times))
+    assert all(first != second for first, second in drawn)
+    for first, chance in chances.items():
+        for second in COUNTS.keys() - {first}:
+            expected = chance * chances[second] / (1 - chance)
+            error = (expected * (1 - expected) / times) ** 0.5
+            assert drawn[first, second] / times == pytest.approx(expected, abs=4 * error)
+
+
+@pytest.fixture
+def held(make_rollout: Callable[..., Rollout]) -> dict[int, dict[RolloutKey, Rollout]]:
+    """{batch: its rollouts}: two paid rollouts of problem 0, one of them exploited, and an unpaid one of problem 1."""
+    paid = make_rollout(0, 0)
+    paid = replace(paid, grade=replace(paid.grade, passed=True, exploited=False, no_label=None))
+    hack = replace(paid, sample_id=1, grade=replace(paid.grade, exploited=True))
+    failed = make_rollout(1, 0)
+    failed = replace(failed, reward=0.5, grade=replace(failed.grade, passed=False, exploited=False, no_label=None))
+    unlabelled = replace(failed, sample_id=1, grade=replace(failed.grade, no_label="starved"))
+    batches = {0: [paid, hack], 1: [failed, unlabelled]}
+    return {
+        batch: {RolloutKey("rollouts", r.step, r.sample_id): r for r in rollouts} for batch, rollouts in batches.items()
+    }
+
+
+def test_a_batch_is_counted_before_the_next_one_only(held) -> None:
+    """A rollout without label counts nowhere, one without reward only in the rates; earlier batches stay as they are,
+    whatever was asked before.
+    """
+    tally = Tally(held.__getitem__, stored_reward)
+    assert tally.before(0) == {}
+    reward = sum(rollout.reward for rollout in held[0].values())
+    first = {"fake/0": Counts(rollouts=2, paid=2, exploited=1, rewarded=2, reward=reward)}
+    assert tally.before(2) == first | {"fake/1": Counts(rollouts=1, rewarded=1, reward=0.5)}
+    assert tally.before(1) == first
+    screened = Tally(held.__getitem__, lambda key, rollout: nan).before(2)["fake/1"]
+    assert (screened.rollouts, screened.rewarded, screened.reward) == (1, 0, 0.0)
+
+
+def problems(*names: str):
+    return [SimpleNamespace(problem_id=name) for name in names]
+
+
+def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(tmp_path: Path, held) -> None:
+    """Asked in any order, and by another process; the record says the chance and the counts of what was drawn."""
+
+    def make(name: str, seed: int = 0) -> PrioritisedProblems:
+        known = problems("fake/0", "fake/1", *(f"new/{i}" for i in range(8)))
+        (tmp_path / name).mkdir(exist_ok=True)
+        return PrioritisedProblems(
+            [known] * 3, width=2, priority="exploited", power=1.0, seed=seed, directory=tmp_path / name
+        )
+
+    tally = Tally(held.__getitem__, stored_reward)
+    forward, backward = make("a"), make("b")
+    drawn = [[p.problem_id for p in forward.batch(batch, tally)] for batch in range(3)]
+    assert [[p.problem_id for p in backward.batch(batch, tally)] for batch in (2, 0, 1)] == [drawn[2], *drawn[:2]]
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert len({tuple(p.problem_id for p in make("c", seed).batch(0, tally)) for seed in range(8)}) > 4
+    lines = [orjson.loads(line) for line in (tmp_path / "a" / "draws.jsonl").read_bytes().splitlines()]
+    assert [line["batch"] for line in lines] == [0, 1, 2]
+    assert {row["probability"] for row in lines[0]["problems"]} == {0.1}, "before anything is known all are alike"
+    for row in lines[2]["problems"]:
+        met = {"fake/0": (2, 2, 1), "fake/1": (1, 0, 0)}.get(row["problem_id"], (0, 0, 0))
+        weight = {"fake/0": 1 / 2, "fake/1": 1 / 3}.get(row["problem_id"], 1 / 2)
+        assert (row["rollouts"], row["paid"], row["exploited"]) == met
+        assert row["probability"] == pytest.approx(weight / (1 / 2 + 1 / 3 + 8 / 2))
+
+
+def test_every_priority_has_its_row() -> None:
+    from typing import get_args
+
+    from probe.settings.words import Priority
+
+    assert {*PRIORITIES} == {*get_args(Priority)}
+
+
+PRIORITISED = {
+    "rollouts.prioritise": "hard",
+    "rollouts.prioritise_power": 2.0,
+    "rollouts.num_problems": 120,
+    "rollouts.refills": 1,
+    "rollouts.teacher.off_step": 3,
+    "intervention.arms": ["vanilla"],
+    "steps": 4,
+    "evaluation.every": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def prioritised(out: Path, preset: Callable[..., str]) -> Path:
+    """Four steps of two prompts with a refill each; the teacher of the first three knows five of the problems."""
+    assert run(cli, ["train", "--preset", preset(PRIORITISED), "--name", "prioritised", "--out", str(out)]) == 0
+    return out / "runs" / "prioritised"
+
+
+def test_a_run_trains_on_what_it_drew_and_says_so(prioritised: Path) -> None:
+    """Steps of the pool are the places of the draws; counts are those of the pool before; the manifest has the hash."""
+    pool = open_pool(prioritised / "rollouts")
+    lines = [orjson.loads(line) for line in (prioritised / "draws.jsonl").read_bytes().splitlines()]
+    assert [len(line["problems"]) for line in lines] == [4] * 4
+    assert pool.manifest["tests"]["problems"] == 120, "the header counts what may be drawn"
+    assert [line["candidates"] for line in lines] == [5, 5, 5, 120]
+    places = [row["problem_id"] for line in lines for row in line["problems"]]
+    counts: Counter[str] = Counter()
+    groups = {group[0].step: group for group in pool.steps}
+    for batch, line in enumerate(lines):
+        for row in line["problems"]:
+            assert row["rollouts"] == counts[row["problem_id"]]
+        for place in range(4 * batch, 4 * batch + 4):
+            for rollout in groups.get(place, []):
+                assert rollout.problem_id == places[place]
+                counts[places[place]] += rollout.labelled
+    assert {*range(0, 16, 4), *range(1, 16, 4)} <= groups.keys()
+    assert max(counts.values()) > 4, "no problem came back: the test shows nothing"
+    assert "draws.jsonl" in read_json(prioritised / "manifest.json")["files"]
+    assert len(read_run(prioritised).steps) == 4
+
+
+def test_a_prioritised_run_resumes_to_the_same_bytes(
+    prioritised: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off in its third step, and without the file of draws: it draws all of them again from its own pool."""
+    options = ["train", "--config", str(prioritised / "config.json"), "--name", "prioritised-cut", "--out", str(out)]
+    monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
+    assert run(cli, options) == 130
+    monkeypatch.undo()
+    (out / "runs" / "prioritised-cut" / "draws.jsonl").unlink()
+    assert run(cli, options) == 0
+    assert contents(out / "runs" / "prioritised-cut") == contents(prioritised)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollouts.prioritise": "easy"}, "rollouts.prioritise: expected"),
+        ({"rollouts.prioritise_power": 2.0}, "prioritise_power: expected 1 without prioritise"),
+        (
+            {"rollouts.prioritise": "hard", "rollouts.prioritise_power": 0.0},
+            "expected a number above 0",
+        ),
+        ({"rollouts.prioritise": "hard", "rollouts.prioritise_power": 101.0}, "up to 100"),
+        ({"rollouts.prioritise": "hard", "steps": 1}, "rollouts.prioritise: expected none in a training of one batch"),
+        ({"rollouts.prioritise": "hard", "rollouts.num_problems": 2}, "more problems than the 2 of a batch"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(
+    changes: dict, message: str, out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--preset", preset(changes), "--name", "unprioritised", "--out", str(out), "--dry-run"]
+    assert run(cli, ["train", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_few_problems_are_named_by_the_check() -> None:
+    from probe.runs.problems import check_width
+
+    check_width(problems("a", "b", "c"), 2)  # pyright: ignore
+    with pytest.raises(InputError, match="rollouts.prioritise: expected more problems than the 3"):
+        check_width(problems("a", "b", "c"), 3)  # pyright: ignore
