@@ -3,12 +3,15 @@
 training_problems     the problems of every batch, and those held out for evaluation
 open_teacher          the pool whose rollouts take the place of some live ones in the first batches
 open_engine           what samples: the policy in this process, or a server that is given its adapter
-make_source           the groups that `probe.runs.loop.run_steps` reads: live ones, a teacher's among them, a remedy
+open_source           the groups that `probe.runs.loop.run_steps` reads: live ones, a teacher's among them, a remedy;
+                      sampled ahead of their steps where the settings ask for it
 """
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from probe.runs.assemble import Assembly
 from probe.runs.heldout import hold_out
 from probe.runs.live import LiveSource, choose_problems
 from probe.runs.mixed import MixedSource, same_prompt, taught_problems
+from probe.runs.prefetch import AheadEngine, Background, PrefetchedSource
 from probe.runs.remedies import AppliedRemedy, RemediedSource
 from probe.runs.served import PushedEngine
 from probe.settings.loss import check_recorded
@@ -125,6 +129,9 @@ def open_engine(
         yield LocalEngine(replace(policy, adapter=adapter))
         return
     base = connect(Connection(url=url), policy, served_model=rollouts_of(config).served_model)
+    if (leftovers := directory / "adapters").exists():
+        # Of a run that was killed.
+        shutil.rmtree(leftovers)
     with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
         yield engine
 
@@ -167,15 +174,23 @@ def make_live_source(
         directory,
         header=pool_header(maker.engine, plan, maker.sampler, maker.grader, list(chain(*problems))),
         maker=maker,
-        coordinates=assembly.coordinates,
         problems=problems,
         seed=config.seed,
         iterations=rollouts.iterations,
         refills=rollouts.refills,
         world=assembly.world,
         reward=stored_reward if remedy is None else remedy.reward,
-        sampling=nullcontext if assembly.activations is None else assembly.activations.in_sampling,
+        # A server samples: the model in this process must stay as it is, which a step may be using at the same time.
+        sampling=partial(_sampling_here, assembly) if rollouts.engine == "local" else nullcontext,
     )
+
+
+@contextmanager
+def _sampling_here(assembly: Assembly) -> Iterator[None]:
+    """While open, the policy in this process samples: its forward is lean, and has the remedy that sampling has."""
+    remedied = nullcontext() if assembly.activations is None else assembly.activations.in_sampling()
+    with assembly.coordinates.lean_forward(), remedied:
+        yield
 
 
 def make_source(config: RunConfig, live: LiveSource, maker: RolloutMaker, teacher: Pool | None) -> GroupSource:
@@ -192,6 +207,36 @@ def make_source(config: RunConfig, live: LiveSource, maker: RolloutMaker, teache
             taught_prompt=same_prompt if remedy is None else remedy.taught_prompt,
         )
     return source if remedy is None else RemediedSource(source, remedy)
+
+
+@contextmanager
+def open_source(
+    config: RunConfig,
+    directory: Path,
+    maker: RolloutMaker,
+    assembly: Assembly,
+    problems: Sequence[Sequence[Problem]],
+    teacher: Pool | None,
+) -> Iterator[tuple[GroupSource, Callable[[], None]]]:
+    """(the groups that the steps read, what completes the pool of the run at `directory` after the last step)."""
+
+    def sources(maker: RolloutMaker) -> tuple[LiveSource, GroupSource]:
+        live = make_live_source(config, directory, maker, assembly, problems)
+        return live, make_source(config, live, maker, teacher)
+
+    live, source = sources(maker)
+    past = None if assembly.training is None else assembly.training.past
+    if past is None:
+        yield source, live.finish
+    elif isinstance(pushed := maker.engine, PushedEngine):
+        engine = AheadEngine(pushed)
+        _, ahead = sources(replace(maker, engine=engine))
+        with closing(Background(ahead, engine, pushed, iterations=past.iterations)) as background:
+            prefetched = PrefetchedSource(source, past, background, live.finish)
+            yield prefetched, prefetched.finish
+    else:
+        prefetched = PrefetchedSource(source, past, None, live.finish)
+        yield prefetched, prefetched.finish
 
 
 def _remedy(config: RunConfig, maker: RolloutMaker) -> AppliedRemedy | None:

@@ -58,7 +58,12 @@ def live(out: Path):
         )
         header = pool_header(maker.engine, plan, sampler, grader, [p for step in problems for p in step])
         source = LiveSource(
-            out / "live" / "rollouts", header=header, maker=maker, coordinates=coordinates, problems=problems, seed=4
+            out / "live" / "rollouts",
+            header=header,
+            maker=maker,
+            problems=problems,
+            seed=4,
+            sampling=coordinates.lean_forward,
         )
         for step in range(2):
             source.groups(step)
