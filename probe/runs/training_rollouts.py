@@ -38,7 +38,7 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.sampling.engines import Engine, LocalEngine
 from replay_pools.serving.connection import Connection
-from replay_pools.serving.engine import connect
+from replay_pools.serving.engine import ServerEngine, connect
 
 
 def rollouts_of(config: RunConfig) -> RolloutConfig:
@@ -129,11 +129,19 @@ def open_engine(
         yield LocalEngine(replace(policy, adapter=adapter))
         return
     base = connect(Connection(url=url), policy, served_model=rollouts_of(config).served_model)
-    if (leftovers := directory / "adapters").exists():
-        # Of a run that was killed.
-        shutil.rmtree(leftovers)
+    _forget_leftovers(base, directory / "adapters")
     with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
         yield engine
+
+
+def _forget_leftovers(base: ServerEngine, directory: Path) -> None:
+    """Rid the server and the disk of the adapters that a killed run has left in `directory`."""
+    leftovers = [*directory.glob("*")]
+    loaded = base.adapters() if leftovers else set[str]()
+    for leftover in leftovers:
+        if leftover.name in loaded:
+            base.unload(leftover.name)
+        shutil.rmtree(leftover)
 
 
 def make_maker(config: RunConfig, engine: Engine, grader: Grader) -> RolloutMaker:
