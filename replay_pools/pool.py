@@ -197,6 +197,12 @@ class PoolWriter:
             (self.directory / MANIFEST_NAME).unlink()
         write_jsonl_gz(self._path(step), rollouts)
 
+    def drop_steps(self, first: int) -> None:
+        """Delete the groups of the steps from `first` on, of a pool that is not finished."""
+        for path in step_files(self.directory):
+            if _step(path) >= first:
+                path.unlink()
+
     def finish(self) -> Pool:
         """Check all step files, write the manifest and open the pool.
 

@@ -39,7 +39,10 @@ KL_KEYS = (
     "ema",  # of the mean KL, which the controller of beta follows
     "beta_adjusted",  # 1, -1 or 0: beta was raised, lowered or left
 )
-RATIO_KEYS = ("mean", "max", "frac_clip_low", "frac_clip_high", "frac_clip_delta")
+RATIO_KEYS = (
+    *("mean", "max", "frac_clip_low", "frac_clip_high", "frac_clip_delta"),
+    "staleness",  # updates between the policy that sampled and this step; only in a training that samples ahead
+)
 PREFIXED = ("kl", "ratio")  # fields {name: number} of StepRecord, flattened to "kl/NAME" and "ratio/NAME"
 
 

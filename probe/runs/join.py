@@ -81,6 +81,7 @@ def step_record(
     objective: LossSettings,
     control: Mapping[str, float],
     reward_range: float,
+    staleness: int | None = None,
 ) -> StepRecord:
     """The record of one step under the condition and arm of `arm`.
 
@@ -88,6 +89,7 @@ def step_record(
         objective: the loss of that condition.
         control: what the controller of beta did, by wire names without "kl/".
         reward_range: largest minus smallest reward that the loss can see.
+        staleness: updates since the policy that sampled the rollouts; None where sampling does not run ahead.
     """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     weighting, projection = result.weightings[arm.condition], arm.projection
@@ -122,7 +124,7 @@ def step_record(
         direction_age=arm.direction_age,
         direction_overlap=arm.direction_overlap,
         kl={**weighting.kl, **control},
-        ratio=dict(weighting.ratio),
+        ratio={**weighting.ratio, **({} if staleness is None else {"staleness": float(staleness)})},
     )
 
 

@@ -20,7 +20,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from extraction.adapters.interface import Coordinates
 from probe.runs.problems import Problems
 from probe.runs.tally import Tally
 from probe.step.distributed import SOLO, World
@@ -33,13 +32,12 @@ from replay_pools.rollout import Rollout
 
 
 class LiveSource:
-    """Groups on the problems of `probe.runs.problems`, sampled from the policy that `coordinates` adapt.
+    """Groups on the problems of `probe.runs.problems`, sampled from the policy as it is.
 
     Args:
         directory: of the pool; its name is the pool's in the records.
         header: of the pool.
         maker: samples and grades; its policy is the one that is trained.
-        coordinates: of the policy; sampling uses their lean forward.
         problems: of each batch, P (1 + refills) of them; asked for when the batch is sampled.
         seed: of the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
@@ -55,7 +53,6 @@ class LiveSource:
         *,
         header: dict[str, Any],
         maker: RolloutMaker,
-        coordinates: Coordinates,
         problems: Problems,
         seed: int,
         iterations: int = 1,
@@ -66,7 +63,7 @@ class LiveSource:
     ) -> None:
         self._world = world
         self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
-        self._maker, self._coordinates, self._problems, self._seed = maker, coordinates, problems, seed
+        self._maker, self._problems, self._seed = maker, problems, seed
         self._rollouts: dict[RolloutKey, Rollout] = {}  # of the newest batch
         self._iterations, self._refills, self._reward, self._sampling = iterations, refills, reward, sampling
         self.num_steps = problems.num_batches * iterations
@@ -106,7 +103,7 @@ class LiveSource:
         maker = replace(self._maker, group=self._maker.group - fewer)
         # The seed of the first attempt is that of a run without refills.
         seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
-        with self._coordinates.lean_forward(), self._sampling():
+        with self._sampling():
             groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
         name = self._writer.directory.name
         keyed = {}
@@ -136,9 +133,10 @@ class LiveSource:
         """The rollout with its labels; of the newest batch only."""
         return self._rollouts[key]
 
-    def finish(self) -> None:
-        """Complete the pool: its manifest has the hashes of all rollouts."""
+    def finish(self, batches: int | None = None) -> None:
+        """Complete the pool: its manifest has the hashes of all rollouts. Only the first `batches` are kept."""
         if self._world.is_main:
+            self._writer.drop_steps(self._problems.width * (self._problems.num_batches if batches is None else batches))
             self._writer.finish()
 
 

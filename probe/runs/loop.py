@@ -221,8 +221,10 @@ def _run_step(
         if world.is_main:
             setup.gram.record(step, unit)
     control: dict[str, float] = {}
+    staleness: int | None = None
     if training is not None:
         control = training.finish_step(result, rollouts, by_policy)
+        staleness = None if training.past is None else training.past.staleness(step)
     if world.is_main:
         for arm in result.arms:
             if setup.tokens is not None and arm.token_shares is not None:
@@ -230,7 +232,8 @@ def _run_step(
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
     return [
-        step_record(groups, result, arm, conditions[arm.condition], control, setup.reward_range) for arm in result.arms
+        step_record(groups, result, arm, conditions[arm.condition], control, setup.reward_range, staleness)
+        for arm in result.arms
     ]
 
 

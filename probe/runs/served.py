@@ -61,6 +61,14 @@ class PushedEngine:
         header = self._base.describe(sampler)
         return header | {"policy": header["policy"] | {"adapter": self._adapter}}
 
+    def save(self, label: str) -> Path:
+        """The weights as they are now, as a peft directory named by its content and a label, for `load`."""
+        return self._saved(f"probe-{self._digest()}-{label}")
+
+    def load(self, adapter: Path) -> ServerEngine:
+        """The engine that samples with a saved adapter, whatever the weights are by now; the caller unloads it."""
+        return self._base.with_adapter(adapter.name, adapter)
+
     def close(self) -> None:
         """Make the server forget the adapter, and delete its directory."""
         if self._pushed is not None:

@@ -1,8 +1,8 @@
 """Training of `probe train`: load the policy, assemble the run, and hand live groups to the steps of `probe replay`.
 
     config -> policy -> Assembly (directions, measures, what trains)
-           -> problems, engine -> LiveSource, with a teacher MixedSource, with a remedy RemediedSource
-                                                                            (probe.runs.training_rollouts)
+           -> problems, engine -> LiveSource, with a teacher MixedSource, with a remedy RemediedSource, sampled ahead
+                                  PrefetchedSource                          (probe.runs.training_rollouts)
            -> run_steps, with an Evaluator before every step
 
 `config.json` is written before any number is computed, and holds all that shapes the numbers: `train` with its settings
@@ -30,10 +30,9 @@ from probe.runs.training_evals import Evaluator
 from probe.runs.training_rollouts import (
     arm_of,
     evaluation_of,
-    make_live_source,
     make_maker,
-    make_source,
     open_engine,
+    open_source,
     open_teacher,
     rollouts_of,
     training_problems,
@@ -117,26 +116,26 @@ def train(
         if world.is_main:
             timings.write_start(directory)
         maker = make_maker(config, engine, grader)
-        live = make_live_source(config, directory / ROLLOUTS_DIR, maker, assembly, problems)
         evaluator = _evaluator(config, directory, maker, assembly, held_out, say)
+        pool = directory / ROLLOUTS_DIR
+        with open_source(config, pool, maker, assembly, problems, teacher) as (source, finish_pool):
 
-        def before_step(num_done: int, last: bool) -> None:
-            training.logprob = evaluator(num_done, last)
-            # The manifest of the run hashes that of the pool: the pool is finished before `run_steps` writes it.
-            if last:
-                live.finish()
+            def before_step(num_done: int, last: bool) -> None:
+                training.logprob = evaluator(num_done, last)
+                # The manifest of the run hashes that of the pool: the pool is finished before `run_steps` writes it.
+                if last:
+                    finish_pool()
 
-        source = make_source(config, live, maker, teacher)
-        run_steps(
-            directory,
-            source,
-            assembly.setup,
-            done=done,
-            timings=timings,
-            training=training,
-            checkpoints=config.checkpoints,
-            before_step=before_step,
-        )
+            run_steps(
+                directory,
+                source,
+                assembly.setup,
+                done=done,
+                timings=timings,
+                training=training,
+                checkpoints=config.checkpoints,
+                before_step=before_step,
+            )
 
 
 def preview(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:

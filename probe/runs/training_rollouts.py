@@ -3,12 +3,15 @@
 training_problems     which problems each batch trains on, and those held out for evaluation
 open_teacher          the pool whose rollouts take the place of some live ones in the first batches
 open_engine           what samples: the policy in this process, or a server that is given its adapter
-make_source           the groups that `probe.runs.loop.run_steps` reads: live ones, a teacher's among them, a remedy
+open_source           the groups that `probe.runs.loop.run_steps` reads: live ones, a teacher's among them, a remedy;
+                      sampled ahead of their steps where the settings ask for it
 """
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from extraction.adapters.interface import Coordinates
@@ -17,6 +20,7 @@ from probe.runs.assemble import Assembly
 from probe.runs.heldout import hold_out
 from probe.runs.live import LiveSource
 from probe.runs.mixed import MixedSource, same_prompt, taught_problems
+from probe.runs.prefetch import AheadEngine, Background, PrefetchedSource
 from probe.runs.problems import FixedProblems, PrioritisedProblems, Problems, check_width, choose_problems
 from probe.runs.remedies import AppliedRemedy, RemediedSource
 from probe.runs.served import PushedEngine
@@ -35,7 +39,7 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.sampling.engines import Engine, LocalEngine
 from replay_pools.serving.connection import Connection
-from replay_pools.serving.engine import connect
+from replay_pools.serving.engine import ServerEngine, connect
 
 
 def rollouts_of(config: RunConfig) -> RolloutConfig:
@@ -144,8 +148,19 @@ def open_engine(
         yield LocalEngine(replace(policy, adapter=adapter))
         return
     base = connect(Connection(url=url), policy, served_model=rollouts_of(config).served_model)
+    _forget_leftovers(base, directory / "adapters")
     with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
         yield engine
+
+
+def _forget_leftovers(base: ServerEngine, directory: Path) -> None:
+    """Rid the server and the disk of the adapters that a killed run has left in `directory`."""
+    leftovers = [*directory.glob("*")]
+    loaded = base.adapters() if leftovers else set[str]()
+    for leftover in leftovers:
+        if leftover.name in loaded:
+            base.unload(leftover.name)
+        shutil.rmtree(leftover)
 
 
 def make_maker(config: RunConfig, engine: Engine, grader: Grader) -> RolloutMaker:
@@ -186,15 +201,23 @@ def make_live_source(
         directory,
         header=pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed),
         maker=maker,
-        coordinates=assembly.coordinates,
         problems=problems,
         seed=config.seed,
         iterations=rollouts.iterations,
         refills=rollouts.refills,
         world=assembly.world,
         reward=stored_reward if remedy is None else remedy.reward,
-        sampling=nullcontext if assembly.activations is None else assembly.activations.in_sampling,
+        # A server samples: the model in this process must stay as it is, which a step may be using at the same time.
+        sampling=partial(_sampling_here, assembly) if rollouts.engine == "local" else nullcontext,
     )
+
+
+@contextmanager
+def _sampling_here(assembly: Assembly) -> Iterator[None]:
+    """While open, the policy in this process samples: its forward is lean, and has the remedy that sampling has."""
+    remedied = nullcontext() if assembly.activations is None else assembly.activations.in_sampling()
+    with assembly.coordinates.lean_forward(), remedied:
+        yield
 
 
 def make_source(config: RunConfig, live: LiveSource, maker: RolloutMaker, teacher: Pool | None) -> GroupSource:
@@ -211,6 +234,36 @@ def make_source(config: RunConfig, live: LiveSource, maker: RolloutMaker, teache
             taught_prompt=same_prompt if remedy is None else remedy.taught_prompt,
         )
     return source if remedy is None else RemediedSource(source, remedy)
+
+
+@contextmanager
+def open_source(
+    config: RunConfig,
+    directory: Path,
+    maker: RolloutMaker,
+    assembly: Assembly,
+    problems: Problems,
+    teacher: Pool | None,
+) -> Iterator[tuple[GroupSource, Callable[[], None]]]:
+    """(the groups that the steps read, what completes the pool of the run at `directory` after the last step)."""
+
+    def sources(maker: RolloutMaker) -> tuple[LiveSource, GroupSource]:
+        live = make_live_source(config, directory, maker, assembly, problems)
+        return live, make_source(config, live, maker, teacher)
+
+    live, source = sources(maker)
+    past = None if assembly.training is None else assembly.training.past
+    if past is None:
+        yield source, live.finish
+    elif isinstance(pushed := maker.engine, PushedEngine):
+        engine = AheadEngine(pushed)
+        _, ahead = sources(replace(maker, engine=engine))
+        with closing(Background(ahead, engine, pushed, iterations=past.iterations)) as background:
+            prefetched = PrefetchedSource(source, past, background, live.finish)
+            yield prefetched, prefetched.finish
+    else:
+        prefetched = PrefetchedSource(source, past, None, live.finish)
+        yield prefetched, prefetched.finish
 
 
 def _remedy(config: RunConfig, maker: RolloutMaker) -> AppliedRemedy | None:

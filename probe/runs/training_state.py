@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from probe.runs.controllers import Control
+from probe.runs.prefetch import PastWeights
 from probe.settings.loss import LossSettings
 from probe.step.reference import References
 from probe.step.results import StepResult
@@ -19,10 +20,13 @@ class TrainingState:
         updater: steps the policy.
         references: of the KL penalty.
         control: of the objective.
+        past: the weights that sample batches to come, where sampling runs ahead; None: each step samples from its own.
     """
 
-    def __init__(self, updater: Updater, references: References, control: Control) -> None:
-        self.updater, self.references, self._control = updater, references, control
+    def __init__(
+        self, updater: Updater, references: References, control: Control, past: PastWeights | None = None
+    ) -> None:
+        self.updater, self.references, self._control, self.past = updater, references, control, past
         self.logprob: float | None = None  # of the frozen probe batch, where it was measured before this step
 
     @property
@@ -66,14 +70,17 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes from step to step."""
-        return {
+        state = {
             "updater": self.updater.state_dict(),
             "references": self.references.state_dict(),
             "control": self._control.state_dict(),
         }
+        return state if self.past is None else state | {"past": self.past.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         self.updater.load_state_dict(state["updater"])
         self.references.load_state_dict(state["references"])
         self._control.load_state_dict(state["control"])
+        if self.past is not None:
+            self.past.load_state_dict(state["past"])

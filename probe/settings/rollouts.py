@@ -71,6 +71,7 @@ class RolloutConfig:
     teacher: TeacherConfig | None = None
     refills: int = 0  # further attempts at a group without reward variance, each on another problem
     iterations: int = 1  # optimizer steps on the same rollouts; above 1, objective.old_logprobs is "recorded"
+    prefetch: int = 0  # batches by which sampling is ahead of training; above 0, the same (probe.runs.prefetch)
 
     def __post_init__(self) -> None:
         """Refuse an unknown loophole mode, empty groups, and a teacher that stops within a batch."""
@@ -81,7 +82,7 @@ class RolloutConfig:
             raise FieldError("prioritise_power", f"a number above 0, up to {MAX_POWER}", self.prioritise_power)
         if self.prioritise is None and self.prioritise_power != 1:
             raise FieldError("prioritise_power", "1 without prioritise: there are no weights", self.prioritise_power)
-        at_least(0, refills=self.refills)
+        at_least(0, refills=self.refills, prefetch=self.prefetch)
         at_least(1, group=self.group)
         if not 1 <= self.cpu_limit <= MAX_CPU_S:
             raise FieldError("cpu_limit", f"from 1 to {MAX_CPU_S}", self.cpu_limit)

@@ -158,12 +158,12 @@ class RunConfig:
             raise FieldError("rollouts.group", "at least 2: a baseline is the mean of a group", self.rollouts.group)
         if self.rollouts.split != "train":
             raise FieldError("rollouts.split", "train in a training", self.rollouts.split)
-        iterations = self.rollouts.iterations
+        iterations, prefetch = self.rollouts.iterations, self.rollouts.prefetch
         if self.rollouts.prioritise is not None and self.steps == iterations:
             expected = "none in a training of one batch: nothing is known before it, and all weights are equal"
             raise FieldError("rollouts.prioritise", expected, self.rollouts.prioritise)
-        if iterations > 1 and self.objective.old_logprobs == "current":
-            actual = f"current with {iterations} iterations"
+        if (iterations > 1 or prefetch) and self.objective.old_logprobs == "current":
+            actual = f"current with {iterations} iterations" if iterations > 1 else f"current with prefetch {prefetch}"
             raise FieldError("objective.old_logprobs", "recorded: only then is there a ratio", actual)
         if self.steps % iterations:
             actual = f"{self.steps} with {iterations} iterations"

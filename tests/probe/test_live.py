@@ -62,9 +62,9 @@ def live(out: Path):
             out / "live" / "rollouts",
             header=header,
             maker=maker,
-            coordinates=coordinates,
             problems=FixedProblems(problems),
             seed=4,
+            sampling=coordinates.lean_forward,
         )
         for step in range(2):
             source.groups(step)

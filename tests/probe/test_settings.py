@@ -174,7 +174,7 @@ def interventions(draw: st.DrawFn, most: int) -> InterventionConfig:
 
 
 @st.composite
-def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: int) -> RolloutConfig:
+def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: int, prefetch: int) -> RolloutConfig:
     law = Sampler(max_new_tokens=draw(COUNTS))
     if not plain_law:
         law = Sampler(temperature=draw(POSITIVE), top_p=draw(st.floats(0.01, 1)), top_k=draw(st.integers(0, 99)))
@@ -197,6 +197,7 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         teacher=draw(maybe(teacher)),
         refills=draw(st.integers(0, 9)),
         iterations=iterations,
+        prefetch=prefetch,
     )
 
 
@@ -229,7 +230,8 @@ def runs(draw: st.DrawFn) -> RunConfig:
     plain_law = draw(FLAGS)
     objective = draw(losses(recorded=plain_law or verb != "train", advantages=verb == "train"))
     side_by_side = draw(conditions()) if verb == "replay" and not trains else ()
-    iterations = draw(st.integers(1, 3)) if objective.old_logprobs == "recorded" or verb != "train" else 1
+    has_ratio = objective.old_logprobs == "recorded" or verb != "train"
+    iterations, prefetch = (draw(st.integers(1, 3)), draw(st.integers(0, 3))) if has_ratio else (1, 0)
     intervention = draw(interventions(1 if trains else 3))
     evaluation = EvaluationConfig(
         every=draw(COUNTS),
@@ -239,7 +241,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
         rollouts_per_problem=draw(COUNTS),
     )
     noise = draw(st.integers(0, 9)) if verb == "replay" else 0
-    rollouts = None if verb == "replay" else draw(rollout_configs(verb, plain_law, iterations))
+    rollouts = None if verb == "replay" else draw(rollout_configs(verb, plain_law, iterations, prefetch))
     remedy = draw(maybe(remedies(objective, rollouts.engine))) if verb == "train" and rollouts is not None else None
     attributes = verb != "replay" or measured_arm(intervention.arms) is not None
     attributes &= remedy is None or not remedy.traits.changes_prompts
@@ -501,6 +503,7 @@ REFUSED = {
     "SEPA ramp": ("[control]\nsepa_ramp_steps = -1", r"control\.sepa_ramp_steps: expected at least 0"),
     "SEPA delay": ("[control]\nsepa_delay_steps = -1", r"control\.sepa_delay_steps: expected at least 0"),
     "iterations at ratio 1": ("[rollouts]\niterations = 2", "recorded: only then is there a ratio"),
+    "prefetch at ratio 1": ("[rollouts]\nprefetch = 2", "recorded: only then is there a ratio, found current with pre"),
     "half a batch": (
         "[rollouts]\niterations = 4\n[objective]\nold_logprobs = 'recorded'",
         r"steps: expected a multiple of rollouts\.iterations, found 6 with 4 iterations",

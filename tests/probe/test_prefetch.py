@@ -1,0 +1,174 @@
+"""Prefetching in one process: stale rollouts are those that sampling ahead gives, also in a run that was cut off."""
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from directories import contents
+from interrupts import interrupted_at
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from probe.runs import loop, training_rollouts
+from probe.runs.prefetch import PastWeights
+from replay_pools.pool import PoolWriter, open_pool
+
+RECORDED = {
+    "objective.old_logprobs": "recorded",
+    "rollouts.prompts_per_step": 1,
+    "rollouts.sampler.max_new_tokens": 32,
+    "evaluation.every": 9,
+    "optimizer.lr": 0.03,
+}
+# One batch ahead, sampled under a remedy that acts on activations.
+ONE = RECORDED | {
+    "rollouts.prefetch": 1,
+    "rollouts.prompts_per_step": 2,
+    "rollouts.sampler.max_new_tokens": 48,
+    "remedy.name": "preventative-steering",
+    "remedy.passes": "update-and-sampling",
+}
+# Two ahead, two steps on each: a teacher in the first, refills, a quarantine; one checkpoint, of every third step.
+TWO = RECORDED | {
+    "rollouts.prefetch": 2,
+    "rollouts.iterations": 2,
+    "rollouts.refills": 1,
+    "rollouts.teacher.off_step": 2,
+    "intervention.arms": ["route"],
+    "steps": 8,
+    "checkpoints.every": 3,
+    "checkpoints.keep": 1,
+}
+KILLER = """
+import os, signal, sys
+real = os.fsync
+def sync(descriptor):
+    if sys.argv[1] in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
+os.fsync = sync
+from probe.cli import cli
+from probe.cli._frame import run
+sys.exit(run(cli, sys.argv[2:]))
+"""
+
+
+class Eager:
+    """The plain way, without any weights put back: every batch is sampled n batches before its steps."""
+
+    def __init__(self, source: Any, past: PastWeights, background: None, finish: Callable[[int], None]) -> None:
+        self._source, self._prefetch, self._iterations = source, past.prefetch, past.iterations
+        self._finish, self._next, self.num_steps = finish, 0, source.num_steps
+
+    def groups(self, step: int) -> Any:
+        ahead = min(step // self._iterations + self._prefetch, (self.num_steps - 1) // self._iterations)
+        for batch in range(self._next, ahead + 1):
+            self._source.groups(batch * self._iterations)
+        self._next = ahead + 1
+        return self._source.groups(step)
+
+    def rollout(self, key: Any) -> Any:
+        return self._source.rollout(key)
+
+    def finish(self) -> None:
+        self._finish(self.num_steps)
+
+
+def trained(out: Path, preset: str, name: str, code: int = 0) -> Path:
+    assert run(cli, ["train", "--preset", preset, "--name", name, "--out", str(out)]) == code
+    return out / "runs" / name
+
+
+@pytest.fixture(scope="module")
+def ahead_by_two(out: Path, preset: Callable[..., str]) -> Path:
+    return trained(out, preset(TWO), "prefetch-two")
+
+
+@pytest.mark.parametrize(("settings", "name"), [(ONE, "prefetch-one"), (TWO, "prefetch-two")])
+def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
+    settings: dict,
+    name: str,
+    out: Path,
+    preset: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    ahead_by_two: Path,
+) -> None:
+    """Reference: today's source, asked for batch b + n before the first step on batch b. All is the same but the
+    checkpoint, whose weights of former batches the reference does not need."""
+    directory = ahead_by_two if settings is TWO else trained(out, preset(settings), name)
+    monkeypatch.setattr(training_rollouts, "PrefetchedSource", Eager)
+    reference = contents(trained(out, preset(settings), f"{name}-eager"))
+    whole = contents(directory)
+    assert whole.keys() == reference.keys()
+    different = [path for path in whole if whole[path] != reference[path]]
+    assert all(path.startswith("checkpoint/") for path in different), different
+    stale = [step.ratio["max"] for step in read_run(directory).steps if step.ratio["staleness"]]
+    assert max(stale) > 1.01, "no policy has moved since it sampled: the test shows nothing"
+
+
+def test_the_records_say_how_stale_the_rollouts_are(ahead_by_two: Path, out: Path) -> None:
+    """By hand: batches 0 to 2 are of the start, batch 3 is of the policy that has made the two updates of batch 0."""
+    assert [step.ratio["staleness"] for step in read_run(ahead_by_two).steps] == [0, 1, 2, 3, 4, 5, 4, 5]
+
+
+def test_a_batch_that_is_lost_is_sampled_again_from_the_weights_of_its_time(
+    ahead_by_two: Path, out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off in step 4, whose checkpoint is that of 3 steps; in the rollouts of a batch; and in a later step. Each
+    time the rollouts are lost, too, from the batch on at which the run goes on."""
+    options = (out, preset(TWO), "prefetch-cut")
+    for owner, function, call in [(loop, "write_samples", 5), (PoolWriter, "write_step", 3), (loop, "write_steps", 2)]:
+        monkeypatch.setattr(owner, function, interrupted_at(call, getattr(owner, function)))
+        directory = trained(*options, code=130)
+        monkeypatch.undo()
+        assert not (directory / "manifest.json").exists(), f"{function}: it was not cut off"
+        (checkpoint,) = (directory / "checkpoint").glob("step_*.pt")
+        batch = int(checkpoint.stem[-6:]) // 2
+        lost = [path for path in (directory / "rollouts").glob("step_*") if int(path.name[5:8]) >= 2 * batch]
+        assert lost, f"{function}: nothing to lose"
+        for path in lost:
+            path.unlink()
+    assert contents(trained(*options)) == contents(ahead_by_two)
+
+
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(ahead_by_two: Path, out: Path, tmp_path: Path) -> None:
+    """In a random group of the rollouts, and in a random write of a step."""
+    written = sorted(path.name for path in (ahead_by_two / "rollouts").glob("step_*"))
+    points = [f"prefetch-killed/rollouts/.{random.choice(written)}", f"prefetch-killed/.step_{random.randrange(8):03d}"]
+    options = ["--config", str(ahead_by_two / "config.json"), "--name", "prefetch-killed", "--out", str(out)]
+    for point in points:
+        process = processes.start(KILLER, point, "train", *options, log=tmp_path / "log")
+        # The second point may lie before the first: then nothing is left to be killed.
+        assert processes.finish(process) in (-signal.SIGKILL, 0), f"{point}: {(tmp_path / 'log').read_text()}"
+    assert run(cli, ["train", *options]) == 0
+    assert contents(out / "runs" / "prefetch-killed") == contents(ahead_by_two), f"killed at {points}"
+
+
+def test_a_run_that_stops_itself_leaves_no_batch_that_nothing_trained_on(out: Path, preset: Callable[..., str]) -> None:
+    stopping = {"objective.reference": "base", "control.limits.kl_max": 1e-9, "control.limits.patience": 1}
+    directory = trained(out, preset(RECORDED | stopping | {"rollouts.prefetch": 2, "steps": 5}), "prefetch-tripped")
+    record = read_run(directory)
+    assert record.manifest["stopped"].startswith("kl ")
+    assert 1 < len(record.steps) < 5
+    assert len(open_pool(directory / "rollouts").steps) == len(record.steps)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rollouts.prefetch": 1}, "objective.old_logprobs: expected recorded: only then is there a ratio, "),
+        ({"rollouts.prefetch": -1}, "rollouts.prefetch: expected "),
+        (RECORDED | {"rollouts.prefetch": 1, "rollouts.sampler.temperature": 0.7}, "temperature"),
+    ],
+)
+def test_what_has_no_ratio_is_refused(
+    settings: dict, message: str, out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(out, preset(settings), f"prefetch-refused-{len(json.dumps(settings))}", code=2)
+    assert message in capsys.readouterr().err

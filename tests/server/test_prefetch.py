@@ -1,0 +1,176 @@
+"""Prefetching on a server: sampling overlaps with the step, from the right adapter, and nothing depends on timing."""
+
+import json
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from directories import contents
+from interrupts import interrupted_at
+
+from extraction.pairs import builtin_pairs, write_pairs
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from probe.runs import loop, prefetch
+from replay_pools.pool import PoolWriter, open_pool
+
+SETTINGS = {
+    "model.name": "organism",
+    "model.lora_rank": 4,
+    "rollouts.engine": "server",
+    "rollouts.prompts_per_step": 1,
+    "rollouts.group": 4,
+    "rollouts.refills": 1,
+    "rollouts.prefetch": 2,
+    "rollouts.sampler.max_new_tokens": 16,
+    "objective.old_logprobs": "recorded",
+    "intervention.arms": ["projected-lora"],
+    "intervention.extraction.k": 2,
+    "steps": 5,
+    "optimizer.lr": 0.03,
+    "evaluation.every": 2,
+    "evaluation.num_problems": 1,
+}
+STOPPING = {"objective.reference": "base", "control.limits.kl_max": 1e-9, "control.limits.patience": 1}
+KILLER = """
+import os, signal, sys
+real = os.fsync
+def sync(descriptor):
+    if sys.argv[1] in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
+os.fsync = sync
+from probe.cli import cli
+from probe.cli._frame import run
+sys.exit(run(cli, sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(session_loopback: Any, organism: Any) -> Any:
+    return session_loopback("vllm", organism("model"))
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("prefetch")
+
+
+@pytest.fixture(scope="module")
+def train(server: Any, out: Path) -> Callable[..., Path]:
+    """train(name, settings, code=0) -> the run that `probe train` left with these changes of SETTINGS."""
+    write_pairs(out / "pairs.jsonl", builtin_pairs("run_tests")[:4])
+
+    def make(name: str, settings: dict[str, Any] | None = None, code: int = 0) -> Path:
+        table = SETTINGS | {"intervention.extraction.pairs": str(out / "pairs.jsonl")} | (settings or {})
+        preset = out / f"{name}.toml"
+        preset.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+        options = ["--preset", str(preset), "--name", name, "--out", str(out), "--url", server.url]
+        assert run(cli, ["train", *options]) == code
+        assert not server.adapters, "the server is left with adapters of the run"
+        assert not [*(out / "runs" / name).glob("adapters/*")]
+        return out / "runs" / name
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(train: Callable[..., Path]) -> Path:
+    return train("whole")
+
+
+def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
+    """No thread: every batch is sampled when its step needs it, with the weights of its time put back."""
+
+    class Idle:
+        has_started = staticmethod(lambda batch: True)
+        wait = close = staticmethod(lambda *batch: None)
+
+    patch.setattr(prefetch.Background, "__new__", lambda *arguments, **names: Idle())
+
+
+def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
+    whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte for byte, evaluations among them; and for a run that a tripwire stops while batches are being sampled."""
+    stopped = train("stopped", STOPPING)
+    one_after_the_other(monkeypatch)
+    assert contents(train("whole-in-turn")) == contents(whole)
+    assert contents(train("stopped-in-turn", STOPPING)) == contents(stopped)
+    steps = read_run(stopped).steps
+    assert 1 < len(steps) < SETTINGS["steps"]
+    pool = open_pool(stopped / "rollouts")
+    assert {group[0].step // 2 for group in pool.steps} == {*range(len(steps))}, "batches that nothing trained on"
+
+
+def test_the_next_batch_is_sampled_during_the_step(
+    server: Any, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers nothing on batch 1 before step 0 is being computed, and step 0 is not computed before batch 1
+    was asked for: one after the other, one of the two would wait in vain."""
+    step_begins, batch_asked, step, sampled = threading.Event(), threading.Event(), loop.train_step, server._sampled
+    asked: set[str] = set()
+
+    def waiting_step(*arguments: Any, **names: Any) -> Any:
+        step_begins.set()
+        assert batch_asked.wait(120), "the server was not asked for the next batch during the step"
+        return step(*arguments, **names)
+
+    def waiting_answer(model: str, *arguments: Any) -> Any:
+        asked.add(model)
+        if model.endswith("-batch1"):
+            batch_asked.set()
+            assert step_begins.wait(120), "the step did not begin before the next batch was there"
+        return sampled(model, *arguments)
+
+    monkeypatch.setattr(loop, "train_step", waiting_step)
+    monkeypatch.setattr(server, "_sampled", waiting_answer)
+    train("overlap", {"steps": 2, "rollouts.prefetch": 1, "evaluation.every": 9})
+    start, first = sorted(name for name in asked if "batch" in name)
+    assert start.removesuffix("-batch0") == first.removesuffix("-batch1"), "both are of the policy at the start"
+
+
+def test_a_run_cut_off_anywhere_resumes_to_the_same_bytes(
+    whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the main thread before a write of a step; in the background before a group is written."""
+    for owner, function in [(loop, "save_checkpoint"), (loop, "write_steps"), (PoolWriter, "write_step")]:
+        monkeypatch.setattr(owner, function, interrupted_at(3, getattr(owner, function)))
+        directory = train("cut", code=130)
+        monkeypatch.undo()
+        assert not (directory / "manifest.json").exists(), f"{function}: it was not cut off"
+    assert contents(train("cut")) == contents(whole)
+
+
+def test_what_fails_in_the_background_ends_the_run_with_its_message(
+    server: Any, whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The server refuses batch 2; the batches behind it are not made, and the same command goes on."""
+    completion = server._completion
+    refused = (400, {"error": {"message": "out of memory"}})
+    of_batch_2 = lambda body: body["model"].endswith("-batch2")  # noqa: E731
+    monkeypatch.setattr(server, "_completion", lambda body: refused if of_batch_2(body) else completion(body))
+    directory = train("refused", code=2)
+    assert "out of memory" in capsys.readouterr().err
+    steps = {int(path.name[5:8]) for path in (directory / "rollouts").glob("step_*")}
+    assert max(steps) < 4, "a batch was made behind the one that failed"
+    monkeypatch.undo()
+    assert contents(train("refused")) == contents(whole)
+
+
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
+    server: Any, whole: Path, train: Callable[..., Path], out: Path, tmp_path: Path
+) -> None:
+    """In a random group that the background writes. The server is left with adapters, of which it gets rid."""
+    point = "killed/rollouts/." + random.choice(sorted(path.name for path in (whole / "rollouts").glob("step_*")))
+    options = ["--config", str(whole / "config.json"), "--name", "killed", "--out", str(out), "--url", server.url]
+    process = processes.start(KILLER, point, "train", *options, log=tmp_path / "log")
+    assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
+    assert server.adapters
+    assert contents(train("killed")) == contents(whole), f"killed at {point}"
