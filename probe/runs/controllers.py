@@ -142,11 +142,11 @@ class SepaSchedule(_Resumable):
             return 0.0
         return self._peak * (min(1.0, since / self._ramp_steps) if self._ramp_steps else 1.0)
 
-    def update(self, solve_rate: float) -> None:
-        """Take in the share of solved rollouts of the step that `value` was used in."""
+    def update(self, solve_rate: float | None) -> None:
+        """Take in the share of solved rollouts of the step that `value` was used in; None: it is not known."""
         if self.is_open:
             self.steps += 1
-        else:
+        elif solve_rate is not None:
             self.is_open = solve_rate >= self._gate
 
 

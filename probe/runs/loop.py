@@ -37,7 +37,7 @@ from probe.records.run import (
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
-from probe.runs.join import sample_records, step_record, token_records
+from probe.runs.join import SolveShares, sample_records, step_record, token_records
 from probe.runs.pieces import Pieces
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.runs.training_state import TrainingState
@@ -229,8 +229,10 @@ def _run_step(
                 write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
+    solve = SolveShares.of(rollouts, by_policy)
     return [
-        step_record(groups, result, arm, conditions[arm.condition], control, setup.reward_range) for arm in result.arms
+        step_record(groups, result, arm, conditions[arm.condition], control, setup.reward_range, solve)
+        for arm in result.arms
     ]
 
 

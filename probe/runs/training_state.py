@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from probe.runs.controllers import Control
+from probe.runs.rates import solve_share
 from probe.settings.loss import LossSettings
 from probe.step.reference import References
 from probe.step.results import StepResult
@@ -54,12 +55,11 @@ class TrainingState:
         kl = result.weightings[arm.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
         counted = [i for i, from_policy in enumerate(sampled_by_policy) if from_policy] or list(range(len(rollouts)))
-        labelled = [i for i in counted if rollouts[i].labelled]
         notes = self._control.finish_step(
             kl=kl.get("mean"),
             entropy=float(result.nll[counted].mean()) if any(sampled_by_policy) else None,
             logprob=self.logprob,
-            solve_rate=sum(bool(rollouts[i].gt_pass) for i in labelled) / len(labelled),
+            solve_rate=solve_share([rollouts[i] for i in counted]),
         )
         self.logprob = None
         return notes
