@@ -159,8 +159,8 @@ def _kl(
 ) -> tuple[dict[str, float], Tensor, Tensor, Penalty | None]:
     """KL from the reference: (wire summary, k (G, T), engine weights (G, T) for beta 1, penalty with beta).
 
-    They are empty, 0, 0 and None without a reference. Beside a moving reference the KL from the base is measured too: it
-    tells a reference that moves from one that was silently replaced.
+    They are empty, 0, 0 and None without a reference. Beside a moving reference the KL from the base is measured too:
+    it tells a reference that moves from one that was silently replaced.
     """
     if objective.reference is None:
         return {}, torch.zeros_like(scores.current), torch.zeros_like(scores.current), None

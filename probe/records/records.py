@@ -17,7 +17,7 @@ from replay_pools.errors import InputError
 
 RUN_SCHEMA = 5  # version of a run's files; readers refuse every other one
 DEFAULT_CONDITION = "default"  # of a run that names no condition; among several, the primary one
-# StepRecord.advantage on the wire: of `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
+# StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
 ADVANTAGE_MEANINGS = {
     "advantage/mean": "after the cap, as the next two",
     "advantage/std": "ddof = 1",

@@ -36,6 +36,7 @@ from probe.records.run import (
 )
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
+from probe.runs.controllers import passed, warnings_of
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
 from probe.runs.join import SolveShares, sample_records, step_record, token_records
 from probe.runs.pieces import Pieces
@@ -99,6 +100,7 @@ def run_steps(
     training: TrainingState | None = None,
     checkpoints: CheckpointConfig | None = None,
     before_step: Callable[[int, bool], None] = lambda done, last: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Run every step that is not done, then write the manifest.
 
@@ -112,6 +114,7 @@ def run_steps(
         checkpoints: when the state of `training` is written; default: after every step.
         before_step: called with the number of steps done, before every step and after the last (True), and again after
             a resume: it must leave alone what it has done already.
+        say: gets a line for every step of `training` that passes a bound of its warnings.
     """
     records = list(done)
     first = 1 + max((record.step for record in records), default=-1)
@@ -131,6 +134,7 @@ def run_steps(
         new = _run_steps(directory, steps, source, setup, training)
         records += new
         if training is not None:
+            _warn(new, training, say)
             # Ranks that drift apart would average gradients of different policies without any error.
             world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
         if world.is_main:
@@ -145,6 +149,12 @@ def run_steps(
         if training is not None:
             _save_adapter(directory, training)
         _write_manifest(directory, source, setup, records, training)
+
+
+def _warn(steps: Sequence[StepRecord], training: TrainingState, say: Callable[[str], None]) -> None:
+    for step in steps:
+        for name, (value, bound) in passed(step, training.warnings).items():
+            say(f"WARNING step {step.step}: {name} {value:.4g} above {bound:g}")
 
 
 def _run_steps(
@@ -256,6 +266,7 @@ def _write_manifest(
         "schema": RUN_SCHEMA,
         "num_steps": source.num_steps,
         "stopped": None if training is None else training.stopped,
+        "warnings": [] if training is None else warnings_of(records, training.warnings),
         "conditions": list(setup.conditions),
         "arms": list(dict.fromkeys(record.arm for record in records)),
         "num_modules": {basis.basis: len(basis.sizes) for basis in setup.bases.coordinates},

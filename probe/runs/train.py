@@ -136,6 +136,7 @@ def train(
             training=training,
             checkpoints=config.checkpoints,
             before_step=before_step,
+            say=say,
         )
 
 

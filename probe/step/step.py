@@ -267,7 +267,8 @@ def _broken(weighting: Weighting, projection: Projection) -> str | None:
     """The first number of the step's record that is not finite, as "NAME is VALUE"; None where all are finite."""
     numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
-    numbers |= {"loss": weighting.loss, "grad_norm": float(projection.norm_in), "grad_norm after the gate": float(projection.norm_out)}
+    numbers |= {"grad_norm": float(projection.norm_in), "grad_norm after the gate": float(projection.norm_out)}
+    numbers["loss"] = weighting.loss
     for name, value in numbers.items():
         if not math.isfinite(value):
             return f"{name} is {value}"

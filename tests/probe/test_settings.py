@@ -33,7 +33,7 @@ from probe.settings.presets import (
 from probe.settings.remedy import TRAITS, RemedyConfig
 from probe.settings.rollouts import RolloutConfig, SourceConfig, TeacherConfig
 from probe.settings.run import KEYS, TABLES, TABLES_OF, RunConfig, normaliser
-from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationConfig, Limits, OptimizerConfig
+from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationConfig, Limits, OptimizerConfig, Warnings
 from probe.settings.words import ESTIMATORS, MATCHES, SCALES, KlEstimator, Strata, Verb
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError, InputError
@@ -133,11 +133,14 @@ def controls(draw: st.DrawFn, beta: float) -> ControlConfig:
         sepa_delay_steps=draw(st.integers(0, 99)),
         sepa_gate=draw(numbers(0, 1)),
         limits=Limits(
-            kl_max=draw(maybe(POSITIVE)),
+            kl_mean_max=draw(maybe(POSITIVE)),
+            kl_token_max=draw(maybe(POSITIVE)),
+            grad_norm_max=draw(maybe(POSITIVE)),
             entropy_min_frac=draw(maybe(POSITIVE)),
             logprob_drop_max=draw(maybe(POSITIVE)),
             patience=draw(COUNTS),
         ),
+        warnings=Warnings(kl_token_max=draw(maybe(POSITIVE)), grad_norm_max=draw(maybe(POSITIVE))),
         **bounds,
     )
 
@@ -495,8 +498,9 @@ REFUSED = {
     "EMA": ("[control]\nema_decay = 1.5", r"control\.ema_decay: expected a number in \[0, 1\]"),
     "EMA period": ("[control]\nema_every = 0", r"control\.ema_every: expected at least 1"),
     "KL warm-up": ("[control]\nbeta_warmup_steps = -1", r"control\.beta_warmup_steps: expected at least 0"),
-    "limits": ("[control.limits]\nkl_max = 0", "positive numbers"),
-    "patience": ("[control.limits]\npatience = 0", "patience of at least 1"),
+    "limits": ("[control.limits]\nkl_mean_max = 0", "kl_mean_max: expected a number above 0"),
+    "warnings": ("[control.warnings]\ngrad_norm_max = -1", "grad_norm_max: expected a number above 0"),
+    "patience": ("[control.limits]\npatience = 0", r"control\.limits\.patience: expected at least 1"),
     "SEPA": ("[control]\nsepa_gate = 2", r"control\.sepa_gate: expected a number in \[0, 1\]"),
     "SEPA ramp": ("[control]\nsepa_ramp_steps = -1", r"control\.sepa_ramp_steps: expected at least 0"),
     "SEPA delay": ("[control]\nsepa_delay_steps = -1", r"control\.sepa_delay_steps: expected at least 0"),

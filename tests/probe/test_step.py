@@ -247,7 +247,8 @@ def test_the_size_of_the_advantages_is_that_of_the_tokens(policy, groups, batch:
     """Mean |A| over completion tokens: long completions count more; after credit, whose mean is 1, and the cap."""
     A = torch.tensor(REWARDS).double() - torch.tensor(REWARDS).double().view(2, 3).mean(1).repeat_interleave(3)
     lengths = batch.completion_mask.sum(1)
-    weightings = step(policy, groups, {"plain": LossSettings(), "capped": LossSettings(advantage_clip=1.0)})[0].weightings
+    conditions = {"plain": LossSettings(), "capped": LossSettings(advantage_clip=1.0)}
+    weightings = step(policy, groups, conditions)[0].weightings
     assert weightings["plain"].abs_advantage == pytest.approx(float((A.abs() * lengths).sum() / lengths.sum()))
     assert weightings["plain"].abs_advantage != pytest.approx(float(A.abs().mean())), "the example tells nothing apart"
     capped = float((A.abs().clamp(max=1.0) * lengths).sum() / lengths.sum())

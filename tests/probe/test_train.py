@@ -238,7 +238,7 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
         "intervention.arms": ["projected-lora"],
         "intervention.gate.target": "update",
         "objective.reference": "base",
-        "control.limits.kl_max": 1e-9,
+        "control.limits.kl_mean_max": 1e-9,
         "control.limits.patience": 1,
         "steps": 6,
         "evaluation.every": 6,
@@ -249,9 +249,9 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
     record = read_run(out / "runs" / "tripped")
     num_steps = len(record.steps)
     assert 1 < num_steps < 6
-    assert record.manifest["stopped"].startswith("kl ")
+    assert record.manifest["stopped"].startswith("kl/mean ")
     assert record.manifest["stopped"].endswith("above 1e-09 for 1 steps")
-    assert f"STOPPED after {num_steps} steps: kl " in capsys.readouterr().out
+    assert f"STOPPED after {num_steps} steps: kl/mean " in capsys.readouterr().out
     assert (out / "runs" / "tripped" / "checkpoint" / f"step_{num_steps:06d}.pt").exists()
     assert [row["step"] for row in read_evals(out / "runs" / "tripped")] == [0, num_steps]
     updated = [step for step in record.steps if step.hackward_frac_update is not None]
