@@ -46,7 +46,7 @@ OTHER_FILES = (  # hashed in the manifest of a run that trains; of a pool its ma
     f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
-    f"{ADAPTER_DIR}*/*.safetensors",
+    f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
 )
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)

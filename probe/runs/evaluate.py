@@ -19,6 +19,7 @@ from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import describe_tier
+from replay_pools.policy.adapters import CONFIG as ADAPTER_CONFIG
 from replay_pools.progress import report
 from replay_pools.sampling.engines import LocalEngine
 from replay_pools.storage.files import read_json, write_json
@@ -34,7 +35,7 @@ def deployed_policy(directory: Path) -> tuple[RunConfig, int]:
     """
     path = directory / CONFIG_FILE
     settings = settings_of(read_json(path)) if path.is_file() else {}
-    if settings.get("verb") != "train" or not (directory / ADAPTER_DIR).is_dir():
+    if settings.get("verb") != "train" or not (directory / ADAPTER_DIR / ADAPTER_CONFIG).is_file():
         actual = "no adapter" if settings.get("verb") == "train" else str(settings.get("verb", "no run"))
         raise InputError(directory, expected="a finished run of probe train", found=actual)
     trained = RunConfig.from_json(settings, path)

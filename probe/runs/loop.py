@@ -50,6 +50,7 @@ from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
 from probe.step.reference import References
 from probe.step.step import Measure, train_step
+from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.progress import report
 from replay_pools.rollout import REWARD_RANGE
 from replay_pools.storage.files import remove_leftovers, write_json
@@ -253,6 +254,9 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
         coordinates.save(directory / ADAPTER_DIR)
     if training.updater.routes:
         coordinates.save(directory / f"{ADAPTER_DIR}-training")
+        start = directory / ADAPTER_DIR / START
+        if start.is_dir():
+            copy_adapter(start, directory / f"{ADAPTER_DIR}-training" / START)
 
 
 def _write_manifest(

@@ -244,13 +244,14 @@ def runs(draw: st.DrawFn) -> RunConfig:
     noise = draw(st.integers(0, 9)) if verb == "replay" else 0
     rollouts = None if verb == "replay" else draw(rollout_configs(verb, plain_law, iterations))
     remedy = draw(maybe(remedies(objective, rollouts.engine))) if verb == "train" and rollouts is not None else None
+    takes_adapter = rollouts is not None and (verb != "train" or rollouts.engine == "local")
     attributes = verb != "replay" or measured_arm(intervention.arms) is not None
     attributes &= remedy is None or not remedy.traits.changes_prompts
     return RunConfig(
         verb=verb,
         model=ModelConfig(
             name=draw(WORDS if verb != "replay" else maybe(WORDS)),
-            adapter=draw(maybe(WORDS)) if verb in ("eval", "generate") else None,
+            adapter=draw(maybe(WORDS)) if takes_adapter else None,
             dtype=draw(st.sampled_from(["float32", "bfloat16", *([] if noise else ["float64"])])),
             device=draw(TEXTS),
             targets=tuple(draw(st.lists(WORDS, min_size=1, max_size=3))),
@@ -541,7 +542,10 @@ REFUSED = {
     "dtype noise": ("[model]\ndtype_noise = 2", r"model\.dtype_noise: expected 0: a replay measures it"),
     "noise of the highest": ("[model]\ndtype_noise = 2\ndtype = 'float64'", "a dtype below float64"),
     "noise of a sharded base": ("[model]\ndtype_noise = 2\nshard_base = true", "expected 0 with shard_base"),
-    "adapter": ("[model]\nadapter = 'teacher'", r"model\.adapter: expected none: a train starts at the base model"),
+    "served": (
+        "[model]\nadapter = 'teacher'\n[rollouts]\nengine = 'server'",
+        r"rollouts\.engine: expected local with model\.adapter",
+    ),
     "source": ("[source]\nper_pool = 2", "source: expected the tables of train: rollouts, evaluation, found a table"),
     "conditions": ("[[conditions]]\nname = 'x'", "conditions: expected none outside of a replay, found x"),
     "not TOML": ("[optimizer", "TOML"),
