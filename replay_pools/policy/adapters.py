@@ -62,9 +62,9 @@ def copy_adapter(source: Path, target: Path) -> None:
 
 def _chain(directory: Path) -> Iterator[Path]:
     """The directory of an adapter, then of the one that it was trained on top of, and so on."""
-    while directory.is_dir():
+    yield directory
+    while (directory := directory / START).is_dir():
         yield directory
-        directory = directory / START
 
 
 def _checked_config(directory: Path) -> PeftConfig:
