@@ -115,7 +115,7 @@ def stepped(name: str, *seeds: Sequence[tuple[float | None, float]]) -> Treatmen
 
 
 def test_curves_of_the_steps_are_means_over_the_seeds_that_all_have_them() -> None:
-    """Two points where both seeds have a solve rate, none where one lacks it; the loss has all three and its own axis."""
+    """Two points where both seeds have a solve rate, none where one lacks it; the loss has all three."""
     treatments = [stepped("vanilla", [(0.0, 2.0), (0.5, 1.0), (1.0, 0.0)], [(0.5, 0.0), (1.0, -1.0), (None, -2.0)])]
     (path,) = marks(in_training("solve", treatments), "path", "curve")
     points = [tuple(map(float, point.split())) for point in path.attrib["d"].removeprefix("M").split("L")]
