@@ -177,7 +177,7 @@ def read_run(directory: Path | str) -> Run:
             extra or changed, a line with a missing, unknown or mistyped field.
     """
     directory = Path(directory)
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     contents = _contents(directory)
     _check_hashes(directory, contents, manifest["files"])
     samples = []
@@ -194,7 +194,7 @@ def read_run(directory: Path | str) -> Run:
     )
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
+def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a complete run of this schema; InputError for anything else."""
     if not directory.is_dir():
         raise InputError(
