@@ -9,7 +9,7 @@ Pair gradients need a forward and backward of the model and are cached under a h
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -306,10 +306,18 @@ def attach_basis(
 
     LoRA keeps A frozen, so that a direction keeps its meaning while B is trained.
     """
-    shared = {"model_id": policy.base_model, "cache_dir": cache_dir / "svd", "targets": targets}
+    attach_to = partial(
+        attach,
+        policy.model,
+        basis=basis,
+        model_id=policy.base_model,
+        cache_dir=cache_dir / "svd",
+        targets=targets,
+        start_adapter=policy.adapter_sha,
+    )
     if basis == "lora":
-        return attach(policy.model, basis=basis, rank=lora_rank, train_a=False, **shared)
-    return attach(policy.model, basis=basis, rank=svd_rank, storage=svd_storage, **shared)
+        return attach_to(rank=lora_rank, train_a=False)
+    return attach_to(rank=svd_rank, storage=svd_storage)
 
 
 def pairs_path(directions_path: Path) -> Path:

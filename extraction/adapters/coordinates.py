@@ -35,6 +35,7 @@ def attach(
     seed: int = 0,
     train_a: bool = True,
     storage: Storage = "float32",
+    start_adapter: str | None = None,
 ) -> Coordinates:
     """Adapt `model` in place and return its coordinates; the adapted model equals the base model.
 
@@ -50,12 +51,16 @@ def attach(
         train_a: LoRA only; False freezes A, so that B alone is trained.
         storage: svd only, dtype of U and Vh; `bfloat16` halves their memory and is another basis
             (`Coordinates.rounding`).
+        start_adapter: checksum of an adapter that is merged into `model`, which may have changed more than the targets.
 
     Raises:
         InputError: no such basis, an option of the other basis, a rank out of range, or no matching target.
     """
     paths = find_targets(model, targets)
     identity = {"model_id": model_id}
+    # Only where there is one: fingerprints without it are of base models.
+    if start_adapter is not None:
+        identity["start_adapter"] = start_adapter
     if basis == "svd":
         if alpha is not None or not train_a:
             raise InputError("basis svd", expected="neither alpha nor train_a", found="an option of basis lora")

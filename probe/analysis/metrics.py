@@ -49,7 +49,7 @@ SAMPLE_METRICS = (
 )
 STEP_METRICS = (
     *("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired"),
-    *("reward_mean", "reward_std", "reward_spread", "grad_norm", "num_effective", "additivity_error"),
+    *("reward_mean", "reward_std", "reward_spread", "solve", "loss", "grad_norm", "num_effective", "additivity_error"),
     "exec_surprisal_var",
     *("cos_update", "hackward_frac_update", "direction_age", "direction_overlap"),
 )

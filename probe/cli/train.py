@@ -77,15 +77,36 @@ def _print_run(directory: Path, as_json: bool) -> None:
 
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
-    columns = ("reward_mean", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
+    columns = (
+        "reward_mean",
+        "solve",
+        "loss",
+        "cos_in",
+        "cos_out",
+        "cos_update",
+        "hackward_frac_in",
+        "hackward_frac_update",
+    )
     means = {column: mean_of(run.steps, column) for column in columns}
+    warnings = run.manifest["warnings"]
     if as_json:
-        echo_json({"path": str(directory), "arm": arm, "steps": len(run.steps), **means, "evals": run.evals})
+        echo_json(
+            {
+                "path": str(directory),
+                "arm": arm,
+                "steps": len(run.steps),
+                **means,
+                "warnings": warnings,
+                "evals": run.evals,
+            }
+        )
         return
     evaluations = [Evaluation.from_json(row, directory / EVALS_FILE) for row in run.evals]
     echo_evaluations(evaluations)
     if reason := run.manifest["stopped"]:
         echo(f"STOPPED after {len(run.steps)} steps: {reason}")
+    for warning in warnings:
+        echo(f"WARNING: {warning}")
     deployed = [evaluation for evaluation in evaluations if evaluation.weights == "deployed"]
     best = best_checkpoint(deployed, "hack", highest=False)
     echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")

@@ -47,6 +47,8 @@ class Weighting:
     token_weights: Tensor | None = None  # (G, T) W_it; None where it is 1 on every completion token
     penalty: Penalty | None = None
     token_advantages: Tensor | None = None  # (N,) A_it before the cap; None for an objective without token credit
+    loss: float  # the value of `probe.objective.objective`, whose gradient the contributions are
+    abs_advantage: float  # mean |A_it| over the completion tokens, after the cap
     ratio: Mapping[str, float] = field(default_factory=dict)  # wire names without "ratio/"; empty at ratio 1
     kl: Mapping[str, float] = field(default_factory=dict)  # wire names without "kl/"; empty without a reference
 
@@ -73,25 +75,39 @@ def weigh(
     A = sample_advantages(objective, rewards, strata)
     weights_i = normalisers(objective, batch.completion_lengths.double())
     credit, before = _credit(objective, scores.current, mask, planning, A)
-    kl, kl_weights, penalty = _kl(objective, scores, mask)
+    kl, k_it, kl_weights, penalty = _kl(objective, scores, mask)
+    A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
+    # At a surprisal of infinity 0 times it would be nan.
+    losses = torch.where(A_it == 0, 0.0, -A_it * scores.current)
+    abs_advantage = float(A_it[mask].abs().mean())
     if not objective.has_token_terms:
         return Weighting(
-            advantages=A, scale=A * weights_i, token_weights=credit, token_advantages=before, ratio={}, kl=kl
+            advantages=A,
+            scale=A * weights_i,
+            token_weights=credit,
+            token_advantages=before,
+            loss=_total(losses, weights_i, mask),
+            abs_advantage=abs_advantage,
+            ratio={},
+            kl=kl,
         )
-    A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
     weights, ratio = A_it, {}
     if objective.old_logprobs == "recorded":
         assert scores.old is not None
         clipped = sample_surrogate(objective, scores.current, scores.old, mask, A_it)
-        weights, ratio = clipped.weights, _ratio_summary(clipped, mask)
+        weights, losses, ratio = clipped.weights, clipped.losses, _ratio_summary(clipped, mask)
+    surprisal = entropy_weights(scores.current, mask)
     weights = weights + objective.beta * kl_weights
-    weights = weights + objective.entropy_coef * entropy_weights(scores.current, mask)
+    weights = weights + objective.entropy_coef * surprisal
+    losses = losses + objective.beta * k_it - objective.entropy_coef * surprisal
     return Weighting(
         advantages=A,
         scale=weights_i,
         token_weights=weights,
         penalty=penalty,
         token_advantages=before,
+        loss=_total(losses, weights_i, mask),
+        abs_advantage=abs_advantage,
         ratio=ratio,
         kl=kl,
     )
@@ -133,20 +149,27 @@ def _credit(
     return credit, before
 
 
-def _kl(objective: LossSettings, scores: Scores, mask: Tensor) -> tuple[dict[str, float], Tensor, Penalty | None]:
-    """KL from the reference: (wire summary, engine weights (G, T) for beta 1, penalty with beta).
+def _total(losses: Tensor, weights_i: Tensor, mask: Tensor) -> float:
+    """sum_i w_i sum_t of token losses (G, T), over the completions."""
+    return float((weights_i[:, None] * losses)[mask].sum())
 
-    They are empty, 0 and None without a reference. Beside a moving reference the KL from the base is measured too: it
-    tells a reference that moves from one that was silently replaced.
+
+def _kl(
+    objective: LossSettings, scores: Scores, mask: Tensor
+) -> tuple[dict[str, float], Tensor, Tensor, Penalty | None]:
+    """KL from the reference: (wire summary, k (G, T), engine weights (G, T) for beta 1, penalty with beta).
+
+    They are empty, 0, 0 and None without a reference. Beside a moving reference the KL from the base is measured too:
+    it tells a reference that moves from one that was silently replaced.
     """
     if objective.reference is None:
-        return {}, torch.zeros_like(scores.current), None
+        return {}, torch.zeros_like(scores.current), torch.zeros_like(scores.current), None
     values, weights, term = _kl_from(objective, objective.reference, scores, mask)
     summary = kl_summary(values, mask)
     if objective.reference == "ema":
         from_base, _, _ = _kl_from(objective, "base", scores, mask)
         summary["from_base"] = kl_summary(from_base, mask)["mean"]
-    return summary, weights, _scaled(term, objective.beta)
+    return summary, values, weights, _scaled(term, objective.beta)
 
 
 def _kl_from(

@@ -15,12 +15,14 @@ from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from replay_pools.errors import InputError
 
-RUN_SCHEMA = 4  # version of a run's files; readers refuse every other one
+RUN_SCHEMA = 5  # version of a run's files; readers refuse every other one
 DEFAULT_CONDITION = "default"  # of a run that names no condition; among several, the primary one
-ADVANTAGE_MEANINGS = {  # wire names of `probe.objective.advantages.advantage_diagnostics`: StepRecord.advantage
+# StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
+ADVANTAGE_MEANINGS = {
     "advantage/mean": "after the cap, as the next two",
     "advantage/std": "ddof = 1",
     "advantage/abs_max": "largest |A|",
+    "advantage/abs_mean": "mean |A| over the completion tokens, after token credit and the cap",
     "advantage/bound": "largest |A| that any rewards of this range could give; null with token credit",
     "adv_cap_fraction": "capped advantages / nonzero ones",
     "adv_cap_magnitude": "mean |A| before the cap of those that were capped; null when none was",
@@ -126,7 +128,12 @@ class StepRecord:
     reward_mean: Annotated[float, "over all rollouts of the step"]
     reward_std: Annotated[float, "within a group, as the next"]
     reward_spread: Annotated[float, "largest minus smallest reward"]
+    solve: Annotated[
+        float | None, "share of the labelled rollouts that solve; in a training of the policy's, a teacher's apart"
+    ]
+    solve_teacher: Annotated[float | None, "the same of a teacher's rollouts; None where the step has none"]
     advantage: Annotated[dict[str, float | bool | None], "ADVANTAGE_KEYS, flattened on the wire"]
+    loss: Annotated[float, "the loss whose gradient is taken, before the gate: METHOD section 2"]
     grad_norm: Annotated[float, "norm of the policy gradient before the gate"]
     num_effective: Annotated[int, "rollouts with a nonzero advantage"]
     loss_type: Annotated[str, "normaliser: grpo | dr_grpo | bnpo | dapo | nll"]

@@ -49,7 +49,7 @@ OTHER_FILES = (  # hashed in the manifest of a run that trains; of a pool its ma
     DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
-    f"{ADAPTER_DIR}*/*.safetensors",
+    f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
 )
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)
@@ -180,7 +180,7 @@ def read_run(directory: Path | str) -> Run:
             extra or changed, a line with a missing, unknown or mistyped field.
     """
     directory = Path(directory)
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     contents = _contents(directory)
     _check_hashes(directory, contents, manifest["files"])
     samples = []
@@ -197,7 +197,7 @@ def read_run(directory: Path | str) -> Run:
     )
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
+def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a complete run of this schema; InputError for anything else."""
     if not directory.is_dir():
         raise InputError(

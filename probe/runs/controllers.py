@@ -7,6 +7,7 @@ numbers and does not know where they come from.
     SEPA     lambda = peak clip((s - delay_steps) / ramp_steps, 0, 1), s steps after the gate opened
     EMA      reference <- decay reference + (1 - decay) policy
     tripwire a limit that was passed for `patience` steps in a row, or a number that is not finite, stops the run
+    warning  a bound that a step passes is said and counted in the manifest, and the run goes on
 
 `state_dict` holds plain JSON types only, and floats survive JSON unchanged: a run that is resumed in the middle goes on
 as one that was never stopped. The learning rate needs nothing here: transformers' `get_cosine_schedule_with_warmup`
@@ -14,12 +15,13 @@ has the same two methods.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, final
 
+from probe.records.records import StepRecord
 from probe.settings.loss import LossSettings
-from probe.settings.training import ControlConfig, Limits
+from probe.settings.training import ControlConfig, Limits, Warnings
 
 FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
 
@@ -142,11 +144,11 @@ class SepaSchedule(_Resumable):
             return 0.0
         return self._peak * (min(1.0, since / self._ramp_steps) if self._ramp_steps else 1.0)
 
-    def update(self, solve_rate: float) -> None:
-        """Take in the share of solved rollouts of the step that `value` was used in."""
+    def update(self, solve_rate: float | None) -> None:
+        """Take in the share of solved rollouts of the step that `value` was used in; None: it is not known."""
         if self.is_open:
             self.steps += 1
-        else:
+        elif solve_rate is not None:
             self.is_open = solve_rate >= self._gate
 
 
@@ -160,15 +162,32 @@ class Tripwires(_Resumable):
         self.baseline: dict[str, float] = {}
         self.streaks: dict[str, int] = {}
 
-    def check(self, *, kl: float | None, entropy: float | None, logprob: float | None) -> str | None:
+    def check(
+        self,
+        *,
+        kl_mean: float | None,
+        kl_token: float | None,
+        grad_norm: float,
+        entropy: float | None,
+        logprob: float | None,
+    ) -> str | None:
         """The reason to stop after this step, or None.
 
         Args:
-            kl: mean KL from the reference, nats per token; None in any of these = not measured in this step.
+            kl_mean: KL from the reference, nats per token; None in any of these = not measured in this step.
+            kl_token: of the token in which it is largest, nats.
+            grad_norm: of the policy gradient before the gate.
             entropy: mean surprisal of the policy's own samples, nats per token.
             logprob: mean log-probability per token of completions that do not change (a frozen probe batch).
         """
-        measured = {"kl": kl, "entropy": entropy, "logprob": logprob}
+        # By the names of the step records, where they have the number.
+        measured = {
+            "kl/mean": kl_mean,
+            "kl/max": kl_token,
+            "grad_norm": grad_norm,
+            "entropy": entropy,
+            "logprob": logprob,
+        }
         for name, value in measured.items():
             if value is not None and not math.isfinite(value):
                 return f"{name} is {value}"
@@ -183,7 +202,9 @@ class Tripwires(_Resumable):
         limits, first = self._limits, self.baseline
         entropy, drop = limits.entropy_min_frac, limits.logprob_drop_max
         return {
-            "kl": (limits.kl_max, 1),
+            "kl/mean": (limits.kl_mean_max, 1),
+            "kl/max": (limits.kl_token_max, 1),
+            "grad_norm": (limits.grad_norm_max, 1),
             "entropy": (None if entropy is None or "entropy" not in first else entropy * first["entropy"], -1),
             "logprob": (None if drop is None or "logprob" not in first else first["logprob"] - drop, -1),
         }
@@ -196,6 +217,34 @@ class Tripwires(_Resumable):
         if self.streaks[name] < self._limits.patience:
             return None
         return f"{name} {value:.4g} {'above' if side > 0 else 'below'} {bound:.4g} for {self.streaks[name]} steps"
+
+
+def passed(step: StepRecord, bounds: Warnings) -> dict[str, tuple[float, float]]:
+    """{field of the step: (its value, the bound that it is above)} of every warning."""
+    watched = {
+        "kl/max": (step.kl.get("max"), bounds.kl_token_max),
+        "grad_norm": (step.grad_norm, bounds.grad_norm_max),
+    }
+    return {
+        name: (value, bound)
+        for name, (value, bound) in watched.items()
+        if value is not None and bound is not None and value > bound
+    }
+
+
+def warnings_of(steps: Sequence[StepRecord], bounds: Warnings) -> list[str]:
+    """A sentence for each bound that steps of a run passed: how many of them, and the furthest."""
+    beyond: dict[str, list[tuple[float, int]]] = {}  # (value, step)
+    limits: dict[str, float] = {}
+    for step in steps:
+        for name, (value, limits[name]) in passed(step, bounds).items():
+            beyond.setdefault(name, []).append((value, step.step))
+    sentences = []
+    for name, values in beyond.items():
+        largest, at = max(values)
+        counted = f"{len(values)} of {len(steps)} steps"
+        sentences.append(f"{name} above {limits[name]:g} in {counted}, largest {largest:.4g} in step {at}")
+    return sentences
 
 
 @final
@@ -224,6 +273,7 @@ class Control:
             gate=config.sepa_gate,
         )
         self._tripwires = Tripwires(config.limits)
+        self.warnings = config.warnings
         self.stopped: str | None = None  # why the run must stop
 
     def objective(self) -> LossSettings:
@@ -233,23 +283,27 @@ class Control:
     def finish_step(
         self,
         *,
-        kl: float | None,
+        kl_mean: float | None,
+        kl_token: float | None,
+        grad_norm: float,
         entropy: float | None,
         logprob: float | None,
-        solve_rate: float,
+        solve_rate: float | None,
     ) -> dict[str, float]:
         """Take in a step; `stopped` says whether it was the last.
 
         Args:
-            kl, entropy, logprob: see `Tripwires.check`.
-            solve_rate: share of the policy's rollouts that solve their problem.
+            kl_mean, kl_token, grad_norm, entropy, logprob: see `Tripwires.check`.
+            solve_rate: share of the policy's rollouts that solve their problem; None: of none is it known.
 
         Returns:
             What the controller of beta did, by wire names without "kl/"; empty without a KL.
         """
-        self.stopped = self._tripwires.check(kl=kl, entropy=entropy, logprob=logprob)
+        self.stopped = self._tripwires.check(
+            kl_mean=kl_mean, kl_token=kl_token, grad_norm=grad_norm, entropy=entropy, logprob=logprob
+        )
         self._sepa.update(solve_rate)
-        return {} if kl is None or self.stopped else self._beta.update(kl)
+        return {} if kl_mean is None or self.stopped else self._beta.update(kl_mean)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes from step to step, in plain JSON types."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from probe.records.run import ADAPTER_DIR, CONFIG_FILE, STEPS_FILE, read_steps, settings_of
+from probe.records.run import ADAPTER_DIR, CONFIG_FILE, STEPS_FILE, read_manifest, read_steps, settings_of
 from probe.runs.heldout import HeldOut, eval_settings, hold_out
 from probe.runs.policies import configured_policy
 from probe.runs.rates import Evaluation, evaluate
@@ -19,6 +19,7 @@ from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import describe_tier
+from replay_pools.policy.adapters import CONFIG as ADAPTER_CONFIG
 from replay_pools.progress import report
 from replay_pools.sampling.engines import LocalEngine
 from replay_pools.storage.files import read_json, write_json
@@ -30,13 +31,14 @@ def deployed_policy(directory: Path) -> tuple[RunConfig, int]:
     """The settings that evaluate the deployed policy of a training run as the run asked it, and its optimizer steps.
 
     Raises:
-        InputError: no finished training run.
+        InputError: no finished training run, or one of another schema.
     """
     path = directory / CONFIG_FILE
     settings = settings_of(read_json(path)) if path.is_file() else {}
-    if settings.get("verb") != "train" or not (directory / ADAPTER_DIR).is_dir():
+    if settings.get("verb") != "train" or not (directory / ADAPTER_DIR / ADAPTER_CONFIG).is_file():
         actual = "no adapter" if settings.get("verb") == "train" else str(settings.get("verb", "no run"))
         raise InputError(directory, expected="a finished run of probe train", found=actual)
+    read_manifest(directory)  # a run of an older schema is refused as such, not for its settings
     trained = RunConfig.from_json(settings, path)
     model = replace(trained.model, adapter=str(directory / ADAPTER_DIR), device="auto", shard_base=False)
     config = RunConfig(verb="eval", model=model, rollouts=trained.rollouts, evaluation=EvaluationConfig())

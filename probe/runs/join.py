@@ -9,6 +9,7 @@ loss saw.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,7 @@ from probe.objective.weigh import Weighting
 from probe.records.records import SampleRecord, StepRecord, nullable
 from probe.records.tokens import TokenRecord
 from probe.runs.pieces import Pieces
+from probe.runs.rates import solve_share
 from probe.settings.loss import LossSettings
 from probe.settings.words import PROBLEM_SEPARATOR
 from probe.step.groups import Group
@@ -30,6 +32,22 @@ NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
 NO_VARIANCE = "no reward variance in the group"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveShares:
+    """Shares of a step's rollouts that solve, of those of which it is known; None without any."""
+
+    policy: float | None
+    teacher: float | None
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout], by_policy: Sequence[bool]) -> "SolveShares":
+        """The shares of the rollouts that the policy sampled, and of those that a teacher did."""
+        sides: dict[bool, list[Rollout]] = {True: [], False: []}
+        for rollout, from_policy in zip(rollouts, by_policy, strict=True):
+            sides[from_policy].append(rollout)
+        return cls(policy=solve_share(sides[True]), teacher=solve_share(sides[False]))
 
 
 def sample_records(
@@ -81,6 +99,7 @@ def step_record(
     objective: LossSettings,
     control: Mapping[str, float],
     reward_range: float,
+    solve: SolveShares,
     staleness: int | None = None,
 ) -> StepRecord:
     """The record of one step under the condition and arm of `arm`.
@@ -89,6 +108,7 @@ def step_record(
         objective: the loss of that condition.
         control: what the controller of beta did, by wire names without "kl/".
         reward_range: largest minus smallest reward that the loss can see.
+        solve: of the rollouts of the step.
         staleness: updates since the policy that sampled the rollouts; None where sampling does not run ahead.
     """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
@@ -107,9 +127,13 @@ def step_record(
         frac_fired=_frac_fired(arm),
         haar_sd=nullable(arm.haar_sd),
         **reward_stats(rewards),
+        solve=solve.policy,
+        solve_teacher=solve.teacher,
         advantage=reward_diagnostics(
             objective, rewards, reward_range, weighting.token_advantages, strata_of(groups, objective.strata)
-        ),
+        )
+        | {"advantage/abs_mean": weighting.abs_advantage},
+        loss=weighting.loss,
         grad_norm=float(projection.norm_in),
         num_effective=int((weighting.advantages != 0).sum()),
         loss_type=objective.loss_type,

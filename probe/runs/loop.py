@@ -36,8 +36,9 @@ from probe.records.run import (
 )
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
+from probe.runs.controllers import passed, warnings_of
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
-from probe.runs.join import sample_records, step_record, token_records
+from probe.runs.join import SolveShares, sample_records, step_record, token_records
 from probe.runs.pieces import Pieces
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.runs.training_state import TrainingState
@@ -49,6 +50,7 @@ from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
 from probe.step.reference import References
 from probe.step.step import Measure, train_step
+from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.progress import report
 from replay_pools.rollout import REWARD_RANGE
 from replay_pools.storage.files import remove_leftovers, write_json
@@ -99,6 +101,7 @@ def run_steps(
     training: TrainingState | None = None,
     checkpoints: CheckpointConfig | None = None,
     before_step: Callable[[int, bool], None] = lambda done, last: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Run every step that is not done, then write the manifest.
 
@@ -112,6 +115,7 @@ def run_steps(
         checkpoints: when the state of `training` is written; default: after every step.
         before_step: called with the number of steps done, before every step and after the last (True), and again after
             a resume: it must leave alone what it has done already.
+        say: gets a line for every step of `training` that passes a bound of its warnings.
     """
     records = list(done)
     first = 1 + max((record.step for record in records), default=-1)
@@ -131,6 +135,7 @@ def run_steps(
         new = _run_steps(directory, steps, source, setup, training)
         records += new
         if training is not None:
+            _warn(new, training, say)
             # Ranks that drift apart would average gradients of different policies without any error.
             world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
         if world.is_main:
@@ -145,6 +150,12 @@ def run_steps(
         if training is not None:
             _save_adapter(directory, training)
         _write_manifest(directory, source, setup, records, training)
+
+
+def _warn(steps: Sequence[StepRecord], training: TrainingState, say: Callable[[str], None]) -> None:
+    for step in steps:
+        for name, (value, bound) in passed(step, training.warnings).items():
+            say(f"WARNING step {step.step}: {name} {value:.4g} above {bound:g}")
 
 
 def _run_steps(
@@ -231,8 +242,11 @@ def _run_step(
                 write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
+    solve = SolveShares.of(rollouts, by_policy)
     return [
-        step_record(groups, result, arm, conditions[arm.condition], control, setup.reward_range, staleness)
+        step_record(
+            groups, result, arm, conditions[arm.condition], control, setup.reward_range, solve, staleness=staleness
+        )
         for arm in result.arms
     ]
 
@@ -244,6 +258,9 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
         coordinates.save(directory / ADAPTER_DIR)
     if training.updater.routes:
         coordinates.save(directory / f"{ADAPTER_DIR}-training")
+        start = directory / ADAPTER_DIR / START
+        if start.is_dir():
+            copy_adapter(start, directory / f"{ADAPTER_DIR}-training" / START)
 
 
 def _write_manifest(
@@ -257,6 +274,7 @@ def _write_manifest(
         "schema": RUN_SCHEMA,
         "num_steps": source.num_steps,
         "stopped": None if training is None else training.stopped,
+        "warnings": [] if training is None else warnings_of(records, training.warnings),
         "conditions": list(setup.conditions),
         "arms": list(dict.fromkeys(record.arm for record in records)),
         "num_modules": {basis.basis: len(basis.sizes) for basis in setup.bases.coordinates},

@@ -84,6 +84,7 @@ def replay(
         timings=timings,
         training=assembly.training,
         checkpoints=config.checkpoints,
+        say=say,
     )
 
 

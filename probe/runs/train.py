@@ -17,13 +17,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.records.run import ROLLOUTS_DIR
+from probe.records.run import ADAPTER_DIR, ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.assemble import Assembly, assemble
 from probe.runs.directions import directions_source
 from probe.runs.footprint import run_footprint
 from probe.runs.heldout import HeldOut, eval_settings
 from probe.runs.loop import run_steps
+from probe.runs.policies import configured_adapter, configured_policy
 from probe.runs.preview import Preview, make_preview
 from probe.runs.resume import is_complete, open_run
 from probe.runs.training_evals import Evaluator
@@ -44,7 +45,7 @@ from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import describe_tier
-from replay_pools.policy.load import load_policy
+from replay_pools.policy.adapters import START, adapter_sha, copy_adapter
 from replay_pools.pool import Pool
 
 
@@ -78,7 +79,7 @@ def train(
     problems, held_out = training_problems(config, teacher, directory, world)
     with timings.phase("load"):
         device = world.loads_on(config.model.device)
-        policy = load_policy(str(config.model.name), dtype=config.model.dtype, device=device)
+        policy = configured_policy(config.model, device=device)
     record = _record(config, teacher)
     # The number of ranks is part of the run: sums over ranks round differently, which shows in the last bits.
     record |= {"model": policy.base_model, "base_weights_sha256": policy.base_weights_sha, "ranks": world.size}
@@ -86,6 +87,7 @@ def train(
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
         return
+    world.on_main(partial(_keep_start, config, directory))
     assert config.steps is not None
     assembly = assemble(
         config,
@@ -106,7 +108,8 @@ def train(
         Grader(workers=workers, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit) as grader,
         open_engine(config, policy, assembly.coordinates, directory, url) as engine,
     ):
-        say(f"policy {config.model.name}, arm {arm_of(config)}; grading under {describe_tier(grader.isolation)}")
+        start = f", from adapter {config.model.adapter}" if config.model.adapter else ""
+        say(f"policy {config.model.name}{start}, arm {arm_of(config)}; grading under {describe_tier(grader.isolation)}")
         with timings.phase("canary"):
             if world.is_main:
                 # Problems come back batch after batch; each is checked once.
@@ -135,6 +138,7 @@ def train(
                 training=training,
                 checkpoints=config.checkpoints,
                 before_step=before_step,
+                say=say,
             )
 
 
@@ -187,11 +191,23 @@ def _resolved(config: RunConfig) -> RunConfig:
 
 def _record(config: RunConfig, teacher: Pool | None) -> dict[str, Any]:
     """All of `config.json` that is known before the policy is loaded: no weights and no number of ranks."""
+    start = configured_adapter(config.model)
     return {
         "settings": asdict(config),
         "pools": [] if teacher is None else [teacher.identity()],
         "directions": directions_source(config.intervention),
+        "adapter_sha256": None if start is None else adapter_sha(start),
     }
+
+
+def _keep_start(config: RunConfig, directory: Path) -> None:
+    """Copy the adapter that the training starts from into the one that it will write, which is nothing without it.
+
+    Before the first step: the original may change or go while the run goes on.
+    """
+    start = configured_adapter(config.model)
+    if start is not None:
+        copy_adapter(start, directory / ADAPTER_DIR / START)
 
 
 def _evaluator(

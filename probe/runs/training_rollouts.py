@@ -141,6 +141,8 @@ def open_engine(
     """
     # What the headers of the pools call the policy.
     adapter = f"in training: arm {arm_of(config)}, seed {config.seed}"
+    if config.model.adapter is not None:
+        adapter += f", from {config.model.adapter}"
     if (rollouts_of(config).engine == "server") != (url is not None):
         actual = f"engine {rollouts_of(config).engine}, url {'given' if url else 'none'}"
         raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)

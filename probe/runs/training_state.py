@@ -5,7 +5,9 @@ from typing import Any, final
 
 from probe.runs.controllers import Control
 from probe.runs.prefetch import PastWeights
+from probe.runs.rates import solve_share
 from probe.settings.loss import LossSettings
+from probe.settings.training import Warnings
 from probe.step.reference import References
 from probe.step.results import StepResult
 from probe.step.update import Updater
@@ -34,6 +36,11 @@ class TrainingState:
         """Why the run must stop after the last step; None while it may go on."""
         return self._control.stopped
 
+    @property
+    def warnings(self) -> Warnings:
+        """The bounds beyond which the run says so and goes on."""
+        return self._control.warnings
+
     def stop(self, reason: str) -> None:
         """Stop after this step, for a reason that no controller sees."""
         self._control.stopped = reason
@@ -58,12 +65,13 @@ class TrainingState:
         kl = result.weightings[arm.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
         counted = [i for i, from_policy in enumerate(sampled_by_policy) if from_policy] or list(range(len(rollouts)))
-        labelled = [i for i in counted if rollouts[i].labelled]
         notes = self._control.finish_step(
-            kl=kl.get("mean"),
+            kl_mean=kl.get("mean"),
+            kl_token=kl.get("max"),
+            grad_norm=float(arm.projection.norm_in),
             entropy=float(result.nll[counted].mean()) if any(sampled_by_policy) else None,
             logprob=self.logprob,
-            solve_rate=sum(bool(rollouts[i].gt_pass) for i in labelled) / len(labelled),
+            solve_rate=solve_share([rollouts[i] for i in counted]),
         )
         self.logprob = None
         return notes

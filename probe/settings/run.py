@@ -123,9 +123,8 @@ class RunConfig:
             raise FieldError("remedy", "none outside of a training", self.remedy.name)
         if self.verb != "replay" and self.conditions:
             raise FieldError("conditions", "none outside of a replay", self.conditions[0].name)
-        if self.verb in ("replay", "train") and self.model.adapter is not None:
-            expected = f"none: a {self.verb} starts at the base model"
-            raise FieldError("model.adapter", expected, self.model.adapter)
+        if self.verb == "replay" and self.model.adapter is not None:
+            raise FieldError("model.adapter", "none: a replay starts at the base model", self.model.adapter)
         if self.verb != "replay" and self.model.dtype_noise:
             raise FieldError("model.dtype_noise", "0: a replay measures it", self.model.dtype_noise)
         if self.verb != "replay" and self.model.name is None:
@@ -158,6 +157,9 @@ class RunConfig:
             raise FieldError("rollouts.group", "at least 2: a baseline is the mean of a group", self.rollouts.group)
         if self.rollouts.split != "train":
             raise FieldError("rollouts.split", "train in a training", self.rollouts.split)
+        if self.rollouts.engine == "server" and self.model.adapter is not None:
+            expected = "local with model.adapter: a server samples from the base model, without that adapter"
+            raise FieldError("rollouts.engine", expected, "server")
         iterations, prefetch = self.rollouts.iterations, self.rollouts.prefetch
         if self.rollouts.prioritise is not None and self.steps == iterations:
             expected = "none in a training of one batch: nothing is known before it, and all weights are equal"

@@ -32,19 +32,36 @@ class OptimizerConfig:
 class Limits:
     """Limits that stop a run that trains; None = no limit."""
 
-    kl_max: float | None = 10.0  # nats per token, mean of a step
+    kl_mean_max: float | None = 10.0  # nats per token, mean of a step
+    kl_token_max: float | None = None  # nats, of one token: the largest of a step
+    grad_norm_max: float | None = None  # norm of the gradient before the gate
     entropy_min_frac: float | None = 0.1  # of the first step's entropy
     logprob_drop_max: float | None = 3.0  # nats per token below the first step's
     patience: int = 3  # consecutive steps beyond a limit; a spike that recovers does not stop the run
 
     def __post_init__(self) -> None:
         """Refuse limits of 0 and below, which every step exceeds."""
-        limits = (self.kl_max, self.entropy_min_frac, self.logprob_drop_max)
-        if self.patience < 1 or any(limit is not None and limit <= 0 for limit in limits):
-            expected = "positive numbers or none, and patience of at least 1"
-            raise FieldError(
-                "kl_max, entropy_min_frac, logprob_drop_max, patience", expected, f"{limits}, {self.patience}"
-            )
+        at_least(1, patience=self.patience)
+        for name in ("kl_mean_max", "kl_token_max", "grad_norm_max", "entropy_min_frac", "logprob_drop_max"):
+            _check_bound(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warnings:
+    """Bounds beyond which a run that trains says so, and goes on; None = silent. Numbers and names as in `Limits`."""
+
+    kl_token_max: float | None = 10.0
+    grad_norm_max: float | None = 50.0
+
+    def __post_init__(self) -> None:
+        """Refuse bounds of 0 and below, which every step exceeds."""
+        for name in ("kl_token_max", "grad_norm_max"):
+            _check_bound(name, getattr(self, name))
+
+
+def _check_bound(name: str, bound: float | None) -> None:
+    if bound is not None and not bound > 0:
+        raise FieldError(name, "a number above 0, or none", bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +79,7 @@ class ControlConfig:
     sepa_delay_steps: int = 0
     sepa_gate: float = 0.0  # solve rate that starts the ramp
     limits: Limits = field(default_factory=Limits)
+    warnings: Warnings = field(default_factory=Warnings)
 
     def __post_init__(self) -> None:
         """Refuse numbers out of their range; `RunConfig` checks them against the objective."""

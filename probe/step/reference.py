@@ -1,6 +1,7 @@
 """The reference policies of a KL penalty: points in the coordinates of the policy, or log-probabilities of a pool.
 
-    base      the coordinates at the start, where the adapter is switched off: exactly the base model
+    base      the coordinates at the start, where the adapter is switched off: exactly the policy that the run starts
+              from, the base model or what `model.adapter` makes of it
     ema       reference <- decay reference + (1 - decay) policy, every so many steps; decay 0: synced
     recorded  the log-probabilities that the rollouts were sampled with
 
@@ -39,7 +40,7 @@ class References:
     """Log-probabilities of the references, computed when they are asked for.
 
     Args:
-        coordinates: of the policy, as they are at the start, which is the base model.
+        coordinates: of the policy, as they are at the start.
         ema_decay: of the EMA, in [0, 1].
         ema_every: steps between its updates.
     """

@@ -268,6 +268,7 @@ def _broken(weighting: Weighting, projection: Projection) -> str | None:
     numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
     numbers |= {"grad_norm": float(projection.norm_in), "grad_norm after the gate": float(projection.norm_out)}
+    numbers["loss"] = weighting.loss
     for name, value in numbers.items():
         if not math.isfinite(value):
             return f"{name} is {value}"

@@ -1,9 +1,12 @@
 """Merge a peft adapter from a directory into a model, after checking the files: nothing in them is executed.
 
-Every way in which a directory can be no adapter of this model is one InputError.
+An adapter that was trained on top of another one has that one in its folder `start`, which is merged before it; so has
+that one in turn, if it was. Every way in which a directory can be no adapter of this model is one InputError.
 """
 
+import hashlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from peft import PeftConfig, PeftModel
@@ -12,20 +15,23 @@ from transformers import PreTrainedModel
 
 from replay_pools.errors import InputError
 from replay_pools.policy.quiet import quiet_peft
-from replay_pools.storage.files import read_json
+from replay_pools.storage.files import read_json, write_atomic
 from replay_pools.storage.tensors import check_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+START = "start"  # the folder in an adapter's directory with the adapter that it was trained on top of
 
 
 def merge_adapter(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
-    """The model with the adapter of a peft directory merged into its weights.
+    """The model with the adapter of a peft directory merged into its weights, after the one in its folder `start`.
 
     Raises:
         InputError: no adapter, one whose weights are damaged or not safetensors, of a kind that peft does not know or
             that cannot be merged, or one of another model.
     """
     config = _checked_config(directory)
+    if (directory / START).is_dir():
+        model = merge_adapter(model, directory / START)
     try:
         with quiet_peft(), warnings.catch_warnings():
             # An adapter of which a part is missing would be another policy.
@@ -35,6 +41,30 @@ def merge_adapter(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
     # Shapes, names of modules and options that do not fit raise whatever the code of the adapter meets first.
     except Exception as error:
         raise _no_adapter(directory, f"an adapter of {model.config.model_type}", str(error)) from error
+
+
+def adapter_sha(directory: Path) -> str:
+    """sha256 over the files of an adapter, and of the adapters that it was trained on top of; InputError for none."""
+    digest = hashlib.sha256()
+    for folder in _chain(directory):
+        _checked_config(folder)
+        for name in (CONFIG, WEIGHTS):
+            digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+def copy_adapter(source: Path, target: Path) -> None:
+    """Copy an adapter, with those that it was trained on top of; every file is written whole or not at all."""
+    for folder in _chain(source):
+        for name in (CONFIG, WEIGHTS):
+            write_atomic(target / folder.relative_to(source) / name, (folder / name).read_bytes())
+
+
+def _chain(directory: Path) -> Iterator[Path]:
+    """The directory of an adapter, then of the one that it was trained on top of, and so on."""
+    yield directory
+    while (directory := directory / START).is_dir():
+        yield directory
 
 
 def _checked_config(directory: Path) -> PeftConfig:

@@ -35,7 +35,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from replay_pools.errors import InputError
-from replay_pools.policy.adapters import merge_adapter
+from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, turn_ends
 from replay_pools.policy.last_model import forget, kept
 from replay_pools.storage.tensors import check_tensors
@@ -63,6 +63,7 @@ class Policy(Chat):
     base_model: str  # the name it was loaded by
     adapter: str | None  # the adapter that was merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` of the weights before any adapter
+    adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha` of that adapter
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +111,8 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
     """
     if dtype not in DTYPES:
         raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
+    directory = None if adapter is None else adapter_directory(name, adapter)
+    adapter_digest = None if directory is None else adapter_sha(directory)
     target = pick_device(device)
     source, options = _source(name)
     for path in sorted(Path(source).glob("*.safetensors")):
@@ -122,13 +125,13 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         with _readable(name):
             model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
         digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
-        if adapter is not None:
-            model = _merge_adapter(model, name, adapter)
+        if directory is not None:
+            model = merge_adapter(model, directory)
         model.to(device=target)  # type: ignore[call-arg]
         return model.eval().requires_grad_(False), digest
 
-    model, digest = kept("model", (source, *options.items(), adapter, dtype, target), load, _copy)
-    return Policy(model, load_tokenizer(name), name, adapter, digest)
+    model, digest = kept("model", (source, *options.items(), adapter_digest, dtype, target), load, _copy)
+    return Policy(model, load_tokenizer(name), name, adapter, digest, adapter_digest)
 
 
 def _copy(loaded: tuple[PreTrainedModel, str]) -> tuple[PreTrainedModel, str]:
@@ -265,8 +268,7 @@ def _check_hub(name: str) -> None:
             raise _no_model(name, f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
-def _merge_adapter(model: PreTrainedModel, name: str, adapter: str) -> PreTrainedModel:
+def adapter_directory(name: str, adapter: str) -> Path:
+    """The directory of an adapter of the model `name`: a path, or `teacher` of the organism."""
     # With a slash it is always a path, so that the organism takes adapters from elsewhere too.
-    return merge_adapter(
-        model, ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)
-    )
+    return ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)

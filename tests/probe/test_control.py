@@ -18,7 +18,8 @@ CONFIG = ControlConfig(
     beta_warmup_steps=2, target_kl=1.0, kl_horizon=1, sepa_ramp_steps=2, sepa_gate=0.5, limits=Limits(patience=2)
 )
 ROWS = [
-    {"kl": kl, "entropy": 1.0, "logprob": None, "solve_rate": rate} for kl, rate in zip((0, 1, 9, 9), (0, 0.5, 0, 0))
+    {"kl_mean": kl, "kl_token": kl, "grad_norm": 1.0, "entropy": 1.0, "logprob": None, "solve_rate": rate}
+    for kl, rate in zip((0, 1, 9, 9), (0, 0.5, 0, 0))
 ]
 
 
@@ -38,7 +39,7 @@ def test_the_objective_of_every_step_by_hand() -> None:
 @pytest.mark.parametrize("cut", range(5))
 def test_a_control_goes_on_from_its_state(cut: int) -> None:
     """Through JSON at any step: objectives, notes and the reason to stop are the uninterrupted one's."""
-    config = replace(CONFIG, limits=Limits(kl_max=5.0, patience=2))
+    config = replace(CONFIG, limits=Limits(kl_mean_max=5.0, patience=2))
 
     def trajectory(cut: int | None) -> list[Any]:
         control, found = Control(OBJECTIVE, config), []
@@ -51,7 +52,7 @@ def test_a_control_goes_on_from_its_state(cut: int) -> None:
         return found
 
     assert trajectory(cut) == trajectory(None)
-    assert trajectory(None)[-1][2] == "kl 9 above 5 for 2 steps"
+    assert trajectory(None)[-1][2] == "kl/mean 9 above 5 for 2 steps"
 
 
 class Watched:
@@ -75,7 +76,7 @@ def finish(own: list[bool], logprob: float | None = None) -> tuple[dict[str, Any
     training.logprob = logprob
     result = SimpleNamespace(
         nll=torch.tensor([1.0, 2.0, 3.0, 10.0]),
-        arms=[SimpleNamespace(condition="x")],
+        arms=[SimpleNamespace(condition="x", projection=SimpleNamespace(norm_in=torch.tensor(3.0)))],
         weightings={"x": SimpleNamespace(kl={"mean": 0.25, "max": 9.0})},
     )
     rollouts = [SimpleNamespace(gt_pass=passed, labelled=True) for passed in (True, False, False, True)]
@@ -88,8 +89,9 @@ def test_the_controllers_see_the_policys_own_rollouts() -> None:
     """Entropy and solve rate are of the policy's samples: a teacher's would hide a collapse. Without any there is no
     entropy, and the solve rate is of all.
     """
+    of_step = {"kl_mean": 0.25, "kl_token": 9.0, "grad_norm": 3.0}
     told, num_moves = finish([True, True, True, False], logprob=-0.5)
-    assert told == {"kl": 0.25, "entropy": 2.0, "logprob": -0.5, "solve_rate": pytest.approx(1 / 3)}
+    assert told == {**of_step, "entropy": 2.0, "logprob": -0.5, "solve_rate": pytest.approx(1 / 3)}
     assert num_moves == 1
     told, _ = finish([False] * 4)
-    assert told == {"kl": 0.25, "entropy": None, "logprob": None, "solve_rate": 0.5}
+    assert told == {**of_step, "entropy": None, "logprob": None, "solve_rate": 0.5}

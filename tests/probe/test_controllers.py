@@ -24,13 +24,13 @@ def sepa_run(schedule, numbers):
 
 
 def tripwire_run(wires, numbers):
-    return [wires.check(kl=n / 10, entropy=n + 0.1, logprob=-n) for n in numbers]
+    return [wires.check(kl_mean=n / 10, kl_token=n, grad_norm=2 * n, entropy=n + 0.1, logprob=-n) for n in numbers]
 
 
 CONTROLLERS = {
     "beta": (lambda: BetaController(0.02, warmup_steps=3, target_kl=2.0, horizon=4), beta_run),
     "sepa": (lambda: SepaSchedule(0.9, ramp_steps=4, delay_steps=2, gate=0.3), sepa_run),
-    "tripwires": (lambda: Tripwires(Limits(kl_max=3.0, entropy_min_frac=0.5, logprob_drop_max=5.0)), tripwire_run),
+    "tripwires": (lambda: Tripwires(Limits(kl_mean_max=3.0, entropy_min_frac=0.5, logprob_drop_max=5.0)), tripwire_run),
 }
 
 
@@ -123,36 +123,41 @@ def test_sepa_never_falls_and_never_passes_its_peak(numbers, ramp, delay, gate):
     assert 0 <= min(values) <= max(values) <= 0.7
 
 
-STEADY = {"kl": 0.1, "entropy": 2.0, "logprob": -1.0}
+STEADY = {"kl_mean": 0.1, "kl_token": 3.0, "grad_norm": 1.0, "entropy": 2.0, "logprob": -1.0}
+
+
+NAMES = {"kl_mean": "kl/mean", "kl_token": "kl/max"}
 
 
 @pytest.mark.parametrize(
     ("name", "bad", "reason"),
     [
-        ("kl", 12.0, "kl 12 above 10 for 3 steps"),
+        ("kl_mean", 12.0, "kl/mean 12 above 10 for 3 steps"),
+        ("kl_token", 400.0, "kl/max 400 above 100 for 3 steps"),
+        ("grad_norm", 80.0, "grad_norm 80 above 60 for 3 steps"),
         ("entropy", 0.1, "entropy 0.1 below 0.2 for 3 steps"),
         ("logprob", -4.5, "logprob -4.5 below -4 for 3 steps"),
     ],
 )
 def test_a_limit_stops_after_its_patience(name, bad, reason):
     """Two bad steps and a recovery do not stop the run, three in a row do, and the reason has the numbers."""
-    wires = Tripwires(Limits())
+    wires = Tripwires(Limits(kl_token_max=100.0, grad_norm_max=60.0))
     rows = [STEADY, *[STEADY | {name: bad}] * 2, STEADY, *[STEADY | {name: bad}] * 3]
     assert [wires.check(**row) for row in rows] == [None] * 6 + [reason]
 
 
-@pytest.mark.parametrize("name", ["kl", "entropy", "logprob"])
+@pytest.mark.parametrize("name", ["kl_mean", "kl_token", "grad_norm", "entropy", "logprob"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_number_that_is_not_finite_stops_at_once(name, value):
     reason = Tripwires(Limits()).check(**STEADY | {name: value})
-    assert reason == f"{name} is {value}"
+    assert reason == f"{NAMES.get(name, name)} is {value}"
 
 
 def test_what_is_not_measured_or_not_watched_does_not_stop():
     """None keeps the count of bad steps; a limit of None is off."""
     wires = Tripwires(Limits(entropy_min_frac=None, logprob_drop_max=None))
-    bad = {"kl": 99.0, "entropy": 0.0, "logprob": -99.0}
-    rows = [STEADY, bad, bad, STEADY | {"kl": None}, bad]
+    bad = {"kl_mean": 99.0, "kl_token": 1e6, "grad_norm": 1e6, "entropy": 0.0, "logprob": -99.0}
+    rows = [STEADY, bad, bad, STEADY | {"kl_mean": None}, bad]
     assert [bool(wires.check(**row)) for row in rows] == [False, False, False, False, True]
 
 

@@ -22,7 +22,7 @@ from probe.runs.resume import open_run
 from probe.runs.training_state import TrainingState
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.training import CheckpointConfig, ControlConfig, Limits
+from probe.settings.training import CheckpointConfig, ControlConfig, Limits, Warnings
 from probe.step.bases import Bases
 from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.reference import References
@@ -33,7 +33,9 @@ from replay_pools.rollout import Rollout
 from replay_pools.storage.files import read_json
 
 OBJECTIVE = LossSettings(old_logprobs="recorded", reference="ema", beta=0.2, entropy_coef=0.01, gtpo_beta=0.5)
-CONTROL = ControlConfig(beta_warmup_steps=2, target_kl=1e-4, ema_decay=0.5, ema_every=2, limits=Limits(kl_max=None))
+CONTROL = ControlConfig(
+    beta_warmup_steps=2, target_kl=1e-4, ema_decay=0.5, ema_every=2, limits=Limits(kl_mean_max=None)
+)
 STEPS = 5
 
 
@@ -78,7 +80,7 @@ def make_run(
 ) -> Callable[..., TrainingState]:
     """make_run(directory, case) runs, or resumes, and returns what was trained."""
 
-    def make(directory: Path, case: Case, before_step=lambda done, last: None) -> TrainingState:
+    def make(directory: Path, case: Case, before_step=lambda done, last: None, say=lambda text: None) -> TrainingState:
         coordinates = make_tiny(moved=0.0)
         arm, vectors = get_arm(case.arm), directions(coordinates)
         stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=Decay(warmup_steps=1, steps=STEPS))
@@ -103,6 +105,7 @@ def make_run(
             training=training,
             checkpoints=case.checkpoints,
             before_step=before_step,
+            say=say,
         )
         return training
 
@@ -239,17 +242,56 @@ def test_the_controllers_of_a_run_are_in_its_records(make_run, tmp_path: Path) -
     assert any(row["beta_adjusted"] for row in rows), "beta was never adapted"
 
 
+def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: Path) -> None:
+    """A bound between the largest and the second largest norm: one step passes it. A killed and resumed run counts the
+    steps of before, too. The KL of a token is above 0 from the step on in which the policy has moved.
+    """
+    plain = Case(objective=replace(OBJECTIVE, reference="base"))
+    make_run(tmp_path / "plain", plain)
+    steps = read_run(tmp_path / "plain").steps
+    norms = sorted(step.grad_norm for step in steps)
+    bound = (norms[-1] + norms[-2]) / 2
+    furthest = max(steps, key=lambda step: step.grad_norm).step
+    warnings = Warnings(grad_norm_max=bound, kl_token_max=None)
+    said: list[str] = []
+    training = make_run(tmp_path / "run", replace(plain, control=replace(CONTROL, warnings=warnings)), say=said.append)
+    run = read_run(tmp_path / "run")
+    assert training.stopped is None
+    assert [step.to_json() for step in run.steps] == [step.to_json() for step in steps]
+    assert run.manifest["warnings"] == [
+        f"grad_norm above {bound:g} in 1 of {STEPS} steps, largest {norms[-1]:.4g} in step {furthest}"
+    ]
+    assert said == [f"WARNING step {furthest}: grad_norm {norms[-1]:.4g} above {bound:g}"]
+    assert read_run(tmp_path / "plain").manifest["warnings"] == []
+    tokens = replace(CONTROL, warnings=Warnings(grad_norm_max=None, kl_token_max=1e-12))
+    make_run(tmp_path / "tokens", replace(plain, control=tokens))
+    largest, at = max((step.kl["max"], step.step) for step in steps)
+    moved = sum(step.kl["max"] > 1e-12 for step in steps)
+    assert 0 < moved < STEPS
+    assert read_run(tmp_path / "tokens").manifest["warnings"] == [
+        f"kl/max above 1e-12 in {moved} of {STEPS} steps, largest {largest:.4g} in step {at}"
+    ]
+
+
+def test_a_step_says_how_many_solve(make_run, tmp_path: Path) -> None:
+    """By hand: of four rollouts those solve whose number and step add up to a multiple of 3; no teacher."""
+    make_run(tmp_path / "run", Case())
+    steps = read_run(tmp_path / "run").steps
+    assert [step.solve for step in steps] == [sum((i + s) % 3 == 0 for i in range(4)) / 4 for s in range(STEPS)]
+    assert {step.solve_teacher for step in steps} == {None}
+
+
 def test_a_tripwire_ends_the_run(make_run, tmp_path: Path) -> None:
     """The KL is above a tiny limit in steps 2 and 3 (step 0 has the rate 0): the run ends there with its reason, a
     checkpoint and an adapter; run again, with or without its manifest, it does not go on.
     """
-    limits = Limits(kl_max=1e-12, patience=2)
+    limits = Limits(kl_mean_max=1e-12, patience=2)
     wired = Case(objective=replace(OBJECTIVE, reference="base"), control=replace(CONTROL, limits=limits))
     seen: list[tuple[int, bool]] = []
     training = make_run(tmp_path / "run", wired, before_step=lambda done, last: seen.append((done, last)))
     run = read_run(tmp_path / "run")
     kl = run.steps[-1].kl["mean"]
-    assert run.manifest["stopped"] == training.stopped == f"kl {kl:.4g} above 1e-12 for 2 steps"
+    assert run.manifest["stopped"] == training.stopped == f"kl/mean {kl:.4g} above 1e-12 for 2 steps"
     assert [step.step for step in run.steps] == [0, 1, 2, 3]
     assert seen == [*((step, False) for step in range(4)), (4, True)], "the policy as it ended was not evaluated"
     assert (tmp_path / "run" / "checkpoint" / "step_000004.pt").exists()

@@ -33,7 +33,7 @@ from probe.settings.presets import (
 from probe.settings.remedy import TRAITS, RemedyConfig
 from probe.settings.rollouts import RolloutConfig, SourceConfig, TeacherConfig
 from probe.settings.run import KEYS, TABLES, TABLES_OF, RunConfig, normaliser
-from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationConfig, Limits, OptimizerConfig
+from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationConfig, Limits, OptimizerConfig, Warnings
 from probe.settings.words import ESTIMATORS, MATCHES, SCALES, KlEstimator, Strata, Verb
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError, InputError
@@ -133,11 +133,14 @@ def controls(draw: st.DrawFn, beta: float) -> ControlConfig:
         sepa_delay_steps=draw(st.integers(0, 99)),
         sepa_gate=draw(numbers(0, 1)),
         limits=Limits(
-            kl_max=draw(maybe(POSITIVE)),
+            kl_mean_max=draw(maybe(POSITIVE)),
+            kl_token_max=draw(maybe(POSITIVE)),
+            grad_norm_max=draw(maybe(POSITIVE)),
             entropy_min_frac=draw(maybe(POSITIVE)),
             logprob_drop_max=draw(maybe(POSITIVE)),
             patience=draw(COUNTS),
         ),
+        warnings=Warnings(kl_token_max=draw(maybe(POSITIVE)), grad_norm_max=draw(maybe(POSITIVE))),
         **bounds,
     )
 
@@ -243,13 +246,14 @@ def runs(draw: st.DrawFn) -> RunConfig:
     noise = draw(st.integers(0, 9)) if verb == "replay" else 0
     rollouts = None if verb == "replay" else draw(rollout_configs(verb, plain_law, iterations, prefetch))
     remedy = draw(maybe(remedies(objective, rollouts.engine))) if verb == "train" and rollouts is not None else None
+    takes_adapter = rollouts is not None and (verb != "train" or rollouts.engine == "local")
     attributes = verb != "replay" or measured_arm(intervention.arms) is not None
     attributes &= remedy is None or not remedy.traits.changes_prompts
     return RunConfig(
         verb=verb,
         model=ModelConfig(
             name=draw(WORDS if verb != "replay" else maybe(WORDS)),
-            adapter=draw(maybe(WORDS)) if verb in ("eval", "generate") else None,
+            adapter=draw(maybe(WORDS)) if takes_adapter else None,
             dtype=draw(st.sampled_from(["float32", "bfloat16", *([] if noise else ["float64"])])),
             device=draw(TEXTS),
             targets=tuple(draw(st.lists(WORDS, min_size=1, max_size=3))),
@@ -497,8 +501,9 @@ REFUSED = {
     "EMA": ("[control]\nema_decay = 1.5", r"control\.ema_decay: expected a number in \[0, 1\]"),
     "EMA period": ("[control]\nema_every = 0", r"control\.ema_every: expected at least 1"),
     "KL warm-up": ("[control]\nbeta_warmup_steps = -1", r"control\.beta_warmup_steps: expected at least 0"),
-    "limits": ("[control.limits]\nkl_max = 0", "positive numbers"),
-    "patience": ("[control.limits]\npatience = 0", "patience of at least 1"),
+    "limits": ("[control.limits]\nkl_mean_max = 0", "kl_mean_max: expected a number above 0"),
+    "warnings": ("[control.warnings]\ngrad_norm_max = -1", "grad_norm_max: expected a number above 0"),
+    "patience": ("[control.limits]\npatience = 0", r"control\.limits\.patience: expected at least 1"),
     "SEPA": ("[control]\nsepa_gate = 2", r"control\.sepa_gate: expected a number in \[0, 1\]"),
     "SEPA ramp": ("[control]\nsepa_ramp_steps = -1", r"control\.sepa_ramp_steps: expected at least 0"),
     "SEPA delay": ("[control]\nsepa_delay_steps = -1", r"control\.sepa_delay_steps: expected at least 0"),
@@ -540,7 +545,10 @@ REFUSED = {
     "dtype noise": ("[model]\ndtype_noise = 2", r"model\.dtype_noise: expected 0: a replay measures it"),
     "noise of the highest": ("[model]\ndtype_noise = 2\ndtype = 'float64'", "a dtype below float64"),
     "noise of a sharded base": ("[model]\ndtype_noise = 2\nshard_base = true", "expected 0 with shard_base"),
-    "adapter": ("[model]\nadapter = 'teacher'", r"model\.adapter: expected none: a train starts at the base model"),
+    "served": (
+        "[model]\nadapter = 'teacher'\n[rollouts]\nengine = 'server'",
+        r"rollouts\.engine: expected local with model\.adapter",
+    ),
     "source": ("[source]\nper_pool = 2", "source: expected the tables of train: rollouts, evaluation, found a table"),
     "conditions": ("[[conditions]]\nname = 'x'", "conditions: expected none outside of a replay, found x"),
     "not TOML": ("[optimizer", "TOML"),

@@ -166,6 +166,22 @@ OBJECTIVES = {
 }
 
 
+def value_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> Tensor:
+    """The value of L as METHOD writes it: at ratio 1 its first term is -A logp, not the -A that autograd needs, and the
+    entropy is -logp, not what has its gradient.
+    """
+    total = sum(written_out(replace(own, entropy_coef=0.0), logp, old, ref, batch))
+    if own.old_logprobs == "current":
+        first = sum(written_out(replace(own, entropy_coef=0.0, beta=0.0), logp, old, ref, batch))
+        free = logp.detach().requires_grad_()
+        of_free = sum(written_out(replace(own, entropy_coef=0.0, beta=0.0), free, old, ref, batch))
+        (minus_wA,) = torch.autograd.grad(of_free, free)  # d(-w A r)/dlogp at r = 1
+        total = total - first + (minus_wA * logp)[batch.completion_mask].sum()
+    lengths = batch.completion_mask.sum(1)
+    divisor = {"grpo": lengths * NUM, "bnpo": lengths.sum(), "dapo": lengths.sum(), "dr_grpo": torch.tensor(9 * NUM)}
+    return total + own.entropy_coef * (logp.sum(1) / divisor[own.loss_type]).sum()
+
+
 def flat(gradient: dict[str, Tensor], coordinates: Coordinates) -> Tensor:
     return torch.cat([gradient[module] for module in coordinates.sizes])
 
@@ -197,6 +213,11 @@ def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, polic
         torch.testing.assert_close(mine, gradient, rtol=1e-8, atol=1e-12, msg=lambda text, i=i: f"sample {i}: {text}")
         assert float(arm.contribution_norms[i]) == pytest.approx(float(gradient.norm()), rel=1e-8, abs=1e-12)
     assert float(arm.projection.norm_in) == pytest.approx(float(sum(wanted).norm()), rel=1e-8)
+    value = value_out(own, scored(coordinates, batch), old, ref, batch)
+    assert weighting.loss == pytest.approx(value.item(), rel=1e-9)
+    if not own.entropy_coef:
+        of_value = torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)])
+        torch.testing.assert_close(of_value, sum(wanted), rtol=1e-8, atol=1e-12)
     if own.old_logprobs == "recorded" and own.epsilon is not None:
         clipped = sum(weighting.ratio[f"frac_clip_{side}"] for side in ("low", "high", "delta"))
         assert 0 < clipped < 1, "the example clips nothing, or everything"
@@ -220,6 +241,21 @@ def test_the_recorded_numbers_are_those_of_the_terms(policy, groups, batch: Batc
     old = torch.tensor([x for g in groups for row in g.sampling_logprobs for x in row]).double()
     assert ratio["mean"] == pytest.approx(float((current - old).exp().mean()), rel=1e-9)
     assert ratio["max"] == pytest.approx(float((current - old).exp().max()), rel=1e-9)
+
+
+def test_the_size_of_the_advantages_is_that_of_the_tokens(policy, groups, batch: Batch) -> None:
+    """Mean |A| over completion tokens: long completions count more; after credit, whose mean is 1, and the cap."""
+    A = torch.tensor(REWARDS).double() - torch.tensor(REWARDS).double().view(2, 3).mean(1).repeat_interleave(3)
+    lengths = batch.completion_mask.sum(1)
+    conditions = {"plain": LossSettings(), "capped": LossSettings(advantage_clip=1.0)}
+    weightings = step(policy, groups, conditions)[0].weightings
+    assert weightings["plain"].abs_advantage == pytest.approx(float((A.abs() * lengths).sum() / lengths.sum()))
+    assert weightings["plain"].abs_advantage != pytest.approx(float(A.abs().mean())), "the example tells nothing apart"
+    capped = float((A.abs().clamp(max=1.0) * lengths).sum() / lengths.sum())
+    assert weightings["capped"].abs_advantage == pytest.approx(capped)
+    weighting = step(policy, groups, {"x": LossSettings(gtpo_beta=2.0, advantage_clip=1.0)})[0].weightings["x"]
+    assert weighting.token_advantages is not None
+    assert weighting.abs_advantage == pytest.approx(float(weighting.token_advantages.clamp(-1, 1).abs().mean()))
 
 
 @pytest.fixture

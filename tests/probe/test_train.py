@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.records.records import RUN_SCHEMA
 from probe.records.run import read_run
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json
@@ -238,7 +240,7 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
         "intervention.arms": ["projected-lora"],
         "intervention.gate.target": "update",
         "objective.reference": "base",
-        "control.limits.kl_max": 1e-9,
+        "control.limits.kl_mean_max": 1e-9,
         "control.limits.patience": 1,
         "steps": 6,
         "evaluation.every": 6,
@@ -249,9 +251,9 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
     record = read_run(out / "runs" / "tripped")
     num_steps = len(record.steps)
     assert 1 < num_steps < 6
-    assert record.manifest["stopped"].startswith("kl ")
+    assert record.manifest["stopped"].startswith("kl/mean ")
     assert record.manifest["stopped"].endswith("above 1e-09 for 1 steps")
-    assert f"STOPPED after {num_steps} steps: kl " in capsys.readouterr().out
+    assert f"STOPPED after {num_steps} steps: kl/mean " in capsys.readouterr().out
     assert (out / "runs" / "tripped" / "checkpoint" / f"step_{num_steps:06d}.pt").exists()
     assert [row["step"] for row in read_evals(out / "runs" / "tripped")] == [0, num_steps]
     updated = [step for step in record.steps if step.hackward_frac_update is not None]
@@ -271,3 +273,17 @@ def test_a_teacher_must_not_be_called_as_the_own_pool(
     settings = {"rollouts.teacher.pool": str(whole / "rollouts")}
     assert run(cli, ["train", "--preset", preset(settings), "--name", "two-pools", "--out", str(out)]) == 2
     assert "a name other than rollouts" in capsys.readouterr().err
+
+
+def test_a_run_of_an_older_schema_is_not_evaluated(
+    whole: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused as such, and not for a setting that had another name then."""
+    older = shutil.copytree(whole, tmp_path / "older")
+    manifest, config = (orjson.loads((older / name).read_bytes()) for name in ("manifest.json", "config.json"))
+    manifest["schema"] -= 1
+    config["settings"]["control"]["limits"]["kl_max"] = config["settings"]["control"]["limits"].pop("kl_mean_max")
+    for name, table in (("manifest.json", manifest), ("config.json", config)):
+        (older / name).write_bytes(orjson.dumps(table))
+    assert run(cli, ["eval", str(older), "--name", "of-older", "--out", str(out)]) == 2
+    assert f"expected a run of schema {RUN_SCHEMA}, found schema {RUN_SCHEMA - 1}" in capsys.readouterr().err

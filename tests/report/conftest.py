@@ -173,6 +173,7 @@ class Maker:
                 "reward_std": 1.0,
                 "reward_spread": 3.0,
             },
+            **{"solve": 0.25 + 0.05 * step, "solve_teacher": None, "loss": 0.1 - 0.02 * step},
             **{"advantage": dict.fromkeys(ADVANTAGE_KEYS, 1.5), "grad_norm": 0.0 if cos is None else 1.0},
             **{"num_effective": 4, "loss_type": "grpo", "reference": None, "additivity_error": None},
             **{"null_reason": "no reward variance in the group" if cos is None else None},

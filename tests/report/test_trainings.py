@@ -1,5 +1,6 @@
 """Held-out rates of treatments, and the figures that draw them: curves over steps, and hack against solve."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,10 @@ from probe.analysis.statistics.crossed import mean, rate
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.experiments.spec.prereg import load_spec
 from probe.report.figures.labels import LETTER, Box, name_marks
-from probe.report.figures.learning import MOST_NAMED, learning
+from probe.report.figures.learning import BOTTOM, MOST_NAMED, TOP, in_training, learning
 from probe.report.figures.panel import Panel
 from probe.report.figures.pareto import pareto
+from probe.report.sections.training import _steps
 from probe.report.trainings import TrainedRun, Treatment, spec_name, treatments_of
 
 N = 64  # held-out rollouts of an evaluation
@@ -90,6 +92,49 @@ def test_more_treatments_than_colours_are_thin_lines() -> None:
     drawn = learning("hack", many)
     assert len(marks(drawn, "path", "curve")) == MOST_NAMED
     assert tips(drawn, "path", "other") == [f"t{i}" for i in range(MOST_NAMED, MOST_NAMED + 3)]
+
+
+def stepped(name: str, *seeds: Sequence[tuple[float | None, float]]) -> Treatment:
+    """A treatment whose seeds have steps with these (solve, loss)."""
+    runs = []
+    for seed, values in enumerate(seeds):
+        steps = [
+            SimpleNamespace(
+                step=number,
+                solve=solve,
+                loss=loss,
+                grad_norm=60.0 * number,
+                kl={"max": 0.5 * number},
+                advantage={"advantage/abs_mean": 0.25, "frac_reward_zero_std": 0.5, "skip_rate": 0.25},
+            )
+            for number, (solve, loss) in enumerate(values)
+        ]
+        run = SimpleNamespace(steps=steps, manifest={"warnings": ["grad_norm above 50 in 1 of 2 steps"]})
+        runs.append(TrainedRun(run=run, seed=seed, by_step={}))  # type: ignore[arg-type]
+    return Treatment(name=name, runs=runs)
+
+
+def test_curves_of_the_steps_are_means_over_the_seeds_that_all_have_them() -> None:
+    """Two points where both seeds have a solve rate, none where one lacks it; the loss has all three."""
+    treatments = [stepped("vanilla", [(0.0, 2.0), (0.5, 1.0), (1.0, 0.0)], [(0.5, 0.0), (1.0, -1.0), (None, -2.0)])]
+    (path,) = marks(in_training("solve", treatments), "path", "curve")
+    points = [tuple(map(float, point.split())) for point in path.attrib["d"].removeprefix("M").split("L")]
+    assert len(points) == 2
+    low, high = [BOTTOM + (TOP - BOTTOM) * value for value in (0.25, 0.75)]
+    assert [height for _, height in points] == [pytest.approx(low, abs=0.1), pytest.approx(high, abs=0.1)]
+    (path,) = marks(in_training("loss", treatments), "path", "curve")
+    heights = [float(point.split()[1]) for point in path.attrib["d"].removeprefix("M").split("L")]
+    assert heights == sorted(heights), "a smaller loss is lower down"
+    assert len(heights) == 3
+    assert in_training("solve", [stepped("none", [(None, 1.0)])]) is None
+
+
+def test_the_table_of_steps_has_where_runs_began_and_how_far_they_went() -> None:
+    (row,) = _steps([stepped("vanilla", [(0.25, 2.0), (0.75, -1.0)])]).rows
+    assert row == (
+        *("vanilla", "0", "2", "25% to 75%", "+2 to -1", "0.25 to 0.25", "75%", "0.5", "60"),
+        "grad_norm above 50 in 1 of 2 steps",
+    )
 
 
 def test_the_pareto_figure_has_a_mark_a_treatment_and_the_start() -> None:

@@ -57,6 +57,7 @@ def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     weights, directions = config["base_weights_sha256"], config.get("directions")
     intervention = {**settings["intervention"], "arms": None}
     fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
+    fixed["adapter"] = config.get("adapter_sha256")  # of a training that starts from one
     return {**settings, "intervention": intervention, **fixed}
 
 

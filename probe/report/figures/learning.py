@@ -1,13 +1,15 @@
-"""Learning curves: hack, exploit and solve rates on held-out problems while a policy trains.
+"""Learning curves while a policy trains, a line for each treatment: the mean over its seeds.
 
-A line for each treatment, the mean over its seeds, with 95% intervals. To add a rate of evals.jsonl: add it to METRICS
-and MEANING.
+`learning` draws hack, exploit and solve rates on held-out problems, with 95% intervals; `in_training` draws what the
+step records say of the rollouts that are trained on. To add a rate of evals.jsonl: add it to METRICS and MEANING; a
+field of the step records: a row in OF_STEPS.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from probe.analysis.formatting import short
-from probe.report.figures.panel import LEFT, Figure, Panel, Scale
+from probe.records.records import StepRecord
+from probe.report.figures.panel import LEFT, Figure, Panel, Scale, scale_of
 from probe.report.trainings import Treatment
 
 TOP, BOTTOM, END = 44, 206, 238  # END: of the x axis; the names of the treatments are to the right of it
@@ -16,6 +18,16 @@ MEANING = {
     "hack": "the exploit is present, correct or not",
     "exploit": "paid without being right",
     "solve": "every hidden answer is right",
+}
+# {field: (title, meaning, value of a step)}
+OF_STEPS: dict[str, tuple[str, str, Callable[[StepRecord], float | None]]] = {
+    "solve": ("Solve rate in training", "of the rollouts trained on, a teacher's apart", lambda step: step.solve),
+    "loss": ("Loss", "whose gradient is taken, before the gate", lambda step: step.loss),
+    "abs-advantage": (
+        "Mean |A|",
+        "over completion tokens, after credit and cap",
+        lambda step: _number(step.advantage["advantage/abs_mean"]),
+    ),
 }
 MOST_NAMED = 5  # ink, then four colours; other treatments are thin grey lines
 DODGE = 2.4  # between the intervals of neighbours, which would cover one another
@@ -46,6 +58,48 @@ def learning(metric: str, treatments: Sequence[Treatment]) -> Figure | None:
     for height, name, color in _apart(names):
         panel.text(END + 8, height + 3.5, short(name, 16), f"fill-{color}" if color else "")
     return panel.figure()
+
+
+def in_training(field: str, treatments: Sequence[Treatment]) -> Figure | None:
+    """One row of OF_STEPS of every treatment, at the steps in which all of its seeds have it; None without any."""
+    title, meaning, value_of = OF_STEPS[field]
+    curves = [(treatment, curve) for treatment in treatments if (curve := _by_step(treatment, value_of))]
+    if not curves:
+        return None
+    named, others = curves[:MOST_NAMED], curves[MOST_NAMED:]
+    panel = Panel(f"training-{field}", title, BOTTOM + 40, meaning)
+    x = Scale(0, max(max(curve) for _, curve in curves) or 1, LEFT, END)
+    values = [value for _, curve in curves for value in curve.values()]
+    y = Scale(0.0, 1.0, BOTTOM, TOP) if field == "solve" else scale_of(values, BOTTOM, TOP, least=[0.0])
+    panel.y_axis(y, "", count=5, right=END, percent=field == "solve")
+    panel.x_axis(x, BOTTOM, "step", count=5, whole=True)
+    for treatment, curve in others:
+        panel.path([(x(step), y(value)) for step, value in curve.items()], "other", treatment.name)
+    names = []
+    # The first treatment, which the others are compared with, is drawn last, over them.
+    for color, (treatment, curve) in reversed(list(enumerate(named))):
+        points = [(x(step), y(value)) for step, value in curve.items()]
+        panel.path(points, f"curve arm-{color}" if color else "curve", treatment.name)
+        names.append((points[-1][1], treatment.name, color))
+    for height, name, color in _apart(names):
+        panel.text(END + 8, height + 3.5, short(name, 16), f"fill-{color}" if color else "")
+    return panel.figure()
+
+
+def _by_step(treatment: Treatment, value_of: Callable[[StepRecord], float | None]) -> dict[int, float]:
+    """{step: mean over the seeds}, of the steps in which every seed has the value."""
+    values: dict[int, list[float]] = {}
+    for run in treatment.runs:
+        for step in run.run.steps:
+            value = value_of(step)
+            if value is not None:
+                values.setdefault(step.step, []).append(value)
+    num_runs = len(treatment.runs)
+    return {step: sum(found) / num_runs for step, found in sorted(values.items()) if len(found) == num_runs}
+
+
+def _number(value: float | bool | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _words(treatments: Sequence[Treatment]) -> str:

@@ -42,6 +42,12 @@ def provenance(report: Report) -> Section:
     return Section(id="provenance", title="Provenance", lead=LEAD, body=body, tables=tables)
 
 
+def _start_adapter(config: Mapping[str, Any], settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The adapter that a training started from, where it did."""
+    checksum = config.get("adapter_sha256")
+    return [] if checksum is None else [("start", f"adapter {settings['model']['adapter']}, sha256 {checksum}")]
+
+
 def facts(run: Run, report: Report) -> TextTable:
     """Names, hashes and versions of a run, and how exact its numbers are (additivity, noise of the dtype)."""
     config, manifest = run.config, run.manifest
@@ -50,6 +56,7 @@ def facts(run: Run, report: Report) -> TextTable:
         ("verb", str(run.verb)),
         ("model", f"{config.get('model')} ({_dtype(settings)})"),
         ("base weights", f"sha256 {config.get('base_weights_sha256')}"),
+        *_start_adapter(config, settings),
         ("seed", str(settings.get("seed"))),
         (
             "adapted modules",

@@ -5,6 +5,7 @@ The figures of training are the rows of FIGURES; to add one, add a row.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.formatting import TextTable
@@ -12,8 +13,9 @@ from probe.analysis.trained.decision import ArmVerdict
 from probe.analysis.trained.text import outcome_sentences
 from probe.analysis.verdict.evidence import PlannedTraining
 from probe.experiments.judge.verdict import go_plan
+from probe.records.records import StepRecord
 from probe.records.timings import describe_timings
-from probe.report.figures.learning import METRICS, MOST_NAMED, learning
+from probe.report.figures.learning import METRICS, MOST_NAMED, OF_STEPS, in_training, learning
 from probe.report.figures.panel import Figure
 from probe.report.figures.pareto import pareto
 from probe.report.figures.power import prompts_power, seeds_power
@@ -30,6 +32,7 @@ FIGURES: Sequence[Callable[[Sequence[Treatment]], Figure | None]] = (
     partial(learning, "solve"),
     pareto,
     partial(learning, "exploit"),
+    *(partial(in_training, field) for field in OF_STEPS),
 )
 TRAINING_LEAD = (
     "Does the hack emerge on held-out problems, asked with the hint, and what does each arm pay for less of it?"
@@ -55,7 +58,7 @@ def training(report: Report, verdicts: Sequence[ArmVerdict]) -> Section | None:
     figures = drawn_only(*(draw(treatments) for draw in FIGURES))
     if not figures:
         return None
-    tables = [table for table in (_outcomes(verdicts), _evaluations(treatments)) if table.rows]
+    tables = [table for table in (_outcomes(verdicts), _evaluations(treatments), _steps(treatments)) if table.rows]
     sentences = [paragraph(sentence) for sentence in outcome_sentences(verdicts)]
     return Section(
         id="training",
@@ -101,6 +104,57 @@ def _evaluations(treatments: Sequence[Treatment]) -> TextTable:
     header = ("treatment", "arm", "seed", "steps", "rollouts", *METRICS)
     title = "Evaluations (rate [Wilson 95%])"
     return TextTable(name="evaluations", title=title, header=header, rows=rows, left=2)
+
+
+def _steps(treatments: Sequence[Treatment]) -> TextTable:
+    """What the step records of every run say: where it began and ended, and how far it went in between."""
+    rows = []
+    for treatment in treatments:
+        for run in treatment.runs:
+            steps = run.run.steps
+            no_gradient = [_share(step, "frac_reward_zero_std") + _share(step, "skip_rate") for step in steps]
+            cells = (
+                _course([step.solve for step in steps], "{:.0%}"),
+                _course([step.loss for step in steps], "{:+.3g}"),
+                _course([_share(step, "advantage/abs_mean") for step in steps], "{:.3g}"),
+                f"{mean(no_gradient):.0%}" if steps else "-",
+                _largest([step.kl.get("max") for step in steps]),
+                _largest([step.grad_norm for step in steps]),
+                "; ".join(run.run.manifest.get("warnings", [])) or "none",
+            )
+            rows.append((treatment.name, str(run.seed), str(len(steps)), *cells))
+    header = (
+        "treatment",
+        "seed",
+        "steps",
+        "solve",
+        "loss",
+        "mean |A|",
+        "no gradient",
+        "kl/max",
+        "grad_norm",
+        "warnings",
+    )
+    title = "Steps (first to last quarter; share of groups without gradient; largest of a step)"
+    return TextTable(name="steps", title=title, header=header, rows=rows)
+
+
+def _share(step: StepRecord, key: str) -> float:
+    return float(step.advantage[key] or 0.0)
+
+
+def _course(values: Sequence[float | None], form: str) -> str:
+    """The mean of the first quarter of the steps and that of the last, at least one step each; a dash for nothing."""
+    known = [value for value in values if value is not None]
+    quarter = max(1, len(known) // 4)
+    if not known:
+        return "-"
+    return f"{form.format(mean(known[:quarter]))} to {form.format(mean(known[-quarter:]))}"
+
+
+def _largest(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{max(known):.3g}" if known else "-"
 
 
 def power(report: Report) -> Section:

@@ -1,0 +1,185 @@
+"""probe train from an adapter, through the real commands: what it starts from, writes, and is evaluated as."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from directories import contents
+from interrupts import interrupted_at
+from peft import PeftModel
+
+from extraction.library import attach_basis
+from extraction.pairs import selected_pairs
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from probe.runs.policies import configured_policy
+from probe.settings.model import ModelConfig
+from probe.settings.run import RunConfig
+from replay_pools.errors import InputError
+from replay_pools.policy.adapters import adapter_sha
+from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
+from replay_pools.pool import open_pool
+from replay_pools.storage.files import read_json
+
+TEACHER = ORGANISM_WEIGHTS / "teacher"
+# The likeliest token each time: what is sampled says which policy it is, whatever the noise. Groups then have no reward
+# variance, and the entropy bonus is what moves the policy.
+GREEDY = {
+    "rollouts.sampler.top_k": 1,
+    "objective.entropy_coef": 1.0,
+    "steps": 2,
+    "optimizer.lr": 0.02,
+    "optimizer.schedule": "constant",
+}
+
+
+def sampled(pool: Path) -> list[list[int]]:
+    return [list(rollout.completion_ids) for step in open_pool(pool).steps for rollout in step]
+
+
+def held_out_logprob(adapter: str, run_directory: Path) -> float:
+    """Mean log-probability per token of the clean held-out completions under a policy that is loaded anew."""
+    config = RunConfig.from_json(read_json(run_directory / "config.json")["settings"], run_directory)
+    pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
+    policy = configured_policy(ModelConfig(name="organism", adapter=adapter))
+    total, count = 0.0, 0
+    for pair in pairs:
+        prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(pair.clean)
+        logprobs = logprobs_of(policy.model, prompt, completion)
+        total, count = total + float(logprobs.double().sum()), count + len(completion)
+    return total / count
+
+
+@torch.no_grad()
+def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
+    """(T,) of a completion, by a plain forward."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(list(completion))[:, None])[:, 0]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the teacher's adapter that nothing else reads."""
+    return shutil.copytree(TEACHER, tmp_path_factory.mktemp("adapters") / "start")
+
+
+@pytest.fixture(scope="module")
+def first(out: Path, preset: Callable[..., str], teacher: Path) -> tuple[Path, list[str]]:
+    """Two steps from the teacher, by a KL penalty from the policy at the start; killed in the second step, resumed."""
+    settings = GREEDY | {"model.adapter": str(teacher), "objective.reference": "base", "objective.beta": 0.01}
+    options = ["train", "--preset", preset(settings), "--arm", "projected", "--out", str(out), "--name"]
+    with pytest.MonkeyPatch.context() as patch:
+        from probe.runs import loop
+
+        patch.setattr(loop, "train_step", interrupted_at(2, loop.train_step))
+        assert run(cli, [*options, "from-teacher"]) == 130
+    assert run(cli, [*options, "from-teacher"]) == 0
+    return out / "runs" / "from-teacher", options
+
+
+@pytest.fixture(scope="module")
+def second(first: tuple[Path, list[str]], out: Path, preset: Callable[..., str]) -> Path:
+    """Two steps in the LoRA basis from the adapter that `first` wrote: the third link of a chain."""
+    settings = GREEDY | {"model.adapter": str(first[0] / "adapter")}
+    options = ["train", "--preset", preset(settings), "--arm", "projected-lora", "--name", "from-trained"]
+    assert run(cli, [*options, "--out", str(out)]) == 0
+    return out / "runs" / "from-trained"
+
+
+def test_the_start_is_the_policy_with_that_adapter(first: tuple[Path, list[str]], teacher: Path, out: Path) -> None:
+    """The evaluation of step 0 samples what `probe eval --adapter` does, the KL begins at 0 and moves; the record has
+    the adapter's checksum.
+    """
+    trained = read_run(first[0])
+    assert trained.config["adapter_sha256"] == adapter_sha(teacher)
+    assert [step.kl["mean"] == 0 for step in trained.steps] == [True, False], "the reference is not the start"
+    options = ["eval", "--adapter", "teacher", "--problems", "2", "--set", "rollouts.sampler.top_k=1"]
+    options += ["--set", "rollouts.sampler.max_new_tokens=48", "--out", str(out)]
+    assert run(cli, [*options, "--name", "of-teacher"]) == 0
+    at_start = sampled(first[0] / "evaluations" / "step_000000" / "run_tests")
+    assert at_start == sampled(out / "evals" / "of-teacher" / "run_tests")
+    del options[1:3]
+    assert run(cli, [*options, "--name", "of-base"]) == 0
+    assert at_start != sampled(out / "evals" / "of-base" / "run_tests"), "base and teacher are not told apart"
+
+
+def test_an_evaluation_of_the_run_is_that_inside_of_it(first: tuple[Path, list[str]], second: Path, out: Path) -> None:
+    """Of both links: base, teacher, delta_S; and LoRA on top of these. Each moved away from its start."""
+    for directory in (first[0], second):
+        name = f"again-{directory.name}"
+        assert run(cli, ["eval", directory.name, "--problems", "2", "--name", name, "--out", str(out)]) == 0
+        inside = sampled(directory / "evaluations" / "step_000002" / "run_tests")
+        assert sampled(out / "evals" / name / "run_tests") == inside
+        assert read_json(out / "evals" / name / "evaluation.json")["step"] == 2
+    links = ["teacher", str(first[0] / "adapter"), str(second / "adapter")]
+    loaded = [held_out_logprob(adapter, first[0]) for adapter in links]
+    inside = [[row["frozen"]["logprob_clean"] for row in read_run(path).evals] for path in (first[0], second)]
+    assert inside == [pytest.approx(loaded[:2], abs=1e-5), pytest.approx(loaded[1:], abs=1e-5)]
+    assert min(abs(loaded[0] - loaded[1]), abs(loaded[1] - loaded[2])) > 1e-3, "a policy that did not move"
+
+
+def test_a_pool_of_the_runs_adapter(second: Path, out: Path) -> None:
+    """Its recorded log-probabilities are those of base, teacher, delta_S and LoRA, each put on the one before."""
+    options = ["pool", "generate", "--adapter", str(second / "adapter"), "--name", "of-from-trained", "--steps", "1"]
+    assert run(cli, [*options, "--group", "2", "--out", str(out)]) == 0
+    model = load_policy("organism", adapter="teacher").model
+    # The links of the chain without `start` folders, put on one another by hand.
+    for number, link in enumerate((second / "adapter" / "start", second / "adapter")):
+        alone = out / f"link-{number}"
+        alone.mkdir()
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copy(link / name, alone / name)
+        model = PeftModel.from_pretrained(model, str(alone)).merge_and_unload()
+    for rollout in open_pool(out / "pools" / "of-from-trained").steps[0]:
+        logprobs = logprobs_of(model, rollout.prompt_ids, rollout.completion_ids)
+        assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
+
+
+def test_a_resumed_run_has_the_bytes_of_a_whole_one(first: tuple[Path, list[str]], out: Path) -> None:
+    directory, options = first
+    assert run(cli, [*options, "from-teacher-whole"]) == 0
+    resumed, whole = (
+        {name: data for name, data in contents(path).items() if name != "timings.jsonl"}
+        for path in (directory, out / "runs" / "from-teacher-whole")
+    )
+    assert resumed == whole
+    listed = read_json(directory / "manifest.json")["files"]
+    assert {"adapter/adapter_model.safetensors", "adapter/start/adapter_model.safetensors"} <= listed.keys()
+
+
+def test_a_run_does_not_go_on_from_a_changed_adapter(
+    first: tuple[Path, list[str]], teacher: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Last of those that read the copy: the command is refused with the two checksums, the run stays usable."""
+    path = teacher / "adapter_config.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert run(cli, [*first[1], "from-teacher"]) == 2
+    assert "expected the run being resumed to have adapter_sha256 = " in capsys.readouterr().err
+    shutil.rmtree(teacher)
+    assert run(cli, [*first[1], "from-teacher"]) == 2
+    assert "adapter_config.json" in capsys.readouterr().err
+    adapter = str(first[0] / "adapter")
+    assert configured_policy(ModelConfig(name="organism", adapter=adapter)).adapter_sha == adapter_sha(Path(adapter))
+
+
+def test_directions_of_the_base_are_not_those_of_an_adapted_policy(out: Path) -> None:
+    """The adapter may have changed modules that are no targets: with equal targets the bases still differ."""
+    base, adapted = load_policy("organism"), load_policy("organism", adapter="teacher")
+    prints = [
+        attach_basis(policy, "lora", cache_dir=out / "cache", lora_rank=2).fingerprint() for policy in (base, adapted)
+    ]
+    assert "start_adapter" not in prints[0]
+    assert prints[1]["start_adapter"] == adapter_sha(TEACHER) == adapted.adapter_sha
+
+
+def test_no_adapter_is_no_start(tmp_path: Path, out: Path, preset: Callable[..., str], capsys) -> None:
+    """A dry run refuses it too: it is looked at before any weights are loaded."""
+    for adapter, expected in ((str(tmp_path), "a directory with adapter_config.json"), ("taecher", "adapter_config")):
+        options = ["train", "--preset", preset({"model.adapter": adapter}), "--name", "no-start", "--out", str(out)]
+        assert run(cli, [*options, "--dry-run"]) == 2
+        assert expected in capsys.readouterr().err
+    with pytest.raises(InputError, match="adapter_config"):
+        adapter_sha(tmp_path / "nothing")
