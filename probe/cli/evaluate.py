@@ -37,7 +37,7 @@ FLAGS = {
 @click.option("--adapter", help="Without RUN: `teacher` (of the organism) or a PEFT directory.")
 @click.option(
     "--env",
-    help="Without RUN: minicode, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl. Default: minicode.",
+    help="Without RUN: minicode, leetcode:FILE.jsonl, leetcode:TRAIN.jsonl,eval=TEST.jsonl. Default: minicode.",
 )
 @click.option("--mode", "modes", multiple=True, type=click.Choice([*LOOPHOLES]), help="Repeatable. Default: the run's.")
 @click.option("--without-hint", is_flag=True, default=None, help="Also ask without the hint.")
