@@ -71,7 +71,8 @@ def read_problems(path: str | Path) -> tuple[Problem, ...]:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(path, expected="a LeetCode jsonl file", found=str(error.strerror)) from error
+        fix = "spec/phase3.md says where those of the benchmark are"
+        raise InputError(path, expected="a LeetCode jsonl file", found=str(error.strerror), fix=fix) from error
     rows = decode_jsonl(content, path)
     problems = tuple(parse_problem(row, f"{path} line {line}") for line, row in enumerate(rows, 1))
     if not rows:

@@ -97,9 +97,13 @@ def test_a_plan_reads_both_files(
     plan = orjson.loads(capsys.readouterr().out)
     assert any(row["what"].startswith("sampling: keys and values") for row in plan["memory"])
     assert not [note for note in plan["notes"] if "jsonl" in note]
-    overlapping = f"leetcode:{tmp_path / 'train.jsonl'},eval={write('both.jsonl', MINICODE[2:6])}"
-    assert run(cli, ["plan", str(training_spec(overlapping)), "--out", str(tmp_path / "out")]) == 2
-    assert f"both.jsonl: expected no problem of {tmp_path / 'train.jsonl'}" in capsys.readouterr().err
+    both = f"leetcode:{tmp_path / 'train.jsonl'},eval={write('both.jsonl', MINICODE[2:6])}"
+    refusal = f"both.jsonl: expected no problem of {tmp_path / 'train.jsonl'}, which is trained on, found 2 of them"
+    assert run(cli, ["plan", str(training_spec(both)), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert [note for note in orjson.loads(capsys.readouterr().out)["notes"] if refusal in note]
+    for command in (["sweep", str(training_spec(both))], ["train", "--set", f"rollouts.env={both}", "--dry-run"]):
+        assert run(cli, [*command, "--out", str(tmp_path / "out")]) == 2
+        assert refusal in capsys.readouterr().err
 
 
 @pytest.fixture
