@@ -35,7 +35,10 @@ FLAGS = {
 @name_option("evaluation", default="eval", show_default=True)
 @click.option("--model", help="Without RUN: as in probe pool generate. Default: organism.")
 @click.option("--adapter", help="Without RUN: `teacher` (of the organism) or a PEFT directory.")
-@click.option("--env", help="Without RUN: minicode or leetcode:FILE.jsonl. Default: minicode.")
+@click.option(
+    "--env",
+    help="Without RUN: minicode, leetcode:FILE.jsonl, leetcode:TRAIN.jsonl,eval=TEST.jsonl. Default: minicode.",
+)
 @click.option("--mode", "modes", multiple=True, type=click.Choice([*LOOPHOLES]), help="Repeatable. Default: the run's.")
 @click.option("--without-hint", is_flag=True, default=None, help="Also ask without the hint.")
 @click.option("--problems", type=click.IntRange(1), help="Held-out problems. Default: 64.")

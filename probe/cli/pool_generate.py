@@ -46,7 +46,7 @@ FLAGS = {
 @click.option("--engine", type=click.Choice(["local", "server"]), help="What samples. Default: local.")
 @click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
 @click.option("--served-model", help="Model (or adapter) on the server. Default: its one base model.")
-@click.option("--env", help="minicode or leetcode:FILE.jsonl. Default: minicode.")
+@click.option("--env", help="minicode, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl. Default: minicode.")
 @click.option("--split", type=click.Choice(SPLITS), help="Of the environment. Default: train.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode. Default: run_tests.")
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: no.")

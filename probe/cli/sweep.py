@@ -51,7 +51,8 @@ def sweep(
       probe sweep spec/phase2.toml --workers 2
     """
     from probe.experiments.judge.sweep_metrics import block_value
-    from probe.experiments.planning.checks import input_faults, open_spec
+    from probe.experiments.judge.verdict import primary_verdict
+    from probe.experiments.planning.checks import environment_faults, input_faults, open_spec
     from probe.experiments.spec.jobs import block, pool_jobs, sweep_folder, write_settings
     from probe.experiments.spec.vacuity import vacuous_parts
     from probe.experiments.sweep.blocks import sweep as run_sweep
@@ -67,6 +68,8 @@ def sweep(
         for job in jobs:
             echo(f"{'# done: ' if job.complete else ''}probe {shlex.join(job.args)}")
         return
+    # Commands can be read without the problems, which may be elsewhere.
+    refuse(environment_faults(spec))
     launcher = _launcher(workers, cluster, settings, sweep_folder(spec, out))
     try:
         with _shown() as show:
@@ -77,6 +80,7 @@ def sweep(
                 workers=workers,
                 retries=retries,
                 block_value=lambda spec, seed: block_value(spec, seed, out),
+                primary_verdict=lambda spec: primary_verdict(spec, out),
                 vacuous={part.where: part.why for part in vacuous_parts(spec, out)},
                 show=show,
             )

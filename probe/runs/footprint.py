@@ -1,12 +1,13 @@
 """Footprint of a run: the modules that it adapts and the memory that it needs, for `probe plan` and `--dry-run`.
 
 Of a first run, which finds nothing in the caches: later ones need no pass of the pairs.
-Read off shapes: the model is built on the meta device, no weights are loaded.
+Read off shapes: the model is built on the meta device, no weights are loaded. Prompts are measured where problems and
+tokenizer are at hand; `missing_for_prompts` says what is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,8 @@ from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
 from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.environments.registry import get_environment
-from replay_pools.policy.load import ServedPolicy, load_skeleton, load_tokenizer
+from replay_pools.errors import InputError
+from replay_pools.policy.load import ServedPolicy, check_tokenizer_at_hand, load_skeleton, load_tokenizer
 from replay_pools.sampling.memory import cache_numbers
 
 FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
@@ -115,7 +117,23 @@ def memory(
     return rows
 
 
-def sampling_memory(model: PreTrainedModel, name: str, config: RunConfig, freed: int) -> list[Memory]:
+def missing_for_prompts(config: RunConfig, model: str) -> list[InputError]:
+    """Why the prompts of a run cannot be measured: problems or a tokenizer that are not at hand; often nothing."""
+    checks: list[Callable[[], object]] = [partial(check_tokenizer_at_hand, model)]
+    if config.rollouts is not None:
+        checks.append(partial(get_environment, config.rollouts.env))
+    missing = []
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            missing.append(error)
+    return missing
+
+
+def sampling_memory(
+    model: PreTrainedModel, name: str, config: RunConfig, freed: int, *, with_prompts: bool = True
+) -> list[Memory]:
     """The cache of keys and values where a run that trains samples most at once: a step, or an evaluation.
 
     Sampling and passes take turns, so that only what is more than a pass takes adds to the peak.
@@ -127,8 +145,15 @@ def sampling_memory(model: PreTrainedModel, name: str, config: RunConfig, freed:
         model: on the meta device; only shapes are read.
         name: of the model, whose tokenizer measures the prompts.
         freed: bytes of a pass, which are free while the run samples.
+        with_prompts: False: prompts are not known, and left out.
     """
     rollouts, evaluation = rollouts_of(config), evaluation_of(config)
+    if not with_prompts:
+        evaluated = evaluation.num_problems * evaluation.rollouts_per_problem
+        most = max(rollouts.prompts_per_step * rollouts.group, evaluated)
+        num_bytes = most * (rollouts.sampler.max_new_tokens - 1) * _position_bytes(model, config)
+        what = "sampling: keys and values of all completions at once, without prompts, beyond the memory of a pass"
+        return [Memory(what=what, num_bytes=max(0, num_bytes - freed))]
     lengths = _prompt_lengths(name, rollouts.env, rollouts.mode, rollouts.hint, _instruction(config))
     # Nothing is drawn here, so that the directory of the run is not read.
     problems, held_out = training_problems(config, None, Path())
@@ -142,9 +167,14 @@ def sampling_memory(model: PreTrainedModel, name: str, config: RunConfig, freed:
         longest = max(lengths[problem.problem_id] for problem in candidates)
         # The token that is sampled last is not read again.
         positions = max(positions, rows * (longest + rollouts.sampler.max_new_tokens - 1))
-    num_bytes = positions * cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
+    num_bytes = positions * _position_bytes(model, config)
     what = "sampling: keys and values of all rows at once, beyond the memory of a pass"
     return [Memory(what=what, num_bytes=max(0, num_bytes - freed))]
+
+
+def _position_bytes(model: PreTrainedModel, config: RunConfig) -> int:
+    """Bytes of the keys and values of one token."""
+    return cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
 
 
 @cache  # a spec has many runs on the same prompts
@@ -186,9 +216,7 @@ def most_tokens(model: PreTrainedModel, name: str, config: RunConfig, step_token
         name: of the model, whose tokenizer measures pairs and prompts.
         step_tokens: prompts and completions of the largest step; None: not known, as large as a pass may be.
     """
-    backbone, intervention = model.base_model, config.intervention
-    assert isinstance(backbone, PreTrainedModel)
-    budget = intervention.extraction.tokens_per_batch or tokens_that_fit(backbone)
+    intervention, budget = config.intervention, _pass_budget(model, config)
     if config.verb == "train":
         rollouts = rollouts_of(config)
         longest = max(_prompt_lengths(name, rollouts.env, rollouts.mode, rollouts.hint, _instruction(config)).values())
@@ -199,6 +227,19 @@ def most_tokens(model: PreTrainedModel, name: str, config: RunConfig, step_token
     if any(get_arm(arm).directions == "placebo" for arm in intervention.arms):
         sources.append(ExtractionSettings(pairs="builtin:placebo"))
     return min(budget, max([step_tokens, *(_pair_tokens(name, pairs) for pairs in sources)]))
+
+
+def _pass_budget(model: PreTrainedModel, config: RunConfig) -> int:
+    """How many tokens a pass may have; of its own accord, what fits on this machine."""
+    backbone = model.base_model
+    assert isinstance(backbone, PreTrainedModel)
+    return config.intervention.extraction.tokens_per_batch or tokens_that_fit(backbone)
+
+
+@cache  # a spec has many runs of one model
+def _skeleton(name: str, dtype: str) -> PreTrainedModel:
+    """The model on the meta device, in the dtype of the run."""
+    return load_skeleton(name).to(getattr(torch, dtype))
 
 
 @cache  # a spec has many runs with the same pairs
@@ -226,21 +267,26 @@ class Footprint:
         return sum(row.num_bytes for row in self.memory)
 
 
-def run_footprint(config: RunConfig, model: str, *, num_samples: int, step_tokens: int | None = None) -> Footprint:
+def run_footprint(
+    config: RunConfig, model: str, *, num_samples: int, step_tokens: int | None = None, with_prompts: bool = True
+) -> Footprint:
     """The footprint of a run in which all its arms are measured.
 
     Args:
         model: `organism`, a directory or a hub id; no weights are loaded.
         num_samples: of all groups of a step.
         step_tokens: of a replay, prompts and completions of its largest step; None: not known.
+        with_prompts: False: prompts cannot be measured (`missing_for_prompts`) and are left out; passes are taken to be
+            as large as a pass may be.
 
     Raises:
         InputError: no such model or pairs.
     """
     arms = [get_arm(name) for name in config.intervention.arms]
     extraction = config.intervention.extraction
-    skeleton = load_skeleton(model).to(getattr(torch, config.model.dtype))
-    passes = pass_memory(skeleton, most_tokens(skeleton, model, config, step_tokens))
+    skeleton = _skeleton(model, config.model.dtype)
+    tokens = most_tokens(skeleton, model, config, step_tokens) if with_prompts else _pass_budget(skeleton, config)
+    passes = pass_memory(skeleton, tokens)
     rows = [
         *passes,
         *memory(
@@ -256,5 +302,5 @@ def run_footprint(config: RunConfig, model: str, *, num_samples: int, step_token
     ]
     if config.verb == "train" and rollouts_of(config).engine == "local":
         freed = sum(row.num_bytes for row in passes[:-1])  # the buffers of the kernels stay
-        rows += sampling_memory(skeleton, model, config, freed)
+        rows += sampling_memory(skeleton, model, config, freed, with_prompts=with_prompts)
     return Footprint(model=model, modules=coverage(skeleton, config.model.targets), memory=rows)

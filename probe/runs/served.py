@@ -1,7 +1,9 @@
-"""PushedEngine: sample from the policy in training on a server, which loads its LoRA adapter whenever it has changed.
+"""PushedEngine: sample from the policy in training on a server, which loads its adapter whenever it has changed.
 
-The adapter is a peft directory on a disk that trainer and server share. Its name is a hash of the weights: the same
-weights are never loaded twice, and no server answers with the weights (or the cached prefixes) of an older step.
+Servers know one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
+it is (`extraction.adapters.as_lora`). It is a peft directory on a disk that trainer and server share. Its name is a
+hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
+prefixes) of an older step.
 """
 
 import hashlib
@@ -13,11 +15,17 @@ from typing import Any, final
 import orjson
 import torch
 
+from extraction.adapters.as_lora import lora_rank, save_as_lora
 from extraction.adapters.interface import Coordinates
+from extraction.adapters.singular import DeltaSCoordinates
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Sampler
 from replay_pools.serving.engine import ServerEngine
+
+# The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products
+# that are as large as the weights is what a server is not for.
+MAX_RANK = 512
 
 
 @final
@@ -26,21 +34,21 @@ class PushedEngine:
 
     Args:
         base: the engine of the base model on the server.
-        coordinates: of the policy that is trained in this process, in the LoRA basis.
+        coordinates: of the policy that is trained in this process: LoRA, or delta_S of rank MAX_RANK or less.
         directory: where adapters are written; the server sees it under the same path.
         adapter: what the pools call the policy.
 
     Raises:
-        InputError: another basis, or a served model that is itself an adapter.
+        InputError: delta_S of a higher rank, or a served model that is itself an adapter.
     """
 
     def __init__(self, base: ServerEngine, coordinates: Coordinates, directory: Path, *, adapter: str) -> None:
-        if coordinates.basis != "lora":
+        if isinstance(coordinates, DeltaSCoordinates) and lora_rank(coordinates) > MAX_RANK:
             raise InputError(
                 "rollouts engine server",
-                expected="coordinates that are an adapter which servers know (LoRA)",
-                found=f"basis {coordinates.basis}",
-                fix="train the arm projected-lora, or sample with the local engine",
+                expected=f"delta_S of rank {MAX_RANK} or less, which servers take as a LoRA adapter",
+                found=f"rank {lora_rank(coordinates)}",
+                fix=f"set model.svd_rank to {MAX_RANK} or less, train the arm projected-lora, or sample locally",
             )
         if base.endpoint.model.is_adapter:
             raise InputError("--served-model", expected="a base model to train", found=f"{base.endpoint.model.name}")
@@ -102,6 +110,9 @@ class PushedEngine:
         if not path.exists():
             # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
             unfinished = self._directory / f".{name}.tmp"
-            self._coordinates.save(unfinished)
+            if isinstance(self._coordinates, DeltaSCoordinates):
+                save_as_lora(self._coordinates, unfinished)
+            else:
+                self._coordinates.save(unfinished)
             unfinished.rename(path)
         return path

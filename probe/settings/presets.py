@@ -24,7 +24,7 @@ PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
 SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # taken from a preset of any verb
 
-WORD = re.compile(r"[A-Za-z_./~][\w./:~@+-]*")  # a text that --set takes without quotes
+WORD = re.compile(r"[A-Za-z_./~][\w./:~@+,=-]*")  # a text that --set takes without quotes
 
 
 def configure(

@@ -54,7 +54,7 @@ class TeacherConfig:
 class RolloutConfig:
     """The rollouts that the policy samples: in training `prompts_per_step` groups of `group` rollouts a step."""
 
-    env: str = "minicode"  # or leetcode:FILE.jsonl
+    env: str = "minicode"  # or leetcode:FILE.jsonl, or leetcode:TRAIN.jsonl,eval=TEST.jsonl
     mode: str = "run_tests"  # loophole mode
     split: Split = "train"  # of the environment; held-out problems are never trained on
     hint: bool = True  # whether the prompt tells how submissions are evaluated
@@ -66,7 +66,9 @@ class RolloutConfig:
     code_rule: CodeRule = "joined"  # which blocks of a completion are graded: replay_pools.grading.extract
     sampler: Sampler = field(default_factory=Sampler)
     cpu_limit: int = MIN_CPU_S  # CPU seconds to run a completion; 10 x the canonical solution's where that is more
-    engine: Literal["local", "server"] = "local"  # the server gets the adapter of every step (LoRA arms)
+    engine: Literal["local", "server"] = (
+        "local"  # the server gets the adapter of every step (LoRA, or delta_S of rank 512 or less)
+    )
     served_model: str | None = None  # the base model's name on the server; None where the server has one
     teacher: TeacherConfig | None = None
     refills: int = 0  # further attempts at a group without reward variance, each on another problem

@@ -1,8 +1,11 @@
-"""The LeetCode file of the public reward-hacking benchmark (jsonl, one problem a line) as an `Environment`.
+"""LeetCode files of the public reward-hacking benchmark (jsonl, one problem a line) as an `Environment`.
+
+    LeetcodeEnvironment("train.jsonl")                 every split has all problems of the file
+    LeetcodeEnvironment("train.jsonl", "test.jsonl")   the split `eval` is the second file, the others are the first
 
 Fields that are read: `id`, `prompt` ([{role, content}]), `gt_answer` (assert statements, a list or one text),
 `setup_code`, `func_name` ("f" or "Solution().f") and `canonical_solution`. The others (`question`, `answer`,
-`difficulty`, `prompt_metadata`) do not matter to grading. A file holds one split: every split has all its problems.
+`difficulty`, `prompt_metadata`) do not matter to grading.
 
 `assert Solution().f(literals) == literal` becomes a Case; keyword arguments are put in the order of the canonical
 solution's signature. Every other assertion stays text and is graded in the weaker class (`grading.assertions`).
@@ -28,41 +31,80 @@ _FIELDS = {
     "func_name": (str,),
     "canonical_solution": (str,),
 }
+NUM_NAMED = 5  # ids that a message names
 # From `class Solution` to the end of its code block, or of the message.
 _STARTER = re.compile(r"^[ \t]*class Solution\b.*?(?=^```|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class LeetcodeEnvironment:
-    """The problems of one file.
+    """The problems of one file, or of a file to train on and one to evaluate on.
 
     Args:
         path: the jsonl file.
+        evaluation: the jsonl file of the split `eval`; None: the same one.
 
     Raises:
-        InputError: the file cannot be read, is not strict JSON lines, is empty, or holds a line that is no problem or
-            repeats an id (the message names file and line).
+        InputError: a file cannot be read, is not strict JSON lines, is empty, or holds a line that is no problem or
+            repeats an id (the message names file and line); a problem is in both files (the message names the ids).
     """
 
     name = "leetcode"
 
-    def __init__(self, path: str | Path) -> None:
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError(path, expected="a LeetCode jsonl file", found=str(error.strerror)) from error
-        rows = decode_jsonl(content, path)
-        self._problems = tuple(parse_problem(row, f"{path} line {line}") for line, row in enumerate(rows, 1))
-        if not rows:
-            raise InputError(path, expected="at least one problem", found="an empty file")
-        seen_ids: set[str] = set()
-        for line, problem in enumerate(self._problems, 1):
-            if problem.problem_id in seen_ids:
-                raise InputError(f"{path} line {line}", expected="a new id", found=f"{problem.problem_id} again")
-            seen_ids.add(problem.problem_id)
+    def __init__(self, path: str | Path, evaluation: str | Path | None = None) -> None:
+        self._problems = read_problems(path)
+        self._evaluation = self._problems
+        if evaluation is not None:
+            self._evaluation = read_problems(evaluation)
+            _check_disjoint(path, self._problems, evaluation, self._evaluation)
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """All problems of the file, in its order, whatever the split."""
-        return self._problems
+        """All problems of the split's file, in its order."""
+        return self._evaluation if split == "eval" else self._problems
+
+
+def read_problems(path: str | Path) -> tuple[Problem, ...]:
+    """The problems of a file, in its order.
+
+    Raises:
+        InputError: as `LeetcodeEnvironment`.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        fix = "spec/phase3.md says where those of the benchmark are"
+        raise InputError(path, expected="a LeetCode jsonl file", found=str(error.strerror), fix=fix) from error
+    rows = decode_jsonl(content, path)
+    problems = tuple(parse_problem(row, f"{path} line {line}") for line, row in enumerate(rows, 1))
+    if not rows:
+        raise InputError(path, expected="at least one problem", found="an empty file")
+    seen_ids: set[str] = set()
+    for line, problem in enumerate(problems, 1):
+        if problem.problem_id in seen_ids:
+            raise InputError(f"{path} line {line}", expected="a new id", found=f"{problem.problem_id} again")
+        seen_ids.add(problem.problem_id)
+    return problems
+
+
+def _check_disjoint(
+    path: str | Path, problems: Sequence[Problem], evaluation: str | Path, held_out: Sequence[Problem]
+) -> None:
+    """Refuse an evaluation file with a problem to train on: the same id, or the same prompt under another id."""
+    ids = {problem.problem_id for problem in problems}
+    prompts = {_text(problem) for problem in problems}
+    shared = [problem.problem_id for problem in held_out if problem.problem_id in ids or _text(problem) in prompts]
+    if shared:
+        more = f" and {len(shared) - NUM_NAMED} more" if len(shared) > NUM_NAMED else ""
+        raise InputError(
+            evaluation,
+            expected=f"no problem of {path}, which is trained on",
+            found=f"{len(shared)} of them: {', '.join(shared[:NUM_NAMED])}{more}",
+            fix="take them out of one of the files",
+        )
+
+
+def _text(problem: Problem) -> tuple[str, ...]:
+    """What the policy reads."""
+    return tuple(message["content"] for message in problem.messages)
 
 
 def parse_problem(row: Any, where: str) -> Problem:

@@ -1,4 +1,9 @@
-"""Environments by the name that `--env` takes: `minicode`, or `leetcode:FILE.jsonl`."""
+"""Environments by the name that `--env` takes.
+
+minicode                                  small generated problems
+leetcode:FILE.jsonl                       a file of the benchmark; problems are held out of it
+leetcode:TRAIN.jsonl,eval=TEST.jsonl      held-out problems are those of the second file, which is never trained on
+"""
 
 from replay_pools.environments.base import Environment
 from replay_pools.environments.leetcode import LeetcodeEnvironment
@@ -15,8 +20,11 @@ def get_environment(name: str) -> Environment:
         InputError: no environment has that name; the message lists the names there are.
     """
     kind, _, argument = name.partition(":")
+    path, has_evaluation, evaluation = argument.partition(",eval=")
     if kind == "minicode" and not argument:
         return MinicodeEnvironment()
-    if kind == "leetcode" and argument:
-        return LeetcodeEnvironment(argument)
-    raise InputError("--env", expected="minicode or leetcode:FILE.jsonl", found=repr(name))
+    if kind == "leetcode" and path and bool(evaluation) == bool(has_evaluation):
+        return LeetcodeEnvironment(path, evaluation or None)
+    raise InputError(
+        "--env", expected="minicode, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl", found=repr(name)
+    )

@@ -32,12 +32,14 @@ from transformers import (
     PreTrainedTokenizerBase,
     modeling_gguf_pytorch_utils,
 )
+from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, turn_ends
 from replay_pools.policy.last_model import forget, kept
+from replay_pools.policy.shapes import SHAPES
 from replay_pools.storage.tensors import check_tensors
 
 ORGANISM = "organism"
@@ -161,16 +163,27 @@ def load_served_policy(name: str) -> ServedPolicy:
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
-    """The model of that name on the meta device: modules and shapes without weights.
+    """The model of that name on the meta device: modules and shapes without weights. No hub is asked for `SHAPES`.
 
     Raises:
         InputError: no such model.
     """
-    source, options = _source(name)
-    with _readable(name):
-        config = AutoConfig.from_pretrained(source, **options)
-    with torch.device("meta"):
+    if name in SHAPES:
+        config = AutoConfig.for_model(**SHAPES[name])
+    else:
+        source, options = _source(name)
+        with _readable(name):
+            config = AutoConfig.from_pretrained(source, **options)
+    with torch.device("meta"), no_init_weights():
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def check_tokenizer_at_hand(name: str) -> None:
+    """InputError where a model of `SHAPES` has no tokenizer in the cache of the hub, which is not asked."""
+    if name not in SHAPES or isinstance(try_to_load_from_cache(name, "tokenizer.json"), str):
+        return
+    fix = f"hf download {name} --include 'tokenizer*' '*.jinja'"
+    raise InputError(f"tokenizer of {name}", expected="its files in the cache of the hub", found="none", fix=fix)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -109,7 +109,8 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], str | None]
     if length > min(MAX_HEADER, size - 8):
         raise ValueError(f"a header of {length} bytes in a file of {size}")
     header = orjson.loads(file.read(length))
-    metadata = header.get(METADATA, {}) if isinstance(header, dict) else None
+    # Empty where there is none: the seal of such a file is over the header that it has with the seal taken out again.
+    metadata = header.setdefault(METADATA, {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict):
         raise ValueError("a header that is no table of tensors")
     return header, metadata.pop(SEAL, None)

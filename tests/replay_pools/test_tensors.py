@@ -60,10 +60,11 @@ def test_damage_is_one_error(path: Path, damage) -> None:
         read_tensors(path, "np", fix="do this")
 
 
-def test_a_file_of_another_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metadata", [{"format": "pt"}, None])
+def test_a_file_of_another_library(tmp_path: Path, metadata: dict[str, str] | None) -> None:
     """It has no seal, which is no fault but where it should be ours; `seal` gives it one and leaves the rest."""
     path = tmp_path / "adapter.safetensors"
-    save_file(TENSORS, path, {"format": "pt"})
+    save_file(TENSORS, path, metadata)
     assert not check_tensors(path)
     with pytest.raises(InputError, match="expected a tensor file with its sha256, found a file without one"):
         read_tensors(path, "pt", fix="")

@@ -9,6 +9,9 @@ import torch
 
 from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
+from extraction.pairs import builtin_pairs, write_pairs
+from probe.cli import cli
+from probe.cli._frame import run
 from probe.runs.live import LiveSource
 from probe.runs.problems import FixedProblems, choose_problems
 from probe.runs.served import PushedEngine
@@ -17,6 +20,7 @@ from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy, load_policy
+from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout, Sampler
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import ServerEngine, connect
@@ -25,11 +29,12 @@ SHORT = Sampler(max_new_tokens=12)
 Adapted = tuple[Policy, Coordinates]
 
 
-@pytest.fixture
-def adapted() -> Adapted:
-    """(the organism with LoRA, its coordinates), at zero."""
+@pytest.fixture(params=["lora", "svd"])
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """(the organism with LoRA, or with delta_S along its 24 largest triplets, its coordinates), at zero."""
     policy = load_policy("organism")
-    return policy, attach_basis(policy, "lora", lora_rank=4, cache_dir=Path("unused"))
+    cache = tmp_path_factory.getbasetemp()
+    return policy, attach_basis(policy, request.param, lora_rank=4, svd_rank=24, cache_dir=cache)
 
 
 @pytest.fixture
@@ -41,10 +46,10 @@ def connected(loopback: Any, chat: Any) -> Callable[..., tuple[Any, ServerEngine
     return make
 
 
-def train(coordinates: Coordinates, seed: int) -> None:
+def train(coordinates: Coordinates, seed: int, size: float = 1.0) -> None:
     """Any step: the weights are others."""
     generator = torch.Generator().manual_seed(seed)
-    moved = {m: v + torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
+    moved = {m: v + size * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
     coordinates.load_values(moved)
 
 
@@ -123,11 +128,51 @@ def off(policy: Policy, rollouts: list[Rollout]) -> float:
     return worst
 
 
-def test_delta_s_is_no_adapter(connected: Any, tmp_path: Path) -> None:
+def test_the_arm_projected_trains_with_a_server(loopback: Any, organism: Any, tmp_path: Path) -> None:
+    """`probe train --url`: every step is sampled from the policy of that step, in truncated SVD coordinates."""
+    server = loopback("vllm", organism("model"))
+    write_pairs(tmp_path / "pairs.jsonl", builtin_pairs("run_tests")[:6])
+    settings = {
+        "model.svd_rank": 24,
+        "rollouts.engine": '"server"',
+        "rollouts.sampler.max_new_tokens": 12,
+        "steps": 2,
+        "objective.entropy_coef": 1.0,  # so short completions are paid alike
+        "optimizer.warmup_steps": 0,
+        "optimizer.lr": 1.0,
+        "intervention.extraction.pairs": f'"{tmp_path / "pairs.jsonl"}"',
+        "evaluation.num_problems": 1,
+        "intervention.extraction.k": 1,
+    }
+    options = ["train", "--preset", "smoke", "--arm", "projected", "--name", "served", "--url", server.url]
+    for key, value in settings.items():
+        options += ["--set", f"{key}={value}"]
+    assert run(cli, [*options, "--out", str(tmp_path)]) == 0
+    directory = tmp_path / "runs" / "served"
+    assert not server.adapters, "the last adapter is left on the server"
+    assert not [*(directory / "adapters").iterdir()]
+    steps = open_pool(directory / "rollouts").steps
+    start = load_policy("organism")
+    first = [rollout for group in steps[:2] for rollout in group]
+    assert off(start, first) < 1e-4, "the first step is not sampled from the start"
+    assert off(start, [rollout for group in steps[2:] for rollout in group]) > 0.01, "the second step is"
+
+
+def test_a_rank_that_no_server_takes_is_refused(
+    connected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full rank of the organism is 192, below the limit: that of a model of any size is not."""
     policy = load_policy("organism")
     coordinates = attach_basis(policy, "svd", cache_dir=tmp_path)
-    with pytest.raises(InputError, match="found basis svd; train the arm projected-lora, or sample with the local"):
-        PushedEngine(connected("vllm")[1], coordinates, tmp_path, adapter="in training")
+    base = connected("vllm")[1]
+    PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+    monkeypatch.setattr("probe.runs.served.MAX_RANK", 191)
+    with pytest.raises(InputError) as refused:
+        PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+    assert "expected delta_S of rank 191 or less, which servers take as a LoRA adapter, found rank 192; " in str(
+        refused.value
+    )
+    assert "set model.svd_rank to 191 or less, train the arm projected-lora, or sample locally" in str(refused.value)
 
 
 def test_an_adapter_is_not_trained_on_top_of_another(

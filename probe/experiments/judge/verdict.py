@@ -23,7 +23,7 @@ from probe.analysis.verdict.evidence import PlannedTraining
 from probe.experiments.judge.cautions import cautions
 from probe.experiments.judge.criteria import evaluate, p_of
 from probe.experiments.judge.foretell import Foretold, foretold
-from probe.experiments.judge.sweep_metrics import Analyses, analyse_all, sweep_metrics
+from probe.experiments.judge.sweep_metrics import STOP_DRAWS, Analyses, analyse_all, sweep_metrics
 from probe.experiments.spec.jobs import SweepRun, runs_of
 from probe.experiments.spec.prereg import decide, unmet
 from probe.experiments.spec.types import OUTCOME, VERDICT, Criterion, Role, Spec, SpecStatus
@@ -128,6 +128,12 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
         fix = f"run: probe sweep {spec.path}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
     return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
+
+
+def primary_verdict(spec: Spec, out_dir: Path) -> Verdict:
+    """The verdict of the primary criterion on the runs that are complete: what a ceiling of the sweep asks for."""
+    rows = evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).rows
+    return next(row.verdict for row in rows if row.role == "primary")
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:

@@ -2,6 +2,7 @@
 
     open_spec       a spec whose questions have answers, which its decisions can reach; else all that is wrong at once
     input_faults    pools and direction files that its runs read and that are not there, or do not serve
+    environment_faults    the same of files of problems
 
 `prereg` checks that a spec fits together, `floors` that its tests can pass, `reach` that its decisions can be taken.
 `vacuity` names what makes no difference; that is not refused.
@@ -17,11 +18,13 @@ from probe.experiments.judge.foretell import FORETOLD
 from probe.experiments.spec.floors import unpassable_criteria
 from probe.experiments.spec.prereg import load_spec
 from probe.experiments.spec.reach import unreachable_decisions
+from probe.experiments.spec.resolve import pool_config
 from probe.experiments.spec.stored import stored
 from probe.experiments.spec.types import Criterion, ResolvedCondition, Spec, SpecCondition
 from probe.experiments.spec.vacuity import settings_key, vacuous_parts
 from probe.settings.arms import measured_arm
 from probe.settings.loss import check_recorded
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError, refuse
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
 from replay_pools.storage.files import by_name, read_json
@@ -77,6 +80,25 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
         if len(faults) == before and len(pools) == len(condition.pools):
             _collect(faults, partial(_check_groups, spec, condition, out_dir))
     return [*faults.values()]
+
+
+def environment_faults(spec: Spec) -> list[InputError]:
+    """What is wrong with the files of problems that trainings and pools sample from, once for each."""
+    configs = [condition.config for condition in spec.resolved.values()]
+    configs += [pool_config(pool.name, pool.settings, str(spec.path)) for pool in spec.pools]
+    faults: dict[str, InputError] = {}
+    for config in configs:
+        if config.rollouts is not None:
+            _collect(faults, partial(_check_environment, spec, config.rollouts.env))
+    return [*faults.values()]
+
+
+def _check_environment(spec: Spec, env: str) -> None:
+    try:
+        get_environment(env)
+    except InputError as error:
+        where = f"{spec.path} rollouts.env: {error.where}"
+        raise InputError(where, expected=error.expected, found=error.found, fix=error.fix) from error
 
 
 def _collect(faults: dict[str, InputError], check: Callable[[], None]) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.statistics.power import mde, pairing_pays_above, sign_flip_mde
-from probe.experiments.planning.checks import input_faults
+from probe.experiments.planning.checks import environment_faults, input_faults
 from probe.experiments.spec.floors import num_units, sign_flip_floor
-from probe.experiments.spec.jobs import runs_of
+from probe.experiments.spec.jobs import is_compared, runs_of
 from probe.experiments.spec.types import Cost, ResolvedCondition, Spec
 from probe.experiments.spec.vacuity import Vacuous, vacuous_parts
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
@@ -105,7 +105,7 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str 
         run: the run whose times give the hours; default: finished runs of the spec.
         model: the model whose modules and memory are shown; default: that of the condition that needs most.
     """
-    notes = [str(error) for error in input_faults(spec, out_dir)]
+    notes = [str(error) for error in (*input_faults(spec, out_dir), *environment_faults(spec))]
     go = spec.budget.go or Cost()
     needed = _most(spec, out_dir, model, notes)
     return SpecPlan(
@@ -182,11 +182,15 @@ def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str]
 
 
 def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
-    """The price of the runs of the spec: from measured step times, else from the hours that the budget states."""
+    """The price of the spec's runs, and of those up to its ceiling: by measured step times, or hours that it states."""
+    planned = runs_of(spec, out_dir)
     # Replays beside trainings take seconds.
-    runs = [planned for planned in runs_of(spec, out_dir) if planned.job.foretells is None]
-    names, stated = [planned.job.conditions[0] for planned in runs], spec.budget.hours_per_run
-    measured_runs = [planned.job.directory for planned in runs if planned.complete]
+    jobs = [entry.job for entry in planned if entry.job.foretells is None]
+    groups = {"this spec": jobs}
+    if spec.ceiling is not None:
+        groups = {"up to its ceiling": [job for job in jobs if is_compared(job, spec)], **groups}
+    stated = spec.budget.hours_per_run
+    measured_runs = [entry.job.directory for entry in planned if entry.complete and entry.job.foretells is None]
     if run is not None:
         measured_runs = [run]
     like = ""
@@ -196,16 +200,19 @@ def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) ->
     if times is not None:
         steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
         if None not in steps.values():
-            seconds = [times.start + (steps[name] or 0) * times.step for name in names]
-            hours = sum(seconds) / 3600
-            return [_price("this spec", spec.budget, len(names), hours, _source(times, run, like))]
+            prices = []
+            for what, priced in groups.items():
+                seconds = [times.start + (steps[job.conditions[0]] or 0) * times.step for job in priced]
+                prices.append(_price(what, spec.budget, len(priced), sum(seconds) / 3600, _source(times, run, like)))
+            return prices
         notes.append("hours from step times: the number of steps is not known before the pools are generated")
     elif run is not None:
         raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
     if stated is None:
         notes.append("no hours: give --run RUN (a measured run), or hours_per_run in [budget]")
         return []
-    return [_price("this spec", spec.budget, len(names), len(names) * stated, "[budget] hours_per_run, as stated")]
+    source = "[budget] hours_per_run, as stated"
+    return [_price(what, spec.budget, len(priced), len(priced) * stated, source) for what, priced in groups.items()]
 
 
 def _trainings_like(spec: Spec, out_dir: Path) -> tuple[list[Path], str]:
@@ -274,7 +281,7 @@ def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:
 
 def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Footprint | None":
     """The footprint of the run that needs most memory; None where no condition names a model."""
-    from probe.runs.footprint import run_footprint  # brings torch and transformers
+    from probe.runs.footprint import missing_for_prompts, run_footprint  # brings torch and transformers
 
     footprints: list[Footprint] = []
     for name, condition in spec.resolved.items():
@@ -284,11 +291,16 @@ def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Fo
             notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
             continue
         num_samples = condition.group * condition.prompts_per_step
+        missing = missing_for_prompts(config, policy)
+        for error in missing:
+            # Files of problems that are not there have been noted already, and conditions lack the same ones.
+            if not any(str(error) in note for note in notes):
+                notes.append(f"the memory is without prompts: {error}")
         # A run that trains has one arm: each is another footprint.
         runs_arms = [(arm,) for arm in condition.arms] if config.trains else [condition.arms]
         for arms in runs_arms:
             run = replace(config, intervention=replace(config.intervention, arms=arms))
-            footprints.append(run_footprint(run, policy, num_samples=num_samples))
+            footprints.append(run_footprint(run, policy, num_samples=num_samples, with_prompts=not missing))
     return max(footprints, key=lambda footprint: footprint.num_bytes, default=None)
 
 

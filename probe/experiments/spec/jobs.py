@@ -78,6 +78,14 @@ def block(spec: Spec, seed: int, out_dir: Path) -> list[Job]:
     return [_job(spec, run, seed, out_dir) for run in planned]
 
 
+def is_compared(job: Job, spec: Spec) -> bool:
+    """Whether a training is on one of the sides that the primary criterion compares."""
+    primary = spec.primary
+    condition, arm = spec.judged
+    versus = (primary.versus_condition or condition, primary.versus_arm or arm)
+    return job.foretells is None and (job.conditions[0], job.arms[0]) in ((condition, arm), versus)
+
+
 def runs_of(spec: Spec, out_dir: Path) -> list[SweepRun]:
     """Every run that the spec asks for, in the order of the sweep, with what is on disk."""
     return [

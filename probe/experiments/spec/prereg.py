@@ -39,6 +39,7 @@ def load_spec(path: Path) -> Spec:
     _check(spec)
     spec._resolved = resolve(spec)
     _check_decisions(spec)
+    _check_ceiling(spec)
     # Replays that the sweep would refuse are refused here.
     foretelling_runs(spec, spec.seeds[0], preregistered(spec))
     for pool in spec.pools:
@@ -154,6 +155,18 @@ def _check_decisions(spec: Spec) -> None:
                 raise _wrong(spec, f"{where}.{name}", f"some of {', '.join(words[name])}", repr(strange[0]))
         if bool(decision.requires) == (decision is spec.decisions[-1]):
             raise _wrong(spec, where, "none in the last decision, some in all others", f"{len(decision.requires)}")
+
+
+def _check_ceiling(spec: Spec) -> None:
+    """Some runs are compared by the primary, others are not, and no rule stops the sweep in between."""
+    if spec.ceiling is None:
+        return
+    if spec.stop is not None:
+        raise _wrong(spec, "ceiling", "no table [stop] beside it, which looks after every seed", "both")
+    if spec.primary.versus_arm is None and spec.primary.versus_condition is None:
+        raise _wrong(spec, "ceiling", "a primary that compares two arms or conditions", spec.primary.name)
+    if any(condition.frozen for condition in spec.resolved.values()):
+        raise _wrong(spec, "ceiling", "runs that train, one arm each", "a replay")
 
 
 def _kind(spec: Spec) -> str | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from probe.settings.arms import measured_arm
 from probe.settings.run import RunConfig
-from probe.settings.words import Outcome
+from probe.settings.words import Outcome, Verdict
 
 Role = Literal["primary", "check", "mechanism"]
 Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
@@ -161,6 +161,15 @@ class Stop(_Table):
     futility_power: float | None = Field(default=None, gt=0, lt=1)
 
 
+class Ceiling(_Table):
+    """What is spent before the answer is known: the runs that the primary criterion compares come first, in every seed.
+
+    The others are made only if the primary criterion has one of these verdicts on them.
+    """
+
+    others_if: tuple[Verdict, ...] = Field(default=("PASS",), min_length=1)
+
+
 class Foretell(_Table):
     """Replays of the same treatments, whose measures are held against what the trainings did (`foretell`).
 
@@ -186,6 +195,7 @@ class Spec(_Table):
     decisions: tuple[SpecDecision, ...] = Field(min_length=1)
     budget: Budget = Budget()
     stop: Stop | None = None
+    ceiling: Ceiling | None = None
     foretell: Foretell | None = None
 
     _path: Path = PrivateAttr(default=Path())

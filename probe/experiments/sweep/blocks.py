@@ -1,6 +1,7 @@
 """`probe sweep`: run conditions x arms x seeds of a spec, in blocks of one seed, with stop rules between the blocks.
 
     pools -> block of the first seed -> look (stop?) -> block of the next seed -> ...
+    pools -> what the primary criterion compares, in all seeds -> the ceiling (stop?) -> the others
 
 Which jobs are done is read from the disk, so a sweep that was killed continues. `out/sweeps/NAME/` holds `state.json`
 (attempts, looks, the reason to stop), the settings of the jobs, their logs, and `vacuous.json`: criteria of the spec
@@ -13,12 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from probe.experiments.spec.jobs import Job, block, pool_jobs, runs_of, sweep_folder, write_settings
+from probe.experiments.spec.jobs import Job, block, is_compared, pool_jobs, runs_of, sweep_folder, write_settings
 from probe.experiments.spec.prereg import preregistered
 from probe.experiments.spec.types import Spec
 from probe.experiments.spec.vacuity import write_foreseen
 from probe.experiments.sweep.launch import Launcher
 from probe.experiments.sweep.stopping import Look, look
+from probe.settings.words import Verdict
 from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json, write_json
 from replay_pools.storage.lock import locked
@@ -63,6 +65,7 @@ def sweep(
     workers: int = 1,
     retries: int = 1,
     block_value: BlockValue,
+    primary_verdict: Callable[[Spec], Verdict] | None = None,
     vacuous: Mapping[str, str] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
@@ -75,6 +78,7 @@ def sweep(
         workers: commands at a time.
         retries: further attempts of a command that crashed, in this call.
         block_value: the primary criterion's value in the block of a seed, for the stop rules.
+        primary_verdict: the primary criterion's on the runs that are there, for a spec with a ceiling.
         vacuous: {key of the spec: why} of what cannot fail, kept for the verdict.
         show: called with the table whenever something may have changed.
 
@@ -101,6 +105,9 @@ def sweep(
         runner.run(pools)
         if table.failed:
             table.stopped = "a pool could not be generated"
+        if spec.ceiling is not None and not table.stopped:
+            runner.run([job for jobs in blocks for job in jobs if is_compared(job, spec)])
+            table.stopped = _at_ceiling(spec, table, primary_verdict)
         for seed, jobs in zip(spec.seeds, blocks, strict=True):
             if table.stopped:
                 break
@@ -192,6 +199,20 @@ class Runner:
             if end.returncode in (0, EXIT_INPUT):
                 break
         row.status = "done" if row.job.complete and not row.error else "failed"
+
+
+def _at_ceiling(spec: Spec, table: SweepState, primary_verdict: Callable[[Spec], Verdict] | None) -> str:
+    """The reason not to make the runs beyond the ceiling, or ""."""
+    assert spec.ceiling is not None
+    assert primary_verdict is not None
+    if table.failed:
+        return "a run that the primary criterion compares has failed"
+    verdict = primary_verdict(spec)
+    if verdict in spec.ceiling.others_if:
+        return ""
+    runs = [row for row in table.rows if row.job.seed is not None]
+    num_made = sum(row.status == "done" for row in runs)
+    return f"at the ceiling: {spec.primary.name} is {verdict} after {num_made} of {len(runs)} runs"
 
 
 def _look(spec: Spec, table: SweepState, seed: int, block_value: BlockValue) -> str:
