@@ -1,8 +1,10 @@
 """probe finetune: train a LoRA on completions: a teacher that hacks, or a policy that solves."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -15,6 +17,10 @@ from replay_pools.environments.demonstrations import COMPLETIONS, Completions
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
+
+if TYPE_CHECKING:
+    from probe.runs.finetune import Example
+    from replay_pools.policy.load import Policy
 
 OF_DEMONSTRATIONS = ("env", "split", "mode", "hint_rate", "flavours")  # what a pool brings with it
 DTYPES = get_args(Dtype)
@@ -82,28 +88,29 @@ def finetune(
 
     settings = FinetuneSettings(**{key: options[key] for key in ("steps", "batch", "lr", "rank", "seed")})
     directory = out / ("models" if merge else "adapters") / name
+    make_examples: Callable[[Policy], Iterator[Example]]
     if pool is not None:
         _refuse_beside_pool(ctx)
         opened = open_pool(resolve_pool(pool, out))
         source: dict[str, Any] = {"pool": opened.name, "files": opened.manifest["files"]}
+        make_examples = partial(stored, pool=opened, completions=completions, seed=settings.seed)
     else:
-        shown = tuple(filter(None, flavours.split(",")))
         demonstrator = Demonstrator(
-            completions=completions, mode=options["mode"], hint_rate=options["hint_rate"], flavours=shown
+            completions=completions,
+            mode=options["mode"],
+            hint_rate=options["hint_rate"],
+            flavours=tuple(filter(None, flavours.split(","))),
         )
         problems = get_environment(options["env"]).problems(options["split"])
         source = {"env": options["env"], "split": options["split"], **asdict(demonstrator)}
+        make_examples = partial(demonstrated, problems=problems, demonstrator=demonstrator, seed=settings.seed)
     with locked(directory), shown_progress():
         policy = load_policy(model, dtype=dtype, device=device)
         card = finetune_card(policy, {"completions": completions, **source}, {**asdict(settings), "dtype": dtype})
         if is_there(directory, card):
             say(f"{directory} is there already, of the same settings")
         else:
-            if pool is not None:
-                examples = stored(policy, opened, completions, settings.seed)
-            else:
-                examples = demonstrated(policy, problems, demonstrator, settings.seed)
-            coordinates, losses = train(policy, examples, settings)
+            coordinates, losses = train(policy, make_examples(policy), settings)
             if merge:
                 save_merged(coordinates, policy, directory, card, losses)
             else:

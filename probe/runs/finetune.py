@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 import torch
 from torch import nn
 
@@ -36,7 +37,7 @@ from replay_pools.pool import Pool
 from replay_pools.progress import report
 from replay_pools.rollout import Rollout
 from replay_pools.software import git_commit, versions
-from replay_pools.storage.files import read_json, sha256, write_json
+from replay_pools.storage.files import dump_json, read_json, sha256, write_json
 
 CARD = "finetune.json"
 MAX_NORM = 1.0  # of the gradient of a step
@@ -171,9 +172,8 @@ def backward(coordinates: Coordinates, batch: Batch, tokens_per_pass: int | None
 
 def finetune_card(policy: Policy, source: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """All that shapes the weights which are trained: two runs with the same card give the same ones."""
-    return {
+    card = {
         "model": policy.base_model,
-        "adapter": None,
         "base_weights_sha": policy.base_weights_sha,
         "tokenizer_sha256": policy.tokenizer_sha(),
         "template_sha256": policy.template_sha(),
@@ -181,6 +181,7 @@ def finetune_card(policy: Policy, source: dict[str, Any], settings: dict[str, An
         "settings": settings,
         "versions": versions(),
     }
+    return orjson.loads(dump_json(card))  # as a reader will see it: tuples are lists
 
 
 def is_there(directory: Path, card: dict[str, Any]) -> bool:
