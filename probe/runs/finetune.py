@@ -26,7 +26,7 @@ from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
 from extraction.logprobs import completion_logprobs, split_model
-from extraction.memory import checkpointed
+from extraction.memory import checkpointed, tokens_that_fit
 from extraction.pass_plan import make_plan
 from extraction.rows import make_rows
 from replay_pools.environments.base import Problem
@@ -42,6 +42,9 @@ from replay_pools.storage.files import dump_json, read_json, sha256, write_json
 CARD = "finetune.json"
 MAX_NORM = 1.0  # of the gradient of a step
 WARM_UP = 0.1  # of the steps
+# Of the tokens that a pass of the frozen model has memory for: peft keeps what every LoRA reads, in float32. Measured on
+# SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, where the frozen model keeps 0.9.
+SHARE_OF_PASS = 4
 Item = TypeVar("Item")
 
 
@@ -159,6 +162,8 @@ def backward(coordinates: Coordinates, batch: Batch, tokens_per_pass: int | None
         tokens_per_pass: most tokens of one forward and backward; None is what the memory allows.
     """
     backbone, _ = split_model(coordinates.model)
+    if tokens_per_pass is None:
+        tokens_per_pass = tokens_that_fit(backbone) // SHARE_OF_PASS
     plan = make_plan(backbone, batch, "padded", tokens_per_pass, int)
     num_tokens, total = int(batch.completion_mask.sum()), 0.0
     for samples, _ in plan.all_passes:
