@@ -42,9 +42,9 @@ from replay_pools.storage.files import dump_json, read_json, sha256, write_json
 CARD = "finetune.json"
 MAX_NORM = 1.0  # of the gradient of a step
 WARM_UP = 0.1  # of the steps
-# Of the tokens that a pass of the frozen model has memory for: peft keeps what every LoRA reads, in float32. Measured on
-# SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, where the frozen model keeps 0.9.
-SHARE_OF_PASS = 4
+# A pass has this part of the tokens that one of the frozen model has memory for, since peft keeps in float32 what every
+# LoRA reads. Measured on SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, where the frozen model keeps 0.9.
+PART_OF_PASS = 4
 Item = TypeVar("Item")
 
 
@@ -163,7 +163,7 @@ def backward(coordinates: Coordinates, batch: Batch, tokens_per_pass: int | None
     """
     backbone, _ = split_model(coordinates.model)
     if tokens_per_pass is None:
-        tokens_per_pass = tokens_that_fit(backbone) // SHARE_OF_PASS
+        tokens_per_pass = tokens_that_fit(backbone) // PART_OF_PASS
     plan = make_plan(backbone, batch, "padded", tokens_per_pass, int)
     num_tokens, total = int(batch.completion_mask.sum()), 0.0
     for samples, _ in plan.all_passes:
