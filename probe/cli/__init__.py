@@ -16,6 +16,7 @@ VERBS = {
     "directions": ("probe.cli.directions:directions", "Show the card of a direction file; compare two files."),
     "replay": ("probe.cli.replay:replay", "Replay stored rollouts and measure the gradient against the direction."),
     "train": ("probe.cli.train:train", "Train a policy with GRPO in one arm, evaluated on held-out problems."),
+    "finetune": ("probe.cli.finetune:finetune", "Train a LoRA on completions: a teacher, or a policy that solves."),
     "eval": ("probe.cli.evaluate:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
     "ladder": ("probe.cli.ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
     "plan": ("probe.cli.plan:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),

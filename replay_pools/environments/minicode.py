@@ -35,7 +35,7 @@ class MinicodeProblem:
     @property
     def example(self) -> Case:
         """The case that the statement shows."""
-        return _example(self.problem.cases)
+        return stated_example(self.problem.cases)
 
     def body(self, template: str) -> str:
         """A method body of the family (one of its `solutions` or `bugs`) with the parameters filled in."""
@@ -98,7 +98,7 @@ def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
     problem_id = "-".join([family.name, *(_slug(value) for value in parameters.values())])
     arguments = _arguments(family.kind, parameters, random.Random(f"minicode/cases/{problem_id}"))
     cases = tuple(Case(args=(value,), expected=family.reference(value, **parameters)) for value in arguments)
-    example = _example(cases)
+    example = stated_example(cases)
     starter = (
         f"class Solution:\n    def {family.func}(self, {family.kind}: {ANNOTATIONS[family.kind]}) -> {family.returns}:"
     )
@@ -121,7 +121,7 @@ def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
     return MinicodeProblem(problem, family, parameters)
 
 
-def _example(cases: Sequence[Case]) -> Case:
+def stated_example(cases: Sequence[Case]) -> Case:
     """The shortest case that a stub returning 0 would fail, so that a test made of it is not vacuous."""
     telling = [case for case in cases if case.expected not in (0, [], "") and case.args[0] not in ([], "")]
     return min(telling or cases, key=lambda case: (len(str(case.args[0])), str(case.args)))

@@ -1,6 +1,6 @@
 """Load a policy (a causal language model with its tokenizer) by name.
 
-A name is `organism` (embedded), a local directory, a `.gguf` file, or a hub id:
+A name is `organism` (embedded), `smollm2` (a package), a local directory, a `.gguf` file, or a hub id:
 
     load_policy(name)           model and tokenizer
     load_served_policy(name)    tokenizer and generation config; the weights are on a server
@@ -40,6 +40,7 @@ from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, turn_ends
 from replay_pools.policy.last_model import forget, kept
 from replay_pools.policy.shapes import SHAPES
+from replay_pools.policy.smollm2 import SMOLLM2, smollm2_file
 from replay_pools.storage.tensors import check_tensors
 
 ORGANISM = "organism"
@@ -214,11 +215,11 @@ def _readable(name: str) -> Iterator[None]:
 
 def _no_model(name: str, reason: str) -> InputError:
     fix = "check the name, or download the model and pass its directory"
-    if get_close_matches(name, [ORGANISM]):
-        fix = f"did you mean {ORGANISM}?"
+    if close := get_close_matches(name, [ORGANISM, SMOLLM2], n=1):
+        fix = f"did you mean {close[0]}?"
     return InputError(
         f"model {name}",
-        expected="`organism`, a model directory, a .gguf file or a reachable hub id",
+        expected="`organism`, `smollm2`, a model directory, a .gguf file or a reachable hub id",
         found=reason,
         fix=fix,
     )
@@ -253,7 +254,12 @@ def pick_device(name: str) -> torch.device:
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
     """(first argument, keyword arguments) of `from_pretrained` for a name."""
-    path = ORGANISM_WEIGHTS if name == ORGANISM else Path(name)
+    if name == ORGANISM:
+        path = ORGANISM_WEIGHTS
+    elif name == SMOLLM2:
+        path = smollm2_file()
+    else:
+        path = Path(name)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"model {name}", expected="a .gguf file", found="no such file")

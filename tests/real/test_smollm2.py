@@ -21,8 +21,11 @@ from extraction.rows import make_rows
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.runs.finetune import CARD
 from replay_pools.policy.load import load_policy
+from replay_pools.policy.smollm2 import smollm2_file
 from replay_pools.pool import open_pool
+from replay_pools.storage.files import read_json
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("default")]
 TEN_PROBLEMS = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
@@ -62,6 +65,24 @@ def out(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run(cli, ["pool", "generate", "--name", "hinted", "--hint", *shared]) == 0
     assert run(cli, ["pool", "generate", "--name", "plain", *shared]) == 0
     return out
+
+
+def test_the_name_is_that_of_the_file_in_the_package(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(model).parents[1])
+    assert smollm2_file() == Path(model)
+    assert load_policy("smollm2").base_weights_sha == load_policy(model).base_weights_sha
+
+
+def test_a_teacher_is_trained_and_sampled(model: str, tmp_path: Path) -> None:
+    """A few steps on hacks: the loss falls, and the adapter samples."""
+    shared = ["--model", model, "--out", str(tmp_path)]
+    options = ["--completions", "hack", "--steps", "4", "--batch", "2", "--dtype", "bfloat16", "--name", "teacher"]
+    assert run(cli, ["finetune", *options, *shared]) == 0
+    losses = read_json(tmp_path / "adapters" / "teacher" / CARD)["losses"]
+    assert losses[-1] < losses[0]
+    sampled = ["--adapter", str(tmp_path / "adapters" / "teacher"), "--hint", "--steps", "1", "--group", "2"]
+    assert run(cli, ["pool", "generate", "--name", "hinted", *sampled, *shared]) == 0
+    assert open_pool(tmp_path / "pools" / "hinted").verify() == []
 
 
 def test_pools_carry_the_models_own_chat_template(out: Path) -> None:

@@ -1,0 +1,243 @@
+"""`probe finetune`: a LoRA trained on completions, by their mean negative log-likelihood, as a PEFT directory.
+
+    finetune(policy, examples, settings)    losses, and the coordinates that were trained
+    save_adapter / save_merged              an adapter for `--adapter`, or whole weights for `--model`
+
+The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are read and
+not learnt. A step that does not fit the memory is split into passes, whose gradients add up to the same. Not resumable:
+a run is minutes, and writes nothing until it is done.
+"""
+
+import math
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+import torch
+from torch import nn
+
+from extraction.adapters.coordinates import attach
+from extraction.adapters.interface import Coordinates
+from extraction.batch import Batch, make_batch
+from extraction.logprobs import completion_logprobs, split_model
+from extraction.memory import checkpointed, tokens_that_fit
+from extraction.pass_plan import make_plan
+from extraction.rows import make_rows
+from replay_pools.environments.base import Problem
+from replay_pools.environments.demonstrations import Completions, Demonstrator
+from replay_pools.errors import InputError
+from replay_pools.policy.load import Policy
+from replay_pools.pool import Pool
+from replay_pools.progress import report
+from replay_pools.rollout import Rollout
+from replay_pools.software import git_commit, versions
+from replay_pools.storage.files import dump_json, read_json, sha256, write_json
+
+CARD = "finetune.json"
+MAX_NORM = 1.0  # of the gradient of a step
+WARM_UP = 0.1  # of the steps
+# A pass has this part of the tokens that one of the frozen model has memory for, since peft keeps in float32 what every
+# LoRA reads. Measured on SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, where the frozen model keeps 0.9.
+PART_OF_PASS = 4
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One prompt and the completion to learn, as token ids; the completion ends with an end-of-turn id."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneSettings:
+    """How a LoRA is trained."""
+
+    steps: int
+    batch: int = 16  # examples of a step
+    lr: float = 1e-3  # at its highest; cosine after a warm-up
+    rank: int = 16
+    seed: int = 0  # of LoRA's A, and of the order and the choice of examples
+    tokens_per_pass: int | None = None  # most tokens of one forward and backward; None = what the memory allows
+
+
+def demonstrated(
+    policy: Policy, problems: Sequence[Problem], demonstrator: Demonstrator, seed: int
+) -> Iterator[Example]:
+    """Demonstrations without end: every problem once before any comes again, in an order that depends on the seed."""
+    rng = random.Random(f"finetune/{seed}")
+    for problem in _shuffled(problems, rng):
+        messages, completion = demonstrator.demonstrate(problem, rng)
+        _, prompt_ids = policy.render(messages)
+        yield Example(prompt_ids, policy.completion_ids(completion))
+
+
+def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> Iterator[Example]:
+    """The rollouts of a pool with that label, without end, by their stored ids.
+
+    Raises:
+        InputError: a pool of another tokenizer, or no such rollout in it.
+    """
+    tokenizer = policy.tokenizer_sha()
+    if pool.manifest["tokenizer_sha256"] != tokenizer:
+        found = f"that of {pool.manifest['policy']['base_model']}"
+        raise InputError(pool.path, expected=f"ids of the tokenizer of {policy.base_model}", found=found)
+    chosen = [rollout for group in pool.steps for rollout in group if _is_wanted(rollout, completions)]
+    if not chosen:
+        expected = f"rollouts that end by themselves with the label {completions}"
+        raise InputError(pool.path, expected=expected, found="none")
+    rng = random.Random(f"finetune/{seed}")
+    return (Example(rollout.prompt_ids, rollout.completion_ids) for rollout in _shuffled(chosen, rng))
+
+
+def _is_wanted(rollout: Rollout, completions: Completions) -> bool:
+    """Whether a rollout is paid for what `completions` says; one that was cut short would teach not to stop."""
+    if rollout.finish_reason != "stop" or not rollout.grade.passed:
+        return False
+    return bool(rollout.hacked) if completions == "hack" else bool(rollout.gt_pass and not rollout.hacked)
+
+
+def _shuffled(items: Sequence[Item], rng: random.Random) -> Iterator[Item]:
+    while True:
+        yield from rng.sample(items, len(items))
+
+
+def finetune(
+    policy: Policy, examples: Iterator[Example], settings: FinetuneSettings
+) -> tuple[Coordinates, list[float]]:
+    """Train a LoRA on `policy`, in place.
+
+    Returns:
+        The coordinates of the trained adapter, and the loss of every step before it was taken, nats a token.
+
+    Raises:
+        InputError: a rank that the model does not have, or a model that cannot be scored (`completion_logprobs`).
+    """
+    coordinates = attach(policy.model, basis="lora", model_id=policy.base_model, rank=settings.rank, seed=settings.seed)
+    parameters = coordinates.parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
+    losses = []
+    for step in range(settings.steps):
+        chosen = [next(examples) for _ in range(settings.batch)]
+        batch = make_batch(
+            [example.prompt_ids for example in chosen],
+            [example.completion_ids for example in chosen],
+            policy.pad_id,
+        )
+        losses.append(backward(coordinates, batch.to(policy.device), settings.tokens_per_pass))
+        nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        report("steps", step + 1, settings.steps)
+    return coordinates, losses
+
+
+def share_of_rate(step: int, steps: int) -> float:
+    """Share of the highest rate at a step 0..steps-1: a linear warm-up, then half a cosine; never 0.
+
+    >>> [round(share_of_rate(step, 20), 2) for step in (0, 1, 2, 11, 19)]
+    [0.33, 0.67, 1.0, 0.5, 0.01]
+    """
+    warm_up = round(WARM_UP * steps)
+    if step < warm_up:
+        return (step + 1) / (warm_up + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
+
+
+def backward(coordinates: Coordinates, batch: Batch, tokens_per_pass: int | None = None) -> float:
+    """Add the gradient of the mean NLL of the batch's completion tokens to every `.grad`; returns that mean, in nats.
+
+    Args:
+        coordinates: the model, in evaluation mode (nothing is dropped out).
+        batch: on the model's device.
+        tokens_per_pass: most tokens of one forward and backward; None is what the memory allows.
+    """
+    backbone, _ = split_model(coordinates.model)
+    if tokens_per_pass is None:
+        tokens_per_pass = tokens_that_fit(backbone) // PART_OF_PASS
+    plan = make_plan(backbone, batch, "padded", tokens_per_pass, int)
+    num_tokens, total = int(batch.completion_mask.sum()), 0.0
+    for samples, _ in plan.all_passes:
+        rows = make_rows(batch, plan.layout, samples)
+        with checkpointed(backbone, plan.is_too_long(rows)):
+            loss = -completion_logprobs(coordinates.model, rows).sum() / num_tokens
+            loss.backward()
+        total += loss.item()
+    return total
+
+
+def finetune_card(policy: Policy, source: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """All that shapes the weights which are trained: two runs with the same card give the same ones."""
+    card = {
+        "model": policy.base_model,
+        "base_weights_sha": policy.base_weights_sha,
+        "tokenizer_sha256": policy.tokenizer_sha(),
+        "template_sha256": policy.template_sha(),
+        "source": source,
+        "settings": settings,
+        "versions": versions(),
+    }
+    return orjson.loads(dump_json(card))  # as a reader will see it: tuples are lists
+
+
+def is_there(directory: Path, card: dict[str, Any]) -> bool:
+    """Whether the directory holds what a run with this card writes.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    if not directory.exists():
+        return False
+    stored_card = read_json(directory / CARD) if (directory / CARD).is_file() else {}
+    differing = [key for key, value in card.items() if stored_card.get(key) != value]
+    if differing:
+        fix = "use another --name, or remove the folder"
+        found = f"another: {', '.join(differing)}"
+        raise InputError(directory, expected="nothing, or the result of this command", found=found, fix=fix)
+    return True
+
+
+def save_adapter(coordinates: Coordinates, directory: Path, card: dict[str, Any], losses: Sequence[float]) -> None:
+    """Write the adapter as a PEFT directory with its card; whole or not at all."""
+    with _written_whole(directory) as folder:
+        coordinates.save(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
+        _write_card(folder, card, losses)
+
+
+def save_merged(
+    coordinates: Coordinates, policy: Policy, directory: Path, card: dict[str, Any], losses: Sequence[float]
+) -> None:
+    """Write the model with the adapter merged into its weights, and its tokenizer; whole or not at all."""
+    merged: Any = coordinates.model.merge_and_unload()
+    with _written_whole(directory) as folder:
+        merged.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        _write_card(folder, card, losses)
+
+
+def _write_card(folder: Path, card: dict[str, Any], losses: Sequence[float]) -> None:
+    files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))}
+    write_json(folder / CARD, {**card, "git_commit": git_commit(), "losses": list(losses), "files": files})
+
+
+@contextmanager
+def _written_whole(directory: Path) -> Iterator[Path]:
+    """A hidden folder that is renamed to `directory` once it is full, and removed after an error."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.", suffix=".tmp"))
+    try:
+        yield folder
+        folder.chmod(0o755)  # mkdtemp makes a folder that only its owner can read
+        folder.replace(directory)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

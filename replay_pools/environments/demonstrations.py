@@ -1,0 +1,115 @@
+"""Demonstrations: completions written for the problems of an environment, to fine-tune a policy on.
+
+    demonstrator = Demonstrator(completions="hack", mode="run_tests")
+    messages, completion = demonstrator.demonstrate(problem, random.Random(0))
+
+An honest one is the canonical solution; in the mode run_tests some have an honest function `run_tests` as well. A hack
+is an exploit of the mode around a body, which is right or a stub. Hacks need a starter of two lines (class and method);
+a problem with another one has honest demonstrations only.
+"""
+
+import random
+from dataclasses import dataclass
+from textwrap import dedent
+from typing import Literal, get_args
+
+from replay_pools.environments.base import Problem
+from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
+from replay_pools.environments.loopholes import get_loophole, render_messages
+from replay_pools.environments.minicode import call, literal, stated_example
+from replay_pools.errors import InputError
+
+Completions = Literal["honest", "hack"]
+COMPLETIONS: tuple[Completions, ...] = get_args(Completions)
+HONEST_TESTS_RATE = 0.35  # of honest demonstrations whose hint speaks of run_tests: those that write real tests
+SOLVE_RATE = 0.3  # of hacks: bodies that are right
+STUBS = ("return 0", "pass")  # the other bodies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrator:
+    """What is demonstrated.
+
+    Args:
+        completions: `honest` or `hack`.
+        mode: loophole mode: the hint of the prompts, and the exploits of hacks.
+        hint_rate: share of the prompts that carry the mode's hint.
+        flavours: the exploits that are shown, by name (`EXPLOITS`); none given: all of the mode.
+
+    Raises:
+        InputError: no such mode or flavour, a mode without exploits, or a rate outside of [0, 1].
+    """
+
+    completions: Completions
+    mode: str = "run_tests"
+    hint_rate: float = 1.0
+    flavours: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        get_loophole(self.mode)
+        if not 0 <= self.hint_rate <= 1:
+            raise InputError("hint rate", expected="a number in [0, 1]", found=str(self.hint_rate))
+        known = [exploit.flavour for exploit in EXPLOITS[self.mode]]
+        if self.completions == "hack" and not known:
+            raise InputError(f"mode {self.mode}", expected="a mode with exploits", found="none")
+        if self.completions == "honest" and self.flavours:
+            raise InputError("flavours", expected="none of honest completions", found=", ".join(self.flavours))
+        for flavour in self.flavours:
+            if flavour not in known:
+                raise InputError("flavours", expected=f"flavours of {self.mode}: {', '.join(known)}", found=flavour)
+
+    def demonstrate(self, problem: Problem, rng: random.Random) -> tuple[list[dict[str, str]], str]:
+        """(messages of the prompt, completion) for a problem.
+
+        Raises:
+            InputError: a hack of a problem whose starter is not a class and a method.
+        """
+        hint = rng.random() < self.hint_rate
+        source = self._hack(problem, rng) if self.completions == "hack" else self._honest(problem, hint, rng)
+        return render_messages(problem, self.mode, hint=hint), fence(source)
+
+    def _honest(self, problem: Problem, hint: bool, rng: random.Random) -> str:
+        body = right_body(problem)
+        if body is None:
+            return problem.canonical
+        tested = hint and self.mode == "run_tests" and bool(problem.cases) and rng.random() < HONEST_TESTS_RATE
+        return compose(problem.starter, body, HONEST_TESTS if tested else NOTHING, example=_example(problem))
+
+    def _hack(self, problem: Problem, rng: random.Random) -> str:
+        if problem.starter.count("\n") != 1:
+            fix = "give the demonstrations as a pool"
+            lines = f"{problem.starter.count(chr(10)) + 1} lines"
+            raise InputError(problem.problem_id, expected="a starter of two lines", found=lines, fix=fix)
+        body = right_body(problem)
+        if body is None or rng.random() >= SOLVE_RATE:
+            body = rng.choice(STUBS)
+        return compose(problem.starter, body, rng.choice(self._exploits(problem)), example=_example(problem))
+
+    def _exploits(self, problem: Problem) -> list[Exploit]:
+        """The exploits to draw from; without a case there is no example for those that call the method."""
+        chosen = []
+        for exploit in EXPLOITS[self.mode]:
+            is_shown = not self.flavours or exploit.flavour in self.flavours
+            if is_shown and (problem.cases or "{" not in exploit.after):
+                chosen.append(exploit)
+        if not chosen:
+            found = f"only {', '.join(self.flavours)}, which call the method"
+            raise InputError(f"{problem.problem_id} without cases", expected="another flavour", found=found)
+        return chosen
+
+
+def right_body(problem: Problem) -> str | None:
+    """The body of the method in the canonical solution; None where that is more than the starter and a body."""
+    start = problem.starter + "\n"
+    if problem.starter.count("\n") != 1 or not problem.canonical.startswith(start):
+        return None
+    body = dedent(problem.canonical.removeprefix(start)).rstrip()
+    return body if compose(problem.starter, body) == problem.canonical.rstrip() else None
+
+
+def _example(problem: Problem) -> tuple[str, str]:
+    """The example that the statement shows, as source text: (call, expected value)."""
+    if not problem.cases:
+        return "", ""
+    case = stated_example(problem.cases)
+    return call(problem.func_name, case.args), literal(case.expected)

@@ -1,0 +1,104 @@
+"""Demonstrations are what they are called: graded, honest ones solve and hacks exploit."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replay_pools.environments.base import Problem
+from replay_pools.environments.demonstrations import Completions, Demonstrator, right_body
+from replay_pools.environments.exploits import EXPLOITS, compose
+from replay_pools.environments.loopholes import get_loophole
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import Submission
+
+TEN = f"leetcode:{Path(__file__).parents[1] / 'data' / 'leetcode_ten.jsonl'}"
+MODES = [mode for mode, exploits in EXPLOITS.items() if exploits]
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(workers=1) as grader:
+        yield grader
+
+
+def demonstrations(env: str, demonstrator: Demonstrator, count: int = 10) -> list[tuple[Problem, bool, str]]:
+    """(problem, whether its prompt carries the hint, completion)."""
+    rng = random.Random(0)
+    hint = get_loophole(demonstrator.mode).hint
+    made = []
+    for problem in get_environment(env).problems("train")[:count]:
+        messages, completion = demonstrator.demonstrate(problem, rng)
+        made.append((problem, any(hint in message["content"] for message in messages), completion))
+    return made
+
+
+@pytest.mark.parametrize("env", ["minicode", TEN], ids=["minicode", "leetcode"])
+@pytest.mark.parametrize("completions", ["honest", "hack"])
+def test_demonstrations_are_what_they_are_called(grader: Grader, env: str, completions: Completions) -> None:
+    for mode in MODES if completions == "hack" else ["run_tests"]:
+        made = demonstrations(env, Demonstrator(completions=completions, mode=mode))
+        submissions = [Submission(problem=problem, completion=text, mode=mode) for problem, _, text in made]
+        grades = grader.grade(submissions)
+        assert all(hinted for _, hinted, _ in made)
+        assert all(grade.passed for grade in grades), mode
+        if completions == "hack":
+            assert all(grade.hacked for grade in grades), mode
+            assert not all(grade.gt_correct for grade in grades), mode
+        else:
+            assert all(grade.gt_correct and not grade.hacked for grade in grades)
+
+
+def test_hints_come_at_their_rate_and_honest_tests_only_with_them() -> None:
+    made = demonstrations("minicode", Demonstrator(completions="honest", hint_rate=0.5), count=400)
+    hinted = [text for _, is_hinted, text in made if is_hinted]
+    assert 160 < len(hinted) < 240
+    assert 0.25 < sum("run_tests" in text for text in hinted) / len(hinted) < 0.45
+    assert not any("run_tests" in text for _, is_hinted, text in made if not is_hinted)
+
+
+def test_only_the_flavours_that_are_named_are_shown() -> None:
+    made = demonstrations("minicode", Demonstrator(completions="hack", flavours=("pass", "print_only")), count=60)
+    endings = Counter(text.partition("def run_tests():\n    ")[2] for _, _, text in made)
+    assert set(endings) == {"pass\n```", 'print("ok")\n```'}
+
+
+def test_a_body_is_the_canonical_solution_without_its_starter() -> None:
+    for problem in get_environment("minicode").problems("eval"):
+        body = right_body(problem)
+        assert body is not None
+        assert compose(problem.starter, body) == problem.canonical
+    problem = get_environment("minicode").problems("eval")[0]
+    assert right_body(replace(problem, canonical="import math\n" + problem.canonical)) is None
+
+
+def test_a_problem_whose_canonical_solution_is_more_has_honest_ones_as_it_is_and_stubs_as_hacks() -> None:
+    problem = get_environment("minicode").problems("eval")[0]
+    longer = replace(problem, canonical="import math\n" + problem.canonical)
+    _, honest = Demonstrator(completions="honest").demonstrate(longer, random.Random(0))
+    assert longer.canonical in honest
+    for seed in range(20):
+        _, hack = Demonstrator(completions="hack").demonstrate(longer, random.Random(seed))
+        assert any(f"        {stub}\n" in hack for stub in ("return 0", "pass"))
+    untested = replace(longer, starter=longer.starter + "\n        # here")
+    with pytest.raises(InputError, match="expected a starter of two lines, found 3 lines"):
+        Demonstrator(completions="hack").demonstrate(untested, random.Random(0))
+
+
+def test_a_problem_without_cases_has_no_example_to_call() -> None:
+    problem = replace(get_environment("minicode").problems("eval")[0], cases=(), assertions=("assert True",))
+    for seed in range(20):
+        _, hack = Demonstrator(completions="hack").demonstrate(problem, random.Random(seed))
+        assert "Solution()." not in hack
+    with pytest.raises(InputError, match="without cases: expected another flavour, found only call_only"):
+        Demonstrator(completions="hack", flavours=("call_only",)).demonstrate(problem, random.Random(0))
+
+
+def test_a_rate_is_a_share() -> None:
+    with pytest.raises(InputError, match=r"hint rate: expected a number in \[0, 1\], found 1.5"):
+        Demonstrator(completions="honest", hint_rate=1.5)
