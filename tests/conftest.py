@@ -37,9 +37,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def found_out_once() -> Iterator[None]:
-    """What runs share is not drawn and not checked again for each."""
-    with remembering():
+def drawn_once() -> Iterator[None]:
+    """Analyses of runs along the same pairs share what is drawn from these."""
+    with remembering(num_pair_files=8):
         yield
 
 
