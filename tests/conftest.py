@@ -43,6 +43,14 @@ def drawn_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut() -> Iterator[None]:
+    """Tests write thousands of small files and cut no power: none waits for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all workers of the session share."""

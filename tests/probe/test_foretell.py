@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import orjson
@@ -173,15 +172,14 @@ def test_replays_and_trainings_of_a_sweep_are_held_together(
     spec, rates = load_spec(path), {"none vanilla": (0.02, 0.5, 0.8, 0.5)}
     for number, name in enumerate(NAMES):
         rates[f"{name} projected"] = (0.02, 0.5, 0.8 - 0.09 * (number if sign > 0 else 7 - number), 0.5)
-    with mock.patch("os.fsync"):
-        plant(spec, tmp_path / "out", rates, make_rollout, pool_header, problems=64)
-        for run in runs_of(spec, tmp_path / "out"):
-            if run.job.foretells is not None:
-                directory = make_run(run.job.directory, World(num_steps=8, arms=("vanilla", "projected")))
-                config = read_json(directory / CONFIG_FILE) | {"settings": asdict(run.job.config), "pools": []}
-                write_json(directory / CONFIG_FILE, config)
-                manifest = read_json(directory / MANIFEST_FILE)
-                write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
+    plant(spec, tmp_path / "out", rates, make_rollout, pool_header, problems=64)
+    for run in runs_of(spec, tmp_path / "out"):
+        if run.job.foretells is not None:
+            directory = make_run(run.job.directory, World(num_steps=8, arms=("vanilla", "projected")))
+            config = read_json(directory / CONFIG_FILE) | {"settings": asdict(run.job.config), "pools": []}
+            write_json(directory / CONFIG_FILE, config)
+            manifest = read_json(directory / MANIFEST_FILE)
+            write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
     arguments = ["analyze", str(path), "--out", str(tmp_path / "out"), "--draws", "99"]
     result = CliRunner().invoke(cli, [*arguments, "--json"])
     assert result.exit_code == 0, result.output

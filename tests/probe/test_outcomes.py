@@ -10,7 +10,6 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
-from unittest import mock
 
 import orjson
 import pytest
@@ -104,10 +103,8 @@ def place(
             path = places[name] / "after.toml"
             path.write_text(SPEC.format(seeds=[*range(seeds)]))
             names = ("gradient vanilla", "gradient projected", "gradient random", "kl vanilla")
-            # Hundreds of small files: whether they survive a power cut is not asked here.
-            with mock.patch("os.fsync"):
-                rates = dict(zip(names, sides, strict=False))
-                plant(load_spec(path), places[name] / "out", rates, make_rollout, pool_header)
+            rates = dict(zip(names, sides, strict=False))
+            plant(load_spec(path), places[name] / "out", rates, make_rollout, pool_header)
         return places[name]
 
     return make
@@ -230,9 +227,8 @@ def test_a_rival_that_was_not_trained_is_asked_for(
         path = tmp_path / name / "after.toml"
         path.parent.mkdir()
         path.write_text(content)
-        with mock.patch("os.fsync"):
-            sides = rates if name == "unfinished" else {"gradient vanilla": LEARNT, "gradient projected": GOOD}
-            plant(load_spec(path), path.parent / "out", sides, make_rollout, pool_header)
+        sides = rates if name == "unfinished" else {"gradient vanilla": LEARNT, "gradient projected": GOOD}
+        plant(load_spec(path), path.parent / "out", sides, make_rollout, pool_header)
         assert run(cli, ["analyze", str(path), "--out", str(path.parent / "out"), "--draws", "99"]) == 0
     alone, unfinished = capsys.readouterr().out.split("after: ")[1:]
     assert "OUTCOME of projected, 6 seeds: WORKS" in alone

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from trainings import plant
@@ -66,8 +65,7 @@ def page(
     place = tmp_path_factory.mktemp("gated")
     path = place / "gated.toml"
     path.write_text(SPEC)
-    with mock.patch("os.fsync"):  # hundreds of small files, and no power cut
-        plant(load_spec(path), place / "out", RATES, make_rollout, pool_header)
+    plant(load_spec(path), place / "out", RATES, make_rollout, pool_header)
     assert run(cli, ["report", str(path), "--out", str(place / "out"), "--draws", "99"]) == 0
     return (place / "out" / "reports" / "gated.html").read_text(), place / "out" / "reports" / "gated"
 

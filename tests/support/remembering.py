@@ -1,7 +1,7 @@
-"""Directions that are drawn anew from pairs, drawn once a session for each of several sets of pairs.
+"""Directions that are drawn anew from pairs, drawn once a session.
 
-They follow from the pairs and the seed alone. The program remembers those of the last pairs, since they are large for
-a large model; tests turn from run to run, and theirs are small.
+They follow from the pairs and the seed alone. The program remembers those of the last pairs, since they are large for a
+large model; tests turn from run to run, and theirs are small.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from probe.analysis import analyze
 from probe.analysis.measures import forecast, hackward, pull
 from probe.analysis.statistics import permutation
 
-USERS = {"redrawn": (forecast, hackward, pull), "null_axes": (permutation,), "ceilings": (analyze,)}
+DRAWN = {"redrawn": (forecast, hackward, pull), "null_axes": (permutation,), "ceilings": (analyze,)}
 
 
 @contextmanager
 def remembering(num_pair_files: int) -> Iterator[None]:
     """Within it, analyses remember what they have drawn from so many pair files."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, modules in USERS.items():
+        for name, modules in DRAWN.items():
             remembered = lru_cache(maxsize=num_pair_files)(getattr(modules[0], name).__wrapped__)
             for module in modules:
                 patch.setattr(module, name, remembered)

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -302,8 +301,7 @@ def test_figures_open_by_themselves(browser: Any, page: Path) -> None:
 
 def test_thousands_of_rollouts_stay_quick(browser: Any, maker: Any, report_of: Any) -> None:
     """All are in one page below 2 MB; a search touches every text, and the page answers within a second."""
-    with mock.patch("os.fsync"):  # a thousand small files, and no power cut
-        directory = maker(name="thousands", num_steps=500, arms=("vanilla",), tokens=False)
+    directory = maker(name="thousands", num_steps=500, arms=("vanilla",), tokens=False)
     path = write_report(report_of(directory, name="thousands"), maker.out).html
     assert path.stat().st_size < 2_000_000
     tab = browser.tab(width=1200)
