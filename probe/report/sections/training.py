@@ -13,6 +13,7 @@ from probe.analysis.trained.text import outcome_sentences
 from probe.analysis.verdict.evidence import PlannedTraining
 from probe.experiments.judge.verdict import go_plan
 from probe.records.timings import describe_timings
+from probe.report.figures.ladder import best_checkpoint, ladder
 from probe.report.figures.learning import METRICS, MOST_NAMED, learning
 from probe.report.figures.panel import Figure
 from probe.report.figures.pareto import pareto
@@ -30,6 +31,8 @@ FIGURES: Sequence[Callable[[Sequence[Treatment]], Figure | None]] = (
     partial(learning, "solve"),
     pareto,
     partial(learning, "exploit"),
+    partial(ladder, "solve"),
+    partial(ladder, "honest"),
 )
 TRAINING_LEAD = (
     "Does the hack emerge on held-out problems, asked with the hint, and what does each arm pay for less of it?"
@@ -57,6 +60,8 @@ def training(report: Report, verdicts: Sequence[ArmVerdict]) -> Section | None:
         return None
     tables = [table for table in (_outcomes(verdicts), _evaluations(treatments)) if table.rows]
     sentences = [paragraph(sentence) for sentence in outcome_sentences(verdicts)]
+    if best := best_checkpoint(treatments):
+        sentences.append(paragraph(best))
     return Section(
         id="training",
         title="Training",
