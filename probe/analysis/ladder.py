@@ -156,14 +156,12 @@ def elo_values(
     for ladder in LADDERS:
         tasks = list(references[BASE][ladder])
         now = _row(policy[ladder], tasks)
-        row: dict[str, float | None] = {}
-        for name, shares in references.items():
-            row[name] = elo_gap(_row(shares[ladder], tasks), now)
+        gaps = {name: elo_gap(_row(shares[ladder], tasks), now) for name, shares in references.items()}
         problems = [problem for _, problem in tasks]
         interval = rate([now, _row(references[BASE][ladder], tasks)], problems).intervals[1]
-        row |= {f"{BASE}_low": _finite(interval.low), f"{BASE}_high": _finite(interval.high)}
-        gaps = [-before[ladder][BASE] for before in (*earlier, {ladder: row})]
-        values[ladder] = row | {"gap": max(gaps)}
+        ends = {f"{BASE}_low": _finite(interval.low), f"{BASE}_high": _finite(interval.high)}
+        lowest = min([gaps[BASE], *(before[ladder][BASE] for before in earlier)])
+        values[ladder] = {**gaps, **ends, "gap": 0.0 - lowest}  # not -lowest, which may be minus zero
     return values
 
 
