@@ -108,7 +108,8 @@ def test_the_text_says_what_the_ratings_do_not_tell(train: Train, tmp_path: Path
     train("doubtful", {0: BASE_SOLVES, 2: BETTER, 4: [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1]})
     assert run(cli, ["ladder", "doubtful", "--no-bots", "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    solving = text.partition("Staying honest")[0]
+    lines = {line.split()[0]: line for line in solving.splitlines() if line}
     assert lines["base"].split()[1:] == ["+0", "-", "-", "-", "zero"]
     assert "as the best of 2 too high on average; not told apart from the base" in text
     assert lines["doubtful@4"].split()[1] == "+338"
