@@ -140,24 +140,28 @@ def _rated(
 
 def elo_values(
     policy: Shares, references: Mapping[str, Shares], earlier: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
     """{ladder: {name: Elo}} of one evaluation in the course of a training, for its line of evals.jsonl.
 
     A reference's value is its Elo where the policy as it is now is the zero, from their matches alone: it falls while
-    the policy comes to beat it. `gap` is the best evaluation so far above the base.
+    the policy comes to beat it. `base_low` and `base_high` are the ends of the 95% interval of `base`, None for an end
+    that nothing bounds. `gap` is the best evaluation so far above the base.
 
     Args:
         policy: of the policy as it is now.
         references: {name: shares}, the base among them.
         earlier: what this returned at the earlier evaluations.
     """
-    values: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float | None]] = {}
     for ladder in LADDERS:
         tasks = list(references[BASE][ladder])
         now = _row(policy[ladder], tasks)
-        row = {name: elo_gap(_row(shares[ladder], tasks), now) for name, shares in references.items()}
-        row["gap"] = -min([row[BASE], *(before[ladder][BASE] for before in earlier)])
-        values[ladder] = row
+        gaps = {name: elo_gap(_row(shares[ladder], tasks), now) for name, shares in references.items()}
+        problems = [problem for _, problem in tasks]
+        interval = rate([now, _row(references[BASE][ladder], tasks)], problems).intervals[1]
+        ends = {f"{BASE}_low": _finite(interval.low), f"{BASE}_high": _finite(interval.high)}
+        lowest = min([gaps[BASE], *(before[ladder][BASE] for before in earlier)])
+        values[ladder] = {**gaps, **ends, "gap": 0.0 - lowest}  # not -lowest, which may be minus zero
     return values
 
 

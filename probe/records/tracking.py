@@ -161,7 +161,8 @@ def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
                 values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
     for ladder, ratings in (row.get("elo") or {}).items():
         for name, rating in ratings.items():
-            values[f"elo/{name}" if ladder == "solve" else f"elo/{ladder}/{name}"] = rating
+            if rating is not None:  # an end of an interval that nothing bounds
+                values[f"elo/{name}" if ladder == "solve" else f"elo/{ladder}/{name}"] = rating
     return values
 
 

@@ -94,7 +94,7 @@ class Evaluator:
             frozen = None if self._frozen is None else self._frozen.measure().to_json()
         return evaluate(rollouts, step=done, weights=weights), self._world.broadcast(frozen)
 
-    def _elo(self, done: int) -> dict[str, dict[str, float]]:
+    def _elo(self, done: int) -> dict[str, dict[str, float | None]]:
         """The base and the bots, on every ladder, as the policy after `done` steps sees them."""
         references = {BASE: self._shares(0), **self._bots}
         return elo_values(self._shares(done), references, [row["elo"] for row in deployed(self._rows)])

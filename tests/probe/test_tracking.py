@@ -162,6 +162,9 @@ def test_values_are_numbers_under_names_that_trackers_take() -> None:
     assert evaluation_values(evaluation) == {
         f"eval/{setting}/{metric}": 0.5 for setting in ("all", "no_hint") for metric in ("hack", "solve")
     }
+    elo = {"solve": {"base": -3.5, "base_low": None, "gap": 3.5}, "honest": {"stub": 40.0}}
+    rated = evaluation_values({"step": 4, "weights": "deployed", "rates": {}, "elo": elo})
+    assert rated == {"elo/base": -3.5, "elo/gap": 3.5, "elo/honest/stub": 40.0}
 
 
 def test_a_run_that_cannot_begin_starts_no_tracker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ from probe.analysis.statistics.intervals import (
 ELO_PER_NAT = 400 / math.log(10)
 HALF = 0.5  # of a win and of a loss against the zero, which every player has beside its matches
 FARTHEST = 50.0  # nats: beyond any rating that a count of matches can lead to
-CONVERGED = 1e-10  # nats
+CONVERGED = 1e-8  # nats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,7 @@ def elo_gap(shares: ArrayLike, others: ArrayLike) -> float:
     >>> round(elo_gap([1, 1, 1, 0, 0], [0, 0, 1, 1, 0]), 6) == round(400 * math.log10(2.5 / 1.5), 6)
     True
     """
-    wins, losses = np.nansum(_won(shares, others)), np.nansum(_won(others, shares))
-    return float(ELO_PER_NAT * math.log((wins + HALF) / (losses + HALF)))
+    return float(ELO_PER_NAT * _log_odds(np.nansum(_won(shares, others)), np.nansum(_won(others, shares))))
 
 
 def rate(
@@ -154,10 +153,12 @@ def _ratings(wins: Array, losses: Array, rates: np.ndarray) -> Array:
     The likelihood of the references that rate is strictly concave: to maximise it for one of them after the other,
     given the rest, ends at its maximum. All others are rated once, given these.
     """
-    ratings = np.zeros(wins.shape[:-1])
     raters = np.flatnonzero(rates)
+    if len(raters) == 1:
+        return _log_odds(wins[..., 0], losses[..., 0])  # of the zero itself, which did not play, that is 0
+    ratings = np.zeros(wins.shape[:-1])
     meetings = wins + losses
-    change = np.inf if len(raters) > 1 else 0.0
+    change = np.inf
     while change > CONVERGED:
         before = ratings[..., raters]
         for player in raters[1:]:
@@ -169,6 +170,11 @@ def _ratings(wins: Array, losses: Array, rates: np.ndarray) -> Array:
     for player in np.setdiff1d(np.arange(wins.shape[-2]), raters):
         ratings[..., player] = _strength(wins[..., player, raters], meetings[..., player, raters], ratings[..., raters])
     return ratings
+
+
+def _log_odds(wins: ArrayLike, losses: ArrayLike) -> Array:
+    """The rating in nats against the zero alone, where the likelihood has its maximum in closed form."""
+    return np.log((np.asarray(wins) + HALF) / (np.asarray(losses) + HALF))
 
 
 def _strength(wins: Array, meetings: Array, opponents: Array) -> Array:
@@ -188,5 +194,9 @@ def _strength(wins: Array, meetings: Array, opponents: Array) -> Array:
         return won - expected
 
     pairs = (*np.moveaxis(meetings, -1, 0), *np.moveaxis(opponents, -1, 0))
-    result = elementwise.find_root(missing_wins, (-FARTHEST, FARTHEST), args=(wins.sum(axis=-1) + HALF, *pairs))
-    return result.x
+    return elementwise.find_root(
+        missing_wins,
+        (-FARTHEST, FARTHEST),
+        args=(wins.sum(axis=-1) + HALF, *pairs),
+        tolerances={"xatol": CONVERGED / 10},
+    ).x

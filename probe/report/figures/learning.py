@@ -55,7 +55,7 @@ def learning(metric: str, treatments: Sequence[Treatment]) -> Figure | None:
         shift = DODGE * (color - (len(named) - 1) / 2)
         height = _draw_named(panel, x, y, metric, treatment, color, shift)
         names.append((height, treatment.name, color))
-    for height, name, color in _apart(names):
+    for height, name, color in apart(names):
         panel.text(END + 8, height + 3.5, short(name, 16), f"fill-{color}" if color else "")
     return panel.figure()
 
@@ -142,7 +142,7 @@ def _draw_named(panel: Panel, x: Scale, y: Scale, metric: str, treatment: Treatm
     return points[-1][1]
 
 
-def _apart(names: Sequence[tuple[float, str, int]], gap: float = 13.0) -> list[tuple[float, str, int]]:
+def apart(names: Sequence[tuple[float, str, int]], gap: float = 13.0) -> list[tuple[float, str, int]]:
     """(height, name, color) from top to bottom, `gap` or more between heights.
 
     A name moves down where it would touch the one above; all move up if the last one falls below the axis.

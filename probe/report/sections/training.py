@@ -15,6 +15,7 @@ from probe.analysis.verdict.evidence import PlannedTraining
 from probe.experiments.judge.verdict import go_plan
 from probe.records.records import StepRecord
 from probe.records.timings import describe_timings
+from probe.report.figures.ladder import best_checkpoint, ladder
 from probe.report.figures.learning import METRICS, MOST_NAMED, OF_STEPS, in_training, learning
 from probe.report.figures.panel import Figure
 from probe.report.figures.pareto import pareto
@@ -32,6 +33,8 @@ FIGURES: Sequence[Callable[[Sequence[Treatment]], Figure | None]] = (
     partial(learning, "solve"),
     pareto,
     partial(learning, "exploit"),
+    partial(ladder, "solve"),
+    partial(ladder, "honest"),
     *(partial(in_training, field) for field in OF_STEPS),
 )
 TRAINING_LEAD = (
@@ -60,6 +63,8 @@ def training(report: Report, verdicts: Sequence[ArmVerdict]) -> Section | None:
         return None
     tables = [table for table in (_outcomes(verdicts), _evaluations(treatments), _steps(treatments)) if table.rows]
     sentences = [paragraph(sentence) for sentence in outcome_sentences(verdicts)]
+    if best := best_checkpoint(treatments):
+        sentences.append(paragraph(best))
     return Section(
         id="training",
         title="Training",

@@ -1,0 +1,175 @@
+"""Bradley-Terry ratings: by hand, against a maximisation that knows no shortcut, their invariances, their coverage."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, logit
+
+from probe.analysis.statistics.bradley_terry import ELO_PER_NAT, elo_gap, rate
+
+
+def test_elo_is_four_hundred_a_factor_of_ten():
+    """Ten wins a loss are 400 Elo, up to the half win and the half loss."""
+    won = [1.0] * 1000 + [0.0] * 100
+    assert elo_gap(won, [1 - share for share in won]) == pytest.approx(400 * math.log10(1000.5 / 100.5))
+    assert pytest.approx(173.7177927613007) == ELO_PER_NAT
+
+
+def test_two_players_by_hand():
+    """Won 3, lost 1, drew 2 (both solve, both fail): 400 log10(3.5 / 1.5); the draws do not matter."""
+    base, player = [0, 0, 0, 1, 1, 0], [1, 1, 1, 0, 1, 0]
+    scale = rate([base, player], range(6))
+    assert scale.ratings == pytest.approx([0, 400 * math.log10(3.5 / 1.5)])
+    assert (scale.wins[1], scale.losses[1]) == (3, 1)
+    assert (scale.wins[0], scale.losses[0]) == (0, 0), "nobody plays against itself"
+    assert elo_gap(player, base) == pytest.approx(scale.ratings[1])
+    assert elo_gap(base, player) == pytest.approx(-scale.ratings[1])
+    without_draws = rate([base[:4], player[:4]], range(4))
+    assert without_draws.ratings == pytest.approx(scale.ratings)
+
+
+def test_three_players_by_hand():
+    """Teacher and base won 1 each of their matches, so both are 0; the player won 3 and lost 1 against each.
+
+    Its rating solves 6.5 = 9 sigmoid(theta): 6 wins and a half, of 8 matches and the two halves.
+    """
+    base, teacher = [1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]
+    player = [0, 0, 1, 1, 1, 0]
+    scale = rate([base, teacher, player], range(6), num_references=2)
+    assert scale.rates == (True, True)
+    assert (scale.wins[2], scale.losses[2]) == (6, 2)
+    assert scale.ratings == pytest.approx([0, 0, ELO_PER_NAT * logit(6.5 / 9)], abs=1e-6)
+
+
+def test_several_attempts_are_all_their_pairings():
+    """Shares 3/4 and 1/2 of one problem: 3/8 won, 1/8 lost, and the rest are draws."""
+    scale = rate([[0.5], [0.75]], [0])
+    assert (scale.wins[1], scale.losses[1]) == (3 / 8, 1 / 8)
+    assert elo_gap([0.75, math.nan], [0.5, 1.0]) == pytest.approx(400 * math.log10((3 / 8 + 0.5) / (1 / 8 + 0.5)))
+
+
+def log_likelihood(nats, shares, pairs):
+    """Of all matches between the pairs, with half a win and half a loss against player 0 for each of the others."""
+    total = sum(0.5 * (log_expit(nats[i]) + log_expit(-nats[i])) for i in range(1, len(nats)))
+    for i, j in pairs:
+        total += (shares[i] * (1 - shares[j])).sum() * log_expit(nats[i] - nats[j])
+        total += (shares[j] * (1 - shares[i])).sum() * log_expit(nats[j] - nats[i])
+    return total
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_fit_is_the_maximum_of_the_likelihood(seed):
+    """Four references that all rate one another, maximised by brute force; then a player, given these."""
+    rng = np.random.default_rng(seed)
+    skill, difficulty = rng.normal(0, 0.7, 5), rng.normal(0, 1, 40)
+    shares = (rng.random((5, 40, 3)) < expit(skill[:, None, None] - difficulty[None, :, None])).mean(axis=2)
+    scale = rate(shares, range(40), num_references=4)
+    assert all(scale.rates)
+    pairs = [(i, j) for i in range(4) for j in range(i)]
+    fitted = minimize(lambda free: -log_likelihood([0, *free], shares[:4], pairs), np.zeros(3), tol=1e-10).x
+    assert scale.ratings[1:4] == pytest.approx(ELO_PER_NAT * fitted, abs=0.02)
+
+    def of_the_player(free):
+        nats = [0, *fitted, free[0]]
+        return -log_likelihood(nats, shares, [(4, reference) for reference in range(4)])
+
+    rated = minimize(of_the_player, [0.0], tol=1e-10).x[0]
+    assert scale.ratings[4] == pytest.approx(ELO_PER_NAT * rated, abs=0.02)
+
+
+def drawn(skills, num_problems, rng, spread=1.0):
+    """(players, problems) outcomes of the Rasch model, one attempt each."""
+    difficulty = rng.normal(0, spread, num_problems)
+    return (rng.random((len(skills), num_problems)) < expit(np.array(skills)[:, None] - difficulty)).astype(float)
+
+
+def test_no_other_player_moves_a_rating():
+    """A league that grows leaves every rating and interval as it was, to the last bit."""
+    outcomes = drawn([0, 0.3, -0.5, 1.0, 2.0], 50, np.random.default_rng(1))
+    alone = rate(outcomes[:3], range(50), num_references=2)
+    together = rate(outcomes, range(50), num_references=2)
+    assert (together.ratings[:3] == alone.ratings).all()
+    assert list(together.intervals[:3]) == list(alone.intervals)
+
+
+def test_bots_that_solve_all_or_nothing_rate_nobody():
+    """They lose or win every match that is no draw, whoever they meet: what they tell of a player is nothing."""
+    outcomes = drawn([0, 0.5], 50, np.random.default_rng(2))
+    bots = [np.zeros(50), np.ones(50), np.zeros(50)]
+    plain = rate(outcomes, range(50))
+    with_bots = rate([outcomes[0], *bots, outcomes[1]], range(50), num_references=4)
+    assert with_bots.rates == (True, False, False, False)
+    assert with_bots.ratings[4] == plain.ratings[1]
+
+
+def test_a_perfect_score_has_a_finite_rating_and_an_open_end():
+    """The bound that exists is finite and on the right side; the other one does not exist."""
+    base = [1.0] * 20 + [0.0] * 20
+    scale = rate([base, [1.0] * 40, [0.0] * 40, base], range(40))
+    best, worst, same = scale.intervals[1:]
+    assert scale.ratings[1] == pytest.approx(400 * math.log10(20.5 / 0.5))
+    assert scale.ratings[2] == pytest.approx(-scale.ratings[1])
+    assert (best.high, worst.low) == (math.inf, -math.inf)
+    assert 0 < best.low < scale.ratings[1]
+    assert scale.ratings[2] < worst.high < 0
+    assert scale.ratings[3] == 0
+    assert (same.low, same.high) == (-math.inf, math.inf), "40 draws tell nothing, which is no certainty"
+
+
+def test_a_perfect_score_on_more_problems_is_more():
+    """20 wins without a loss bound the rating about as Clopper and Pearson's interval does; 3 wins hardly do."""
+    for wins in (3, 20):
+        scale = rate([[0.0] * wins, [1.0] * wins], range(wins))
+        exact = ELO_PER_NAT * logit(0.025 ** (1 / wins))
+        assert abs(scale.intervals[1].low - exact) < 75
+
+
+def test_problems_are_drawn_whole():
+    """Every problem twice under two settings is no more evidence, though it is twice the matches."""
+    outcomes = drawn([0, 0.8], 60, np.random.default_rng(3))
+    once = rate(outcomes, range(60)).intervals[1]
+    twice = rate(np.hstack([outcomes, outcomes]), [*range(60), *range(60)]).intervals[1]
+    apart = rate(np.hstack([outcomes, outcomes]), range(120)).intervals[1]
+    width = lambda interval: interval.high - interval.low  # noqa: E731
+    assert width(twice) == pytest.approx(width(once), rel=0.1)
+    assert width(apart) < 0.8 * width(twice)
+
+
+def test_draws_would_shrink_a_gap_counted_as_half_a_win():
+    """Why they are left out: problems that nobody solves change no odds of the others."""
+    outcomes = drawn([0, 1.0], 4000, np.random.default_rng(4))
+    padded = np.hstack([outcomes, np.zeros((2, 8000))])
+    assert rate(padded, range(12000), num_draws=99).ratings[1] == pytest.approx(
+        rate(outcomes, range(4000), num_draws=99).ratings[1]
+    )
+    assert rate(outcomes, range(4000), num_draws=99).ratings[1] == pytest.approx(ELO_PER_NAT, rel=0.1)
+    share = (1 + outcomes[1].mean() - outcomes[0].mean()) / 2  # what the player scores with half wins
+    assert ELO_PER_NAT * logit(share) < 0.5 * ELO_PER_NAT
+
+
+@pytest.mark.parametrize(
+    ("skills", "num_problems"),
+    [
+        ([0.0, 0.0], 16),
+        ([0.0, 0.5], 64),
+        ([-4.0, 1.0], 64),  # the base solves 3%: almost no loss
+        ([2.0, -2.0], 24),
+        ([0.0, 1.0, 0.5], 64),  # with a teacher that rates, too
+    ],
+)
+def test_intervals_cover(skills, num_problems):
+    """Under the Rasch model, at least nominal up to the noise of the simulation (and two points)."""
+    rng, num_sims, covered = np.random.default_rng(0), 400 if len(skills) == 2 else 60, 0
+    for sim in range(num_sims):
+        scale = rate(
+            drawn(skills, num_problems, rng),
+            range(num_problems),
+            num_references=len(skills) - 1,
+            num_draws=299,
+            seed=sim,
+        )
+        interval = scale.intervals[-1]
+        covered += interval.low <= ELO_PER_NAT * (skills[-1] - skills[0]) <= interval.high
+    assert covered / num_sims >= 0.95 - 0.02 - 2 * math.sqrt(0.05 * 0.95 / num_sims)
