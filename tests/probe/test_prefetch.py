@@ -21,6 +21,7 @@ from replay_pools.pool import PoolWriter, open_pool
 
 RECORDED = {
     "objective.old_logprobs": "recorded",
+    "objective.entropy_coef": 0.1,  # moves the policy where no reward does
     "rollouts.prompts_per_step": 1,
     "rollouts.sampler.max_new_tokens": 32,
     "evaluation.every": 9,
@@ -29,8 +30,6 @@ RECORDED = {
 # One batch ahead, sampled under a remedy that acts on activations.
 ONE = RECORDED | {
     "rollouts.prefetch": 1,
-    "rollouts.prompts_per_step": 2,
-    "rollouts.sampler.max_new_tokens": 48,
     "remedy.name": "preventative-steering",
     "remedy.passes": "update-and-sampling",
 }
