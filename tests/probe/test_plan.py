@@ -281,6 +281,14 @@ def test_vacuous_parts_of_a_training_spec(tmp_path: Path, other: str, where: str
     assert why in found[where]
 
 
+def test_the_clip_of_stale_rollouts_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trained.toml"
+    rollouts = 'settings.rollouts = { teacher = "none", prefetch = 1 }'
+    objective = 'settings.objective = { epsilon = 0.1, old_logprobs = "recorded" }'
+    path.write_text(TRAINED.format(other=f"{rollouts}\n{objective}"))
+    assert vacuous(path) == {}
+
+
 def test_caps_that_can_bind_are_left_alone(write: Callable[..., Path]) -> None:
     """2 < 3.06 centred; 5 < 7 for maxrl; a scaled comparison with a cap is no identity."""
     assert vacuous(write(other="settings.objective.advantage_clip = 2.0")) == {}

@@ -28,13 +28,14 @@ SETTINGS = {
     "rollouts.group": 4,
     "rollouts.refills": 1,
     "rollouts.prefetch": 2,
-    "rollouts.sampler.max_new_tokens": 16,
+    "rollouts.sampler.max_new_tokens": 12,
     "objective.old_logprobs": "recorded",
+    "objective.entropy_coef": 0.1,  # moves the policy where no reward does
     "intervention.arms": ["projected-lora"],
     "intervention.extraction.k": 2,
-    "steps": 5,
-    "optimizer.lr": 0.03,
-    "evaluation.every": 2,
+    "steps": 4,
+    "optimizer.lr": 0.3,
+    "evaluation.every": 3,
     "evaluation.num_problems": 1,
 }
 STOPPING = {"objective.reference": "base", "control.limits.kl_max": 1e-9, "control.limits.patience": 1}
@@ -103,6 +104,8 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     one_after_the_other(monkeypatch)
     assert contents(train("whole-in-turn")) == contents(whole)
     assert contents(train("stopped-in-turn", STOPPING)) == contents(stopped)
+    moved = max(abs(step.ratio["mean"] - 1) for step in read_run(whole).steps)
+    assert moved > 1e-3, "no policy has moved since it sampled: the test shows nothing"
     steps = read_run(stopped).steps
     assert 1 < len(steps) < SETTINGS["steps"]
     pool = open_pool(stopped / "rollouts")
