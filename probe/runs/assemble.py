@@ -23,6 +23,7 @@ from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.loop import Setup, TokenAttribution
+from probe.runs.past_self import PastSelf
 from probe.runs.pieces import Pieces, PlanningMarker
 from probe.runs.training_state import TrainingState
 from probe.settings.arms import Arm, get_arm, measured_arm
@@ -203,4 +204,7 @@ def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Tr
     )
     updater = Updater(stepper, get_arm(config.intervention.arms[0]), config.intervention.gate.target)
     references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
-    return TrainingState(updater, references, Control(config.objectives()[config.primary], control))
+    past_self = None
+    if config.rollouts is not None and config.rollouts.past_self is not None:
+        past_self = PastSelf(coordinates, every=config.rollouts.past_self.every)
+    return TrainingState(updater, references, Control(config.objectives()[config.primary], control), past_self)

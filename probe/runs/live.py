@@ -22,13 +22,13 @@ from typing import Any
 
 from extraction.adapters.interface import Coordinates
 from probe.runs.problems import Problems
-from probe.runs.tally import Tally
+from probe.runs.tally import Counts, Tally
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker, derive_seed
-from replay_pools.pool import PoolWriter
+from replay_pools.pool import PoolWriter, step_files
 from replay_pools.rollout import Rollout
 
 
@@ -70,7 +70,7 @@ class LiveSource:
         self._rollouts: dict[RolloutKey, Rollout] = {}  # of the newest batch
         self._iterations, self._refills, self._reward, self._sampling = iterations, refills, reward, sampling
         self.num_steps = problems.num_batches * iterations
-        self.tally = Tally(self._held, reward)  # on rank 0, which has the pool
+        self.tally = Tally(self._held, reward)
 
     def batch(self, step: int) -> int:
         """The batch that a step trains on."""
@@ -78,7 +78,11 @@ class LiveSource:
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """The groups of a step, sampled now unless the pool holds them."""
-        return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
+        return tuple(make_group(step, group, self._reward) for group in self.sampled(self.batch(step)))
+
+    def counts(self, step: int) -> dict[str, Counts]:
+        """{problem_id: what the policy has earned on it} before the batch of a step, on every rank."""
+        return self._world.on_main(lambda: self.tally.before(self.batch(step)))
 
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
         """The groups of a batch as they are on disk, each with `fewer` rollouts less than the maker's groups have.
@@ -106,7 +110,8 @@ class LiveSource:
         maker = replace(self._maker, group=self._maker.group - fewer)
         # The seed of the first attempt is that of a run without refills.
         seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
-        with self._coordinates.lean_forward(), self._sampling():
+        # Weights that are put in place for the sampling are those that the lean forward has to see.
+        with self._sampling(), self._coordinates.lean_forward():
             groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
         name = self._writer.directory.name
         keyed = {}
@@ -138,7 +143,8 @@ class LiveSource:
 
     def finish(self) -> None:
         """Complete the pool: its manifest has the hashes of all rollouts."""
-        if self._world.is_main:
+        # A pool that nothing was sampled for, in a run that stopped early, has nothing to complete.
+        if self._world.is_main and step_files(self._writer.directory):
             self._writer.finish()
 
 

@@ -1,8 +1,8 @@
 """Training of `probe train`: load the policy, assemble the run, and hand live groups to the steps of `probe replay`.
 
     config -> policy -> Assembly (directions, measures, what trains)
-           -> problems, engine -> LiveSource, with a teacher MixedSource, with a remedy RemediedSource
-                                                                            (probe.runs.training_rollouts)
+           -> problems, engine -> LiveSource; MixedSource with a teacher or a past self; RemediedSource with a remedy;
+                                  SurpriseSource                            (probe.runs.training_rollouts)
            -> run_steps, with an Evaluator before every step
 
 `config.json` is written before any number is computed, and holds all that shapes the numbers: `train` with its settings
@@ -17,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.records.run import ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.assemble import Assembly, assemble
 from probe.runs.directions import directions_source
@@ -32,6 +31,7 @@ from probe.runs.training_rollouts import (
     evaluation_of,
     make_live_source,
     make_maker,
+    make_past_source,
     make_source,
     open_engine,
     open_teacher,
@@ -117,16 +117,19 @@ def train(
         if world.is_main:
             timings.write_start(directory)
         maker = make_maker(config, engine, grader)
-        live = make_live_source(config, directory / ROLLOUTS_DIR, maker, assembly, problems)
+        live = make_live_source(config, directory, maker, assembly, problems)
+        past = make_past_source(config, directory, maker, assembly, problems)
         evaluator = _evaluator(config, directory, maker, assembly, held_out, say)
 
         def before_step(num_done: int, last: bool) -> None:
             training.logprob = evaluator(num_done, last)
             # The manifest of the run hashes that of the pool: the pool is finished before `run_steps` writes it.
             if last:
-                live.finish()
+                for sampled in (live, past):
+                    if sampled is not None:
+                        sampled.finish()
 
-        source = make_source(config, live, maker, teacher)
+        source = make_source(config, live, past, maker, teacher)
         run_steps(
             directory,
             source,

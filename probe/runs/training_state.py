@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from probe.runs.controllers import Control
+from probe.runs.past_self import PastSelf
 from probe.settings.loss import LossSettings
 from probe.step.reference import References
 from probe.step.results import StepResult
@@ -19,10 +20,13 @@ class TrainingState:
         updater: steps the policy.
         references: of the KL penalty.
         control: of the objective.
+        past_self: the policy as it was, where some rollouts are its.
     """
 
-    def __init__(self, updater: Updater, references: References, control: Control) -> None:
-        self.updater, self.references, self._control = updater, references, control
+    def __init__(
+        self, updater: Updater, references: References, control: Control, past_self: PastSelf | None = None
+    ) -> None:
+        self.updater, self.references, self._control, self.past_self = updater, references, control, past_self
         self.logprob: float | None = None  # of the frozen probe batch, where it was measured before this step
 
     @property
@@ -50,6 +54,8 @@ class TrainingState:
             What the controller of beta did (`Control.finish_step`).
         """
         self.references.update()
+        if self.past_self is not None:
+            self.past_self.finish_step()
         (arm,) = result.arms
         kl = result.weightings[arm.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
@@ -66,14 +72,17 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes from step to step."""
-        return {
+        state = {
             "updater": self.updater.state_dict(),
             "references": self.references.state_dict(),
             "control": self._control.state_dict(),
         }
+        return state if self.past_self is None else state | {"past_self": self.past_self.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         self.updater.load_state_dict(state["updater"])
         self.references.load_state_dict(state["references"])
         self._control.load_state_dict(state["control"])
+        if self.past_self is not None:
+            self.past_self.load_state_dict(state["past_self"])

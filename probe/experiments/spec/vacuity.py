@@ -171,7 +171,9 @@ def _ratio(spec: Spec) -> Reasons:
 def _always_on_policy(condition: ResolvedCondition) -> bool:
     """Whether a training takes one step on what its policy has just sampled, and has no other rollouts."""
     rollouts = condition.config.rollouts
-    return rollouts is not None and rollouts.iterations == 1 and rollouts.teacher is None and rollouts.engine == "local"
+    if rollouts is None or rollouts.teacher is not None or rollouts.past_self is not None:
+        return False
+    return rollouts.iterations == 1 and rollouts.engine == "local"
 
 
 def _penalty(spec: Spec) -> Reasons:
