@@ -46,6 +46,7 @@ class LiveSource:
         refills: further attempts at a group without reward variance.
         reward: that the loss sees, of which a group has variance or not; nan = none.
         sampling: open while the policy samples.
+        tally: what problems are drawn by; None: of this pool.
         world: the ranks that share out the groups.
     """
 
@@ -62,6 +63,7 @@ class LiveSource:
         refills: int = 0,
         reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
         sampling: Callable[[], AbstractContextManager[object]] = nullcontext,
+        tally: Tally | None = None,
         world: World = SOLO,
     ) -> None:
         self._world = world
@@ -70,7 +72,7 @@ class LiveSource:
         self._rollouts: dict[RolloutKey, Rollout] = {}  # of the newest batch
         self._iterations, self._refills, self._reward, self._sampling = iterations, refills, reward, sampling
         self.num_steps = problems.num_batches * iterations
-        self.tally = Tally(self._held, reward)
+        self.tally = tally or Tally(self._held, reward)
 
     def batch(self, step: int) -> int:
         """The batch that a step trains on."""

@@ -118,7 +118,7 @@ def train(
             timings.write_start(directory)
         maker = make_maker(config, engine, grader)
         live = make_live_source(config, directory, maker, assembly, problems)
-        past = make_past_source(config, directory, maker, assembly, problems)
+        past = make_past_source(config, directory, maker, assembly, problems, live)
         evaluator = _evaluator(config, directory, maker, assembly, held_out, say)
 
         def before_step(num_done: int, last: bool) -> None:

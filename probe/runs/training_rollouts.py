@@ -185,9 +185,9 @@ def make_live_source(
 
 
 def make_past_source(
-    config: RunConfig, directory: Path, maker: RolloutMaker, assembly: Assembly, problems: Problems
+    config: RunConfig, directory: Path, maker: RolloutMaker, assembly: Assembly, problems: Problems, live: LiveSource
 ) -> LiveSource | None:
-    """The rollouts of the policy as it was, on the same problems, in a pool beside that of the run; None without any.
+    """The rollouts of the policy as it was, on the problems of `live`, in a pool beside its; None without any.
 
     A group of its pool has as many rollouts as a group of the run takes in that batch. Their noise is not that of the
     policy's own rollouts: with the same noise, near policies would give the same completions.
@@ -207,7 +207,7 @@ def make_past_source(
         with past.restored(), _in_sampling(assembly)():
             yield
 
-    return _source(config, directory / PAST_SELF_DIR, header, maker, assembly, problems, sampling, noise="past-self")
+    return _source(config, directory / PAST_SELF_DIR, header, maker, assembly, problems, sampling, live)
 
 
 def make_source(
@@ -238,9 +238,9 @@ def _source(
     assembly: Assembly,
     problems: Problems,
     sampling: Callable[[], AbstractContextManager[object]],
-    noise: str | None = None,
+    beside: LiveSource | None = None,
 ) -> LiveSource:
-    """Sampled groups in the pool at `directory`; `noise` names a sampling noise that differs from the run's."""
+    """Sampled groups in the pool at `directory`, with problems and a noise that fit to those of a source beside it."""
     rollouts = rollouts_of(config)
     return LiveSource(
         directory,
@@ -248,12 +248,13 @@ def _source(
         maker=_instructed(config, maker),
         coordinates=assembly.coordinates,
         problems=problems,
-        seed=config.seed if noise is None else derive_seed(noise, config.seed),
+        seed=config.seed if beside is None else derive_seed(directory.name, config.seed),
         iterations=rollouts.iterations,
         refills=rollouts.refills,
         world=assembly.world,
         reward=_reward(config, maker),
         sampling=sampling,
+        tally=None if beside is None else beside.tally,
     )
 
 

@@ -48,7 +48,7 @@ class TrainingState:
         """Move the references and the controllers after the optimizer's step.
 
         Args:
-            sampled_by_policy: which rollouts are the policy's samples; the others are a teacher's.
+            sampled_by_policy: which rollouts are the policy's samples; the others are of other sources.
 
         Returns:
             What the controller of beta did (`Control.finish_step`).

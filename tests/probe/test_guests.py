@@ -91,8 +91,8 @@ def test_what_gives_nothing_or_too_much_is_refused(changes: dict[str, Any], mess
 
 
 def test_the_past_self_is_the_policy_after_the_newest_multiple(make_tiny: Callable[..., Any]) -> None:
-    """Steps of 1: the past is 0, 0, 2, 2, 4 after 0 to 4 steps; the present comes back; a new one goes on from a state."""
-    coordinates = make_tiny("lora", moved=0.0, lora_rank=2)
+    """Steps of 1: the past is 0, 0, 2, 2, 4 after 0 to 4 steps; the present comes back; a state can be taken up."""
+    coordinates = make_tiny("svd", moved=0.0)
     start = coordinates.values()
 
     def level() -> float:
