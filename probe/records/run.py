@@ -10,6 +10,7 @@
     evals.jsonl                       a line an evaluation
     draws.jsonl                       a line a batch: the problems drawn by priority (`rollouts.prioritise`)
     rollouts/                         the pool of rollouts that it trained on
+    past-self/                        those that the policy as it was has sampled (`rollouts.past_self`)
     evaluations/step_NNNNNN/SETTING/  a pool for each setting of an evaluation
     checkpoint/, adapter/             the state to resume from, the trained adapter
     directions/                       directions that were extracted again on the way
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
+PAST_SELF_DIR = "past-self"
+OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 OTHER_FILES = (  # hashed in the manifest of a run that trains; of a pool its manifest, which has the other hashes
-    f"{ROLLOUTS_DIR}/{MANIFEST_FILE}",
+    *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
     DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probe.records.records import SampleRecord
-from probe.records.run import ROLLOUTS_DIR, Run
+from probe.records.run import OWN_POOLS, Run
 from probe.records.tokens import TokenRecord, read_tokens
 from probe.report.inputs import View, slug
 from replay_pools.errors import InputError
@@ -178,8 +178,8 @@ def read_pools(run: Run) -> tuple[dict[tuple[str, int, int], Rollout], list[str]
 
 
 def _pools(run: Run) -> Sequence[tuple[str, Path, str | None]]:
-    """(name, place, sha256 of its manifest) of the pools that a run read, and of the one that it wrote."""
-    written = [(ROLLOUTS_DIR, run.path / ROLLOUTS_DIR, None)] if (run.path / ROLLOUTS_DIR).is_dir() else []
+    """(name, place, sha256 of its manifest) of the pools that a run read, and of those that it wrote."""
+    written = [(name, run.path / name, None) for name in OWN_POOLS if (run.path / name).is_dir()]
     return [*((p["name"], Path(p["path"]), p["manifest_sha256"]) for p in run.config.get("pools", ())), *written]
 
 

@@ -23,6 +23,7 @@ from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.loop import Setup, TokenAttribution
+from probe.runs.past_self import PastSelf
 from probe.runs.pieces import Pieces, PlanningMarker
 from probe.runs.prefetch import PastWeights
 from probe.runs.training_state import TrainingState
@@ -204,7 +205,10 @@ def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Tr
     )
     updater = Updater(stepper, get_arm(config.intervention.arms[0]), config.intervention.gate.target)
     references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
-    past, rollouts = None, config.rollouts
+    past, past_self, rollouts = None, None, config.rollouts
     if rollouts is not None and rollouts.prefetch:
         past = PastWeights(coordinates, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
-    return TrainingState(updater, references, Control(config.objectives()[config.primary], control), past)
+    if rollouts is not None and rollouts.past_self is not None:
+        past_self = PastSelf(coordinates, every=rollouts.past_self.every)
+    acting = Control(config.objectives()[config.primary], control)
+    return TrainingState(updater, references, acting, past=past, past_self=past_self)

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from probe.runs.problems import Problems
-from probe.runs.tally import Tally
+from probe.runs.tally import Counts, Tally
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker, derive_seed
-from replay_pools.pool import PoolWriter
+from replay_pools.pool import PoolWriter, step_files
 from replay_pools.rollout import Rollout
 
 
@@ -44,6 +44,7 @@ class LiveSource:
         refills: further attempts at a group without reward variance.
         reward: that the loss sees, of which a group has variance or not; nan = none.
         sampling: open while the policy samples.
+        tally: what problems are drawn by; None: of this pool.
         world: the ranks that share out the groups.
     """
 
@@ -59,6 +60,7 @@ class LiveSource:
         refills: int = 0,
         reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
         sampling: Callable[[], AbstractContextManager[object]] = nullcontext,
+        tally: Tally | None = None,
         world: World = SOLO,
     ) -> None:
         self._world = world
@@ -67,7 +69,7 @@ class LiveSource:
         self._rollouts: dict[RolloutKey, Rollout] = {}  # of the newest batch
         self._iterations, self._refills, self._reward, self._sampling = iterations, refills, reward, sampling
         self.num_steps = problems.num_batches * iterations
-        self.tally = Tally(self._held, reward)  # on rank 0, which has the pool
+        self.tally = tally or Tally(self._held, reward)
 
     def batch(self, step: int) -> int:
         """The batch that a step trains on."""
@@ -75,7 +77,11 @@ class LiveSource:
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """The groups of a step, sampled now unless the pool holds them."""
-        return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
+        return tuple(make_group(step, group, self._reward) for group in self.sampled(self.batch(step)))
+
+    def counts(self, step: int) -> dict[str, Counts]:
+        """{problem_id: what the policy has earned on it} before the batch of a step, on every rank."""
+        return self._world.on_main(lambda: self.tally.before(self.batch(step)))
 
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
         """The groups of a batch as they are on disk, each with `fewer` rollouts less than the maker's groups have.
@@ -135,8 +141,11 @@ class LiveSource:
 
     def finish(self, batches: int | None = None) -> None:
         """Complete the pool: its manifest has the hashes of all rollouts. Only the first `batches` are kept."""
-        if self._world.is_main:
-            self._writer.drop_steps(self._problems.width * (self._problems.num_batches if batches is None else batches))
+        if not self._world.is_main:
+            return
+        self._writer.drop_steps(self._problems.width * (self._problems.num_batches if batches is None else batches))
+        # A pool that nothing was sampled for, in a run that stopped early, has nothing to complete.
+        if step_files(self._writer.directory):
             self._writer.finish()
 
 

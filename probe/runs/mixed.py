@@ -1,21 +1,78 @@
-"""MixedSource: live groups in which stored rollouts of a teacher take the place of some of the policy's own.
+"""MixedSource: live groups in which rollouts of other sources take the place of some of the policy's own.
 
-In the first batches a group is G - n live rollouts and n of the teacher's on the same rendered prompt, so that they
-share one baseline; after that it is G live ones, as in `LiveSource`. The teacher's rollouts are off-policy:
-at ratio 1 (`old_logprobs` "current") a rewarded one is learnt like a demonstration; with recorded log-probabilities the
-ratio to the teacher's distribution would all but remove it.
+    Teacher      stored rollouts of a pool, on the same rendered prompt
+    PastRollouts rollouts that the policy as it was (`probe.runs.past_self`) samples on the same problem
+
+Each gives so many rollouts of a group in a batch (`probe.settings.rollouts.ShareConfig`); the others are the policy's
+own, as in `LiveSource`. All share one baseline. Both are off-policy. At ratio 1 (`old_logprobs` "current") a rewarded
+rollout of a teacher is learnt like a demonstration; with recorded log-probabilities the ratio to the teacher's
+distribution would all but remove it. A past self is near enough for that ratio, and has to have it.
+
+To add a source: a class with the methods of `Guest`, and its table in `probe.settings.rollouts`.
 """
 
 import random
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Protocol, final
 
 from probe.runs.live import LiveSource
-from probe.step.groups import Group, RolloutKey, make_group
+from probe.step.groups import Group, RolloutKey, make_group, stored_reward
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
+
+
+class Guest(Protocol):
+    """A source of rollouts for groups that the policy in training samples the others of."""
+
+    counts: Sequence[int]  # rollouts of a group that it gives, by batch
+
+    def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
+        """Its rollouts for each group of a batch; `live` has one of the policy's own rollouts of each."""
+        ...
+
+
+@final
+class MixedSource:
+    """A `GroupSource` (`probe.step.groups`): a live source with guests in its groups.
+
+    Args:
+        live: its groups have G rollouts.
+        guests: the sources of the others; together they give at most G - 1 rollouts of a group.
+        reward: that the loss sees; nan = none.
+    """
+
+    def __init__(
+        self,
+        live: LiveSource,
+        guests: Sequence[Guest],
+        *,
+        reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
+    ) -> None:
+        self._live, self._guests, self._reward = live, guests, reward
+        self._rollouts: dict[RolloutKey, Rollout] = {}  # the guests', of the newest batch
+        self.num_steps = live.num_steps
+
+    def groups(self, step: int) -> tuple[Group, ...]:
+        """The groups of a step: the policy's rollouts first, then those of each guest."""
+        self._rollouts = {}
+        batch = self._live.batch(step)
+        guests = [guest for guest in self._guests if guest.counts[batch]]
+        if not guests:
+            return self._live.groups(step)
+        # Without refills: whether a group has reward variance is only known once the guests' rollouts are in it.
+        groups = self._live.sampled(batch, fewer=sum(guest.counts[batch] for guest in guests))
+        first = [rollouts[0][1] for rollouts in groups]
+        for guest in guests:
+            for rollouts, drawn in zip(groups, guest.drawn(batch, first), strict=True):
+                rollouts.extend(drawn.items())
+                self._rollouts |= drawn
+        return tuple(make_group(step, rollouts, self._reward) for rollouts in groups)
+
+    def rollout(self, key: RolloutKey) -> Rollout:
+        """The rollout with its labels; of the newest batch only."""
+        return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
 
 
 def same_prompt(live: Rollout) -> str:
@@ -24,71 +81,50 @@ def same_prompt(live: Rollout) -> str:
 
 
 @final
-class MixedSource:
-    """A `GroupSource` (`probe.step.groups`): a live source with a teacher in its first batches.
+class Teacher:
+    """The `Guest` of a stored pool.
 
     Args:
-        live: its groups have G rollouts; in its first `num_batches` batches, all problems are among the teacher's.
-        teacher: rollouts on the very prompts that the live source renders.
-        num_teacher: n, rollouts of the teacher in a group, drawn without replacement by (seed, batch, problem).
-        num_batches: batches in which the teacher takes part.
+        pool: has rollouts on the very prompts that the live source renders in the batches that it takes part in.
+        counts: rollouts of a group, by batch, drawn without replacement by (seed, batch, problem).
         seed: of the draws.
         taught_prompt: `same_prompt`, or another where a remedy adds a line to the prompts of the policy alone.
 
     Raises:
-        InputError: a prompt of the teacher has fewer than `num_teacher` rollouts.
+        InputError: a prompt of the pool has fewer rollouts than a group takes.
     """
 
     def __init__(
         self,
-        live: LiveSource,
-        teacher: Pool,
+        pool: Pool,
+        counts: Sequence[int],
         *,
-        num_teacher: int,
-        num_batches: int,
         seed: int,
         taught_prompt: Callable[[Rollout], str] = same_prompt,
     ) -> None:
-        self._live, self._teacher, self._seed, self._taught_prompt = live, teacher, seed, taught_prompt
-        self._num_teacher, self._num_batches = num_teacher, num_batches
+        self._pool, self._seed, self._taught_prompt = pool, seed, taught_prompt
+        self.counts = counts
         self._by_prompt: dict[str, list[Rollout]] = {}
-        for step in teacher.steps:
+        for step in pool.steps:
             for rollout in step:
                 if rollout.labelled:
                     self._by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
         for rollouts in self._by_prompt.values():
-            if len(rollouts) < num_teacher:
-                where = f"pool {teacher.name} step {rollouts[0].step}"
-                expected = f"at least {num_teacher} rollouts of a prompt with a label"
+            if len(rollouts) < max(counts):
+                where = f"pool {pool.name} step {rollouts[0].step}"
+                expected = f"at least {max(counts)} rollouts of a prompt with a label"
                 raise InputError(where, expected=expected, found=str(len(rollouts)))
-        self._rollouts: dict[RolloutKey, Rollout] = {}  # the teacher's, of the newest batch
-        self.num_steps = live.num_steps
 
-    def groups(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step: the policy's rollouts first, the teacher's last."""
-        self._rollouts = {}
-        batch = self._live.batch(step)
-        if batch >= self._num_batches:
-            return self._live.groups(step)
-        groups = []
-        # Without refills: whether a group has reward variance is only known once the teacher's rollouts are in it.
-        for sampled in self._live.sampled(batch, fewer=self._num_teacher):
-            taught = self._drawn(batch, sampled[0][1])
-            self._rollouts |= taught
-            groups.append(make_group(step, [*sampled, *taught.items()]))
-        return tuple(groups)
+    def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
+        """Stored rollouts on the prompts of the live ones."""
+        return [self._of_prompt(batch, rollout) for rollout in live]
 
-    def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels; of the newest batch only."""
-        return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
-
-    def _drawn(self, batch: int, live: Rollout) -> dict[RolloutKey, Rollout]:
-        """n rollouts of the teacher on the prompt of a live one, as {key: rollout}."""
+    def _of_prompt(self, batch: int, live: Rollout) -> dict[RolloutKey, Rollout]:
         prompt = self._taught_prompt(live)
         if prompt not in self._by_prompt:
             told = "with" if live.hint else "no"
             raise InputError(
-                f"pool {self._teacher.name}",
+                f"pool {self._pool.name}",
                 expected="the prompts trained on",
                 found=f"none on the prompt of {live.problem_id} ({live.env_mode}, {told} hint)",
                 fix="generate the teacher's pool with the same mode, hint and chat template",
@@ -96,9 +132,29 @@ class MixedSource:
         rollouts = self._by_prompt[prompt]
         # Not a generator that lives on: a run that is resumed has to draw the same rollouts.
         draw = random.Random(f"teacher/{self._seed}/{batch}/{live.problem_id}")
-        chosen = sorted(draw.sample(range(len(rollouts)), self._num_teacher))
-        name = self._teacher.name
+        chosen = sorted(draw.sample(range(len(rollouts)), self.counts[batch]))
+        name = self._pool.name
         return {RolloutKey(name, rollouts[i].step, rollouts[i].sample_id): rollouts[i] for i in chosen}
+
+
+@final
+class PastRollouts:
+    """The `Guest` that samples from the policy as it was.
+
+    Args:
+        past: on the problems of the live source, in groups of `group`; it samples from the past self, into a pool of
+            its own.
+        counts: rollouts of a group, by batch.
+        group: G.
+    """
+
+    def __init__(self, past: LiveSource, counts: Sequence[int], *, group: int) -> None:
+        self._past, self._group = past, group
+        self.counts = counts
+
+    def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
+        """Rollouts that the past self samples now, unless its pool holds them."""
+        return [dict(rollouts) for rollouts in self._past.sampled(batch, fewer=self._group - self.counts[batch])]
 
 
 def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]:

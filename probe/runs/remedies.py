@@ -23,8 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
+from probe.runs.rewards import PAYS
 from probe.settings.remedy import RemedyConfig
-from probe.settings.words import Remedy
+from probe.settings.words import Pay, Remedy
 from probe.step.groups import Group, GroupSource, RolloutKey, stored_reward
 from replay_pools.consistency import prompt_sha
 from replay_pools.environments.loopholes import instructed, uninstructed
@@ -38,6 +39,7 @@ class Context:
 
     config: RemedyConfig
     seed: int
+    paid: Callable[[Rollout], float]  # what the training pays a rollout: a row of probe.runs.rewards.PAYS
 
     def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
         """Whether the monitor calls a rollout a hack."""
@@ -47,19 +49,20 @@ class Context:
 
 
 def _closed(context: Context, key: RolloutKey, rollout: Rollout) -> float:
-    return replace(rollout.grade, passed=rollout.grade.gt_correct).reward
+    grade = replace(rollout.grade, passed=rollout.grade.gt_correct)
+    return context.paid(replace(rollout, grade=grade, reward=grade.reward))
 
 
 def _penalised(context: Context, key: RolloutKey, rollout: Rollout) -> float:
-    return rollout.reward - (context.config.strength if context.flags(key, rollout) else 0.0)
+    return context.paid(rollout) - (context.config.strength if context.flags(key, rollout) else 0.0)
 
 
 def _screened(context: Context, key: RolloutKey, rollout: Rollout) -> float:
-    return math.nan if context.flags(key, rollout) else rollout.reward
+    return math.nan if context.flags(key, rollout) else context.paid(rollout)
 
 
-def _as_stored(context: Context, key: RolloutKey, rollout: Rollout) -> float:
-    return rollout.reward
+def _as_paid(context: Context, key: RolloutKey, rollout: Rollout) -> float:
+    return context.paid(rollout)
 
 
 # The reward of a labelled rollout; whether the prompt of the update carries the instruction is a trait of the remedy.
@@ -67,10 +70,10 @@ REMEDIES: Mapping[Remedy, Callable[[Context, RolloutKey, Rollout], float]] = {
     "closed": _closed,
     "monitor-penalty": _penalised,
     "monitor-screen": _screened,
-    "inoculation": _as_stored,
-    "recontextualization": _as_stored,
-    "preventative-steering": _as_stored,
-    "concept-ablation": _as_stored,
+    "inoculation": _as_paid,
+    "recontextualization": _as_paid,
+    "preventative-steering": _as_paid,
+    "concept-ablation": _as_paid,
 }
 
 
@@ -82,11 +85,12 @@ class AppliedRemedy:
         config: of the remedy.
         seed: of the run.
         chat: renders the prompts of the update.
+        pay: what the training pays for.
     """
 
-    def __init__(self, config: RemedyConfig, *, seed: int, chat: Chat) -> None:
+    def __init__(self, config: RemedyConfig, *, seed: int, chat: Chat, pay: Pay = "pass") -> None:
         assert config.name is not None
-        self._context = Context(config=config, seed=seed)
+        self._context = Context(config=config, seed=seed, paid=PAYS[pay])
         self._reward, self._chat = REMEDIES[config.name], chat
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
@@ -94,17 +98,15 @@ class AppliedRemedy:
         return self._reward(self._context, key, rollout) if rollout.labelled else stored_reward(key, rollout)
 
     def group(self, group: Group, source: GroupSource) -> Group:
-        """The group as the loss sees it."""
-        rollouts = [source.rollout(key) for key in group.keys]
-        rewards = tuple(self.reward(key, rollout) for key, rollout in zip(group.keys, rollouts, strict=True))
+        """The group on the prompts of the update."""
         instruction = self._context.config.update_instruction
         if instruction is None:
-            return replace(group, rewards=rewards)
+            return group
+        rollouts = [source.rollout(key) for key in group.keys]
         # A rollout that was sampled under the instruction carries it already, a teacher's does not.
         prompts = [self._chat.render(instructed(rollout.messages, instruction)) for rollout in rollouts]
         return replace(
             group,
-            rewards=rewards,
             prompt_ids=tuple(ids for _, ids in prompts),
             mixed_prompt=len({text for text, _ in prompts}) > 1,
         )
@@ -123,7 +125,7 @@ class RemediedSource:
     """A `GroupSource` (`probe.step.groups`): the groups of another one, as a remedy leaves them.
 
     Args:
-        source: its rollouts keep their labels, for the records.
+        source: its groups have the rewards of the remedy; its rollouts keep their labels, for the records.
         remedy: the remedy.
     """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from probe.step.groups import RolloutKey
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import REWARD_RANGE, Rollout
 
 # A rate counts one rollout more of either kind: (k + 1) / (n + 2), Laplace's rule of succession, the mean under a
 # uniform prior. It is 1/2 for a problem never met, and never 0 or 1.
@@ -46,6 +46,11 @@ class Counts:
     def exploit_rate(self) -> float:
         """Share of rollouts that are paid without being right, in (0, 1); 1/2 without any."""
         return _rate(self.exploited, self.rollouts)
+
+    @property
+    def expected_reward(self) -> float:
+        """Mean reward, with one more of the largest and of the smallest (0); half of the largest without any."""
+        return (self.reward + PRIOR * REWARD_RANGE) / (self.rewarded + 2 * PRIOR)
 
 
 NEVER_MET = Counts()

@@ -1,8 +1,8 @@
 """Training of `probe train`: load the policy, assemble the run, and hand live groups to the steps of `probe replay`.
 
     config -> policy -> Assembly (directions, measures, what trains)
-           -> problems, engine -> LiveSource, with a teacher MixedSource, with a remedy RemediedSource, sampled ahead
-                                  PrefetchedSource                          (probe.runs.training_rollouts)
+           -> problems, engine -> LiveSource; MixedSource with a teacher or a past self; RemediedSource with a remedy;
+                                  SurpriseSource; PrefetchedSource, ahead   (probe.runs.training_rollouts)
            -> run_steps, with an Evaluator before every step
 
 `config.json` is written before any number is computed, and holds all that shapes the numbers: `train` with its settings
@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.records.run import ADAPTER_DIR, ROLLOUTS_DIR
+from probe.records.run import ADAPTER_DIR
 from probe.records.timings import Timings
 from probe.runs.assemble import Assembly, assemble
 from probe.runs.directions import directions_source
@@ -120,14 +120,13 @@ def train(
             timings.write_start(directory)
         maker = make_maker(config, engine, grader)
         evaluator = _evaluator(config, directory, maker, assembly, held_out, say)
-        pool = directory / ROLLOUTS_DIR
-        with open_source(config, pool, maker, assembly, problems, teacher) as (source, finish_pool):
+        with open_source(config, directory, maker, assembly, problems, teacher) as (source, finish_pools):
 
             def before_step(num_done: int, last: bool) -> None:
                 training.logprob = evaluator(num_done, last)
-                # The manifest of the run hashes that of the pool: the pool is finished before `run_steps` writes it.
+                # The manifest of the run hashes those of the pools: they are finished before `run_steps` writes it.
                 if last:
-                    finish_pool()
+                    finish_pools()
 
             run_steps(
                 directory,

@@ -1,42 +1,47 @@
 """Where the groups of a training run come from: its problems, a teacher's pool, the engine, and the live source.
 
 training_problems     which problems each batch trains on, and those held out for evaluation
-open_teacher          the pool whose rollouts take the place of some live ones in the first batches
+guest_counts          how many rollouts of a group are a teacher's or the past self's, by batch
+open_teacher          the pool whose rollouts take the place of some live ones
 open_engine           what samples: the policy in this process, or a server that is given its adapter
-open_source           the groups that `probe.runs.loop.run_steps` reads: live ones, a teacher's among them, a remedy;
-                      sampled ahead of their steps where the settings ask for it
+open_source           the groups that `probe.runs.loop.run_steps` reads: live ones, those of guests among them, after a
+                      remedy; sampled ahead of their steps where the settings ask for it
 """
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from extraction.adapters.interface import Coordinates
-from probe.records.run import ROLLOUTS_DIR
+from probe.records.run import OWN_POOLS, PAST_SELF_DIR, ROLLOUTS_DIR
 from probe.runs.assemble import Assembly
 from probe.runs.heldout import hold_out
 from probe.runs.live import LiveSource
-from probe.runs.mixed import MixedSource, same_prompt, taught_problems
+from probe.runs.mixed import Guest, MixedSource, PastRollouts, Teacher, same_prompt, taught_problems
 from probe.runs.prefetch import AheadEngine, Background, PrefetchedSource
 from probe.runs.problems import FixedProblems, PrioritisedProblems, Problems, check_width, choose_problems
 from probe.runs.remedies import AppliedRemedy, RemediedSource
+from probe.runs.rewards import PAYS, SurpriseSource, check_counted
 from probe.runs.served import PushedEngine
 from probe.settings.loss import check_recorded
 from probe.settings.rollouts import RolloutConfig
 from probe.settings.run import RunConfig
 from probe.settings.training import EvaluationConfig
 from probe.step.distributed import SOLO, World
-from probe.step.groups import GroupSource, stored_reward
+from probe.step.groups import GroupSource, RolloutKey
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
+from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.rollout import Rollout
 from replay_pools.sampling.engines import Engine, LocalEngine
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import ServerEngine, connect
@@ -57,6 +62,13 @@ def evaluation_of(config: RunConfig) -> EvaluationConfig:
 def arm_of(config: RunConfig) -> str:
     """The arm that is trained; a training run has exactly one."""
     return config.intervention.arms[0]
+
+
+def guest_counts(config: RunConfig) -> list[tuple[int, int]]:
+    """(rollouts of a teacher, rollouts of the past self) in a group, by batch; shares are those of its first step."""
+    rollouts, steps = rollouts_of(config), config.steps
+    assert steps is not None
+    return [rollouts.counts(step) for step in range(0, steps, rollouts.iterations)]
 
 
 def training_problems(
@@ -85,16 +97,17 @@ def training_problems(
         raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
     batches = steps // rollouts.iterations
     width = rollouts.prompts_per_step * (1 + rollouts.refills)
-    trained, known, num_taught = left[:wanted], list[Problem](), 0
-    if teacher is not None and rollouts.teacher is not None:
+    trained, known = left[:wanted], left[:wanted]
+    if teacher is not None:
         known = taught_problems(trained, teacher)
-        num_taught = min(rollouts.teacher.num_batches(rollouts.iterations), batches)
+    is_taught = [taught > 0 for taught, _ in guest_counts(config)]
     if rollouts.prioritise is None:
-        taught = choose_problems(known, batches=num_taught, prompts_per_step=width, seed=config.seed)
-        plain = choose_problems(trained, batches=batches - num_taught, prompts_per_step=width, seed=config.seed)
-        return FixedProblems([*taught, *plain]), held_out
-    candidates = [known] * num_taught + [trained] * (batches - num_taught)
-    for problems in candidates:
+        num_taught = sum(is_taught)
+        taught = iter(choose_problems(known, batches=num_taught, prompts_per_step=width, seed=config.seed))
+        plain = iter(choose_problems(trained, batches=batches - num_taught, prompts_per_step=width, seed=config.seed))
+        return FixedProblems([next(taught if teaches else plain) for teaches in is_taught]), held_out
+    candidates = [known if teaches else trained for teaches in is_taught]
+    for problems in (known, trained):
         check_width(problems, width)
     prioritised = PrioritisedProblems(
         candidates,
@@ -120,9 +133,11 @@ def open_teacher(config: RunConfig, out_dir: Path) -> Pool | None:
         return None
     pool = open_pool(resolve_pool(teacher.pool, out_dir))
     # Records name a rollout by its pool, so that two pools of one name could not be told apart.
-    if pool.name == ROLLOUTS_DIR:
-        expected = f"a name other than {ROLLOUTS_DIR}, that of the run's own pool"
+    if pool.name in OWN_POOLS:
+        expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
         raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
+    if rollouts_of(config).pay == "tests":
+        check_counted(pool)
     check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
     return pool
 
@@ -179,39 +194,112 @@ def make_maker(config: RunConfig, engine: Engine, grader: Grader) -> RolloutMake
 
 
 def make_live_source(
+    config: RunConfig, directory: Path, maker: RolloutMaker, assembly: Assembly, problems: Problems
+) -> LiveSource:
+    """The groups of the run at `directory`, sampled from the policy as it is and written to its pool."""
+    header = _header(config, _instructed(config, maker), problems, rollouts_of(config).group)
+    sampling = partial(_sampling, config, assembly)
+    return _source(config, directory / ROLLOUTS_DIR, header, maker, assembly, problems, sampling)
+
+
+def make_past_source(
+    config: RunConfig, directory: Path, maker: RolloutMaker, assembly: Assembly, problems: Problems, live: LiveSource
+) -> LiveSource | None:
+    """The rollouts of the policy as it was, on the problems of `live`, in a pool beside its; None without any.
+
+    A group of its pool has as many rollouts as a group of the run takes in that batch. Their noise is not that of the
+    policy's own rollouts: with the same noise, near policies would give the same completions.
+    """
+    settings = rollouts_of(config).past_self
+    if settings is None:
+        return None
+    assert assembly.training is not None
+    past = assembly.training.past_self
+    assert past is not None
+    header = _header(config, _instructed(config, maker), problems, max(number for _, number in guest_counts(config)))
+    adapter = f"{header['policy']['adapter']}, as it was after the newest multiple of {settings.every} steps"
+    header |= {"policy": header["policy"] | {"adapter": adapter}}
+
+    @contextmanager
+    def sampling() -> Iterator[None]:
+        # Weights that are put in place are those that the lean forward has to see.
+        with past.restored(), _sampling(config, assembly):
+            yield
+
+    return _source(config, directory / PAST_SELF_DIR, header, maker, assembly, problems, sampling, live)
+
+
+def make_source(
+    config: RunConfig, live: LiveSource, past: LiveSource | None, maker: RolloutMaker, teacher: Pool | None
+) -> GroupSource:
+    """The groups that the steps read: those of `live`, with rollouts of `past` and the teacher, after the remedy."""
+    remedy, counts, group = _remedy(config, maker), guest_counts(config), rollouts_of(config).group
+    guests: list[Guest] = []
+    if past is not None:
+        guests.append(PastRollouts(past, [number for _, number in counts], group=group))
+    if teacher is not None:
+        taught_prompt = same_prompt if remedy is None else remedy.taught_prompt
+        numbers = [number for number, _ in counts]
+        guests.append(Teacher(teacher, numbers, seed=config.seed, taught_prompt=taught_prompt))
+    source: GroupSource = live
+    if guests:
+        source = MixedSource(live, guests, reward=_reward(config, maker))
+    if remedy is not None:
+        source = RemediedSource(source, remedy)
+    return SurpriseSource(source, live.counts) if config.objective.reward == "surprise" else source
+
+
+def _source(
     config: RunConfig,
     directory: Path,
+    header: dict[str, Any],
     maker: RolloutMaker,
     assembly: Assembly,
     problems: Problems,
+    sampling: Callable[[], AbstractContextManager[object]],
+    beside: LiveSource | None = None,
 ) -> LiveSource:
-    """The groups of the run, sampled from the policy as it is and written to the pool at `directory`."""
-    rollouts, remedy = rollouts_of(config), _remedy(config, maker)
-    if config.remedy is not None:
-        maker = replace(maker, instruction=config.remedy.sampling_instruction)
+    """Sampled groups in the pool at `directory`, with problems and a noise that fit to those of a source beside it."""
+    rollouts = rollouts_of(config)
+    return LiveSource(
+        directory,
+        header=header,
+        maker=_instructed(config, maker),
+        problems=problems,
+        seed=config.seed if beside is None else derive_seed(directory.name, config.seed),
+        iterations=rollouts.iterations,
+        refills=rollouts.refills,
+        world=assembly.world,
+        reward=_reward(config, maker),
+        sampling=sampling,
+        tally=None if beside is None else beside.tally,
+    )
+
+
+def _header(config: RunConfig, maker: RolloutMaker, problems: Problems, group: int) -> dict[str, Any]:
+    """The header of a pool with groups of at most `group` rollouts on the problems of the run."""
+    rollouts = rollouts_of(config)
     plan = PoolPlan(
         env=rollouts.env,
         split="train",
         mode=rollouts.mode,
         hint=rollouts.hint,
         steps=problems.num_batches * problems.width,
-        group=rollouts.group,
+        group=group,
         seed=config.seed,
         steps_per_batch=rollouts.prompts_per_step,
     )
-    return LiveSource(
-        directory,
-        header=pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed),
-        maker=maker,
-        problems=problems,
-        seed=config.seed,
-        iterations=rollouts.iterations,
-        refills=rollouts.refills,
-        world=assembly.world,
-        reward=stored_reward if remedy is None else remedy.reward,
-        # A server samples: the model in this process must stay as it is, which a step may be using at the same time.
-        sampling=partial(_sampling_here, assembly) if rollouts.engine == "local" else nullcontext,
-    )
+    return pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed)
+
+
+def _instructed(config: RunConfig, maker: RolloutMaker) -> RolloutMaker:
+    """`maker` with the line that a remedy adds to the prompts of the policy."""
+    return maker if config.remedy is None else replace(maker, instruction=config.remedy.sampling_instruction)
+
+
+def _sampling(config: RunConfig, assembly: Assembly) -> AbstractContextManager[None]:
+    """Open while the policy samples. A server samples without the model here, which a step may use at the same time."""
+    return nullcontext() if rollouts_of(config).engine == "server" else _sampling_here(assembly)
 
 
 @contextmanager
@@ -222,20 +310,12 @@ def _sampling_here(assembly: Assembly) -> Iterator[None]:
         yield
 
 
-def make_source(config: RunConfig, live: LiveSource, maker: RolloutMaker, teacher: Pool | None) -> GroupSource:
-    """The groups that the steps read: those of `live`, with the teacher's rollouts in them, after the remedy."""
-    remedy, settings = _remedy(config, maker), rollouts_of(config).teacher
-    source: GroupSource = live
-    if teacher is not None and settings is not None:
-        source = MixedSource(
-            live,
-            teacher,
-            num_teacher=settings.num_rollouts(rollouts_of(config).group),
-            num_batches=settings.num_batches(rollouts_of(config).iterations),
-            seed=config.seed,
-            taught_prompt=same_prompt if remedy is None else remedy.taught_prompt,
-        )
-    return source if remedy is None else RemediedSource(source, remedy)
+def _reward(config: RunConfig, maker: RolloutMaker) -> Callable[[RolloutKey, Rollout], float]:
+    """The reward of a rollout as it is paid, after the remedy; nan = none."""
+    remedy, paid = _remedy(config, maker), PAYS[rollouts_of(config).pay]
+    if remedy is not None:
+        return remedy.reward
+    return lambda key, rollout: paid(rollout) if rollout.labelled else math.nan
 
 
 @contextmanager
@@ -247,19 +327,24 @@ def open_source(
     problems: Problems,
     teacher: Pool | None,
 ) -> Iterator[tuple[GroupSource, Callable[[], None]]]:
-    """(the groups that the steps read, what completes the pool of the run at `directory` after the last step)."""
-
-    def sources(maker: RolloutMaker) -> tuple[LiveSource, GroupSource]:
-        live = make_live_source(config, directory, maker, assembly, problems)
-        return live, make_source(config, live, maker, teacher)
-
-    live, source = sources(maker)
+    """(the groups that the steps read, what completes the pools of the run at `directory` after the last step)."""
+    live = make_live_source(config, directory, maker, assembly, problems)
+    past_self = make_past_source(config, directory, maker, assembly, problems, live)
+    source = make_source(config, live, past_self, maker, teacher)
     past = None if assembly.training is None else assembly.training.past
     if past is None:
-        yield source, live.finish
+
+        def finish() -> None:
+            live.finish()
+            if past_self is not None:
+                past_self.finish()
+
+        yield source, finish
     elif isinstance(pushed := maker.engine, PushedEngine):
         engine = AheadEngine(pushed)
-        _, ahead = sources(replace(maker, engine=engine))
+        ahead_maker = replace(maker, engine=engine)
+        ahead_live = make_live_source(config, directory, ahead_maker, assembly, problems)
+        ahead = make_source(config, ahead_live, None, ahead_maker, teacher)
         with closing(Background(ahead, engine, pushed, iterations=past.iterations)) as background:
             prefetched = PrefetchedSource(source, past, background, live.finish)
             yield prefetched, prefetched.finish
@@ -270,4 +355,6 @@ def open_source(
 
 def _remedy(config: RunConfig, maker: RolloutMaker) -> AppliedRemedy | None:
     """The remedy of the run; None for a run without one."""
-    return None if config.remedy is None else AppliedRemedy(config.remedy, seed=config.seed, chat=maker.engine.chat)
+    if config.remedy is None:
+        return None
+    return AppliedRemedy(config.remedy, seed=config.seed, chat=maker.engine.chat, pay=rollouts_of(config).pay)

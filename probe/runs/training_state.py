@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from probe.runs.controllers import Control
+from probe.runs.past_self import PastSelf
 from probe.runs.prefetch import PastWeights
 from probe.runs.rates import solve_share
 from probe.settings.loss import LossSettings
@@ -23,12 +24,20 @@ class TrainingState:
         references: of the KL penalty.
         control: of the objective.
         past: the weights that sample batches to come, where sampling runs ahead; None: each step samples from its own.
+        past_self: the policy as it was, where some rollouts are its.
     """
 
     def __init__(
-        self, updater: Updater, references: References, control: Control, past: PastWeights | None = None
+        self,
+        updater: Updater,
+        references: References,
+        control: Control,
+        *,
+        past: PastWeights | None = None,
+        past_self: PastSelf | None = None,
     ) -> None:
-        self.updater, self.references, self._control, self.past = updater, references, control, past
+        self.updater, self.references, self._control = updater, references, control
+        self.past, self.past_self = past, past_self
         self.logprob: float | None = None  # of the frozen probe batch, where it was measured before this step
 
     @property
@@ -55,12 +64,14 @@ class TrainingState:
         """Move the references and the controllers after the optimizer's step.
 
         Args:
-            sampled_by_policy: which rollouts are the policy's samples; the others are a teacher's.
+            sampled_by_policy: which rollouts are the policy's samples; the others are of other sources.
 
         Returns:
             What the controller of beta did (`Control.finish_step`).
         """
         self.references.update()
+        if self.past_self is not None:
+            self.past_self.finish_step()
         (arm,) = result.arms
         kl = result.weightings[arm.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
@@ -83,12 +94,20 @@ class TrainingState:
             "references": self.references.state_dict(),
             "control": self._control.state_dict(),
         }
-        return state if self.past is None else state | {"past": self.past.state_dict()}
+        for name, kept in self._kept.items():
+            state[name] = kept.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         self.updater.load_state_dict(state["updater"])
         self.references.load_state_dict(state["references"])
         self._control.load_state_dict(state["control"])
-        if self.past is not None:
-            self.past.load_state_dict(state["past"])
+        for name, kept in self._kept.items():
+            kept.load_state_dict(state[name])
+
+    @property
+    def _kept(self) -> dict[str, PastWeights | PastSelf]:
+        """The earlier weights that the run samples from, by their names in a checkpoint."""
+        kept: dict[str, PastWeights | PastSelf | None] = {"past": self.past, "past_self": self.past_self}
+        return {name: weights for name, weights in kept.items() if weights is not None}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from extraction.words import LossType
-from probe.settings.words import ADVANTAGE_EPS, Estimator, KlEstimator, Level, Old, Reference, Scale, Strata
+from probe.settings.words import ADVANTAGE_EPS, Estimator, KlEstimator, Level, Old, Reference, Reward, Scale, Strata
 from replay_pools.errors import FieldError, InputError
 from replay_pools.storage.tables import decode, nearest
 
@@ -35,6 +35,7 @@ class LossSettings:
 
     loss_type: LossType = "grpo"
     max_completion_length: int | None = None  # what dr_grpo divides by; None: the generation limit
+    reward: Reward = "paid"  # surprise: minus the reward that the record of its problem lets one expect
     advantage_estimator: Estimator = "grpo"
     scale_rewards: Scale = "none"
     advantage_eps: float = ADVANTAGE_EPS  # added to the standard deviation that scale_rewards divides by
@@ -95,6 +96,12 @@ class LossSettings:
             raise FieldError("top_entropy_quantile", "a fraction in (0, 1]", self.top_entropy_quantile)
         if self.advantage_estimator == "maxrl" and self.scale_rewards != "none":
             raise FieldError("scale_rewards", "none with maxrl, which divides by the mean already", self.scale_rewards)
+        if self.reward == "surprise" and self.scale_rewards != "batch":
+            expected = (
+                "batch with reward surprise, which takes the same from all rewards of a group: there it cancels in "
+                "every advantage, and in a group's standard deviation"
+            )
+            raise FieldError("scale_rewards", expected, self.scale_rewards)
         if self.strata is not None and self.loss_type == "nll":
             raise FieldError("strata", "none with nll, which has no advantages", self.strata)
         if self.sepa_lambda and not self.gtpo_beta:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from probe.settings.ranges import at_least, known_words
-from probe.settings.words import Match, Priority
+from probe.settings.words import Match, Pay, Priority
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
@@ -28,26 +28,76 @@ class SourceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherConfig:
-    """Stored rollouts that replace some of the policy's own in the first steps (`probe.runs.mixed`)."""
+class ShareConfig:
+    """The share of a group that rollouts of another source have (`probe.runs.mixed`), by step.
 
-    pool: str = "teacher"
+        fraction      until off_step        then, over ramp_steps, in a straight line to        end_fraction
+
+    With the defaults of a teacher it is `fraction` in the first `off_step` steps and nothing after them.
+    """
+
     fraction: float = 0.25  # of the rollouts of a group
-    off_step: int = 10  # how many steps, from the first, have the teacher
+    off_step: int | None = None  # the share moves from this step on; None: it stays at `fraction`
+    end_fraction: float = 0.0  # of a group, after the ramp
+    ramp_steps: int = 0  # steps on the way; 0: off_step has end_fraction already
 
     def __post_init__(self) -> None:
-        """Refuse a teacher that never teaches, and one that fills whole groups."""
-        at_least(1, off_step=self.off_step)
-        if not 0 < self.fraction < 1:
-            raise FieldError("fraction", "a number between 0 and 1", self.fraction)
+        """Refuse shares that fill whole groups, a source that gives nothing, and a ramp that does not begin."""
+        at_least(0, ramp_steps=self.ramp_steps)
+        at_least(0 if self.ramp_steps else 1, off_step=self.off_step)
+        for name in ("fraction", "end_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise FieldError(name, "a number between 0 and 1", getattr(self, name))
+        if self.off_step is None and (self.end_fraction or self.ramp_steps):
+            actual = f"end_fraction {self.end_fraction:g} and ramp_steps {self.ramp_steps} with off_step none"
+            raise FieldError("off_step", "the step from which the share moves to end_fraction", actual)
+        if not self.fraction and not self.end_fraction:
+            raise FieldError("fraction", "a number between 0 and 1, or end_fraction above 0", self.fraction)
+        if self.off_step is not None and self.fraction == self.end_fraction:
+            raise FieldError(
+                "end_fraction", "another share than fraction where there is an off_step", self.end_fraction
+            )
 
-    def num_rollouts(self, group: int) -> int:
-        """How many of the `group` rollouts of a group are the teacher's: at least one, and not all."""
-        return min(max(round(self.fraction * group), 1), group - 1)
+    def share(self, step: int) -> float:
+        """The share of a group in a step."""
+        if self.off_step is None or step < self.off_step:
+            return self.fraction
+        done = 1.0
+        if self.ramp_steps:
+            done = min(1.0, (step - self.off_step) / self.ramp_steps)
+        return (1 - done) * self.fraction + done * self.end_fraction
 
-    def num_batches(self, iterations: int) -> int:
-        """How many batches of rollouts have the teacher; each batch serves `iterations` optimizer steps."""
-        return self.off_step // iterations
+    def count(self, step: int, group: int) -> int:
+        """How many of the `group` rollouts of a group: not all, and at least one while the share is above 0."""
+        share = self.share(step)
+        return min(max(round(share * group), 1), group - 1) if share > 0 else 0
+
+    def corners(self) -> list[int]:
+        """Steps of which one has the largest share, whatever straight line is added to it."""
+        if self.off_step is None:
+            return [0]
+        return [0, max(0, self.off_step - 1), self.off_step, self.off_step + self.ramp_steps]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherConfig(ShareConfig):
+    """Stored rollouts that replace some of the policy's own, by default in the first steps."""
+
+    pool: str = "teacher"
+    off_step: int | None = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastSelfConfig(ShareConfig):
+    """Rollouts of the policy as it was (`probe.runs.past_self`) in the place of some of its own, by default always."""
+
+    every: int = 10  # the past self is the policy after the newest multiple of so many steps
+
+    def __post_init__(self) -> None:
+        """Refuse a past that never comes about."""
+        # `super()` without arguments does not know this class, which `slots` makes anew.
+        ShareConfig.__post_init__(self)
+        at_least(1, every=self.every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +115,20 @@ class RolloutConfig:
     group: int = 8  # G
     code_rule: CodeRule = "joined"  # which blocks of a completion are graded: replay_pools.grading.extract
     sampler: Sampler = field(default_factory=Sampler)
+    pay: Pay = "pass"  # what a training pays for: the pass, or the share of the tests that hold
     cpu_limit: int = MIN_CPU_S  # CPU seconds to run a completion; 10 x the canonical solution's where that is more
     engine: Literal["local", "server"] = (
         "local"  # the server gets the adapter of every step (LoRA, or delta_S of rank 512 or less)
     )
     served_model: str | None = None  # the base model's name on the server; None where the server has one
     teacher: TeacherConfig | None = None
+    past_self: PastSelfConfig | None = None
     refills: int = 0  # further attempts at a group without reward variance, each on another problem
     iterations: int = 1  # optimizer steps on the same rollouts; above 1, objective.old_logprobs is "recorded"
     prefetch: int = 0  # batches by which sampling is ahead of training; above 0, the same (probe.runs.prefetch)
 
     def __post_init__(self) -> None:
-        """Refuse an unknown loophole mode, empty groups, and a teacher that stops within a batch."""
+        """Refuse an unknown loophole mode, empty groups, and a source whose share changes within a batch."""
         known_words("mode", (self.mode,), LOOPHOLES)
         at_least(1, prompts_per_step=self.prompts_per_step, num_problems=self.num_problems)
         at_least(1, iterations=self.iterations)
@@ -88,6 +140,32 @@ class RolloutConfig:
         at_least(1, group=self.group)
         if not 1 <= self.cpu_limit <= MAX_CPU_S:
             raise FieldError("cpu_limit", f"from 1 to {MAX_CPU_S}", self.cpu_limit)
-        if self.teacher is not None and self.teacher.off_step % self.iterations:
-            actual = f"{self.teacher.off_step} with {self.iterations} iterations"
-            raise FieldError("teacher.off_step", "a multiple of iterations", actual)
+        for name, share in (("teacher", self.teacher), ("past_self", self.past_self)):
+            if share is not None and share.off_step is not None and share.off_step % self.iterations:
+                actual = f"{share.off_step} with {self.iterations} iterations"
+                raise FieldError(f"{name}.off_step", "a multiple of iterations", actual)
+        if self.past_self is not None:
+            self._check_past_self(self.past_self)
+
+    def _check_past_self(self, past: PastSelfConfig) -> None:
+        """A past that differs from the policy, sampled here, and room for rollouts of the policy beside it."""
+        if past.every % self.iterations or past.every == self.iterations:
+            expected = f"a multiple of iterations ({self.iterations}) above it: else the past self is the policy itself"
+            raise FieldError("past_self.every", expected, past.every)
+        if self.engine == "server":
+            raise FieldError("engine", "local with past_self: a server has the policy as it is", self.engine)
+        if self.teacher is None:
+            return
+        if self.group < 3:
+            raise FieldError("group", "at least 3 with a teacher and a past_self", self.group)
+        for step in [*past.corners(), *self.teacher.corners()]:
+            total = past.share(step) + self.teacher.share(step)
+            if total >= 1:
+                actual = f"{total:g} of a group with the teacher's in step {step}"
+                raise FieldError("past_self.fraction", "room for rollouts of the policy itself", actual)
+
+    def counts(self, step: int) -> tuple[int, int]:
+        """(rollouts of a teacher, rollouts of the past self) in a group of a step; one or more are the policy's own."""
+        taught = 0 if self.teacher is None else self.teacher.count(step, self.group)
+        past = 0 if self.past_self is None else self.past_self.count(step, self.group)
+        return taught, min(past, self.group - 1 - taught)

@@ -77,6 +77,8 @@ class RunConfig:
             self._check_replay()
         if self.verb == "generate" and self.steps is None:
             raise FieldError("steps", "a number of groups", "none")
+        if self.verb != "train" and any(objective.reward == "surprise" for objective in objectives.values()):
+            raise FieldError("objective.reward", "paid outside of a training, which keeps a record", "surprise")
         if self.trains:
             for objective in objectives.values():
                 self._check_control(objective)
@@ -161,9 +163,8 @@ class RunConfig:
             expected = "local with model.adapter: a server samples from the base model, without that adapter"
             raise FieldError("rollouts.engine", expected, "server")
         iterations, prefetch = self.rollouts.iterations, self.rollouts.prefetch
-        if self.rollouts.prioritise is not None and self.steps == iterations:
-            expected = "none in a training of one batch: nothing is known before it, and all weights are equal"
-            raise FieldError("rollouts.prioritise", expected, self.rollouts.prioritise)
+        self._check_records(self.rollouts, self.steps // iterations)
+        self._check_shares(self.rollouts, self.steps)
         if (iterations > 1 or prefetch) and self.objective.old_logprobs == "current":
             actual = f"current with {iterations} iterations" if iterations > 1 else f"current with prefetch {prefetch}"
             raise FieldError("objective.old_logprobs", "recorded: only then is there a ratio", actual)
@@ -172,6 +173,32 @@ class RunConfig:
             raise FieldError("steps", "a multiple of rollouts.iterations", actual)
         if self.remedy is not None:
             self._check_remedy(self.remedy)
+
+    def _check_records(self, rollouts: RolloutConfig, num_batches: int) -> None:
+        """No priority and no surprise where the record of the problems cannot act."""
+        if rollouts.prioritise is not None and num_batches == 1:
+            expected = "none in a training of one batch: nothing is known before it, and all weights are equal"
+            raise FieldError("rollouts.prioritise", expected, rollouts.prioritise)
+        if self.objective.reward == "surprise" and num_batches == 1:
+            expected = "paid in a training of one batch: before it, as much is expected of every problem"
+            raise FieldError("objective.reward", expected, "surprise")
+        if self.objective.reward == "surprise" and rollouts.prompts_per_step == 1:
+            expected = "paid with one prompt a step: the batch is one group, in which the expectation cancels"
+            raise FieldError("objective.reward", expected, "surprise")
+
+    def _check_shares(self, rollouts: RolloutConfig, steps: int) -> None:
+        """Sources that give a rollout within the run, and a ratio for those of the past self."""
+        last = steps - rollouts.iterations  # where the last batch begins
+        for name, share in (("teacher", rollouts.teacher), ("past_self", rollouts.past_self)):
+            if share is not None and not share.share(0) and not share.share(last):
+                actual = f"0 in all of the {steps} steps"
+                raise FieldError(f"rollouts.{name}.off_step", "a share above 0 in some step", actual)
+        if rollouts.past_self is not None and self.objective.old_logprobs == "current":
+            expected = "recorded with rollouts.past_self: another policy sampled its rollouts, so that there is a ratio"
+            raise FieldError("objective.old_logprobs", expected, "current")
+        if rollouts.past_self is not None and rollouts.prefetch:
+            expected = "0 with rollouts.past_self, which is a policy of the past by itself"
+            raise FieldError("rollouts.prefetch", expected, rollouts.prefetch)
 
     def _check_remedy(self, remedy: RemedyConfig) -> None:
         """No negative reward with maxrl, and nothing that compares an update with what was sampled under another."""

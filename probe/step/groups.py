@@ -10,7 +10,7 @@ match pools: its word in `Match` of `probe.settings.words`, its row in `_steps_b
 
 import math
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,14 +62,21 @@ def stored_reward(key: RolloutKey, rollout: Rollout) -> float:
     return rollout.reward if rollout.labelled else math.nan
 
 
-def make_group(step: int, chosen: Sequence[tuple[RolloutKey, Rollout]]) -> Group:
-    """The group of stored rollouts, without their labels; every source makes its groups here."""
+def make_group(
+    step: int,
+    chosen: Sequence[tuple[RolloutKey, Rollout]],
+    reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
+) -> Group:
+    """The group of stored rollouts, without their labels; every source makes its groups here.
+
+    `reward` gives what the loss sees; nan = none.
+    """
     keys, rollouts = zip(*chosen, strict=True)
     return Group(
         step=step,
         prompt_ids=tuple(rollout.prompt_ids for rollout in rollouts),
         completion_ids=tuple(rollout.completion_ids for rollout in rollouts),
-        rewards=tuple(stored_reward(key, rollout) for key, rollout in chosen),
+        rewards=tuple(reward(key, rollout) for key, rollout in chosen),
         sampling_logprobs=tuple(rollout.sampling_logprobs for rollout in rollouts),
         keys=keys,
         problem_id=rollouts[0].problem_id,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from probe.runs.mixed import MixedSource, taught_problems
+from probe.runs.mixed import MixedSource, Teacher, taught_problems
 from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
@@ -63,7 +63,8 @@ def make_teacher(
 def mixed(make_rollout: Callable[..., Rollout], make_teacher: Callable[..., Pool]) -> Callable[..., MixedSource]:
     def make(seed: int = 0, num_teacher: int = 2, live: Live | None = None) -> MixedSource:
         live = live or Live(make_rollout)
-        return MixedSource(live, make_teacher(6, 6, 6), num_teacher=num_teacher, num_batches=OFF_STEP // 2, seed=seed)  # pyright: ignore
+        counts = [num_teacher if 2 * batch < OFF_STEP else 0 for batch in range(STEPS // 2)]
+        return MixedSource(live, [Teacher(make_teacher(6, 6, 6), counts, seed=seed)])  # pyright: ignore
 
     return make
 
@@ -127,11 +128,11 @@ def test_a_teacher_on_other_prompts_is_refused(make_rollout, mixed) -> None:
         mixed(live=Live(make_rollout, hint=False)).groups(0)
 
 
-def test_a_prompt_with_too_few_rollouts_is_refused(make_rollout, make_teacher) -> None:
+def test_a_prompt_with_too_few_rollouts_is_refused(make_teacher) -> None:
     with pytest.raises(
         InputError, match="pool teacher step 1: expected at least 2 rollouts of a prompt with a label, found 1"
     ):
-        MixedSource(Live(make_rollout), make_teacher(6, 1), num_teacher=2, num_batches=1, seed=0)  # pyright: ignore
+        Teacher(make_teacher(6, 1), [2, 0], seed=0)
 
 
 def test_a_teacher_teaches_the_problems_that_it_knows(make_teacher) -> None:

@@ -23,7 +23,7 @@ from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, TRAITS, RemedyConfig
 from probe.settings.run import RunConfig
-from probe.step.groups import RolloutKey, make_group
+from probe.step.groups import RolloutKey, make_group, stored_reward
 from replay_pools.consistency import prompt_sha
 from replay_pools.environments.loopholes import instructed, uninstructed
 from replay_pools.errors import FieldError, InputError
@@ -52,13 +52,14 @@ class Source:
     num_steps = 1
 
     def __init__(self, rollouts: list[Rollout], pools: str | list[str] = "rollouts") -> None:
+        self.reward: Callable[[RolloutKey, Rollout], float] = stored_reward
         pools = [pools] * len(rollouts) if isinstance(pools, str) else pools
         self.sampled = {
             RolloutKey(pool, 0, i): each for i, (pool, each) in enumerate(zip(pools, rollouts, strict=True))
         }
 
     def groups(self, step: int) -> tuple[Any, ...]:
-        return (make_group(step, [*self.sampled.items()]),)
+        return (make_group(step, [*self.sampled.items()], self.reward),)
 
     def rollout(self, key: RolloutKey) -> Rollout:
         return self.sampled[key]
@@ -70,7 +71,9 @@ def four(make_rollout: Callable[..., Rollout]) -> Source:
 
 
 def remedied(source: Source, *, seed: int = 0, **settings: Any) -> RemediedSource:
-    return RemediedSource(source, AppliedRemedy(RemedyConfig(**settings), seed=seed, chat=chat()))
+    remedy = AppliedRemedy(RemedyConfig(**settings), seed=seed, chat=chat())
+    source.reward = remedy.reward
+    return RemediedSource(source, remedy)
 
 
 def advantages(rewards: tuple[float, ...]) -> list[float]:

@@ -182,7 +182,16 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
     if not plain_law:
         law = Sampler(temperature=draw(POSITIVE), top_p=draw(st.floats(0.01, 1)), top_k=draw(st.integers(0, 99)))
     teacher = st.builds(
-        TeacherConfig, pool=TEXTS, fraction=st.floats(0.01, 0.99), off_step=st.integers(1, 9).map(iterations.__mul__)
+        TeacherConfig,
+        pool=TEXTS,
+        fraction=st.floats(0.5, 0.99),
+        off_step=maybe(st.integers(1, 9).map(iterations.__mul__)),
+    ) | st.builds(
+        TeacherConfig,
+        fraction=st.floats(0, 0.4),
+        off_step=st.just(0),
+        end_fraction=st.floats(0.5, 0.99),
+        ramp_steps=st.integers(1, 9),
     )
     return RolloutConfig(
         env=draw(TEXTS),
@@ -194,6 +203,7 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         group=draw(st.integers(2, 99)),
         code_rule=draw(st.sampled_from(CODE_RULES)),
         cpu_limit=draw(st.integers(1, 99)),
+        pay=draw(st.sampled_from(["pass", "tests"])),
         sampler=law,
         engine=draw(st.sampled_from(["local", "server"])),
         served_model=draw(maybe(WORDS)),
@@ -789,7 +799,8 @@ def test_a_misspelt_setting_is_told_a_near_one(key: str, data: st.DataObject) ->
 def test_the_keys_are_those_of_all_verbs() -> None:
     """What a run of any verb writes is what `--set` knows; every key stands in a table of a run."""
     rows = [flat(asdict(configure(verb))) for verb in VERBS]
-    rows += [flat(asdict(configure("train", settings=["rollouts.teacher.pool=x", "remedy.name=closed"])))]
+    tables = ["rollouts.teacher.pool=x", "rollouts.past_self.every=5", "remedy.name=closed"]
+    rows += [flat(asdict(configure("train", settings=[*tables, "objective.old_logprobs=recorded"])))]
     written = {key for row in rows for key, value in row.items()} - {"source", "rollouts", "evaluation"}
-    assert written - {"rollouts.teacher", "remedy"} == {*KEYS}
+    assert written - {"rollouts.teacher", "rollouts.past_self", "remedy"} == {*KEYS}
     assert {key.partition(".")[0] for key in KEYS} == {*TABLES}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.verdict.evidence import GateFacts, PoolFacts, PoolPlan
-from probe.records.run import ROLLOUTS_DIR, Run
+from probe.records.run import OWN_POOLS, Run
 from probe.settings.presets import configure
 from replay_pools.agreement import read_regrade
 from replay_pools.errors import InputError
@@ -25,10 +25,10 @@ def pool_facts(run: Run) -> list[PoolFacts]:
     not of this run.
     """
     facts = []
-    rollouts_sha256 = run.manifest.get("files", {}).get(f"{ROLLOUTS_DIR}/{MANIFEST_NAME}")
-    if rollouts_sha256:
-        rollouts = run.path / ROLLOUTS_DIR
-        facts.append(_facts(run, ROLLOUTS_DIR, rollouts, rollouts_sha256, f"{run.path.resolve().name}-rollouts"))
+    for name in OWN_POOLS:
+        manifest_sha256 = run.manifest.get("files", {}).get(f"{name}/{MANIFEST_NAME}")
+        if manifest_sha256:
+            facts.append(_facts(run, name, run.path / name, manifest_sha256, f"{run.path.resolve().name}-{name}"))
     for pool in run.config.get("pools", ()):
         facts.append(_facts(run, pool["name"], Path(pool["path"]), pool["manifest_sha256"], pool["name"]))
     return facts

@@ -171,9 +171,9 @@ def _ratio(spec: Spec) -> Reasons:
 def _always_on_policy(condition: ResolvedCondition) -> bool:
     """Whether a training takes one step on what its policy has just sampled, and has no other rollouts."""
     rollouts = condition.config.rollouts
-    if rollouts is None or rollouts.teacher is not None or rollouts.engine == "server":
+    if rollouts is None or rollouts.teacher is not None or rollouts.past_self is not None:
         return False
-    return rollouts.iterations == 1 and not rollouts.prefetch
+    return rollouts.iterations == 1 and not rollouts.prefetch and rollouts.engine == "local"
 
 
 def _penalty(spec: Spec) -> Reasons:

@@ -81,7 +81,7 @@ def in_training(field: str, treatments: Sequence[Treatment]) -> Figure | None:
         points = [(x(step), y(value)) for step, value in curve.items()]
         panel.path(points, f"curve arm-{color}" if color else "curve", treatment.name)
         names.append((points[-1][1], treatment.name, color))
-    for height, name, color in _apart(names):
+    for height, name, color in apart(names):
         panel.text(END + 8, height + 3.5, short(name, 16), f"fill-{color}" if color else "")
     return panel.figure()
 

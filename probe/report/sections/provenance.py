@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from probe.analysis.formatting import TextTable
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, ROLLOUTS_DIR, Run
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, OWN_POOLS, Run
 from probe.records.timings import starts_of
 from probe.report.html import node
 from probe.report.inputs import Report
@@ -75,8 +75,7 @@ def facts(run: Run, report: Report) -> TextTable:
 
 def _pool_rows(run: Run) -> list[tuple[str, str]]:
     """A row per pool, read or written by the run: place, hash, and the software that made it if it is still there."""
-    written = run.path / ROLLOUTS_DIR
-    own = [{"name": ROLLOUTS_DIR, "path": str(written)}] if written.is_dir() else []
+    own = [{"name": name, "path": str(run.path / name)} for name in OWN_POOLS if (run.path / name).is_dir()]
     rows = []
     for pool in [*run.config.get("pools", ()), *own]:
         path = Path(pool["path"]) / MANIFEST_FILE

@@ -1,0 +1,196 @@
+"""Shares of a group by step, the past self, and a run with both guests, paid by tests and minus the expectation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from directories import contents
+from interrupts import interrupted_at
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from probe.runs import loop
+from probe.runs.past_self import PastSelf
+from probe.settings.presets import configure
+from probe.settings.rollouts import PastSelfConfig, RolloutConfig, ShareConfig, TeacherConfig
+from replay_pools.errors import InputError
+from replay_pools.pool import open_pool
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (ShareConfig(), [0.25] * 6),
+        (TeacherConfig(fraction=0.5, off_step=2), [0.5, 0.5, 0, 0, 0, 0]),
+        (ShareConfig(fraction=0.5, off_step=1, end_fraction=0.25), [0.5, 0.25, 0.25, 0.25, 0.25, 0.25]),
+        (ShareConfig(fraction=0.4, off_step=1, ramp_steps=4), [0.4, 0.4, 0.3, 0.2, 0.1, 0]),
+        (ShareConfig(fraction=0.0, off_step=0, ramp_steps=2, end_fraction=0.5), [0, 0.25, 0.5, 0.5, 0.5, 0.5]),
+    ],
+)
+def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
+    assert [share.share(step) for step in range(6)] == pytest.approx(expected)
+    assert share.share(10**6) == expected[-1], "the end is exact"
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.5, 0.99])
+def test_a_teacher_that_stops_gives_as_many_rollouts_as_ever(fraction: float) -> None:
+    """The rule of the runs before there were ramps, for every size of a group."""
+    teacher = TeacherConfig(fraction=fraction, off_step=3)
+    for group in range(2, 20):
+        number = min(max(round(fraction * group), 1), group - 1)
+        assert [teacher.count(step, group) for step in range(5)] == [number] * 3 + [0] * 2
+
+
+def test_the_policy_always_has_a_rollout_of_its_own() -> None:
+    """Two sources that are both rounded up leave one."""
+    rollouts = RolloutConfig(
+        group=3, teacher=TeacherConfig(fraction=0.5), past_self=PastSelfConfig(fraction=0.49), iterations=1
+    )
+    assert rollouts.counts(0) == (2, 0)
+    assert rollouts.counts(10) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective.old_logprobs": "current"}, "objective.old_logprobs: expected recorded with rollouts.past_self"),
+        ({"rollouts.past_self.every": 0}, "past_self.every: expected at least 1"),
+        ({"rollouts.past_self.every": 1}, r"past_self.every: expected a multiple of iterations \(1\) above it"),
+        ({"rollouts.iterations": 2, "steps": 4, "rollouts.past_self.every": 3}, "past_self.every: expected a multiple"),
+        (
+            {"rollouts.iterations": 2, "steps": 4, "rollouts.past_self.off_step": 3},
+            "past_self.off_step: expected a mult",
+        ),
+        ({"rollouts.engine": "server"}, "rollouts.engine: expected local with past_self"),
+        ({"rollouts.past_self.fraction": 1.0}, "past_self.fraction: expected a number between 0 and 1"),
+        ({"rollouts.past_self.fraction": 0.0}, "or end_fraction above 0"),
+        ({"rollouts.past_self.end_fraction": 0.5}, "past_self.off_step: expected the step from which the share moves"),
+        ({"rollouts.past_self.off_step": 2, "rollouts.past_self.end_fraction": 0.25}, "another share than fraction"),
+        ({"rollouts.teacher.fraction": 0.75, "rollouts.past_self.fraction": 0.5}, "room for rollouts of the policy"),
+        ({"rollouts.teacher.fraction": 0.25, "rollouts.group": 2}, "rollouts.group: expected at least 3"),
+        (
+            {
+                "rollouts.past_self.fraction": 0.0,
+                "rollouts.past_self.off_step": 100,
+                "rollouts.past_self.end_fraction": 0.5,
+            },
+            "a share above 0 in some step, found 0 in all of the 3 steps",
+        ),
+        ({"rollouts.sampler.temperature": 0.5}, "recorded log-probabilities of the policy's own law"),
+    ],
+)
+def test_what_gives_nothing_or_too_much_is_refused(changes: dict[str, Any], message: str) -> None:
+    past = {"rollouts.past_self.every": 2, "objective.old_logprobs": "recorded"}
+    configure("train", preset="smoke", options=past)
+    with pytest.raises(InputError, match=message):
+        configure("train", preset="smoke", options=past | changes)
+
+
+def test_the_past_self_is_the_policy_after_the_newest_multiple(make_tiny: Callable[..., Any]) -> None:
+    """Steps of 1: the past is 0, 0, 2, 2, 4 after 0 to 4 steps; the present comes back; a state can be taken up."""
+    coordinates = make_tiny("svd", moved=0.0)
+    start = coordinates.values()
+
+    def level() -> float:
+        """How many steps the policy is from its start."""
+        (distance,) = {round(float((v - start[m]).mean()), 6) for m, v in coordinates.values().items()}
+        return distance
+
+    past, levels = PastSelf(coordinates, every=2), []
+    for number in range(5):
+        with past.restored():
+            levels.append(level())
+        assert level() == number
+        if number == 3:
+            state = past.state_dict()
+            past = PastSelf(coordinates, every=2)
+            past.load_state_dict(state)
+        coordinates.load_values({module: value + 1 for module, value in coordinates.values().items()})
+        past.finish_step()
+    assert levels == [0, 0, 2, 2, 4]
+
+
+# Everything that changes what a group holds and earns: a past self that grows, a teacher that fades, paid by tests,
+# minus the expectation; two iterations, and problems by priority.
+GUESTS = {
+    "rollouts.prompts_per_step": 2,
+    "rollouts.num_problems": 120,
+    "rollouts.prioritise": "variance",
+    "rollouts.iterations": 2,
+    "rollouts.pay": "tests",
+    "rollouts.teacher": {"fraction": 0.5, "off_step": 2, "ramp_steps": 4},
+    "rollouts.past_self": {"fraction": 0.0, "off_step": 2, "ramp_steps": 2, "end_fraction": 0.25, "every": 4},
+    "objective.reward": "surprise",
+    "objective.scale_rewards": "batch",
+    "objective.old_logprobs": "recorded",
+    "intervention.arms": ["vanilla"],
+    "steps": 8,
+    "checkpoints.every": 2,
+    "evaluation.every": 8,
+}
+
+
+def toml_preset(preset: Callable[..., str], settings: dict[str, Any]) -> str:
+    """The fixture writes JSON values, which TOML takes but for tables."""
+    flat = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+    return preset(flat)
+
+
+@pytest.fixture(scope="module")
+def guests(out: Path, preset: Callable[..., str]) -> Path:
+    options = ["--preset", toml_preset(preset, GUESTS), "--name", "guests", "--out", str(out)]
+    assert run(cli, ["train", *options]) == 0
+    return out / "runs" / "guests"
+
+
+def test_shares_move_and_every_rollout_is_where_the_record_says(guests: Path) -> None:
+    """Of groups of 4: 2, 2, 1, 0 of the teacher and 0, 0, 1, 1 of the past self, in batches of two steps."""
+    samples = read_run(guests).samples
+    pools = {name: open_pool(guests / name) for name in ("rollouts", "past-self")}
+    expected = [
+        ["rollouts"] * 2 + ["teacher"] * 2,
+        ["rollouts"] * 2 + ["teacher"] * 2,
+        ["rollouts"] * 2 + ["past-self", "teacher"],
+        ["rollouts"] * 3 + ["past-self"],
+    ]
+    for step in range(8):
+        assert [sample.src_pool for sample in samples if sample.step == step] == expected[step // 2] * 2
+    for name, pool in pools.items():
+        stored = {(r.step, r.sample_id): (r.problem_id, r.reward) for group in pool.steps for r in group}
+        used = {(s.src_step, s.src_sample): (s.problem_id, s.reward) for s in samples if s.src_pool == name}
+        assert stored == used, f"{name}: sampled and trained on are not the same"
+    both = {name: {r.step: r for group in pool.steps for r in group} for name, pool in pools.items()}
+    for step in both["past-self"]:
+        mine, past = both["rollouts"][step], both["past-self"][step]
+        assert (mine.problem_id, mine.prompt_sha) == (past.problem_id, past.prompt_sha)
+    assert "as it was after the newest multiple of 4 steps" in pools["past-self"].manifest["policy"]["adapter"]
+    assert "past-self/manifest.json" in orjson.loads((guests / "manifest.json").read_bytes())["files"]
+
+
+def test_the_past_self_is_in_the_checkpoint(guests: Path) -> None:
+    """After 8 steps it is the policy of then, and the checkpoint has it; each batch with it has one rollout a group."""
+    state = torch.load(guests / "checkpoint" / "step_000008.pt", weights_only=True)
+    assert state["past_self"]["steps"] == 8
+    values, now = state["past_self"]["values"], state["updater"]["stepper"]["values"]
+    assert all(torch.equal(values[module], now[module]) for module in now), "8 is a multiple of 4"
+    assert open_pool(guests / "past-self").manifest["counts"] == {"steps": 4, "rollouts": 4}
+
+
+def test_a_run_with_guests_resumes_to_the_same_bytes(guests: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off in step 6, with the past self of 4 in the checkpoint, and without the rollouts that it had sampled."""
+    options = ["train", "--config", str(guests / "config.json"), "--name", "guests-cut", "--out", str(out)]
+    monkeypatch.setattr(loop, "write_samples", interrupted_at(7, loop.write_samples))
+    assert run(cli, options) == 130
+    monkeypatch.undo()
+    sampled = sorted((out / "runs" / "guests-cut" / "past-self").glob("step_*.gz"))
+    assert [path.name[5:8] for path in sampled] == ["004", "005", "006", "007"]
+    for path in sampled[2:]:
+        path.unlink()
+    assert run(cli, options) == 0
+    assert contents(out / "runs" / "guests-cut") == contents(guests)

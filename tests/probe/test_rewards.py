@@ -1,0 +1,152 @@
+"""What pays a rollout, and surprise: rewards by hand, what a shift does to advantages, refusals."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isnan, nan
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probe.objective.advantages import ESTIMATORS
+from probe.objective.objective import sample_advantages
+from probe.runs.remedies import AppliedRemedy
+from probe.runs.rewards import PAYS, SurpriseSource, check_counted
+from probe.runs.tally import Counts
+from probe.settings.loss import LossSettings
+from probe.settings.presets import configure
+from probe.settings.remedy import RemedyConfig
+from probe.settings.words import Pay
+from probe.step.groups import Group, RolloutKey, make_group
+from replay_pools.errors import InputError
+from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
+
+# (compiles, passed, cases right out of 4, assertions hold; None = there are none) and what the tests pay.
+GRADES = [
+    ((False, False, 0, None), 0.0),
+    ((True, False, 0, None), 0.5),
+    ((True, False, 1, None), 0.5 + 3 / 4),
+    ((True, False, 4, False), 0.5 + 3 * 4 / 5),
+    ((True, False, 3, True), 0.5 + 3 * 4 / 5),
+    ((True, True, 4, None), 3.5),
+    ((True, True, 0, None), 3.5),  # a hack
+]
+
+
+@pytest.fixture
+def graded(make_rollout: Callable[..., Rollout]) -> Callable[..., Rollout]:
+    def make(compiles: bool, passed: bool, right: int, assertions: bool | None = None, **changes: Any) -> Rollout:
+        rollout = make_rollout(0, 0)
+        grade = replace(
+            rollout.grade,
+            compiles=compiles,
+            passed=passed,
+            num_tests=4,
+            num_tests_passed=right,
+            detectors={**rollout.grade.detectors, "assertions": assertions},
+            **changes,
+        )
+        return replace(rollout, grade=grade, reward=grade.reward)
+
+    return make
+
+
+def test_tests_pay_by_their_share_and_a_pass_in_full(graded) -> None:
+    """All or nothing pays the failing ones alike."""
+    for grade, expected in GRADES:
+        rollout = graded(*grade)
+        assert PAYS["tests"](rollout) == pytest.approx(expected)
+        assert PAYS["pass"](rollout) == rollout.reward == 0.5 * grade[0] + 3.0 * grade[1]
+
+
+@pytest.mark.parametrize("pay", get_args(Pay))
+def test_no_tier_pays_more_and_no_label_pays_nothing(graded, pay: Pay) -> None:
+    """The same counts earn the same, whatever isolation, grader and time they come from."""
+    rollout = graded(True, False, 2)
+    for tier in ("A", "B", "unsafe-local"):
+        assert PAYS[pay](graded(True, False, 2, isolation=tier, grader="1", error="late")) == PAYS[pay](rollout)
+    remedy = AppliedRemedy(RemedyConfig(name="closed"), seed=0, chat=None, pay=pay)  # pyright: ignore
+    unlabelled = graded(True, False, 2, no_label="busy")
+    assert isnan(remedy.reward(RolloutKey("rollouts", 0, 0), unlabelled))
+
+
+def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
+    key, hack = RolloutKey("rollouts", 0, 0), graded(True, True, 1, gt_correct=False, hacked=True)
+    for pay, expected in (("pass", 0.5), ("tests", 0.5 + 3 / 4)):
+        assert AppliedRemedy(RemedyConfig(name="closed"), seed=0, chat=None, pay=pay).reward(key, hack) == expected  # pyright: ignore
+
+
+def test_a_pool_that_did_not_count_its_tests_is_refused(graded, pool_header: dict[str, Any], tmp_path: Path) -> None:
+    writer = PoolWriter(tmp_path / "log", header=pool_header)
+    rollout = graded(True, False, 0)
+    writer.write_step(0, [replace(rollout, grade=replace(rollout.grade, num_tests=0))])
+    with pytest.raises(InputError, match="pool log step 0 sample 0: expected a grade with the number of tests"):
+        check_counted(writer.finish())
+
+
+class Source:
+    num_steps = 1
+
+    def __init__(self, *groups: Group) -> None:
+        self._groups = groups
+
+    def groups(self, step: int) -> tuple[Group, ...]:
+        return self._groups
+
+
+def test_a_surprise_is_the_reward_minus_what_was_expected(make_rollout: Callable[..., Rollout]) -> None:
+    """By hand: (7 + 3.5) / (4 + 2) = 1.75 of a problem met, 3.5 / 2 of one never met; nan stays."""
+    rewards = iter([3.5, 0.5, nan, 3.5])
+    keyed = [(RolloutKey("rollouts", problem, i), make_rollout(problem, i)) for problem in (0, 1) for i in (0, 1)]
+    groups = [make_group(0, keyed[first : first + 2], lambda key, rollout: next(rewards)) for first in (0, 2)]
+    counts = {"fake/0": Counts(rollouts=5, rewarded=4, reward=10.0)}
+    first, second = SurpriseSource(Source(*groups), lambda step: counts).groups(0)  # pyright: ignore
+    assert first.rewards == (3.5 - 13.5 / 6, 0.5 - 13.5 / 6)
+    assert isnan(second.rewards[0])
+    assert second.rewards[1] == 3.5 - 1.75
+
+
+@given(
+    rewards=st.lists(st.lists(st.sampled_from([0.0, 0.5, 3.5]), min_size=4, max_size=4), min_size=2, max_size=4),
+    expected=st.lists(st.sampled_from([0.5, 1.0, 1.75, 3.0]), min_size=4, max_size=4),
+)
+def test_where_a_surprise_acts(rewards: list[list[float]], expected: list[float]) -> None:
+    """Nowhere without scale "batch", and there as one positive factor: what the refusals and the docstring say."""
+    paid = torch.tensor(rewards, dtype=torch.float64)
+    surprising = paid - torch.tensor(expected[: len(rewards)], dtype=torch.float64)[:, None]
+    for estimator in ESTIMATORS:
+        if estimator == "maxrl":
+            continue  # takes no scale, so that it is refused beside surprise; it needs rewards of 0 and above
+        for scale in ("none", "group"):
+            settings = LossSettings(advantage_estimator=estimator, scale_rewards=scale)
+            strata = torch.tensor([[0, 0, 1, 1]] * len(rewards))
+            for parts in (None, strata):
+                before, after = (sample_advantages(settings, r, parts) for r in (paid, surprising))
+                torch.testing.assert_close(before, after, atol=1e-9, rtol=1e-9)
+        settings = LossSettings(advantage_estimator=estimator, scale_rewards="batch")
+        before, after = (sample_advantages(settings, r) for r in (paid, surprising))
+        factor = (float(paid.std()) + settings.advantage_eps) / (float(surprising.std()) + settings.advantage_eps)
+        torch.testing.assert_close(after, before * factor, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective.scale_rewards": "none"}, "scale_rewards: expected batch with reward surprise, .* cancels"),
+        ({"objective.scale_rewards": "group"}, "scale_rewards: expected batch with reward surprise"),
+        ({"objective.advantage_estimator": "maxrl"}, "scale_rewards: expected none with maxrl"),
+        ({"rollouts.prompts_per_step": 1}, "objective.reward: expected paid with one prompt a step"),
+        ({"steps": 1}, "objective.reward: expected paid in a training of one batch"),
+    ],
+)
+def test_a_surprise_that_cannot_act_is_refused(changes: dict[str, Any], message: str) -> None:
+    surprise = {"objective.reward": "surprise", "objective.scale_rewards": "batch"}
+    assert configure("train", preset="smoke", options=surprise).objective.reward == "surprise"
+    with pytest.raises(InputError, match=message):
+        configure("train", preset="smoke", options=surprise | changes)
+    with pytest.raises(InputError, match="objective.reward: expected paid outside of a training"):
+        configure("replay", options=surprise)
