@@ -66,6 +66,7 @@ def test_the_policy_always_has_a_rollout_of_its_own() -> None:
             "past_self.off_step: expected a mult",
         ),
         ({"rollouts.engine": "server"}, "rollouts.engine: expected local with past_self"),
+        ({"rollouts.prefetch": 1}, "rollouts.prefetch: expected 0 with rollouts.past_self"),
         ({"rollouts.past_self.fraction": 1.0}, "past_self.fraction: expected a number between 0 and 1"),
         ({"rollouts.past_self.fraction": 0.0}, "or end_fraction above 0"),
         ({"rollouts.past_self.end_fraction": 0.5}, "past_self.off_step: expected the step from which the share moves"),
