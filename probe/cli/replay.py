@@ -152,6 +152,8 @@ def _print_run(directory: Path, as_json: bool) -> None:
         )
     if reason := run.manifest["stopped"]:
         echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
+    for warning in run.manifest["warnings"]:
+        echo(f"WARNING: {warning}")
     say(describe_timings(directory))
     for line in _precision_lines(**precision):
         echo(line)

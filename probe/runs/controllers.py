@@ -237,7 +237,8 @@ def warnings_of(steps: Sequence[StepRecord], bounds: Warnings) -> list[str]:
     beyond: dict[str, list[tuple[float, int]]] = {}  # (value, step)
     limits: dict[str, float] = {}
     for step in steps:
-        for name, (value, limits[name]) in passed(step, bounds).items():
+        for name, (value, limit) in passed(step, bounds).items():
+            limits[name] = limit
             beyond.setdefault(name, []).append((value, step.step))
     sentences = []
     for name, values in beyond.items():

@@ -114,12 +114,12 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
     """
     if dtype not in DTYPES:
         raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
-    directory = None if adapter is None else adapter_directory(name, adapter)
-    adapter_digest = None if directory is None else adapter_sha(directory)
     target = pick_device(device)
     source, options = _source(name)
     for path in sorted(Path(source).glob("*.safetensors")):
         check_tensors(path)
+    directory = None if adapter is None else adapter_directory(name, adapter)
+    adapter_digest = None if directory is None else adapter_sha(directory)
     # Pickled weights are refused: safetensors cannot hold anything to execute, and can be checked.
     weights = {} if "gguf_file" in options else {"use_safetensors": True}
 

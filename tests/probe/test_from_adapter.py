@@ -8,7 +8,6 @@ import pytest
 import torch
 from directories import contents
 from interrupts import interrupted_at
-from peft import PeftModel
 
 from extraction.library import attach_basis
 from extraction.pairs import selected_pairs
@@ -19,7 +18,7 @@ from probe.runs.policies import configured_policy
 from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
-from replay_pools.policy.adapters import adapter_sha
+from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json
@@ -132,7 +131,7 @@ def test_a_pool_of_the_runs_adapter(second: Path, out: Path) -> None:
         alone.mkdir()
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             shutil.copy(link / name, alone / name)
-        model = PeftModel.from_pretrained(model, str(alone)).merge_and_unload()
+        model = merge_adapter(model, alone)
     for rollout in open_pool(out / "pools" / "of-from-trained").steps[0]:
         logprobs = logprobs_of(model, rollout.prompt_ids, rollout.completion_ids)
         assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
