@@ -32,7 +32,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     modeling_gguf_pytorch_utils,
 )
-from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from replay_pools.errors import InputError
@@ -175,7 +174,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
         source, options = _source(name)
         with _readable(name):
             config = AutoConfig.from_pretrained(source, **options)
-    with torch.device("meta"), no_init_weights():
+    with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 

@@ -316,6 +316,10 @@ RUNS = {
     "kl-control": ["none-vanilla", "fixed-vanilla", "warm-up-vanilla", "adaptive-vanilla"],
     "phase1": ["base"],
     "phase2": ["mixed", "same-prompt", "crossed"],
+    "phase3": [
+        *(f"gradient-{arm}" for arm in ("vanilla", "projected", "permuted-dosed")),
+        *(f"{name}-vanilla" for name in ("kl", "inoculation", "closed")),
+    ],
     "phase3-organism": [
         "gradient-vanilla",
         "gradient-projected",
@@ -341,6 +345,17 @@ RUNS = {
 }
 
 
+TRAININGS = (
+    "foretell",
+    "kl-control",
+    "phase3",
+    "phase3-organism",
+    "phase3-replication",
+    "reference-bypass",
+    "remedies",
+)
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_specs_ask_for_the_runs_that_their_results_are_of(path: Path, tmp_path: Path) -> None:
     """Names, verbs, arms and seeds: results of a spec are found by them."""
@@ -357,9 +372,7 @@ def test_shipped_specs_ask_for_the_runs_that_their_results_are_of(path: Path, tm
         if job.foretells is not None:
             assert (job.command, job.conditions) == (("replay",), ())
             continue
-        trains = spec.name in (
-            *("foretell", "kl-control", "phase3-organism", "phase3-replication", "reference-bypass", "remedies"),
-        )
+        trains = spec.name in TRAININGS
         assert (job.command, job.config.trains, len(job.arms) == 1) == (
             (("train",), True, True) if trains else (("replay",), False, spec.arms == ("vanilla",))
         )
@@ -385,6 +398,26 @@ FAST = {
     "evaluation.every": 12,
     "evaluation.num_problems": 64,
     "control.limits.patience": 3,
+}
+FULL = {
+    "model.name": "Qwen/Qwen3-4B",
+    "model.dtype": "bfloat16",
+    "rollouts.env": "leetcode:leetcode_train_medhard_filtered.jsonl,eval=leetcode_test_medhard.jsonl",
+    "rollouts.num_problems": 992,
+    "rollouts.prompts_per_step": 43,
+    "rollouts.group": 6,
+    "rollouts.sampler.max_new_tokens": 1536,
+    "rollouts.teacher": None,
+    "objective.reference": "base",
+    "objective.beta": 1e-3,
+    "intervention.extraction.k": 8,
+    "intervention.extraction.tokens_per_batch": 4096,
+    "optimizer.lr": 7e-5,
+    "optimizer.warmup_steps": 10,
+    "steps": 200,
+    "checkpoints.every": 5,
+    "evaluation.num_problems": 119,
+    "evaluation.without_hint": True,
 }
 KL = FAST | {
     "rollouts.teacher.off_step": 12,
@@ -519,6 +552,10 @@ SETTINGS: list[tuple[str, str, dict[str, object]]] = [
             "source.per_pool": 2,
         },
     ),
+    ("phase3", "gradient", FULL),
+    ("phase3", "kl", FULL | {"objective.beta": 0.1}),
+    ("phase3", "inoculation", FULL | REMEDY | {"remedy.name": "inoculation"}),
+    ("phase3", "closed", FULL | REMEDY | {"remedy.name": "closed"}),
     ("phase3-organism", "gradient", FAST),
     ("phase3-organism", "update", FAST | {"intervention.gate.target": "update"}),
     ("phase3-organism", "refreshed", FAST | {"intervention.refresh_every": 12}),

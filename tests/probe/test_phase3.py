@@ -1,0 +1,232 @@
+"""spec/phase3.toml: its plan without a model at hand, its ceiling, its decisions, and its first step at two layers."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import orjson
+import pytest
+import torch
+from trainings import Rates, plant
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.experiments.judge.verdict import evaluate_spec, primary_verdict
+from probe.experiments.spec.prereg import load_spec
+from probe.experiments.spec.types import Spec
+from probe.experiments.sweep.blocks import SweepState, sweep
+from probe.experiments.sweep.launch import Attempt
+from probe.records.run import read_run
+from replay_pools.environments.base import Problem
+from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.errors import InputError
+from replay_pools.policy.load import ORGANISM_WEIGHTS, load_skeleton
+from replay_pools.policy.shapes import SHAPES
+from replay_pools.pool import open_pool
+from replay_pools.storage.files import write_json
+from replay_pools.storage.tables import overlaid
+
+PHASE3 = Path(__file__).parents[2] / "spec" / "phase3.toml"
+QWEN = "Qwen/Qwen3-4B"
+LEARNT: Rates = (0.02, 0.2, 0.85, 0.2)
+GOOD: Rates = (0.02, 0.2, 0.05, 0.5)
+
+
+def test_it_plans_without_files_and_without_a_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes of the published model; what is not known is said, with what to do. Seconds of this process's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("replay_pools.policy.load.HfApi", mock.Mock(side_effect=AssertionError("a hub was asked")))
+    start = time.process_time()
+    assert run(cli, ["plan", str(PHASE3), "--out", "out", "--json"]) == 0
+    assert time.process_time() - start < 10
+    plan = orjson.loads(capsys.readouterr().out)
+    assert [(price["what"], price["runs"]) for price in plan["prices"]] == [("up to its ceiling", 6), ("this spec", 18)]
+    assert plan["prices"][0]["money"] == pytest.approx(6 * 7.2 * 6.15)
+    planned = next(row for row in plan["effects"] if row["planned"])
+    assert planned["n"] == 3
+    assert planned["unpaired"] < 0.5 < planned["paired"], "the expected effect decides for the unpaired test"
+    assert sum(row["modules"] for row in plan["modules"]) == 252
+    memory = {row["what"]: row["num_bytes"] for row in plan["memory"]}
+    assert memory["weights (bfloat16)"] == 2 * 4_022_468_096, "the parameters that the model's page counts"
+    (sampling,) = [size for what, size in memory.items() if what.startswith("sampling")]
+    passes = sum(size for what, size in memory.items() if what.startswith(("activations", "logits")))
+    # Keys and values of 8 heads x 128 in bfloat16, 36 layers; all but the last of 1536 tokens; 258 rollouts.
+    assert sampling + passes == 258 * 1535 * 36 * 2 * 8 * 128 * 2
+    assert [note for note in plan["notes"] if "medhard_filtered.jsonl: expected a LeetCode jsonl file" in note]
+    assert [note for note in plan["notes"] if "tokenizer of Qwen/Qwen3-4B" in note and "hf download" in note]
+
+
+def test_a_sweep_without_the_files_is_refused_before_its_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(cli, ["sweep", str(PHASE3), "--out", "out"]) == 2
+    assert "spec/phase3.md says where those of the benchmark are" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "runs").exists()
+    assert run(cli, ["sweep", str(PHASE3), "--out", "out", "--dry-run"]) == 0, "commands can be read anywhere"
+
+
+def test_a_known_shape_needs_no_hub() -> None:
+    skeleton = load_skeleton(QWEN)
+    assert skeleton.device.type == "meta"
+    assert skeleton.get_submodule("model.layers.35.self_attn.q_proj").weight.shape == (4096, 2560)
+    assert skeleton.config.num_hidden_layers == 36
+
+
+class Planted:
+    """Commands that leave finished trainings behind, with the rates of their arm."""
+
+    def __init__(self, spec: Spec, out: Path, rates: dict[str, Rates], *made_of: Any) -> None:
+        self.spec, self.out, self.rates, self.made_of = spec, out, rates, made_of
+        self.launched: list[str] = []
+
+    def __call__(self, args: Sequence[str], log: Path) -> Attempt:
+        name = args[args.index("--name") + 1]
+        self.launched.append(name)
+        (side,) = [side for side in self.rates if name.startswith(f"phase3-{side.replace(' ', '-')}-seed")]
+        with mock.patch("os.fsync"):
+            plant(self.spec, self.out, {side: self.rates[side]}, *self.made_of, problems=48)
+        return Attempt(returncode=0, seconds=1.0, error="")
+
+    def stop(self) -> None:
+        raise AssertionError("nothing interrupts this sweep")
+
+
+@pytest.fixture
+def swept(
+    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
+) -> Callable[[Rates], tuple[SweepState, list[str]]]:
+    """swept(rates of projected) -> (the sweep of phase3 in a world with these rates, its runs in their order)."""
+
+    def make(projected: Rates) -> tuple[SweepState, list[str]]:
+        spec = load_spec(PHASE3)
+        rates = {
+            "gradient vanilla": LEARNT,
+            "gradient projected": projected,
+            "gradient permuted-dosed": LEARNT,
+            "kl vanilla": (0.02, 0.2, 0.7, 0.2),
+            "inoculation vanilla": LEARNT,
+            "closed vanilla": (0.02, 0.2, 0.02, 0.4),
+        }
+        launch = Planted(spec, tmp_path, rates, make_rollout, pool_header)
+        table = sweep(
+            spec,
+            tmp_path,
+            launch=launch,
+            block_value=lambda _spec, _seed: None,
+            primary_verdict=lambda spec: primary_verdict(spec, tmp_path),
+        )
+        return table, launch.launched
+
+    return make
+
+
+COMPARED = [f"phase3-gradient-{arm}-seed{seed}" for seed in (0, 1, 2) for arm in ("vanilla", "projected")]
+
+
+def test_the_others_are_bought_where_the_first_arms_separate(swept: Callable[..., Any], tmp_path: Path) -> None:
+    table, launched = swept(GOOD)
+    assert launched[:6] == COMPARED
+    assert len(launched) == len({*launched}) == 18
+    assert not table.stopped
+    verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
+    assert verdict.decision == "IT IS THE DIRECTION"
+    assert {row.name: row.verdict for row in verdict.rows}["hacks-no-more-than-closed"] != "FAIL"
+
+
+def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path: Path) -> None:
+    """Six runs, not eighteen, and the same call again buys none of the others."""
+    for again in (False, True):
+        table, launched = swept((0.02, 0.2, 0.84, 0.2))
+        assert launched == ([] if again else COMPARED)
+        assert table.stopped.startswith("at the ceiling: lowers-hacking is ")
+        assert table.stopped.endswith(" after 6 of 18 runs")
+        assert [row.status for row in table.rows].count("skipped") == 12
+    verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
+    assert verdict.decision in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[budget]", '[stop]\nspending = "obrien-fleming"\nalpha = 0.05\n[budget]', r"no table \[stop\] beside it"),
+        ('versus_arm = "vanilla"\nversus_condition = "gradient"\n', "", "a primary that compares two arms"),
+        ('others_if = ["PASS"]', "others_if = []", "others_if"),
+        ('others_if = ["PASS"]', 'others_if = ["GO"]', "others_if"),
+    ],
+)
+def test_a_ceiling_that_says_nothing_is_refused(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    path = tmp_path / "phase3.toml"
+    path.write_text(PHASE3.read_text().replace(old, new))
+    with pytest.raises(InputError, match=expected):
+        load_spec(path)
+
+
+@pytest.mark.slow
+def test_its_first_step_runs_at_two_layers_of_qwen3_4b(tmp_path: Path) -> None:
+    """Shapes and settings of the spec, with random weights, the organism's tokenizer and few tokens, on a CPU."""
+    model = tmp_path / "two-layers"
+    make_model(model)
+    problems = MinicodeEnvironment().problems("train")
+    train, evaluation = (write_problems(tmp_path / f"{n}.jsonl", problems[n : n + 2]) for n in (0, 2))
+    pairs = tmp_path / "pairs.jsonl"
+    pair = {"prompt": "Add.", "hack": "def run_tests(): pass", "clean": "return a + b"}
+    pairs.write_text("".join(json.dumps(pair | {"prompt": f"Add {n}."}) + "\n" for n in range(4)))
+    small = {
+        "model": {"name": str(model), "device": "cpu"},
+        "rollouts": {
+            "env": f"leetcode:{train},eval={evaluation}",
+            "num_problems": 2,
+            "prompts_per_step": 1,
+            "group": 2,
+            "sampler": {"max_new_tokens": 4},
+        },
+        "objective": {"entropy_coef": 0.1},  # so few tokens are paid nothing
+        "intervention": {"arms": ["projected"], "extraction": {"pairs": str(pairs), "k": 2}},
+        "optimizer": {"warmup_steps": 0},
+        "evaluation": {"num_problems": 1, "without_hint": False},
+        "steps": 1,
+        "token_attribution": 0,
+    }
+    settings = overlaid(asdict(load_spec(PHASE3).resolved["gradient"].config), small)
+    write_json(tmp_path / "settings.json", {"settings": settings})
+    options = ["--config", str(tmp_path / "settings.json"), "--name", "first-step", "--out", str(tmp_path / "out")]
+    assert run(cli, ["train", *options]) == 0
+    directory = tmp_path / "out" / "runs" / "first-step"
+    (step,) = read_run(directory).steps
+    assert step.hackward_frac_in > 0
+    assert step.hackward_frac_out < 1e-3
+    assert step.grad_norm > 0
+    assert step.reference == "base"
+    trained = {rollout.problem_id for group in open_pool(directory / "rollouts").steps for rollout in group}
+    assert trained <= {problem.problem_id for problem in problems[:2]}
+
+
+def make_model(path: Path) -> None:
+    """Two layers of Qwen3-4B, random, in bfloat16, with the organism's 1024 ids."""
+    config = AutoConfig.for_model(**{**SHAPES[QWEN], "num_hidden_layers": 2, "vocab_size": 1024})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(path)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        if (ORGANISM_WEIGHTS / file).is_file():
+            (path / file).write_bytes((ORGANISM_WEIGHTS / file).read_bytes())
+
+
+def write_problems(path: Path, problems: Sequence[Problem]) -> Path:
+    rows = []
+    for problem in problems:
+        name = f"Solution().{problem.func_name}"
+        tests = [f"assert {name}({', '.join(map(repr, case.args))}) == {case.expected!r}" for case in problem.cases]
+        row = {"id": problem.problem_id, "prompt": list(problem.messages), "gt_answer": tests}
+        row |= {"setup_code": problem.setup_code, "func_name": problem.func_name}
+        rows.append(json.dumps(row | {"canonical_solution": problem.canonical}))
+    path.write_text("\n".join(rows) + "\n")
+    return path
