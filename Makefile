@@ -39,7 +39,6 @@ real: $(REAL_DEPS)
 	$(VENV)/bin/probe pool generate $(REAL_POOL) --adapter out/adapters/smollm2-teacher --name smollm2-teacher-hinted
 	$(VENV)/bin/probe pool generate $(REAL_POOL) --name smollm2-base-hinted
 	$(VENV)/bin/probe replay --replay-dirs smollm2-teacher-hinted,smollm2-base-hinted --match prompt \
-		--set 'intervention.extraction.leave_out=["pass","print_only","call_only"]' \
 		--arm vanilla,projected,random --name smollm2
 	$(VENV)/bin/probe report out/runs/smollm2
 

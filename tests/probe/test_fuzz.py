@@ -31,6 +31,7 @@ NEEDED = {  # what a verb must be given beside the option in question
     ("pool", "show"): ["no-such-pool"],
     ("pool", "verify"): ["no-such-pool"],
     ("extract",): ["--pairs", "no-such-pairs.jsonl"],
+    ("finetune",): ["--name", "new", "--completions", "hack", "--env", "no-such-env"],
     ("eval",): ["no-such-run"],
     ("analyze",): ["no-such-run"],
     ("report",): ["no-such-run"],
