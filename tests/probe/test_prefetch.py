@@ -150,7 +150,7 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(ahead_by_two: Path, o
 
 
 def test_a_run_that_stops_itself_leaves_no_batch_that_nothing_trained_on(out: Path, preset: Callable[..., str]) -> None:
-    stopping = {"objective.reference": "base", "control.limits.kl_max": 1e-9, "control.limits.patience": 1}
+    stopping = {"objective.reference": "base", "control.limits.kl_mean_max": 1e-9, "control.limits.patience": 1}
     directory = trained(out, preset(RECORDED | stopping | {"rollouts.prefetch": 2, "steps": 5}), "prefetch-tripped")
     record = read_run(directory)
     assert record.manifest["stopped"].startswith("kl ")

@@ -38,7 +38,7 @@ SETTINGS = {
     "evaluation.every": 3,
     "evaluation.num_problems": 1,
 }
-STOPPING = {"objective.reference": "base", "control.limits.kl_max": 1e-9, "control.limits.patience": 1}
+STOPPING = {"objective.reference": "base", "control.limits.kl_mean_max": 1e-9, "control.limits.patience": 1}
 KILLER = """
 import os, signal, sys
 real = os.fsync
