@@ -362,7 +362,15 @@ def test_shipped_specs_ask_for_the_runs_that_their_results_are_of(path: Path, tm
             assert (job.command, job.conditions) == (("replay",), ())
             continue
         trains = spec.name in (
-            *("foretell", "kl-control", "phase3", "phase3-organism", "phase3-replication", "reference-bypass", "remedies"),
+            *(
+                "foretell",
+                "kl-control",
+                "phase3",
+                "phase3-organism",
+                "phase3-replication",
+                "reference-bypass",
+                "remedies",
+            ),
         )
         assert (job.command, job.config.trains, len(job.arms) == 1) == (
             (("train",), True, True) if trains else (("replay",), False, spec.arms == ("vanilla",))
