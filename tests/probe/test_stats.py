@@ -233,6 +233,10 @@ def test_welchs_interval_agrees_with_its_p():
     assert min(abs(found.low), abs(found.high)) == pytest.approx(0, abs=1e-9)
     assert (found.low + found.high) / 2 == pytest.approx(np.mean(a) - np.mean(b))
     assert welch_interval([1.0], b) is None
+    # Three seeds with one rate: their mean is off by its last bit, which scipy would warn of.
+    beside_equal = welch_interval(a, [5 / 6 + 0.1, 5 / 6 + 0.1, 5 / 6 + 0.1])
+    student = t_interval(np.array(a) - 5 / 6 - 0.1)
+    assert (beside_equal.low, beside_equal.high) == pytest.approx((student.low, student.high))
 
 
 def test_halls_interval_inverts_its_test():
