@@ -4,7 +4,7 @@ import json
 import string
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,10 +31,10 @@ from probe.settings.presets import (
     preset_table,
 )
 from probe.settings.remedy import TRAITS, RemedyConfig
-from probe.settings.rollouts import RolloutConfig, SourceConfig, TeacherConfig
+from probe.settings.rollouts import PastSelfConfig, RolloutConfig, SourceConfig, TeacherConfig
 from probe.settings.run import KEYS, TABLES, TABLES_OF, RunConfig, normaliser
 from probe.settings.training import CheckpointConfig, ControlConfig, EvaluationConfig, Limits, OptimizerConfig, Warnings
-from probe.settings.words import ESTIMATORS, MATCHES, SCALES, KlEstimator, Strata, Verb
+from probe.settings.words import ESTIMATORS, MATCHES, SCALES, KlEstimator, Priority, Strata, Verb
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError, InputError
 from replay_pools.rollout import CODE_RULES, Sampler
@@ -177,7 +177,7 @@ def interventions(draw: st.DrawFn, most: int) -> InterventionConfig:
 
 
 @st.composite
-def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: int, prefetch: int) -> RolloutConfig:
+def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: int, recorded: bool) -> RolloutConfig:
     law = Sampler(max_new_tokens=draw(COUNTS))
     if not plain_law:
         law = Sampler(temperature=draw(POSITIVE), top_p=draw(st.floats(0.01, 1)), top_k=draw(st.integers(0, 99)))
@@ -188,11 +188,22 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         off_step=maybe(st.integers(1, 9).map(iterations.__mul__)),
     ) | st.builds(
         TeacherConfig,
-        fraction=st.floats(0, 0.4),
+        fraction=st.floats(0.01, 0.4),
         off_step=st.just(0),
         end_fraction=st.floats(0.5, 0.99),
         ramp_steps=st.integers(1, 9),
     )
+    past_self = st.builds(
+        PastSelfConfig,
+        fraction=st.floats(0.3, 0.99),
+        off_step=st.integers(1, 9).map(iterations.__mul__),
+        end_fraction=st.floats(0, 0.2),
+        ramp_steps=st.integers(0, 9),
+        every=st.integers(2, 9).map(iterations.__mul__),
+    )
+    guest = draw(st.sampled_from(["none", "teacher", "past_self"] if recorded else ["none", "teacher"]))
+    engines = ["local"] if guest == "past_self" else ["local", "server"]
+    prioritise = draw(maybe(st.sampled_from(get_args(Priority))))
     return RolloutConfig(
         env=draw(TEXTS),
         mode=draw(st.sampled_from([*LOOPHOLES])),
@@ -205,12 +216,15 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         cpu_limit=draw(st.integers(1, 99)),
         pay=draw(st.sampled_from(["pass", "tests"])),
         sampler=law,
-        engine=draw(st.sampled_from(["local", "server"])),
+        engine=draw(st.sampled_from(engines)),
         served_model=draw(maybe(WORDS)),
-        teacher=draw(maybe(teacher)),
+        prioritise=prioritise,
+        prioritise_power=1.0 if prioritise is None else draw(st.floats(0.1, 9)),
+        teacher=draw(teacher) if guest == "teacher" else None,
+        past_self=draw(past_self) if guest == "past_self" else None,
         refills=draw(st.integers(0, 9)),
         iterations=iterations,
-        prefetch=prefetch,
+        prefetch=draw(st.integers(0, 3)) if recorded and guest != "past_self" else 0,
     )
 
 
@@ -243,8 +257,8 @@ def runs(draw: st.DrawFn) -> RunConfig:
     plain_law = draw(FLAGS)
     objective = draw(losses(recorded=plain_law or verb != "train", advantages=verb == "train"))
     side_by_side = draw(conditions()) if verb == "replay" and not trains else ()
-    has_ratio = objective.old_logprobs == "recorded" or verb != "train"
-    iterations, prefetch = (draw(st.integers(1, 3)), draw(st.integers(0, 3))) if has_ratio else (1, 0)
+    recorded = verb != "train" or objective.old_logprobs == "recorded"
+    iterations = draw(st.integers(1, 3)) if recorded else 1
     intervention = draw(interventions(1 if trains else 3))
     evaluation = EvaluationConfig(
         every=draw(COUNTS),
@@ -254,7 +268,10 @@ def runs(draw: st.DrawFn) -> RunConfig:
         rollouts_per_problem=draw(COUNTS),
     )
     noise = draw(st.integers(0, 9)) if verb == "replay" else 0
-    rollouts = None if verb == "replay" else draw(rollout_configs(verb, plain_law, iterations, prefetch))
+    rollouts = None if verb == "replay" else draw(rollout_configs(verb, plain_law, iterations, recorded))
+    several = verb == "train" and rollouts is not None and rollouts.prompts_per_step > 1
+    if several and objective.scale_rewards == "batch":
+        objective = replace(objective, reward=draw(st.sampled_from(["paid", "surprise"])))
     remedy = draw(maybe(remedies(objective, rollouts.engine))) if verb == "train" and rollouts is not None else None
     takes_adapter = rollouts is not None and (verb != "train" or rollouts.engine == "local")
     attributes = verb != "replay" or measured_arm(intervention.arms) is not None
@@ -300,7 +317,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
         control=draw(controls(objective.beta)),
         checkpoints=CheckpointConfig(every=draw(COUNTS), keep=draw(COUNTS)),
         evaluation=evaluation if verb in ("train", "eval") else None,
-        steps=draw(COUNTS).__mul__(iterations) if verb in ("train", "generate") else draw(maybe(COUNTS)),
+        steps=(draw(COUNTS) + 1) * iterations if verb in ("train", "generate") else draw(maybe(COUNTS)),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
         token_attribution=draw(maybe(st.integers(0, 9))) if attributes else 0,
         preregistered=draw(maybe(WORDS)),
@@ -344,7 +361,8 @@ def test_no_setting_is_left_out_of_the_draws() -> None:
     seen: set[str] = set()
     default = {
         "source": asdict(SourceConfig()),
-        "rollouts": asdict(RolloutConfig()) | {"teacher": asdict(TeacherConfig())},
+        "rollouts": asdict(RolloutConfig())
+        | {"teacher": asdict(TeacherConfig()), "past_self": asdict(PastSelfConfig())},
     }
     # A remedy has to have a name, so that no table of defaults can be made.
     remedy = {entry.name: entry.default for entry in fields(RemedyConfig)}
