@@ -113,7 +113,7 @@ def test_the_text_says_what_the_ratings_do_not_tell(train: Train, tmp_path: Path
     assert lines["base"].split()[1:] == ["+0", "-", "-", "-", "zero"]
     assert "as the best of 2 too high on average; not told apart from the base" in text
     assert lines["doubtful@4"].split()[1] == "+338"
-    assert lines["doubtful@4"].endswith("..]    3     0    not told apart")
+    assert lines["doubtful@4"].endswith("..]    3     0   not told apart")
     assert "doubtful: gap +338 at step 4, the latest" in text
     assert (
         "doubtful: gap +0 at step 2; against step 4, the latest, it won 0 and lost 0, +0 [.., ..]: not told apart"
