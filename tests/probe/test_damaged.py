@@ -23,12 +23,25 @@ Damage = Callable[[Path], None]
 
 
 @pytest.fixture(scope="module")
-def made(out: Path, preset: Callable[..., str]) -> Path:
+def made(out: Path) -> Path:
     """OUT with a direction file, a small replay along it and a training run that moved."""
     assert run(cli, ["extract", "--name", "given", "--k", "2", "--out", str(out)]) == 0
     replay = ["replay", "--name", "replayed", "--arm", "vanilla", "--steps", "2", "--out", str(out)]
     assert run(cli, [*replay, "--v-hack", "given", "--k", "2"]) == 0
-    assert run(cli, ["train", "--preset", preset(), "--name", "trained", "--out", str(out)]) == 0
+    train = [
+        "train",
+        "--preset",
+        "smoke",
+        "--name",
+        "trained",
+        "--steps",
+        "3",
+        "--set",
+        "optimizer.lr=0.01",
+        "--out",
+        str(out),
+    ]
+    assert run(cli, train) == 0
     return out
 
 
