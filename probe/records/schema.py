@@ -104,7 +104,7 @@ def schema_document() -> str:
             "`evals.jsonl` of `probe train`, as a table (`evals`)",
             EVALUATION_FIELDS,
             note="The file nests these: a line an evaluation, `rates: {setting: {num_rollouts, ..., hack: {count, "
-            "rate, interval: {low, high}}, ...}}`.",
+            "rate, interval: {low, high}}, ...}}`. Beside them `elo: {ladder: {name: Elo}}` (spec/guide/ladder.md).",
         ),
         _table("Lines of `probe.attach` and `probe.integrations.trl`", wire_fields(GradientRecord)),
     )
