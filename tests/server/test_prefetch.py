@@ -17,7 +17,7 @@ from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop, prefetch
+from probe.runs import loop, training_rollouts
 from replay_pools.pool import PoolWriter, open_pool
 
 SETTINGS = {
@@ -93,7 +93,7 @@ def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
         has_started = staticmethod(lambda batch: True)
         wait = close = staticmethod(lambda *batch: None)
 
-    patch.setattr(prefetch.Background, "__new__", lambda *arguments, **names: Idle())
+    patch.setattr(training_rollouts, "Background", lambda *arguments, **names: Idle())
 
 
 def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
@@ -142,9 +142,13 @@ def test_the_next_batch_is_sampled_during_the_step(
 def test_a_run_cut_off_anywhere_resumes_to_the_same_bytes(
     whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the main thread before a write of a step; in the background before a group is written."""
-    for owner, function in [(loop, "save_checkpoint"), (loop, "write_steps"), (PoolWriter, "write_step")]:
-        monkeypatch.setattr(owner, function, interrupted_at(3, getattr(owner, function)))
+    """In the background before a group is written; in the main thread before a write of a step."""
+    for owner, function, call in [
+        (PoolWriter, "write_step", 3),
+        (loop, "write_steps", 2),
+        (loop, "save_checkpoint", 2),
+    ]:
+        monkeypatch.setattr(owner, function, interrupted_at(call, getattr(owner, function)))
         directory = train("cut", code=130)
         monkeypatch.undo()
         assert not (directory / "manifest.json").exists(), f"{function}: it was not cut off"
