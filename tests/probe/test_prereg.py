@@ -316,6 +316,8 @@ RUNS = {
     "kl-control": ["none-vanilla", "fixed-vanilla", "warm-up-vanilla", "adaptive-vanilla"],
     "phase1": ["base"],
     "phase2": ["mixed", "same-prompt", "crossed"],
+    "phase1-smollm2": ["all-flavours", "unseen-flavours"],
+    "phase2-smollm2": ["same-prompt", "mixed", "same-prompt-lora"],
     "phase3-organism": [
         "gradient-vanilla",
         "gradient-projected",
