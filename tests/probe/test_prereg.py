@@ -320,6 +320,8 @@ RUNS = {
         *(f"gradient-{arm}" for arm in ("vanilla", "projected", "permuted-dosed")),
         *(f"{name}-vanilla" for name in ("kl", "inoculation", "closed")),
     ],
+    "phase1-smollm2": ["all-flavours", "unseen-flavours"],
+    "phase2-smollm2": ["same-prompt", "mixed", "same-prompt-lora"],
     "phase3-organism": [
         "gradient-vanilla",
         "gradient-projected",
