@@ -23,9 +23,9 @@ from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.loop import Setup, TokenAttribution
-from probe.runs.past_self import PastSelf
 from probe.runs.pieces import Pieces, PlanningMarker
-from probe.runs.prefetch import PastWeights
+from probe.runs.sources.past_self import PastSelf
+from probe.runs.sources.prefetch import PastWeights
 from probe.runs.training_state import TrainingState
 from probe.settings.arms import Arm, get_arm, measured_arm
 from probe.settings.model import ModelConfig

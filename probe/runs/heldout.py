@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from probe.analysis.players import Player
+from probe.analysis.ladder.players import Player
 from probe.runs.bots import bot_players
-from probe.runs.live import write_groups
+from probe.runs.sources.live import write_groups
 from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from probe.runs.rewards import PAYS
+from probe.runs.sources.rewards import PAYS
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay, Remedy
 from probe.step.groups import Group, GroupSource, RolloutKey, stored_reward
@@ -39,7 +39,7 @@ class Context:
 
     config: RemedyConfig
     seed: int
-    paid: Callable[[Rollout], float]  # what the training pays a rollout: a row of probe.runs.rewards.PAYS
+    paid: Callable[[Rollout], float]  # what the training pays a rollout: a row of probe.runs.sources.rewards.PAYS
 
     def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
         """Whether the monitor calls a rollout a hack."""

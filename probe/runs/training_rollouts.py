@@ -21,13 +21,13 @@ from extraction.adapters.interface import Coordinates
 from probe.records.run import OWN_POOLS, PAST_SELF_DIR, ROLLOUTS_DIR
 from probe.runs.assemble import Assembly
 from probe.runs.heldout import hold_out
-from probe.runs.live import LiveSource
-from probe.runs.mixed import Guest, MixedSource, PastRollouts, Teacher, same_prompt, taught_problems
-from probe.runs.prefetch import AheadEngine, Background, PrefetchedSource
-from probe.runs.problems import FixedProblems, PrioritisedProblems, Problems, check_width, choose_problems
 from probe.runs.remedies import AppliedRemedy, RemediedSource
-from probe.runs.rewards import PAYS, SurpriseSource, check_counted
-from probe.runs.served import PushedEngine
+from probe.runs.sources.live import LiveSource
+from probe.runs.sources.mixed import Guest, MixedSource, PastRollouts, Teacher, same_prompt, taught_problems
+from probe.runs.sources.prefetch import AheadEngine, Background, PrefetchedSource
+from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, check_width, choose_problems
+from probe.runs.sources.rewards import PAYS, SurpriseSource, check_counted
+from probe.runs.sources.served import PushedEngine
 from probe.settings.loss import check_recorded
 from probe.settings.rollouts import RolloutConfig
 from probe.settings.run import RunConfig

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from probe.runs.controllers import Control
-from probe.runs.past_self import PastSelf
-from probe.runs.prefetch import PastWeights
 from probe.runs.rates import solve_share
+from probe.runs.sources.past_self import PastSelf
+from probe.runs.sources.prefetch import PastWeights
 from probe.settings.loss import LossSettings
 from probe.settings.training import Warnings
 from probe.step.reference import References

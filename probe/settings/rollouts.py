@@ -29,7 +29,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareConfig:
-    """The share of a group that rollouts of another source have (`probe.runs.mixed`), by step.
+    """The share of a group that rollouts of another source have (`probe.runs.sources.mixed`), by step.
 
         fraction      until off_step        then, over ramp_steps, in a straight line to        end_fraction
 
@@ -89,7 +89,7 @@ class TeacherConfig(ShareConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSelfConfig(ShareConfig):
-    """Rollouts of the policy as it was (`probe.runs.past_self`) in the place of some of its own, by default always."""
+    """Rollouts of the policy as it was (`probe.runs.sources.past_self`) in the place of some, by default always."""
 
     every: int = 10  # the past self is the policy after the newest multiple of so many steps
 
@@ -125,7 +125,7 @@ class RolloutConfig:
     past_self: PastSelfConfig | None = None
     refills: int = 0  # further attempts at a group without reward variance, each on another problem
     iterations: int = 1  # optimizer steps on the same rollouts; above 1, objective.old_logprobs is "recorded"
-    prefetch: int = 0  # batches by which sampling is ahead of training; above 0, the same (probe.runs.prefetch)
+    prefetch: int = 0  # batches by which sampling is ahead of training; above 0, the same (probe.runs.sources.prefetch)
 
     def __post_init__(self) -> None:
         """Refuse an unknown loophole mode, empty groups, and a source whose share changes within a batch."""

@@ -13,9 +13,9 @@ Scale = Literal["none", "group", "batch"]  # whose standard deviation divides th
 Strata = Literal["source", "prompt", "length"]  # parts of a group with baselines of their own: probe.step.strata
 Match = Literal["problem", "prompt", "none"]  # what the pools of a replay step have in common: probe.step.groups
 Target = Literal["gradient", "update"]  # what the gate of a projecting arm acts on; update: the optimizer's
-Priority = Literal["variance", "hard", "exploited"]  # which problems a training draws: probe.runs.problems.PRIORITIES
-Pay = Literal["pass", "tests"]  # what a training pays a submission for: probe.runs.rewards.PAYS
-Reward = Literal["paid", "surprise"]  # as it was paid, or minus what its problem lets one expect: probe.runs.rewards
+Priority = Literal["variance", "hard", "exploited"]  # which problems are drawn: probe.runs.sources.problems.PRIORITIES
+Pay = Literal["pass", "tests"]  # what a training pays a submission for: probe.runs.sources.rewards.PAYS
+Reward = Literal["paid", "surprise"]  # as paid, or minus what its problem lets one expect: probe.runs.sources.rewards
 Old = Literal["current", "recorded"]  # old log-probabilities of a ratio: the policy's own, or those of the rollouts
 Level = Literal["token", "sequence"]  # whether each token has a ratio, or each sample
 # Acts on groups before a training step, or inside it: probe.settings.remedy.TRAITS, probe.runs.remedies.REMEDIES

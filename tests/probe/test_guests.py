@@ -14,7 +14,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.past_self import PastSelf
+from probe.runs.sources.past_self import PastSelf
 from probe.settings.presets import configure
 from probe.settings.rollouts import PastSelfConfig, RolloutConfig, ShareConfig, TeacherConfig
 from replay_pools.errors import InputError

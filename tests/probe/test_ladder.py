@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from worlds import World, make_run
 
-from probe.analysis.ladder import elo_values, make_ladder
-from probe.analysis.players import BASE, Player, base_of, checkpoints_of, read_sitting, read_training, shares_of
+from probe.analysis.ladder.players import BASE, Player, base_of, checkpoints_of, read_sitting, read_training, shares_of
+from probe.analysis.ladder.ratings import elo_values, make_ladder
 from probe.analysis.statistics.bradley_terry import elo_gap
 from probe.cli import cli
 from probe.cli._frame import run

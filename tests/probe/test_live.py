@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from extraction.library import attach_basis
-from probe.runs.live import LiveSource
-from probe.runs.problems import FixedProblems, choose_problems
+from probe.runs.sources.live import LiveSource
+from probe.runs.sources.problems import FixedProblems, choose_problems
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.step.bases import Bases, weighted_sums

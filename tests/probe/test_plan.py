@@ -18,7 +18,7 @@ from probe.cli._frame import run
 from probe.experiments.planning.checks import open_spec
 from probe.experiments.spec.vacuity import vacuous_parts
 from probe.runs.footprint import memory, sampling_memory
-from probe.runs.tally import Tally
+from probe.runs.sources.tally import Tally
 from probe.runs.training_rollouts import training_problems
 from probe.settings.model import ModelConfig
 from probe.settings.presets import configure

@@ -16,7 +16,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop, training_rollouts
-from probe.runs.prefetch import PastWeights
+from probe.runs.sources.prefetch import PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 
 RECORDED = {

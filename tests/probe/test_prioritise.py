@@ -17,8 +17,8 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.problems import PRIORITIES, PrioritisedProblems, draw, draw_chances
-from probe.runs.tally import Counts, Tally
+from probe.runs.sources.problems import PRIORITIES, PrioritisedProblems, draw, draw_chances
+from probe.runs.sources.tally import Counts, Tally
 from probe.step.groups import RolloutKey, stored_reward
 from replay_pools.errors import InputError
 from replay_pools.pool import open_pool
@@ -215,7 +215,7 @@ def test_settings_that_mean_nothing_are_refused(
 
 
 def test_few_problems_are_named_by_the_check() -> None:
-    from probe.runs.problems import check_width
+    from probe.runs.sources.problems import check_width
 
     check_width(problems("a", "b", "c"), 2)  # pyright: ignore
     with pytest.raises(InputError, match="rollouts.prioritise: expected more problems than the 3"):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from probe.objective.advantages import ESTIMATORS
 from probe.objective.objective import sample_advantages
 from probe.runs.remedies import AppliedRemedy
-from probe.runs.rewards import PAYS, SurpriseSource, check_counted
-from probe.runs.tally import Counts
+from probe.runs.sources.rewards import PAYS, SurpriseSource, check_counted
+from probe.runs.sources.tally import Counts
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig

@@ -12,9 +12,9 @@ from extraction.library import attach_basis
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.live import LiveSource
-from probe.runs.problems import FixedProblems, choose_problems
-from probe.runs.served import PushedEngine
+from probe.runs.sources.live import LiveSource
+from probe.runs.sources.problems import FixedProblems, choose_problems
+from probe.runs.sources.served import PushedEngine
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
@@ -166,7 +166,7 @@ def test_a_rank_that_no_server_takes_is_refused(
     coordinates = attach_basis(policy, "svd", cache_dir=tmp_path)
     base = connected("vllm")[1]
     PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
-    monkeypatch.setattr("probe.runs.served.MAX_RANK", 191)
+    monkeypatch.setattr("probe.runs.sources.served.MAX_RANK", 191)
     with pytest.raises(InputError) as refused:
         PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
     assert "expected delta_S of rank 191 or less, which servers take as a LoRA adapter, found rank 192; " in str(

@@ -1,7 +1,7 @@
 """The ladder: Elo of the policy above the base at every evaluation of its training, as evals.jsonl has it.
 
-A line for each treatment, the mean over its seeds; the base is the line at 0. `probe.analysis.ladder` says what the
-numbers are. To draw another ladder: add it to TITLES.
+A line for each treatment, the mean over its seeds; the base is the line at 0. `probe.analysis.ladder.ratings` says what
+the numbers are. To draw another ladder: add it to TITLES.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from probe.analysis.formatting import short
-from probe.analysis.players import BASE
+from probe.analysis.ladder.players import BASE
 from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.training_outcome import deployed
 from probe.report.figures.learning import BOTTOM, DODGE, END, MOST_NAMED, TOP, apart

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import final
 
-from probe.runs.tally import NEVER_MET, Counts
+from probe.runs.sources.tally import NEVER_MET, Counts
 from probe.settings.words import Pay
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.errors import InputError

@@ -24,7 +24,7 @@ from typing import Any, final
 from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
-from probe.runs.served import PushedEngine
+from probe.runs.sources.served import PushedEngine
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Rollout, Sampler

@@ -20,8 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.runs.problems import Problems
-from probe.runs.tally import Counts, Tally
+from probe.runs.sources.problems import Problems
+from probe.runs.sources.tally import Counts, Tally
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
 from replay_pools.environments.base import Problem
@@ -32,7 +32,7 @@ from replay_pools.rollout import Rollout
 
 
 class LiveSource:
-    """Groups on the problems of `probe.runs.problems`, sampled from the policy as it is.
+    """Groups on the problems of `probe.runs.sources.problems`, sampled from the policy as it is.
 
     Args:
         directory: of the pool; its name is the pool's in the records.

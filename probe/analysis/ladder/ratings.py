@@ -4,8 +4,8 @@
     ladder.ratings, ladder.best(), ladder.duel(one, other)
 
 The references are fixed, so that the league does not move: the base (the policy before step 0), which is the zero,
-policies that `probe eval` sampled, and the bots of `replay_pools.environments.bots`. `probe.analysis.players` reads
-who plays; `probe.analysis.statistics.bradley_terry` has the model and its sources.
+policies that `probe eval` sampled, and the bots of `replay_pools.environments.bots`. `players` reads who plays;
+`probe.analysis.statistics.bradley_terry` has the model and its sources.
 """
 
 import math
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probe.analysis.players import BASE, LADDERS, Player, Shares, Task
+from probe.analysis.ladder.players import BASE, LADDERS, Player, Shares, Task
 from probe.analysis.statistics.bradley_terry import elo_gap, rate
 from probe.analysis.statistics.intervals import Interval
 

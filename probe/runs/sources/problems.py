@@ -4,7 +4,7 @@
     PrioritisedProblems    drawn batch by batch, by what the policy has earned on each problem in the batches before
 
 The second is the prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019, Nature 575, 350-354) with problems
-in the place of opponents. p is the smoothed share of a problem's rollouts that were paid (`probe.runs.tally`), so that
+in the place of opponents. p is the smoothed share of a problem's rollouts that were paid (`tally`), so that
 the policy wins against a problem when training pays it, and problems that are always paid or never teach a group
 nothing:
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from probe.records.run import DRAWS_FILE
-from probe.runs.tally import NEVER_MET, Counts, Tally
+from probe.runs.sources.tally import NEVER_MET, Counts, Tally
 from probe.settings.words import Priority
 from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem

@@ -1,0 +1,1 @@
+"""Ratings of policies against fixed references."""
