@@ -62,7 +62,7 @@ _STEP_NAMES = (
 )
 # Of steps in which the policy moves, and with it its reference, its directions and the strength of its penalty.
 _MOVING = (
-    *("cos_update", "hackward_frac_update", "direction_overlap"),
+    *("cos_update", "hackward_frac_update", "direction_overlap", "ratio/staleness"),
     *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
 )
 _TRIVIAL_SCORES = tuple(score for score in SCORES if score != "cos_S_contrib")

@@ -153,7 +153,7 @@ def test_a_run_that_stops_itself_leaves_no_batch_that_nothing_trained_on(out: Pa
     stopping = {"objective.reference": "base", "control.limits.kl_mean_max": 1e-9, "control.limits.patience": 1}
     directory = trained(out, preset(RECORDED | stopping | {"rollouts.prefetch": 2, "steps": 5}), "prefetch-tripped")
     record = read_run(directory)
-    assert record.manifest["stopped"].startswith("kl ")
+    assert record.manifest["stopped"].startswith("kl/mean ")
     assert 1 < len(record.steps) < 5
     assert len(open_pool(directory / "rollouts").steps) == len(record.steps)
 

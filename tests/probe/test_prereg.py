@@ -375,16 +375,22 @@ def test_shipped_specs_ask_for_the_runs_that_their_results_are_of(path: Path, tm
             assert (job.command, job.conditions) == (("replay",), ())
             continue
         trains = spec.name in TRAININGS
-        assert (job.command, job.config.trains, len(job.arms) == 1) == (
-            (("train",), True, True) if trains else (("replay",), False, spec.arms == ("vanilla",))
-        )
-        if not trains:
-            assert job.arms == spec.arms
+        assert (job.command, job.config.trains) == ((("train",), True) if trains else (("replay",), False))
+        if trains:
+            assert len(job.arms) == 1
+        else:
+            assert {job.arms} == {spec.resolved[name].config.intervention.arms for name in job.conditions}
             assert [condition.name for condition in job.config.conditions] == [*job.conditions]
 
 
 TWENTY = {"steps": 20, "optimizer.lr": 0.0, "optimizer.schedule": "constant", "optimizer.max_grad_norm": None}
 MIXED = {"source.replay_dirs": ("teacher", "base"), "source.per_pool": 4, "source.match": "problem", **TWENTY}
+SMOLLM2 = {**TWENTY, "steps": None, "source.per_pool": 4}
+OF_TEACHER = SMOLLM2 | {"source.replay_dirs": ("smollm2-teacher-hinted",), "objective.loss_type": "nll"}
+SAME_PROMPT = SMOLLM2 | {
+    "source.replay_dirs": ("smollm2-teacher-hinted", "smollm2-base-hinted"),
+    "source.match": "prompt",
+}
 MAXRL = {"source.replay_dirs": ("base",), "source.per_pool": 8, **TWENTY}
 FAST = {
     "model.name": "organism",
@@ -554,6 +560,19 @@ SETTINGS: list[tuple[str, str, dict[str, object]]] = [
             "source.per_pool": 2,
         },
     ),
+    ("phase1-smollm2", "all-flavours", OF_TEACHER),
+    (
+        "phase1-smollm2",
+        "unseen-flavours",
+        OF_TEACHER | {"intervention.extraction.leave_out": ("pass", "print_only", "call_only")},
+    ),
+    ("phase2-smollm2", "same-prompt", SAME_PROMPT),
+    (
+        "phase2-smollm2",
+        "mixed",
+        SAME_PROMPT | {"source.replay_dirs": ("smollm2-teacher-hinted", "smollm2-base"), "source.match": "problem"},
+    ),
+    ("phase2-smollm2", "same-prompt-lora", SAME_PROMPT),
     ("phase3", "gradient", FULL),
     ("phase3", "kl", FULL | {"objective.beta": 0.1}),
     ("phase3", "inoculation", FULL | REMEDY | {"remedy.name": "inoculation"}),
