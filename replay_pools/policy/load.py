@@ -126,6 +126,8 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         forget("factors")  # of the model before this one: the two together may be more than the memory
         with _readable(name):
             model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
+        if "gguf_file" in options:
+            _forget_quantization(model)
         digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
         if directory is not None:
             model = merge_adapter(model, directory)
@@ -134,6 +136,15 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
 
     model, digest = kept("model", (source, *options.items(), adapter_digest, dtype, target), load, _copy)
     return Policy(model, load_tokenizer(name), name, adapter, digest, adapter_digest)
+
+
+def _forget_quantization(model: PreTrainedModel) -> None:
+    """Make the model of a .gguf file one like any other: its weights are dense, and can be saved as such."""
+    for name in ("hf_quantizer", "is_quantized", "quantization_method"):
+        if hasattr(model, name):
+            delattr(model, name)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
 
 
 def _copy(loaded: tuple[PreTrainedModel, str]) -> tuple[PreTrainedModel, str]:

@@ -141,10 +141,10 @@ def test_a_flipped_bit_in_a_cache_is_made_again(made: Path, tmp_path: Path, caps
     whole = {path: path.read_bytes() for path in entries}
     for path in entries:
         flipped(path)
-    command = ["replay", "--name", "again", "--arm", "vanilla", "--steps", "2", "--out", str(out), "--k", "2"]
+    command = ["replay", "--name", "damaged-again", "--arm", "vanilla", "--steps", "2", "--out", str(out), "--k", "2"]
     assert run(cli, command) == 0
     assert "damaged; made again" in capsys.readouterr().err
-    steps = [(out / "runs" / name / "steps.jsonl").read_bytes() for name in ("replayed", "again")]
+    steps = [(out / "runs" / name / "steps.jsonl").read_bytes() for name in ("replayed", "damaged-again")]
     assert steps[0] == steps[1]
     used = [path for path, data in whole.items() if path.read_bytes() == data]
     assert {path.parent.name for path in used} == {"pair_gradients", "svd"}

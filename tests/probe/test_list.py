@@ -40,16 +40,17 @@ def test_a_run_directions_and_reports_are_listed(
     assert (directions["basis"], directions["pairs"], directions["k"]) == ("svd", few_pairs[1], 2)
     assert not [row for row in tables["directions"] if "pairs" in row["name"]], "pair gradients are no directions"
     assert entry(tables["reports"], "listed.md")["KiB"] > 0
-    killed = out / "runs" / "killed"
+    killed = out / "runs" / "listed-killed"
     killed.mkdir()
     (killed / "config.json").write_bytes((directory / "config.json").read_bytes())
     (killed / "step_000.cos.jsonl.gz").write_bytes((directory / "step_000.cos.jsonl.gz").read_bytes())
-    row = entry(listed(capsys, out, "runs")["runs"], "killed")
+    row = entry(listed(capsys, out, "runs")["runs"], "listed-killed")
     assert (row["steps"], row["of"], row["state"]) == (1, 2, "unfinished")
     assert run(cli, ["list", "runs", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "pools" not in text
-    assert [line.split()[:2] for line in text.splitlines() if line.startswith("killed")] == [["killed", "replay"]]
+    rows = [line.split()[:2] for line in text.splitlines()]
+    assert [row for row in rows if row[:1] == ["listed-killed"]] == [["listed-killed", "replay"]]
 
 
 def test_pools_are_listed_with_the_built_in_ones(fake_pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,7 +149,7 @@ def test_every_objective_and_gate_runs(replay: Callable[..., Path], few_pairs: l
 
 
 def test_config_repeats_a_run(many_arms: Path, replay: Callable[..., Path]) -> None:
-    again = replay("again", "--config", str(many_arms / "config.json"))
+    again = replay("replayed-again", "--config", str(many_arms / "config.json"))
     for path in sorted(many_arms.glob("*.gz")):
         assert path.read_bytes() == (again / path.name).read_bytes()
     assert (many_arms / "manifest.json").read_bytes() == (again / "manifest.json").read_bytes()

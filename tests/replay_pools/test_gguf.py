@@ -54,3 +54,11 @@ def test_loading_says_nothing(file: Path, capfd: pytest.CaptureFixture[str]) -> 
     policy = load_policy(str(file))
     assert policy.tokenizer.encode("abcd") == [TOKENS.index("ab"), TOKENS.index("cd")]
     assert capfd.readouterr() == ("", "")
+
+
+def test_its_weights_can_be_saved_and_are_those_of_the_file(file: Path, tmp_path: Path) -> None:
+    """As `probe finetune --merge` writes them: a directory that is loaded like any other."""
+    policy = load_policy(str(file))
+    policy.model.save_pretrained(tmp_path / "saved")
+    policy.tokenizer.save_pretrained(tmp_path / "saved")
+    assert load_policy(str(tmp_path / "saved")).base_weights_sha == policy.base_weights_sha
