@@ -143,8 +143,7 @@ def _forget_quantization(model: PreTrainedModel) -> None:
     for name in ("hf_quantizer", "is_quantized", "quantization_method"):
         if hasattr(model, name):
             delattr(model, name)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)
 
 
 def _copy(loaded: tuple[PreTrainedModel, str]) -> tuple[PreTrainedModel, str]:
