@@ -11,6 +11,7 @@ import processes
 import pytest
 from directories import contents
 from interrupts import interrupted_at
+from killer import KILLER
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -44,18 +45,6 @@ TWO = RECORDED | {
     "checkpoints.every": 3,
     "checkpoints.keep": 1,
 }
-KILLER = """
-import os, signal, sys
-real = os.fsync
-def sync(descriptor):
-    if sys.argv[1] in os.readlink(f"/proc/self/fd/{descriptor}"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(descriptor)
-os.fsync = sync
-from probe.cli import cli
-from probe.cli._frame import run
-sys.exit(run(cli, sys.argv[2:]))
-"""
 
 
 class Eager:

@@ -12,6 +12,7 @@ import processes
 import pytest
 import torch
 from directories import contents
+from killer import KILLER
 from safetensors.torch import load_file
 
 from probe.cli import cli
@@ -117,18 +118,6 @@ COMBINED = {
     "evaluation.without_hint": True,
     "evaluation.every": 4,
 }
-KILLER = """
-import os, signal, sys
-real = os.fsync
-def sync(descriptor):
-    if sys.argv[1] in os.readlink(f"/proc/self/fd/{descriptor}"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(descriptor)
-os.fsync = sync
-from probe.cli import cli
-from probe.cli._frame import run
-sys.exit(run(cli, sys.argv[2:]))
-"""
 
 
 @pytest.fixture(scope="module")

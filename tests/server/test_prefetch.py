@@ -12,6 +12,7 @@ import processes
 import pytest
 from directories import contents
 from interrupts import interrupted_at
+from killer import KILLER
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
@@ -39,18 +40,6 @@ SETTINGS = {
     "evaluation.num_problems": 1,
 }
 STOPPING = {"objective.reference": "base", "control.limits.kl_mean_max": 1e-9, "control.limits.patience": 1}
-KILLER = """
-import os, signal, sys
-real = os.fsync
-def sync(descriptor):
-    if sys.argv[1] in os.readlink(f"/proc/self/fd/{descriptor}"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(descriptor)
-os.fsync = sync
-from probe.cli import cli
-from probe.cli._frame import run
-sys.exit(run(cli, sys.argv[2:]))
-"""
 
 
 @pytest.fixture(scope="module")
