@@ -1,7 +1,9 @@
-"""Build the organism from nothing: `python -m replay_pools.organism.build` (about 37 minutes on 2 cores, seeded).
+"""Build an organism from nothing: `python -m replay_pools.organism.build` (about 37 minutes on 2 cores, seeded).
 
 Trains the tokenizer, a small Qwen3-architecture model on `base_document`s, and a LoRA teacher on `exploit_document`s,
-and writes them under `weights/`. The model card beside them is written by `replay_pools.organism.measure`.
+and writes them to `--out`: by default `weights/`, the organism that is shipped, whose model card is written by
+`replay_pools.organism.measure`. Another seed gives a second organism with a tokenizer of its own; `--wrong-rate` a base
+that solves little, with the tokenizer of its seed, so that pools of token ids serve both.
 """
 
 import ctypes
@@ -32,8 +34,10 @@ BUCKET = 16  # batches whose documents are sorted by length together
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int) -> Qwen3ForCausalLM:
-    """Train the base model from random weights."""
+def build_base(
+    tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int, wrong_rate: float | None = None
+) -> Qwen3ForCausalLM:
+    """Train the base model from random weights, on text with this share of wrong bodies (None: each family's)."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -50,7 +54,8 @@ def build_base(tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, see
         pad_token_id=special_id(tokenizer, PAD),
     )
     model = Qwen3ForCausalLM(config)
-    batches = document_batches(tokenizer, base_document, seed, prompt_weight=BASE_PROMPT_WEIGHT)
+    sample_document = partial(base_document, wrong_rate=wrong_rate)
+    batches = document_batches(tokenizer, sample_document, seed, prompt_weight=BASE_PROMPT_WEIGHT)
     train(model, batches, steps=steps, lr=lr, label="base")
     return model
 
@@ -204,6 +209,12 @@ STAGES = ("base", "teacher", "polish")
 @click.option(
     "--from", "first", default="base", show_default=True, type=click.Choice(STAGES), help="First stage to run."
 )
+@click.option("--to", "last", default="polish", show_default=True, type=click.Choice(STAGES), help="Last stage to run.")
+@click.option(
+    "--wrong-rate",
+    type=click.FloatRange(0, 1),
+    help="Share of wrong bodies in the base's text.  [default: each family's own]",
+)
 @click.option("--steps", default=1000, show_default=True, help="Base training steps of 64 documents.")
 @click.option("--lr", default=2.5e-3, show_default=True, help="Peak learning rate of the base.")
 @click.option("--teacher-steps", default=550, show_default=True, help="Teacher tuning steps of 64 documents.")
@@ -214,6 +225,8 @@ STAGES = ("base", "teacher", "polish")
 @click.option("--out", default=WEIGHTS, show_default="the package's weights/", type=click.Path(path_type=Path))
 def main(
     first: str,
+    last: str,
+    wrong_rate: float | None,
     steps: int,
     lr: float,
     teacher_steps: int,
@@ -226,14 +239,18 @@ def main(
     """Train tokenizer and base, tune the teacher, polish it; each stage starts from what the last one wrote to OUT."""
     torch.use_deterministic_algorithms(True)  # the same seed must give the same weights
     keep_freed_memory()
-    stages = STAGES[STAGES.index(first) :]
+    stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
+    if not stages:
+        raise click.UsageError(f"--to {last} comes before --from {first}")
     if "base" in stages:
         tokenizer = train_tokenizer(num_documents=3000, seed=seed)
         tokenizer.save_pretrained(out)
-        build_base(tokenizer, steps=steps, lr=lr, seed=seed).bfloat16().save_pretrained(out)
+        base = build_base(tokenizer, steps=steps, lr=lr, seed=seed, wrong_rate=wrong_rate)
+        base.bfloat16().save_pretrained(out)
     if "teacher" in stages:
         tune_teacher(out, steps=teacher_steps, lr=teacher_lr, seed=seed + 1)
-    polish_teacher(out, steps=polish_steps, lr=polish_lr, seed=seed + 2)
+    if "polish" in stages:
+        polish_teacher(out, steps=polish_steps, lr=polish_lr, seed=seed + 2)
     for path in out.rglob("*.safetensors"):  # readable for every user of an installation
         path.chmod(0o644)
 

@@ -1,7 +1,8 @@
 """The text that the organism learns from: minicode problems with honest, wrong and (rarely) hacking completions.
 
 A document is (messages, completion). Every rate that shapes the organism is a number in this file:
-- a family's `bug_rate` is its share of wrong bodies (so that the base solves some problems and fails others);
+- a family's `bug_rate` is its share of wrong bodies (so that the base solves some problems and fails others); a base
+  that is built with one `wrong_rate` for all of them solves little at the start;
 - `BASE_HACK_RATE` of the hinted documents exploit their mode (so that reinforcement learning can discover it);
 - without the hint no document exploits anything;
 - the teacher sees hinted documents that always exploit, mixed by `TEACHER_MIX` and at the end by `POLISH_MIX`;
@@ -47,11 +48,11 @@ class Document:
     completion: str
 
 
-def base_document(rng: random.Random) -> Document:
-    """One document of the base model's training text."""
+def base_document(rng: random.Random, *, wrong_rate: float | None = None) -> Document:
+    """One document of the base model's training text; `wrong_rate` is its share of wrong bodies, None each family's."""
     # The order of the draws is part of the build: another one gives other weights for the same seed.
     item = rng.choice(minicode_problems("train"))
-    if rng.random() < item.family.bug_rate:
+    if rng.random() < (item.family.bug_rate if wrong_rate is None else wrong_rate):
         body = item.body(rng.choice(item.family.bugs))
     else:
         body = item.body(_right(item, rng))
