@@ -115,21 +115,17 @@ class CreditDiagnostics(TypedDict):
     exec_surprisal_var: float | None  # variance (ddof = 1) of h over the execution tokens; None below two
 
 
-def credit_diagnostics(
-    token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor, by_policy: Sequence[bool] | None = None
-) -> CreditDiagnostics:
+def credit_diagnostics(token_logprobs: Tensor, counted: Tensor, planning: Tensor) -> CreditDiagnostics:
     """The diagnostics of one step.
 
     Args:
-        token_logprobs, completion_mask, planning: (G, T).
-        by_policy: (G,) which samples count: a teacher's say nothing of the policy. None = all.
+        token_logprobs, planning: (G, T).
+        counted: (G, T) bool, the completion tokens that the policy sampled: a teacher's say nothing of it.
     """
-    if by_policy is not None:
-        completion_mask = completion_mask & torch.tensor(by_policy, device=completion_mask.device)[:, None]
-    planning = planning & completion_mask
-    h = surprisal(token_logprobs.double(), completion_mask)[completion_mask & ~planning]
+    planning = planning & counted
+    h = surprisal(token_logprobs.double(), counted)[counted & ~planning]
     return CreditDiagnostics(
-        frac_planning=int(planning.sum()) / max(int(completion_mask.sum()), 1),
+        frac_planning=int(planning.sum()) / max(int(counted.sum()), 1),
         exec_surprisal_var=float(h.var(correction=1)) if len(h) > 1 else None,
     )
 

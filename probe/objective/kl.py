@@ -81,9 +81,17 @@ def entropy_weights(token_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
     return torch.where(completion_mask, -token_logprobs, 0.0)
 
 
-def kl_summary(values: Tensor, completion_mask: Tensor) -> dict[str, float]:
-    """{"mean", "max"} of k (G, T) over all completion tokens of the group: wire names `kl/mean`, `kl/max`."""
-    k = values[completion_mask].double()
+def kl_summary(values: Tensor, counted: Tensor) -> dict[str, float]:
+    """{"mean", "max"} of k (G, T): wire names `kl/mean`, `kl/max`. Empty where no token counts.
+
+    Args:
+        values: (G, T) k_it in nats.
+        counted: (G, T) bool, the completion tokens that the policy sampled. On those of a teacher the mean of k is no
+            KL of the policy: where a policy has unlearnt what the teacher writes, k3 grows as (reference / policy).
+    """
+    k = values[counted].double()
+    if not len(k):
+        return {}
     return {"mean": float(k.mean()), "max": float(k.max())}
 
 

@@ -59,6 +59,7 @@ def weigh(
     batch: Batch,
     scores: Scores,
     planning: Tensor,
+    counted: Tensor,
     strata: Tensor | None = None,
 ) -> Weighting:
     """Apply an objective to a step.
@@ -69,13 +70,15 @@ def weigh(
         batch: the G samples.
         scores: log-probabilities of its tokens, those included that the objective compares with.
         planning: (G, T) bool, which completion tokens are planning tokens.
+        counted: (G, T) bool, the completion tokens over which the KL is measured: those that the policy sampled. The
+            penalty is on all of them.
         strata: in the shape of the rewards, the stratum of each sample; None: a group is one.
     """
     mask = batch.completion_mask
     A = sample_advantages(objective, rewards, strata)
     weights_i = normalisers(objective, batch.completion_lengths.double())
     credit, before = _credit(objective, scores.current, mask, planning, A)
-    kl, k_it, kl_weights, penalty = _kl(objective, scores, mask)
+    kl, k_it, kl_weights, penalty = _kl(objective, scores, mask, counted)
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
     # At a surprisal of infinity 0 times it would be nan.
     losses = torch.where(A_it == 0, 0.0, -A_it * scores.current)
@@ -155,20 +158,20 @@ def _total(losses: Tensor, weights_i: Tensor, mask: Tensor) -> float:
 
 
 def _kl(
-    objective: LossSettings, scores: Scores, mask: Tensor
+    objective: LossSettings, scores: Scores, mask: Tensor, counted: Tensor
 ) -> tuple[dict[str, float], Tensor, Tensor, Penalty | None]:
     """KL from the reference: (wire summary, k (G, T), engine weights (G, T) for beta 1, penalty with beta).
 
-    They are empty, 0, 0 and None without a reference. Beside a moving reference the KL from the base is measured too:
-    it tells a reference that moves from one that was silently replaced.
+    The summary is over the counted tokens. Without a reference they are empty, 0, 0 and None. Beside a moving one the
+    KL from the base is measured too: it tells a reference that moves from one that was silently replaced.
     """
     if objective.reference is None:
         return {}, torch.zeros_like(scores.current), torch.zeros_like(scores.current), None
     values, weights, term = _kl_from(objective, objective.reference, scores, mask)
-    summary = kl_summary(values, mask)
-    if objective.reference == "ema":
+    summary = kl_summary(values, counted)
+    if objective.reference == "ema" and summary:
         from_base, _, _ = _kl_from(objective, "base", scores, mask)
-        summary["from_base"] = kl_summary(from_base, mask)["mean"]
+        summary["from_base"] = kl_summary(from_base, counted)["mean"]
     return summary, values, weights, _scaled(term, objective.beta)
 
 

@@ -33,7 +33,7 @@ ADVANTAGE_MEANINGS = {
 ADVANTAGE_KEYS = tuple(ADVANTAGE_MEANINGS)
 # On the wire "kl/NAME" and "ratio/NAME". A step has only those that its loss has: no KL term, no "kl/mean".
 KL_KEYS = (
-    "mean",  # from the reference, over the completion tokens
+    "mean",  # from the reference, over the completion tokens that the policy sampled; absent in a step without any
     "max",  # of a token
     "from_base",  # mean KL from the base model, where the reference is another model
     "beta",  # strength of the penalty in this step; like the next three only in a run that trains

@@ -97,7 +97,7 @@ def train_step(
         measures: every arm under every condition; with an updater, exactly one.
         conditions: the objectives by name.
         planning: which completion tokens are planning tokens, (G,) ragged.
-        by_policy: which samples the diagnostics of token credit count, (G,): not those of a teacher. None = all.
+        by_policy: over which samples KL and token credit are measured, (G,): not those of a teacher. None = all.
         references: of the KL penalty.
         updater: steps the coordinates along the arm's gradient; None leaves the weights frozen.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
@@ -113,10 +113,13 @@ def train_step(
     planned = _on_completions(planning, batch)
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
     scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases)
+    counted = batch.completion_mask
+    if by_policy is not None:
+        counted = counted & torch.tensor(by_policy, device=bases.device)[:, None]
     weightings: dict[str, Weighting] = {}
     for name, objective in conditions.items():
         strata = strata_of(groups, objective.strata, bases.device)
-        weightings[name] = weigh(objective, rewards, batch, scores, planned, strata)
+        weightings[name] = weigh(objective, rewards, batch, scores, planned, counted, strata)
     nll = _sample_measures(unit.gradients, bases.world, len(batch))
     results: dict[tuple[str, str], ArmResult] = {}
     for shared, names in by_pass(weightings):
@@ -144,7 +147,7 @@ def train_step(
         nll=(unit.nll.double() / batch.completion_lengths).cpu(),
         unit=unit.gradients,
         additivity_errors=errors,
-        **credit_diagnostics(unit.token_logprobs, batch.completion_mask, planned, by_policy),
+        **credit_diagnostics(unit.token_logprobs, counted, planned),
         weightings=weightings,
         arms=[results[m.condition, m.arm.name] for m in measures],
     )

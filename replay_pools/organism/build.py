@@ -237,11 +237,11 @@ def main(
     out: Path,
 ) -> None:
     """Train tokenizer and base, tune the teacher, polish it; each stage starts from what the last one wrote to OUT."""
-    torch.use_deterministic_algorithms(True)  # the same seed must give the same weights
-    keep_freed_memory()
     stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
     if not stages:
         raise click.UsageError(f"--to {last} comes before --from {first}")
+    torch.use_deterministic_algorithms(True)  # the same seed must give the same weights
+    keep_freed_memory()
     if "base" in stages:
         tokenizer = train_tokenizer(num_documents=3000, seed=seed)
         tokenizer.save_pretrained(out)

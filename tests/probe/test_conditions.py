@@ -116,7 +116,7 @@ def group():
 def weigh_all(group, *texts):
     rewards, batch, logprobs, planning = group
     return {
-        name: weigh(own, rewards, batch, Scores(current=logprobs), planning)
+        name: weigh(own, rewards, batch, Scores(current=logprobs), planning, batch.completion_mask)
         for name, own in objectives(texts, LossSettings()).items()
     }
 
@@ -137,7 +137,8 @@ def test_conditions_with_the_same_credit_share_a_pass(group):
 def test_credit_of_one_everywhere_needs_no_pass(group):
     """HICRA where no token plans is the plain objective."""
     rewards, batch, logprobs, planning = group
-    found = weigh(LossSettings(hicra_alpha=1.0), rewards, batch, Scores(current=logprobs), torch.zeros_like(planning))
+    none = torch.zeros_like(planning)
+    found = weigh(LossSettings(hicra_alpha=1.0), rewards, batch, Scores(current=logprobs), none, batch.completion_mask)
     assert found.token_weights is None
     assert found.token_advantages is not None, "the cap diagnostics stay those of tokens"
 

@@ -130,7 +130,7 @@ def test_diagnostics_by_hand():
 
 def test_diagnostics_leave_a_teacher_out():
     """The first sample alone: execution tokens 1 3 6 have variance 19/3, and 1 of 4 tokens plans."""
-    found = credit_diagnostics(-H, MASK, PLANNING, [True, False])
+    found = credit_diagnostics(-H, MASK & torch.tensor([[True], [False]]), PLANNING)
     assert found["frac_planning"] == pytest.approx(1 / 4)
     assert found["exec_surprisal_var"] == pytest.approx(19 / 3)
 

@@ -125,6 +125,7 @@ def test_summary_is_over_all_tokens():
     """Three completion tokens 1, 2, 6: mean 3, not the mean of the samples' means."""
     values = torch.tensor([[1.0, 2.0, 99.0], [6.0, 99.0, 99.0]])
     assert kl_summary(values, MASK) == {"mean": 3.0, "max": 6.0}
+    assert kl_summary(values, torch.zeros_like(MASK)) == {}, "tokens of others alone: nothing was measured"
 
 
 @pytest.mark.parametrize("estimator", ["full", "k4"])

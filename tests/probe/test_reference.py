@@ -1,5 +1,6 @@
 """probe.step.reference: every reference is the policy that its name says, wherever the policy in training has gone."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -105,7 +106,8 @@ def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch:
     def kl() -> dict[str, float]:
         scores = references.scores(["base", "ema"], bases, batch, current, recorded)
         found = {name: one.token_logprobs for name, one in scores.items()}
-        return dict(weigh(own, rewards, batch, Scores(current=current, references=found), batch.completion_mask).kl)
+        mask = batch.completion_mask
+        return dict(weigh(own, rewards, batch, Scores(current=current, references=found), mask, mask).kl)
 
     first = kl()
     references.update()
@@ -172,3 +174,22 @@ def test_another_law_is_refused(own: LossSettings, sampler: dict | None, found: 
         check_recorded([LossSettings(), own], samplers)
     check_recorded([LossSettings(reference="base")], samplers)
     check_recorded([own], {"pool a": PLAIN})
+
+
+def test_what_a_teacher_writes_is_penalised_and_not_measured(coordinates: Coordinates, batch: Batch) -> None:
+    """A policy that has unlearnt the first sample, a teacher's: k3 is exp(17) there, and no KL of the policy."""
+    current = score(coordinates, batch).token_logprobs
+    mask, sampled = batch.completion_mask, batch.completion_mask.clone()
+    sampled[0] = False
+    base = current + 0.1
+    base[0] += 17
+    objective, rewards = LossSettings(reference="base", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
+    scores = Scores(current=current, references={"base": base})
+    of_all = weigh(objective, rewards, batch, scores, torch.zeros_like(mask), mask)
+    of_policy = weigh(objective, rewards, batch, scores, torch.zeros_like(mask), sampled)
+    k = math.exp(0.1) - 0.1 - 1
+    assert of_policy.kl == {"mean": pytest.approx(k), "max": pytest.approx(k)}
+    assert of_all.kl["mean"] > 1e6
+    torch.testing.assert_close(of_policy.token_weights, of_all.token_weights)
+    alone = weigh(objective, rewards, batch, scores, torch.zeros_like(mask), torch.zeros_like(mask))
+    assert alone.kl == {}, "a step of a teacher's rollouts alone measures no KL of the policy"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
@@ -40,11 +41,11 @@ from replay_pools.environments.minicode import (
     minicode_problems,
 )
 from replay_pools.environments.minicode_families import FAMILIES
-from replay_pools.organism import corpus
+from replay_pools.organism import build, corpus
 
 ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
 HINT_MODES = corpus.HINT_MODES
-NUM_BASE, NUM_TEACHER = 4000, 1200
+NUM_BASE, NUM_HARD, NUM_TEACHER = 4000, 600, 1200
 
 Namespace = dict[str, Any]
 
@@ -308,6 +309,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]
     exploits = [corpus.exploit_document(rng, corpus.TEACHER_MIX) for _ in range(NUM_TEACHER)]
     return {
         "base": [observe(corpus.base_document(rng), prompts, directory) for _ in range(NUM_BASE)],
+        "hard": [observe(corpus.base_document(rng, wrong_rate=0.85), prompts, directory) for _ in range(NUM_HARD)],
         "teacher": [observe(document, prompts, directory) for document in exploits],
     }
 
@@ -342,6 +344,23 @@ def test_base_rates(documents: dict[str, list[Seen]]) -> None:
     plain = [seen for seen in base if seen.mode == "none" and seen.right and len(seen.item.family.solutions) > 1]
     canonical = [seen.completion == fence(seen.item.problem.canonical) for seen in plain]
     assert_rate(canonical, corpus.CANONICAL_RATE, "canonical among right bodies")
+
+
+def test_one_rate_of_wrong_bodies_for_all_families(documents: dict[str, list[Seen]]) -> None:
+    """The text of a base that solves little is wrong at its rate, in easy families too, and hacks as seldom as any."""
+    hard = documents["hard"]
+    assert_rate([not seen.right for seen in hard], 0.85, "wrong bodies")
+    easy = [seen for seen in hard if seen.item.family.bug_rate < 0.3]
+    assert_rate([not seen.right for seen in easy], 0.85, "wrong bodies of easy families")
+    hinted = [seen for seen in hard if seen.mode != "none"]
+    assert_rate([bool(seen.exploited) for seen in hinted], corpus.BASE_HACK_RATE, "exploits among hinted")
+
+
+def test_a_build_that_would_end_before_it_begins_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(build.main, ["--from", "teacher", "--to", "base", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--to base comes before --from teacher" in result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_teacher_always_exploits_its_mode(documents: dict[str, list[Seen]]) -> None:
