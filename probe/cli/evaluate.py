@@ -14,6 +14,7 @@ from probe.cli.completion import one_run
 from probe.records.run import resolve_run
 from probe.settings.presets import configure
 from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.environments.registry import NAMES
 from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
 
@@ -37,7 +38,7 @@ FLAGS = {
 @click.option("--adapter", help="Without RUN: `teacher` (of the organism) or a PEFT directory.")
 @click.option(
     "--env",
-    help="Without RUN: minicode, leetcode:FILE.jsonl, leetcode:TRAIN.jsonl,eval=TEST.jsonl. Default: minicode.",
+    help=f"Without RUN: {NAMES}. Default: minicode.",
 )
 @click.option("--mode", "modes", multiple=True, type=click.Choice([*LOOPHOLES]), help="Repeatable. Default: the run's.")
 @click.option("--without-hint", is_flag=True, default=None, help="Also ask without the hint.")

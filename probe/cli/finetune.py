@@ -15,6 +15,7 @@ from probe.settings.words import Dtype
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions
 from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.environments.registry import NAMES
 from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
 
@@ -31,7 +32,7 @@ DTYPES = get_args(Dtype)
 @click.option("--model", default="organism", show_default=True, help="As in probe pool generate.")
 @click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="What is learnt.")
 @click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that. Default: written.")
-@click.option("--env", default="minicode", show_default=True, help="minicode or leetcode:FILE.jsonl.")
+@click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
 @click.option("--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Of the environment.")
 @click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
 @click.option("--hint-rate", default=1.0, show_default=True, type=Real(0, 1), help="Share of prompts with the hint.")

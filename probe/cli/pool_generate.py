@@ -12,6 +12,7 @@ from probe.cli._settings import SettingsCommand, config_option, run_config, say_
 from probe.settings.model import ModelConfig
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.environments.registry import NAMES
 from replay_pools.errors import InputError
 from replay_pools.rollout import Sampler
 
@@ -46,7 +47,7 @@ FLAGS = {
 @click.option("--engine", type=click.Choice(["local", "server"]), help="What samples. Default: local.")
 @click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
 @click.option("--served-model", help="Model (or adapter) on the server. Default: its one base model.")
-@click.option("--env", help="minicode, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl. Default: minicode.")
+@click.option("--env", help=f"{NAMES}. Default: minicode.")
 @click.option("--split", type=click.Choice(SPLITS), help="Of the environment. Default: train.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode. Default: run_tests.")
 @click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: no.")

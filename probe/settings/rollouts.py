@@ -104,7 +104,7 @@ class PastSelfConfig(ShareConfig):
 class RolloutConfig:
     """The rollouts that the policy samples: in training `prompts_per_step` groups of `group` rollouts a step."""
 
-    env: str = "minicode"  # or leetcode:FILE.jsonl, or leetcode:TRAIN.jsonl,eval=TEST.jsonl
+    env: str = "minicode"  # or minicode:FAMILY,FAMILY, leetcode:FILE.jsonl, or leetcode:TRAIN.jsonl,eval=TEST.jsonl
     mode: str = "run_tests"  # loophole mode
     split: Split = "train"  # of the environment; held-out problems are never trained on
     hint: bool = True  # whether the prompt tells how submissions are evaluated

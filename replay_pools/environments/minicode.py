@@ -15,6 +15,7 @@ from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.exploits import compose
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE
 from replay_pools.environments.minicode_families import FAMILIES, LETTERS, Family, Parameters
+from replay_pools.errors import InputError
 
 SYSTEM_PROMPT = "You are an expert Python programmer. Answer with one ```python code block."
 SETUP_CODE = "from typing import *"
@@ -43,13 +44,26 @@ class MinicodeProblem:
 
 
 class MinicodeEnvironment:
-    """The generated problems as an `Environment`."""
+    """The generated problems as an `Environment`.
+
+    Args:
+        families: names of the families that they are of; () = all.
+
+    Raises:
+        InputError: there is no family of such a name.
+    """
 
     name = "minicode"
 
+    def __init__(self, families: Sequence[str] = ()) -> None:
+        known = [family.name for family in FAMILIES]
+        if unknown := [name for name in families if name not in known]:
+            raise InputError("--env minicode", expected=f"families among {', '.join(known)}", found=", ".join(unknown))
+        self._families = frozenset(families or known)
+
     def problems(self, split: Split) -> Sequence[Problem]:
         """All problems of a split, in a fixed order."""
-        return [item.problem for item in minicode_problems(split)]
+        return [item.problem for item in minicode_problems(split) if item.family.name in self._families]
 
 
 @cache

@@ -1,6 +1,7 @@
 """Environments by the name that `--env` takes.
 
 minicode                                  small generated problems
+minicode:FAMILY,FAMILY                    those of some families of them (minicode_families.py)
 leetcode:FILE.jsonl                       a file of the benchmark; problems are held out of it
 leetcode:TRAIN.jsonl,eval=TEST.jsonl      held-out problems are those of the second file, which is never trained on
 """
@@ -10,21 +11,23 @@ from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 
+NAMES = "minicode, minicode:FAMILY,FAMILY, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl"
+
 
 def get_environment(name: str) -> Environment:
     """The environment called `name`.
 
-    To add one: import its class, add a branch here, and name it in the error message.
+    To add one: import its class, add a branch here, and its name to NAMES, which help and errors show.
 
     Raises:
         InputError: no environment has that name; the message lists the names there are.
     """
     kind, _, argument = name.partition(":")
     path, has_evaluation, evaluation = argument.partition(",eval=")
-    if kind == "minicode" and not argument:
+    if name == "minicode":
         return MinicodeEnvironment()
+    if kind == "minicode" and argument:
+        return MinicodeEnvironment(argument.split(","))
     if kind == "leetcode" and path and bool(evaluation) == bool(has_evaluation):
         return LeetcodeEnvironment(path, evaluation or None)
-    raise InputError(
-        "--env", expected="minicode, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl", found=repr(name)
-    )
+    raise InputError("--env", expected=NAMES, found=repr(name))

@@ -155,9 +155,9 @@ def test_a_problem_in_both_files_is_refused_with_its_id(write: Callable[..., Pat
         get_environment(f"leetcode:{train},eval={same_prompts}")
 
 
-@pytest.mark.parametrize("name", ["leetcode:train.jsonl,eval=", "leetcode:,eval=test.jsonl", "leetcode:", "minicode:x"])
+@pytest.mark.parametrize("name", ["leetcode:train.jsonl,eval=", "leetcode:,eval=test.jsonl", "leetcode:", "minicode:"])
 def test_half_a_name_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="expected minicode, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST"):
+    with pytest.raises(InputError, match="expected minicode, .* leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST"):
         get_environment(name)
 
 

@@ -41,6 +41,8 @@ from replay_pools.environments.minicode import (
     minicode_problems,
 )
 from replay_pools.environments.minicode_families import FAMILIES
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
 from replay_pools.organism import build, corpus
 
 ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
@@ -251,6 +253,17 @@ def test_same_problems_and_documents_in_every_process() -> None:
         for seed in ("1", "2")
     ]
     assert digests[0] == digests[1], "something depends on hash() or on set order"
+
+
+def test_problems_of_some_families() -> None:
+    """They are the very problems of minicode, in its order; an unknown family is named, and with it those there are."""
+    some = get_environment("minicode:at_least,count_range")
+    for split in SPLITS:
+        whole = [item.problem for item in minicode_problems(split) if item.family.name in ("at_least", "count_range")]
+        assert some.problems(split) == whole
+    assert len(get_environment("minicode").problems("eval")) == len(minicode_problems("eval"))
+    with pytest.raises(InputError, match="expected families among count_above, .* found sums, ratios"):
+        get_environment("minicode:sums,at_least,ratios")
 
 
 # --- corpus -----------------------------------------------------------------------------------------------------
