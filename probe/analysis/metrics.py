@@ -36,7 +36,7 @@ from probe.analysis.measures.specificity import SCORES, beaten_by
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate
 from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.training_outcome import MOVED, PLACES, RATES
+from probe.analysis.training_outcome import ELO_GAP, MOVED, PLACES, RATES
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.training_runs import training_run_metrics
 from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, SampleRecord, StepRecord
@@ -112,7 +112,7 @@ def training_metrics() -> dict[str, Availability]:
     table = dict.fromkeys(SAMPLE_METRICS, by_seed)
     table |= {name: by_seed for name, available in _DERIVED.items() if "prompt" in available.units}
     table |= dict.fromkeys(_STEP_NAMES, Availability(units=("seed", "step")))
-    table |= dict.fromkeys(("kl/final", "kl/share_of_base", *MOVED.values()), by_seed)
+    table |= dict.fromkeys(("kl/final", "kl/share_of_base", ELO_GAP, *MOVED.values()), by_seed)
     settings = ["", *(f"/{name}" for name in (*LOOPHOLES, NO_HINT))]
     for rate, place, setting in product(RATES, PLACES, settings):
         table[f"{rate}_{place}{setting}"] = Availability(units=("seed", "problem"))

@@ -4,6 +4,7 @@ hack_start, hack_final, hack_gain    rate before the first step, after the last,
                                      DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
                                      where there are several
 margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.frozen_batch`
+elo_gap                              best evaluation above the base, in Elo of solving (`probe.analysis.ladder`)
 cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
 
 To add a rate: a row in RATES and a field of the same name in `probe.runs.heldout.Rates`.
@@ -30,6 +31,7 @@ RATES: dict[str, Callable[[Rollout], bool]] = {
 PLACES = ("start", "final", "gain")
 # {field of an evaluation's `frozen`: metric}
 MOVED = {"margin": "margin_final", "cos_moved": "cos_moved", "hackward_frac_moved": "hackward_frac_moved"}
+ELO_GAP = "elo_gap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,9 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     for name, metric in MOVED.items():
         if moved.get(name) is not None:
             values[metric] = moved[name]
+    # The gap of an evaluation is that of the best one so far.
+    if last.get("elo") is not None:
+        values[ELO_GAP] = last["elo"]["solve"]["gap"]
     start, final = _problem_flags(run.path, first["step"]), _problem_flags(run.path, last["step"])
     by_problem: dict[str, dict[str, float]] = {}
     problem_trials: dict[str, dict[str, int]] = {}

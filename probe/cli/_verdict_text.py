@@ -7,8 +7,8 @@ from pathlib import Path
 from probe.analysis.formatting import render_table, wrap
 from probe.analysis.trained.text import outcome_lines, outcome_sentences
 from probe.experiments.judge.foretold_tables import foretold_table, hits_sentence, treatment_table
-from probe.experiments.judge.verdict import RunVerdict, SpecVerdict
-from probe.experiments.judge.written import SHA_DIGITS, WrittenResult
+from probe.experiments.judge.verdict import CriterionVerdict, RunVerdict, SpecVerdict
+from probe.experiments.judge.written import CRITERIA_HEADER, REPORTED, SHA_DIGITS, WrittenResult
 from probe.report.figures.foretold import foretold
 from probe.report.html import to_svg
 from probe.report.page import resource
@@ -40,6 +40,8 @@ def format_text(verdict: SpecVerdict) -> str:
         lines += wrap(
             f"      n = {row.n} {row.unit}s: {row.value + '; ' if row.value else ''}{row.why}", indent=" " * 6
         )
+        if row.reported:
+            lines += wrap(f"      reported: {row.reported}", indent=" " * 6)
     if verdict.foretold is not None:
         lines += ["", *render_table(foretold_table(verdict.foretold)).splitlines()]
         lines += ["", *wrap(hits_sentence(verdict.foretold)), ""]
@@ -64,12 +66,8 @@ def format_markdown(verdict: SpecVerdict) -> str:
         *(f"\n**Outcome.** {sentence}" for sentence in outcome_sentences(verdict.arms)),
         *(f"\n**Caution.** {caution}" for caution in verdict.cautions),
         "",
-        "| criterion | role | asked | verdict | n | found |",
-        "|---|---|---|---|---|---|",
+        *_criteria_markdown(verdict.rows),
     ]
-    for row in verdict.rows:
-        cells = (row.name, row.role, row.condition, row.verdict, f"{row.n} {row.unit}s", f"{row.value}; {row.why}")
-        lines.append(_cells(cells))
     if verdict.foretold is not None:
         for table in (foretold_table(verdict.foretold), treatment_table(verdict.foretold)):
             lines += ["", f"{table.title}:", "", _cells(table.header), "|" + "---|" * len(table.header)]
@@ -135,6 +133,17 @@ def _replay_markdown(replay: RunVerdict | None) -> list[str]:
         return []
     place = f"`{replay.run}`, condition {replay.condition}"
     return ["", f"**Verdict: {replay.verdict}** ({place}). {replay.why}. Next: {replay.next.text}."]
+
+
+def _criteria_markdown(rows: Sequence[CriterionVerdict]) -> list[str]:
+    """The table of criteria; what was reported elsewhere is a column where any criterion has it."""
+    others = any(row.reported for row in rows)
+    header = [*CRITERIA_HEADER, REPORTED] if others else [*CRITERIA_HEADER]
+    lines = [_cells(header), "|" + "---|" * len(header)]
+    for row in rows:
+        cells = [row.name, row.role, row.condition, row.verdict, f"{row.n} {row.unit}s", f"{row.value}; {row.why}"]
+        lines.append(_cells([*cells, row.reported] if others else cells))
+    return lines
 
 
 def _numbers(values: Sequence[float | None]) -> str:

@@ -17,7 +17,7 @@ DATE_LENGTH = len("2026-11-22")
 
 @click.command()
 @click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
-@click.option("--full", is_flag=True, help="Question, hypotheses, changes, command and follow-up of each, too.")
+@click.option("--full", is_flag=True, help="Question, hypotheses, changes, command, reported results, follow-up, too.")
 @out_option
 @json_option
 def experiments(specs: Path, full: bool, out: Path, as_json: bool) -> None:
@@ -65,6 +65,8 @@ def _print_details(entry: "Entry") -> None:
         if settings:
             echo(f"  {condition}: {', '.join(f'{key} = {value}' for key, value in settings.items())}")
     echo(f"  {entry.command}")
+    for row in entry.compared:
+        echo(f"  {row.criterion}: {row.here or 'not yet'}; reported: {row.reported}")
     if entry.follow_up:
         echo(f"  then: {entry.follow_up}")
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from probe.experiments.judge.written import SHA_DIGITS, written_results
+from probe.experiments.judge.written import SHA_DIGITS, written_criteria, written_results
 from probe.experiments.spec.jobs import SweepRun, runs_of, sweep_folder
 from probe.experiments.spec.prereg import load_spec, preregistered
 from probe.experiments.spec.types import Spec
@@ -55,6 +55,15 @@ class Concerned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A criterion that another study asked first: what it reported, and what was found here."""
+
+    criterion: str
+    reported: str
+    here: str | None  # verdict and numbers as they were written of the spec as it is; None before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One experiment."""
 
@@ -70,6 +79,7 @@ class Entry:
     earlier: str | None  # the decision on another version of the spec, where there is none on this one
     follow_up: str | None  # what the spec says should follow from the decision
     date: str | None  # UTC: the last start of its runs; None where none says
+    compared: tuple[Compared, ...]
     concerned: tuple[Concerned, ...]
 
 
@@ -118,8 +128,19 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
         earlier=results[-1].decision if current is None and results else None,
         follow_up=follow_up,
         date=_last_start(runs),
+        compared=_compared(spec),
         concerned=tuple(concerned),
     )
+
+
+def _compared(spec: Spec) -> tuple[Compared, ...]:
+    here = written_criteria(spec.path.with_suffix(".md"), spec.sha256)
+    rows = []
+    for criterion in spec.criteria:
+        if criterion.reported:
+            row = Compared(criterion=criterion.name, reported=criterion.reported, here=here.get(criterion.name))
+            rows.append(row)
+    return tuple(rows)
 
 
 def _status(spec: Spec, runs: list[SweepRun], done: int, concerned: list[Concerned], out_dir: Path) -> Status:

@@ -313,7 +313,11 @@ RUNS = {
         *(f"{name}-{arm}" for name, arm in TREATMENTS.items()),
         *(f"{name}-replay" for name in (*CHOOSE, *CONFIRM)),
     ],
+    "grpo-grouping": [f"{name}-projected-lora" for name in ("A-control", "B-strata", "C-surprise", "D-both")],
     "kl-control": ["none-vanilla", "fixed-vanilla", "warm-up-vanilla", "adaptive-vanilla"],
+    "mlp-stability": [
+        f"{name}-projected-lora" for name in ("N-neither", "A-kl", "B-clip", "C-clip-kl", "D-clip-strong-kl")
+    ],
     "phase1": ["base"],
     "phase2": ["mixed", "same-prompt", "crossed"],
     "phase3": [
@@ -343,18 +347,27 @@ RUNS = {
         *(f"{name}-vanilla" for name in ("entropy", "early-stop")),
         *(f"{name}-vanilla" for name in ("cap-2", "sepa-cap-2", "scaled", "scaled-eps", "clip", "clip-kl")),
     ],
+    "reward-structure": ["A-dense-projected-lora", "B-sparse-projected-lora"],
     "stability-ablation": ["A-baseline", "C-token-level", "D-rank-32"],
+    "stability-training": [
+        *(f"{name}-projected-lora" for name in ("A-baseline", "B-clip", "C-token-level", "D-rank-32", "E-entropy")),
+        *(f"{name}-projected-lora" for name in ("F-kl", "G-mlp", "H-rank-32-mlp", "GK-mlp-kl")),
+    ],
 }
 
 
 TRAININGS = (
     "foretell",
+    "grpo-grouping",
     "kl-control",
+    "mlp-stability",
     "phase3",
     "phase3-organism",
     "phase3-replication",
     "reference-bypass",
     "remedies",
+    "reward-structure",
+    "stability-training",
 )
 
 
@@ -447,6 +460,28 @@ BYPASS = {
     "evaluation.num_problems": 4,
     "objective.beta": 0.01,
 }
+# Training in the LoRA basis without a teacher, of all modules, on policy or not, and against an EMA.
+LORA = {
+    "model.name": "organism",
+    "model.lora_rank": 16,
+    "rollouts.prompts_per_step": 4,
+    "rollouts.group": 8,
+    "rollouts.sampler.max_new_tokens": 160,
+    "rollouts.teacher": None,
+    "intervention.gate.overshoot": 0.0,
+    "objective.reference": "base",
+    "optimizer.lr": 5e-3,
+    "optimizer.warmup_steps": 2,
+    "steps": 48,
+    "evaluation.every": 24,
+    "evaluation.num_problems": 128,
+}
+STALE = LORA | {"rollouts.iterations": 2, "objective.old_logprobs": "recorded"}
+UNCLIPPED = STALE | {"objective.epsilon": None}
+ATTENTION = UNCLIPPED | {"model.targets": ("attention",)}
+EMA = {"objective.reference": "ema", "control.ema_decay": 0.9, "objective.beta": 0.6}
+GROUPING = LORA | EMA
+GROUPING |= {"steps": 32, "evaluation.every": 16, "rollouts.pay": "tests", "objective.scale_rewards": "batch"}
 ADAPTIVE = {"target_kl": 0.02, "kl_horizon": 5, "beta_min": 0.2, "beta_max": 5.0}
 # What the options of the specs said before they were settings; what is not named here keeps the default of a run.
 FORETELL = FAST | {"steps": 64, "evaluation.every": 32, "intervention.extraction.held_out": "builtin"}
@@ -588,6 +623,26 @@ SETTINGS: list[tuple[str, str, dict[str, object]]] = [
     ("stability-ablation", "A-baseline", MIXED | {"model.lora_rank": 16}),
     ("stability-ablation", "C-token-level", MIXED | {"model.lora_rank": 16, "objective.loss_type": "dapo"}),
     ("stability-ablation", "D-rank-32", MIXED | {"model.lora_rank": 32}),
+    ("stability-training", "A-baseline", ATTENTION),
+    ("stability-training", "B-clip", ATTENTION | {"objective.epsilon": 0.2}),
+    ("stability-training", "C-token-level", ATTENTION | {"objective.loss_type": "dapo"}),
+    ("stability-training", "D-rank-32", ATTENTION | {"model.lora_rank": 32}),
+    ("stability-training", "E-entropy", ATTENTION | {"objective.entropy_coef": 0.1}),
+    ("stability-training", "F-kl", ATTENTION | {"objective.beta": 0.3}),
+    ("stability-training", "G-mlp", UNCLIPPED),
+    ("stability-training", "H-rank-32-mlp", UNCLIPPED | {"model.lora_rank": 32}),
+    ("stability-training", "GK-mlp-kl", UNCLIPPED | {"objective.beta": 0.3}),
+    ("mlp-stability", "N-neither", UNCLIPPED),
+    ("mlp-stability", "A-kl", UNCLIPPED | {"objective.beta": 0.3}),
+    ("mlp-stability", "B-clip", STALE),
+    ("mlp-stability", "C-clip-kl", STALE | {"objective.beta": 0.3}),
+    ("mlp-stability", "D-clip-strong-kl", STALE | {"objective.beta": 0.6}),
+    ("reward-structure", "A-dense", STALE | EMA | {"rollouts.pay": "tests"}),
+    ("reward-structure", "B-sparse", STALE | EMA),
+    ("grpo-grouping", "A-control", GROUPING),
+    ("grpo-grouping", "B-strata", GROUPING | {"objective.strata": "length"}),
+    ("grpo-grouping", "C-surprise", GROUPING | {"objective.reward": "surprise"}),
+    ("grpo-grouping", "D-both", GROUPING | {"objective.strata": "length", "objective.reward": "surprise"}),
 ]
 
 

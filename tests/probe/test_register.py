@@ -10,7 +10,9 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.experiments.judge.verdict import evaluate_spec
 from probe.experiments.judge.written import WrittenResult, written_results
+from probe.experiments.spec.prereg import load_spec
 from probe.records.timings import starts_of
 from replay_pools.software import git_commit, is_edited, versions
 from replay_pools.storage.files import write_json
@@ -39,6 +41,7 @@ threshold = 0.0
 unit = "prompt"
 null = "N2"
 role = "primary"
+reported = "cos 0.3 | one run"
 [[decisions]]
 name = "ALIGNED"
 requires = { aligned = "PASS" }
@@ -93,6 +96,7 @@ def test_a_spec_from_plan_to_decision(
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["done"], entry["runs"], entry["date"]) == ("planned", 0, 2, None)
     assert entry["changes"] == {"plain": {}, "capped": {"objective.advantage_clip": 2.0}}
+    assert entry["compared"] == [{"criterion": "aligned", "reported": "cos 0.3 | one run", "here": None}]
     shutil.copytree(swept, out)
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["done"], entry["decision"]) == ("completed", 2, None)
@@ -100,9 +104,17 @@ def test_a_spec_from_plan_to_decision(
     assert entry["date"] == starts_of(second)[-1].date
 
     assert run(cli, ["analyze", str(file), "--write", "--draws", "99", "--out", str(out)]) == 0
-    decision = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("DECISION: "))
+    text = capsys.readouterr().out
+    decision = next(line for line in text.splitlines() if line.startswith("DECISION: "))
+    assert "\n      reported: cos 0.3 | one run\n" in text
+    written = (specs / "register.md").read_text()
+    assert "| criterion | role | asked | verdict | n | found | reported |" in written
     entry = _entry(specs, out, capsys)
     assert decision == f"DECISION: {entry['decision']}. {entry['follow_up']}"
+    (aligned,) = evaluate_spec(load_spec(file), out, num_draws=99).rows
+    assert entry["compared"][0]["here"] == f"{aligned.verdict}, {aligned.value}"
+    assert run(cli, ["experiments", str(specs), "--full", "--out", str(out)]) == 0
+    assert f"  aligned: {aligned.verdict}, {aligned.value}; reported: cos 0.3 | one run\n" in capsys.readouterr().out
 
     (second / "manifest.json").unlink()
     (specs / "register.md").unlink()
@@ -116,6 +128,7 @@ def test_a_spec_from_plan_to_decision(
     file.write_text(SPEC.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["decision"], entry["earlier"]) == ("planned", None, "NOT")
+    assert entry["compared"][0]["here"] is None
 
 
 def test_an_invalidation_names_the_runs_that_it_concerns(

@@ -37,6 +37,7 @@ comparison = ">"
 threshold = 0.05
 unit = "prompt"
 role = "primary"
+reported = "a cosine of 0.3 there"
 [[decisions]]
 name = "GO"
 [decisions.requires]
@@ -121,6 +122,7 @@ def test_a_spec(tmp_path: Path, out: Path, few_pairs: list[str], capsys: pytest.
         "Written down before the data were there",
         "as it is now",
         "84.00 USD",
+        "reported: a cosine of 0.3 there",
         "reported-seed0 / capped",
     ):
         assert words in text, words

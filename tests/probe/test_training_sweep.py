@@ -194,6 +194,7 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, SweepSta
     assert values["hack_final/sentinel"] == last["rates"]["sentinel"]["hack"]["rate"]
     assert values["solve_gain"] == pytest.approx(values["solve_final"] - values["solve_start"])
     assert values["margin_final"] == last["frozen"]["margin"]
+    assert values["elo_gap"] == last["elo"]["solve"]["gap"]
     assert values["cos_update"] == pytest.approx(np.mean([step.cos_update for step in record.steps]))
     pool = open_pool(record.path / EVALUATIONS_DIR / "step_000002" / "sentinel")
     solved = {rollout.problem_id: float(rollout.gt_pass) for group in pool.steps for rollout in group}

@@ -48,6 +48,7 @@ class CriterionVerdict:
     n: int
     unit: str
     why: str
+    reported: str  # by the study that asked first; "" where none did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +254,7 @@ def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> Criterio
         n=judgement.n,
         unit=criterion.unit,
         why=f"{why}. {criterion.why}" if criterion.why else why,
+        reported=criterion.reported,
     )
 
 

@@ -114,6 +114,7 @@ class Criterion(_Table):
     versus_condition: str | None = None
     paired: bool = True  # the difference: unit by unit, or of two independent samples (Welch)
     why: str = ""
+    reported: str = ""  # what the study that asked this first found, in its own numbers
 
 
 class SpecDecision(_Table):

@@ -248,7 +248,7 @@ def _experiment_verdict(evaluation: SpecVerdict) -> list[Element]:
 
 def _criteria(evaluation: SpecVerdict) -> Element:
     rows = [
-        _rule_row(row.name, row.verdict, row.role, row.condition, row.n, row.unit, row.value, row.why)
+        _rule_row(row.name, row.verdict, row.role, row.condition, row.n, row.unit, row.value, row.why, row.reported)
         for row in evaluation.rows
     ]
     return node("div", *rows, class_="rules")
@@ -266,8 +266,10 @@ def _checks(checks: Sequence[VerdictRow]) -> Element:
     return node("div", *rows, class_="rules")
 
 
-def _rule_row(name: str, verdict: str, kind: str, condition: str, n: int, unit: str, value: str, why: str) -> Element:
-    """One rule or criterion: its verdict, its condition in words, and what the data say."""
+def _rule_row(
+    name: str, verdict: str, kind: str, condition: str, n: int, unit: str, value: str, why: str, reported: str = ""
+) -> Element:
+    """One rule or criterion: its verdict, its condition in words, what the data say, and what was reported."""
     actual = f"{value}; {why}" if value else why
     mechanism = node("span", " mechanism", class_="soft-text") if kind == "mechanism" else None
     return node(
@@ -277,6 +279,7 @@ def _rule_row(name: str, verdict: str, kind: str, condition: str, n: int, unit: 
             "div",
             paragraph(typeset(condition), mechanism),
             paragraph(typeset(f"{plural(n, unit)}: {actual}"), class_="soft-text"),
+            paragraph(typeset(f"reported: {reported}"), class_="soft-text") if reported else None,
         ),
         class_="rule",
     )
