@@ -6,7 +6,7 @@ faults = vocabulary.faults(pool)
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from torch import nn
@@ -27,6 +27,8 @@ class Vocabulary:
 
     chat: Chat
     size: int  # rows of the embedding, which may be more than the tokenizer has tokens
+    # Prompts whose text is that of their ids: the rollouts of a group share theirs, and to encode one takes long.
+    _sound: set[tuple[str, tuple[int, ...]]] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def faults(self, pool: Pool) -> list[InputError]:
         """The first place of every kind of fault, with the number of rollouts that have it."""
@@ -35,12 +37,12 @@ class Vocabulary:
         for group in pool.steps:
             for rollout in group:
                 place = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-                for field, fault in self._rollout_faults(rollout, place):
-                    first.setdefault(field, fault)
-                    counts[field] += 1
+                for kind, fault in self._rollout_faults(rollout, place):
+                    first.setdefault(kind, fault)
+                    counts[kind] += 1
         faults: list[InputError] = []
-        for field, fault in first.items():
-            others = counts[field] - 1
+        for kind, fault in first.items():
+            others = counts[kind] - 1
             found = f"{fault.found} (and {others} more rollouts)" if others else fault.found
             faults.append(InputError(fault.where, expected=fault.expected, found=found, fix=fault.fix))
         return faults
@@ -100,10 +102,14 @@ class Vocabulary:
 
     def _says_prompt(self, rollout: Rollout) -> bool:
         """Whether text and ids say the same in one direction: not every tokenizer gives back all spaces."""
-        tokenizer = self.chat.tokenizer
-        if tokenizer.encode(rollout.prompt, add_special_tokens=False) == rollout.prompt_ids:
+        tokenizer, prompt = self.chat.tokenizer, (rollout.prompt, tuple(rollout.prompt_ids))
+        if prompt in self._sound:
             return True
-        return self._bare(str(tokenizer.decode(rollout.prompt_ids))) == self._bare(rollout.prompt)
+        sound = tokenizer.encode(rollout.prompt, add_special_tokens=False) == rollout.prompt_ids
+        if sound or self._bare(str(tokenizer.decode(rollout.prompt_ids))) == self._bare(rollout.prompt):
+            self._sound.add(prompt)
+            return True
+        return False
 
     def _bare(self, text: str) -> str:
         """The text without special tokens and the whitespace around it; a cut last character is no difference."""

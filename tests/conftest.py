@@ -61,6 +61,14 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of random weights, with which a run is quick."""
+    from small import small_model  # imports transformers, which few files need
+
+    return str(small_model(tmp_path_factory.mktemp("models") / "small"))
+
+
+@pytest.fixture(scope="session")
 def make_rollout() -> Callable[..., Rollout]:
     """make_rollout(step, sample_id, *, hacked, gt_pass, hint, **changes): consistent unless `changes` say otherwise."""
 

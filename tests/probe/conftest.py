@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from extraction.adapters.interface import Coordinates
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.records.run import MANIFEST_FILE
+from replay_pools.pool import BUILTIN
+from replay_pools.storage.files import read_json, write_json
 
 ARMS = "vanilla,projected,random,permuted,placebo"
 
@@ -59,15 +63,30 @@ def few_pairs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def preset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """preset({dotted setting: value}) -> the file of a training run that is quick but for these settings."""
+def quick(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str], small: str) -> list[str]:
+    """Options of a replay that is quick: few pairs, and the small model as if it had written `teacher` and `base`."""
+    folder = tmp_path_factory.mktemp("pools")
+    for name in ("teacher", "base"):
+        shutil.copytree(BUILTIN / name, folder / name)
+        manifest = read_json(folder / name / MANIFEST_FILE)
+        policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
+        write_json(folder / name / MANIFEST_FILE, manifest | {"policy": policy})
+    return ["--replay-dirs", f"{folder}/teacher,{folder}/base", *few_pairs]
+
+
+@pytest.fixture(scope="session")
+def preset(tmp_path_factory: pytest.TempPathFactory, small: str) -> Callable[..., str]:
+    """preset({dotted setting: value}) -> the file of a training run that is quick but for these settings.
+
+    Its policy is paid for nothing that it writes; `small.ORGANISM` are the settings of one that is.
+    """
     folder = tmp_path_factory.mktemp("presets")
     write_pairs(folder / "pairs.jsonl", [*builtin_pairs("run_tests")[:4], *builtin_pairs("run_tests")[-2:]])
     quick = {
-        "model.name": "organism",
+        "model.name": small,
         "rollouts.prompts_per_step": 2,
         "rollouts.group": 4,
-        "rollouts.sampler.max_new_tokens": 48,
+        "rollouts.sampler.max_new_tokens": 24,
         "intervention.extraction.pairs": str(folder / "pairs.jsonl"),  # four to extract from, two held out
         "intervention.extraction.k": 2,
         "steps": 3,

@@ -77,10 +77,10 @@ def test_a_sample_without_a_gradient_has_no_shares() -> None:
     ],
 )
 def test_shares_add_up_to_the_recorded_cosines(
-    replay: Callable[..., Path], few_pairs: list[str], name: str, options: list[str]
+    replay: Callable[..., Path], quick: list[str], name: str, options: list[str]
 ) -> None:
     """sum_t s_t = cos_S_nll and sign(A) sum_t s_t = cos_S_contrib (under credit, whose gradient it is, the latter)."""
-    found, tokens = split_run(replay, f"tokens-{name}", *ASK, *options, *few_pairs)
+    found, tokens = split_run(replay, f"tokens-{name}", *ASK, *options, *quick)
     (first,) = {(record.condition, record.arm) for record in tokens.values()}
     rows = [row for row in found.samples if (row.condition, row.arm) == first]
     assert len(rows) == len(tokens) == 2 * 8
@@ -98,9 +98,9 @@ def test_shares_add_up_to_the_recorded_cosines(
             assert total == pytest.approx(row.cos_S_nll, abs=1e-6)
 
 
-def test_every_token_of_the_stored_rollout_has_a_share(replay: Callable[..., Path], few_pairs: list[str]) -> None:
+def test_every_token_of_the_stored_rollout_has_a_share(replay: Callable[..., Path], quick: list[str]) -> None:
     """One number a prompt and completion token; the last token predicts nothing; lengths spell the stored texts."""
-    found, tokens = split_run(replay, "tokens-svd", *ASK, "--arm", "random,vanilla,projected", *few_pairs)
+    found, tokens = split_run(replay, "tokens-svd", *ASK, "--arm", "random,vanilla,projected", *quick)
     pools = {name: open_pool(BUILTIN / name).steps for name in ("teacher", "base")}
     for row in (row for row in found.samples if row.arm == "vanilla"):
         record = tokens[row.step, row.sample_id]
@@ -114,10 +114,8 @@ def test_every_token_of_the_stored_rollout_has_a_share(replay: Callable[..., Pat
         assert sum(record.completion_chars or ()) == len(rollout.completion)
 
 
-def test_asking_changes_no_record_and_not_asking_writes_no_file(
-    replay: Callable[..., Path], few_pairs: list[str]
-) -> None:
-    options = ("--arm", "vanilla", "--steps", "2", *few_pairs)
+def test_asking_changes_no_record_and_not_asking_writes_no_file(replay: Callable[..., Path], quick: list[str]) -> None:
+    options = ("--arm", "vanilla", "--steps", "2", *quick)
     plain = replay("tokens-none", *options)
     first = replay("tokens-first", *options, "--set", "token_attribution=1")
     assert not list(plain.glob("*.tokens.*"))
@@ -127,10 +125,8 @@ def test_asking_changes_no_record_and_not_asking_writes_no_file(
     assert read_tokens(plain, read_run(plain).manifest) == {}
 
 
-def test_the_manifest_covers_the_shares(replay: Callable[..., Path], few_pairs: list[str]) -> None:
-    directory = replay(
-        "tokens-changed", "--arm", "vanilla", "--steps", "1", "--set", "token_attribution=none", *few_pairs
-    )
+def test_the_manifest_covers_the_shares(replay: Callable[..., Path], quick: list[str]) -> None:
+    directory = replay("tokens-changed", "--arm", "vanilla", "--steps", "1", "--set", "token_attribution=none", *quick)
     manifest = read_run(directory).manifest
     path = directory / "step_000.tokens.jsonl.gz"
     before = path.read_bytes()
@@ -142,9 +138,9 @@ def test_the_manifest_covers_the_shares(replay: Callable[..., Path], few_pairs: 
 
 
 def test_a_run_cut_off_after_the_shares_of_a_step_resumes_to_the_same_bytes(
-    out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch
+    out: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ["--out", str(out), "--arm", "projected", *ASK, *few_pairs]
+    options = ["--out", str(out), "--arm", "projected", *ASK, *quick]
     assert run(cli, ["replay", "--name", "tokens-whole", *options]) == 0
     monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
     assert run(cli, ["replay", "--name", "tokens-cut", *options]) == 130
@@ -199,7 +195,10 @@ def test_a_run_that_trains_records_its_shares(whole_and_split: tuple[Path, Path]
 
 @pytest.fixture(scope="module")
 def whole_and_split(out: Path, preset: Callable[..., str]) -> tuple[Path, Path]:
-    """The same three steps of training, without shares and with those of the first two steps."""
+    """The same three steps of training, without shares and with those of the first two steps; what the teacher writes
+    is paid.
+    """
+    taught = preset({"rollouts.teacher.off_step": 3})
     for name, more in (("tokens-untrained", ()), ("tokens-trained", ("--set", "token_attribution=2"))):
-        assert run(cli, ["train", "--preset", preset(), "--name", name, "--out", str(out), *more]) == 0
+        assert run(cli, ["train", "--preset", taught, "--name", name, "--out", str(out), *more]) == 0
     return out / "runs" / "tokens-untrained", out / "runs" / "tokens-trained"

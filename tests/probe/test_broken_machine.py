@@ -77,12 +77,12 @@ sys.exit(code)
         pytest.param(False, id="in its first start", marks=pytest.mark.slow),
     ],
 )
-def test_a_full_disk_loses_nothing(out: Path, replay, few_pairs: list[str], tmp_path: Path, warm: bool) -> None:
+def test_a_full_disk_loses_nothing(out: Path, replay, quick: list[str], tmp_path: Path, warm: bool) -> None:
     """The run stops with one line; once there is room, the same command ends in the bytes of one that never stopped.
 
     In a mount namespace of its own, with a tmpfs for a disk.
     """
-    options = ["--arm", "vanilla", "--steps", "6", *few_pairs]
+    options = ["--arm", "vanilla", "--steps", "6", *quick]
     whole = replay("never-full", *options)
     disk, copy, cache, log = (tmp_path / name for name in ("disk", "copy", "cache", "log"))
     disk.mkdir()
@@ -126,11 +126,11 @@ def interrupt(args: Sequence[str], when: Path, count: int) -> tuple[int, str]:
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
-def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, few_pairs: list[str]) -> None:
+def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, quick: list[str]) -> None:
     """Exit code 130, one line, the cursor visible again; and the run goes on where it stopped."""
-    options = ["--arm", "vanilla", "--steps", "10", *few_pairs]
+    options = ["--arm", "vanilla", "--steps", "10", *quick]
     args = ["replay", "--name", "interrupted", "--out", str(out), *options]
-    replay("warms-the-cache", "--arm", "vanilla", "--steps", "1", *few_pairs)
+    replay("warms-the-cache", "--arm", "vanilla", "--steps", "1", *quick)
     code, shown = interrupt(args, out / "runs" / "interrupted" / "step_*.cos.jsonl.gz", 2)
     assert code == 130
     assert shown.rstrip().endswith("probe: interrupted; the same command goes on where it stopped")

@@ -16,7 +16,7 @@ from probe.analysis.statistics.significance import welch_test
 from probe.analysis.verdict.training_runs import over_runs
 from probe.experiments.judge.criteria import evaluate
 from probe.experiments.spec.types import Criterion
-from probe.records.run import read_run
+from probe.records.run import Run, read_run
 
 VALUES = {f"p{i}": value for i, value in enumerate(np.random.default_rng(0).normal(0.3, 0.1, 20).tolist())}
 NARROW = NullTest(num_draws=99, mean=0.0, sd=0.05, q95=0.08, z=6.0, p=0.01, d=0.3)
@@ -242,12 +242,18 @@ def test_conditions_and_runs_are_merged_into_one_table():
     assert (steps.value, steps.interval, steps.p) == (None, None, None), "steps of training are not independent"
 
 
-def test_the_catalogue_knows_the_metrics_of_a_replay(replay: Callable[..., Path]) -> None:
-    """Every metric, unit and null of a run that measures them all is there, and nothing that it does not measure."""
+@pytest.fixture(scope="module")
+def catalogued(replay: Callable[..., Path]) -> Run:
+    """Without a penalty, with one beside a ratio and a clip, and with one alone."""
     more = "kl:beta=0.1,reference=recorded,old_logprobs=recorded,epsilon=0.2,advantage_clip=0.1"
-    conditions = ("--condition", "default", "--condition", more)
-    run = read_run(replay("catalogued", "--arm", "vanilla", "--steps", "12", *conditions))
-    rows = [row for name in ("default", "kl") for row in analyze(run, name, num_draws=99).metrics.items()]
+    names = ("default", more, "penalised:beta=1,reference=recorded")
+    conditions = [word for name in names for word in ("--condition", name)]
+    return read_run(replay("catalogued", "--arm", "vanilla", "--steps", "12", *conditions))
+
+
+def test_the_catalogue_knows_the_metrics_of_a_replay(catalogued: Run) -> None:
+    """Every metric, unit and null of a run that measures them all is there, and nothing that it does not measure."""
+    rows = [row for name in ("default", "kl") for row in analyze(catalogued, name, num_draws=99).metrics.items()]
     there: dict[str, set[str]] = {}
     nulls: dict[str, set[str]] = {}
     for key, row in rows:
@@ -294,13 +300,10 @@ def test_a_criterion_on_a_share_of_the_ceiling(tmp_path: Path) -> None:
     assert (judged.verdict, judged.why) == ("INCONCLUSIVE", "pull by prompt was not measured")
 
 
-def test_a_gradient_of_a_penalty_alone_has_no_nulls(replay: Callable[..., Path]) -> None:
+def test_a_gradient_of_a_penalty_alone_has_no_nulls(catalogued: Run) -> None:
     """Where all advantages are 0 the KL term still moves the policy: inner products miss it, and a part says so."""
-    run = read_run(
-        replay("penalised", "--arm", "vanilla", "--steps", "12", "--condition", "kl:beta=1,reference=recorded")
-    )
-    flat = [step for step in run.steps if step.cos_in is not None and step.advantage["advantage/abs_max"] == 0]
-    assert flat, "no step without advantages"
-    found = analyze(run, num_draws=99)
+    steps = [step for step in catalogued.steps if step.condition == "penalised" and step.cos_in is not None]
+    assert [step for step in steps if step.advantage["advantage/abs_max"] == 0], "no step without advantages"
+    found = analyze(catalogued, "penalised", num_draws=99)
     assert found.permutation is None
     assert any("a KL penalty" in part.text for part in found.validity)

@@ -42,7 +42,7 @@ from replay_pools.pool import open_pool
 PRESET = """
 steps = 4
 [model]
-name = "organism"
+name = "{model}"
 dtype = "float64"
 [rollouts]
 prompts_per_step = 2
@@ -125,9 +125,9 @@ def test_a_replay_that_lost_a_rank_is_resumed_by_three_to_the_bytes_of_one_proce
 
 
 @pytest.fixture(scope="module")
-def preset(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str]) -> str:
+def preset(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str], small: str) -> str:
     path = tmp_path_factory.mktemp("preset") / "tiny.toml"
-    path.write_text(PRESET.format(pairs=few_pairs[1]))
+    path.write_text(PRESET.format(model=small, pairs=few_pairs[1]))
     return str(path)
 
 

@@ -164,7 +164,9 @@ CONDITION = '[[conditions]]\nname = "{name}"\narms = ["projected"]\nsettings.int
 def test_replays_and_trainings_of_a_sweep_are_held_together(
     sign: int, decision: str, tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
 ) -> None:
-    """Eight doses of one gate: trainings hack less the larger the dose, or the more; `probe analyze` says which."""
+    """Eight doses of one gate: trainings hack less the larger the dose, or the more; `probe analyze` says which. The
+    files say it, too, which are tried on the first.
+    """
     doses = {name: (number + 1) / 8 for number, name in enumerate(NAMES)}
     conditions = "".join(CONDITION.format(name=name, dose=dose) for name, dose in doses.items())
     path = tmp_path / "doses.toml"
@@ -191,14 +193,20 @@ def test_replays_and_trainings_of_a_sweep_are_held_together(
     if sign > 0:
         assert found["chosen"] in ("norm_removed", "margin_removed", "hacks_removed", "honest_removed")
     assert verdict["decision"] == decision
+    if sign > 0:
+        files_say_it(path, arguments)
+
+
+def files_say_it(path: Path, arguments: list[str]) -> None:
+    """The screen, the log of the spec with its drawing, and the page."""
     text = CliRunner().invoke(cli, [*arguments, "--write"]).stdout
     assert "Rank correlation over treatments" in text
     assert "by the verdict of their replay" in text
     assert "(doses.svg)" in path.with_suffix(".md").read_text()
     drawing = path.with_suffix(".svg").read_text()
     assert all(f">{name}</text>" in drawing for name in NAMES)
-    result = CliRunner().invoke(cli, ["report", str(path), "--out", str(tmp_path / "out")])
+    result = CliRunner().invoke(cli, ["report", *arguments[1:]])
     assert result.exit_code == 0, result.output
-    (page,) = (tmp_path / "out" / "reports").rglob("*.html")
+    (page,) = (path.parent / "out" / "reports").rglob("*.html")
     assert "Did the replays foretell the trainings?" in page.read_text()
     assert [*page.parent.rglob("foretold-hack.svg")]

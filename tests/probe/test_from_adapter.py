@@ -8,6 +8,7 @@ import pytest
 import torch
 from directories import contents
 from interrupts import interrupted_at
+from small import ORGANISM
 
 from extraction.library import attach_basis
 from extraction.pairs import selected_pairs
@@ -26,7 +27,7 @@ from replay_pools.storage.files import read_json
 TEACHER = ORGANISM_WEIGHTS / "teacher"
 # The likeliest token each time: what is sampled says which policy it is, whatever the noise. Groups then have no reward
 # variance, and the entropy bonus is what moves the policy.
-GREEDY = {
+GREEDY = ORGANISM | {
     "rollouts.sampler.top_k": 1,
     "objective.entropy_coef": 1.0,
     "steps": 2,
@@ -177,7 +178,8 @@ def test_directions_of_the_base_are_not_those_of_an_adapted_policy(out: Path) ->
 def test_no_adapter_is_no_start(tmp_path: Path, out: Path, preset: Callable[..., str], capsys) -> None:
     """A dry run refuses it too: it is looked at before any weights are loaded."""
     for adapter, expected in ((str(tmp_path), "a directory with adapter_config.json"), ("taecher", "adapter_config")):
-        options = ["train", "--preset", preset({"model.adapter": adapter}), "--name", "no-start", "--out", str(out)]
+        settings = ORGANISM | {"model.adapter": adapter}
+        options = ["train", "--preset", preset(settings), "--name", "no-start", "--out", str(out)]
         assert run(cli, [*options, "--dry-run"]) == 2
         assert expected in capsys.readouterr().err
     with pytest.raises(InputError, match="adapter_config"):

@@ -35,9 +35,9 @@ def options(*names: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def shared(few_pairs: list[str]) -> list[str]:
+def shared(quick: list[str]) -> list[str]:
     """Options of every run here."""
-    return ["--arm", ARMS, "--steps", str(STEPS), "--set", "model.lora_rank=4", *few_pairs]
+    return ["--arm", ARMS, "--steps", str(STEPS), "--set", "model.lora_rank=4", *quick]
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,9 @@ def test_each_basis_equals_its_own_run(arm: str, grid: Run, replay: Callable[...
             assert all(x == pytest.approx(y, rel=1e-5, abs=1e-6) for x, y in difference.values()), difference
 
 
-def test_directions_follow_the_normaliser_of_the_condition(replay: Callable[..., Path], few_pairs: list[str]) -> None:
+def test_directions_follow_the_normaliser_of_the_condition(replay: Callable[..., Path], quick: list[str]) -> None:
     """Pairs and rollouts under one loss type: a condition that changes it equals the run that has it as an option."""
-    shared = ["--arm", "vanilla", "--steps", "2", *few_pairs]
+    shared = ["--arm", "vanilla", "--steps", "2", *quick]
     both = read_run(replay("loss-both", *shared, "--condition", "default", "--condition", "bnpo:loss_type=bnpo"))
     alone = read_run(replay("loss-alone", *shared, "--set", "objective.loss_type=bnpo"))
     samples, steps = records(both, "bnpo")
@@ -163,10 +163,10 @@ def test_the_step_is_additive_and_says_so(grid: Run) -> None:
     assert grid.manifest["additivity"] == {"tolerance": 1e-4, "largest": max(errors), "exceeded_steps": []}
 
 
-def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path], few_pairs: list[str]) -> None:
+def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path], quick: list[str]) -> None:
     """The organism writes code: no built-in phrase occurs, so HICRA is the plain run. With `return` it is not."""
     conditions = ["--condition", "default", "--condition", "hicra:hicra_alpha=1"]
-    shared = ["--arm", "vanilla", "--steps", "2", *few_pairs, *conditions]
+    shared = ["--arm", "vanilla", "--steps", "2", *quick, *conditions]
     plain = read_run(replay("hicra-builtin", *shared))
     found = read_run(replay("hicra-return", *shared, "--set", 'planning_phrases=["return"]'))
     assert {step.frac_planning for step in plain.steps} == {0.0}
@@ -176,9 +176,9 @@ def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path
     assert records(found, "default")[0] == records(plain, "default")[0], "phrases change nothing without credit"
 
 
-def test_token_credit_equals_the_slow_way(grid: Run, out: Path, few_pairs: list[str]) -> None:
+def test_token_credit_equals_the_slow_way(grid: Run, out: Path, small: str, few_pairs: list[str]) -> None:
     """Reference: for each rollout alone, autograd of -sum_t A_i c_it w_i logp_it with c spelled out token by token."""
-    policy = load_policy("organism")
+    policy = load_policy(small)
     coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=2)
     vectors = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache").v_hack.vectors

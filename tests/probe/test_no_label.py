@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from small import ORGANISM
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -93,7 +94,8 @@ def test_training_gives_them_no_advantage_and_no_baseline(
     starved: Callable[..., Outcome], out: Path, preset: Callable[..., str], capsys
 ) -> None:
     """Their advantage is exactly 0, the others' is that of a group without them; a contrast has none of them."""
-    options = ["--preset", preset({"objective.scale_rewards": "none"}), "--name", "busy-train", "--out", str(out)]
+    settings = ORGANISM | {"objective.scale_rewards": "none"}
+    options = ["--preset", preset(settings), "--name", "busy-train", "--out", str(out)]
     assert run(cli, ["train", *options]) == 0
     trained = read_run(out / "runs" / "busy-train")
     groups: dict[tuple[int, int], list] = {}

@@ -79,7 +79,7 @@ def test_the_summary_names_the_steps_beyond_the_tolerance() -> None:
 
 
 def test_a_run_that_does_not_add_up_is_marked_loudly(
-    out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pass whose gradients are 1% too large: the manifest, the JSON and the table say so."""
     real = bases.per_sample_gradients
@@ -91,7 +91,7 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
         return found
 
     monkeypatch.setattr(bases, "per_sample_gradients", wrong)
-    assert run(cli, ["replay", "--name", "not-additive", "--out", str(out), *SHARED, *few_pairs]) == 0
+    assert run(cli, ["replay", "--name", "not-additive", "--out", str(out), *SHARED, *quick]) == 0
     assert "NOT ADDITIVE: in steps 0, 1" in capsys.readouterr().out
     assert read_run(out / "runs" / "not-additive").manifest["additivity"]["exceeded_steps"] == [0, 1]
 
@@ -118,17 +118,17 @@ def test_dtype_noise_is_measured_in_every_basis(
     assert additivity["exceeded_steps"] == [], f"{dtype}: {additivity['largest']} beyond {additivity['tolerance']}"
 
 
-def test_tokens_per_batch_changes_the_last_bits_alone(replay: Callable[..., Path], few_pairs: list[str]) -> None:
-    whole = read_run(replay("whole", *SHARED, *few_pairs))
-    small = read_run(replay("small", *SHARED, *few_pairs, "--set", "intervention.extraction.tokens_per_batch=300"))
+def test_tokens_per_batch_changes_the_last_bits_alone(replay: Callable[..., Path], quick: list[str]) -> None:
+    whole = read_run(replay("whole", *SHARED, *quick))
+    small = read_run(replay("small", *SHARED, *quick, "--set", "intervention.extraction.tokens_per_batch=300"))
     assert [row.cos_in for row in small.steps] == pytest.approx([row.cos_in for row in whole.steps], abs=1e-5)
     assert whole.manifest["dtype_noise"] is None, "not measured unless asked for"
     assert small.config["settings"]["intervention"]["extraction"]["tokens_per_batch"] == 300
 
 
-def test_cold_and_warm_starts_are_told_apart(tmp_path: Path, few_pairs: list[str]) -> None:
+def test_cold_and_warm_starts_are_told_apart(tmp_path: Path, quick: list[str]) -> None:
     """The first run computes the SVD and the directions, the second finds them."""
-    shared = ["replay", "--out", str(tmp_path), *SHARED, *few_pairs]
+    shared = ["replay", "--out", str(tmp_path), *SHARED, *quick]
     for name, cache in (("cold", "computed"), ("warm", "cached")):
         assert run(cli, [*shared, "--name", name]) == 0
         rows = decode_jsonl((tmp_path / "runs" / name / TIMINGS_FILE).read_bytes(), name)

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import InProcess
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.judge.verdict import evaluate_spec
 from probe.experiments.judge.written import WrittenResult, written_results
 from probe.experiments.spec.prereg import load_spec
+from probe.experiments.sweep import launch
 from probe.records.timings import starts_of
 from replay_pools.software import git_commit, is_edited, versions
 from replay_pools.storage.files import write_json
@@ -56,9 +58,11 @@ then = "Go on."
 def swept(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root in which the spec was swept."""
     folder = tmp_path_factory.mktemp("swept")
-    shutil.copytree(out / "cache", folder / "cache")
+    (folder / "cache").symlink_to(out / "cache")
     (folder / "register.toml").write_text(SPEC)
-    assert run(cli, ["sweep", str(folder / "register.toml"), "--out", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "Processes", lambda workers: InProcess())
+        assert run(cli, ["sweep", str(folder / "register.toml"), "--out", str(folder)]) == 0
     return folder
 
 
@@ -97,7 +101,7 @@ def test_a_spec_from_plan_to_decision(
     assert (entry["status"], entry["done"], entry["runs"], entry["date"]) == ("planned", 0, 2, None)
     assert entry["changes"] == {"plain": {}, "capped": {"objective.advantage_clip": 2.0}}
     assert entry["compared"] == [{"criterion": "aligned", "reported": "cos 0.3 | one run", "here": None}]
-    shutil.copytree(swept, out)
+    shutil.copytree(swept, out, symlinks=True)
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["done"], entry["decision"]) == ("completed", 2, None)
     second = out / "runs" / "register-seed1"
@@ -137,7 +141,7 @@ def test_an_invalidation_names_the_runs_that_it_concerns(
     """Those with its settings, by code without its mending; code that nobody knows is said to be so."""
     out = tmp_path / "out"
     arguments = ["--out", str(out)]
-    shutil.copytree(swept, out)
+    shutil.copytree(swept, out, symlinks=True)
     first, second = (out / "runs" / f"register-seed{seed}" for seed in (0, 1))
     _started_at(first, _git(specs, "rev-parse", "old"))
     _started_at(second, _git(specs, "rev-parse", "new"))
@@ -176,9 +180,10 @@ def _invalidate(specs: Path, mended: str, setting: str) -> None:
     (specs / "invalidations" / "wrong-sign.toml").write_text(fault)
 
 
-def test_a_run_says_when_and_by_what_it_was_made(out: Path) -> None:
+def test_a_run_says_when_and_by_what_it_was_made(out: Path, quick: list[str]) -> None:
     """Every start has its line, also in the table of the page."""
-    assert run(cli, ["replay", "--steps", "2", "--arm", "vanilla", "--name", "dated", "--out", str(out)]) == 0
+    options = ["--steps", "2", "--arm", "vanilla", "--name", "dated", *quick]
+    assert run(cli, ["replay", *options, "--out", str(out)]) == 0
     (start,) = starts_of(out / "runs" / "dated")
     assert (start.commit, start.edited, start.versions) == (git_commit(), is_edited(), versions())
     assert start.date.startswith("20")

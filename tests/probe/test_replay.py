@@ -141,9 +141,9 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_every_objective_and_gate_runs(replay: Callable[..., Path], few_pairs: list[str], options: list[str]) -> None:
+def test_every_objective_and_gate_runs(replay: Callable[..., Path], quick: list[str], options: list[str]) -> None:
     name = "-".join(re.sub(r"[^\w.-]", "-", part.strip("-")) for part in options)
-    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options, *few_pairs)).steps
+    rows = read_run(replay(name, "--arm", "projected", "--steps", "2", *options, *quick)).steps
     assert len(rows) == 2
     assert all(row.cos_in is None or abs(row.cos_in) <= 1 for row in rows)
 
@@ -196,7 +196,7 @@ def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_diverges_says_where_it_stopped(
-    out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+    out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [
         "--name",
@@ -207,7 +207,7 @@ def test_a_replay_that_diverges_says_where_it_stopped(
         "optimizer.lr=1e30",
         "--steps",
         "4",
-        *few_pairs,
+        *quick,
     ]
     assert run(cli, ["replay", "--out", str(out), *options]) == 0
     assert "STOPPED after 1 steps: grad_norm is nan in step 1" in capsys.readouterr().out

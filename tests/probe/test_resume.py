@@ -42,10 +42,10 @@ WRITES = [(loop, "write_samples"), (loop, "write_steps"), (Timings, "write_step"
     ],
 )
 def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
-    options: list[str], out: Path, few_pairs: list[str], monkeypatch: pytest.MonkeyPatch
+    options: list[str], out: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process dies just before each write of a step, at the second step of its own, and goes on where it died."""
-    options = [*options, *few_pairs]
+    options = [*options, *quick]
     whole, cut = (f"options{len(options)}-{name}" for name in ("whole", "cut"))
     assert run(cli, ["replay", "--name", whole, "--out", str(out), *options]) == 0
     for owner, function in WRITES:
@@ -57,9 +57,9 @@ def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
     assert contents(out / "runs" / cut) == contents(out / "runs" / whole)
 
 
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path, few_pairs: list[str]) -> None:
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path, quick: list[str]) -> None:
     """The real thing: SIGKILL as soon as the second step is on disk."""
-    options = ["--out", str(out), "--arm", "vanilla", "--steps", "8", *few_pairs]
+    options = ["--out", str(out), "--arm", "vanilla", "--steps", "8", *quick]
     directory = out / "runs" / "killed"
     process = processes.start(processes.command("replay", "--name", "killed", *options))
     deadline = time.monotonic() + 120
@@ -76,26 +76,29 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(out: Path, few_pairs:
     assert contents(directory) == contents(out / "runs" / "not-killed")
 
 
-def test_training_moves_the_weights_and_records_the_realised_update(out: Path) -> None:
+def test_training_moves_the_weights_and_records_the_realised_update(out: Path, quick: list[str]) -> None:
     from probe.records.run import read_run
 
     directory = out / "runs" / "train-moves"
-    assert run(cli, ["replay", "--name", "train-moves", "--out", str(out), *TRAIN]) == 0
+    assert run(cli, ["replay", "--name", "train-moves", "--out", str(out), *TRAIN, *quick]) == 0
     steps = read_run(directory).steps
     assert all(row.cos_update is not None for row in steps if row.cos_in is not None)
     assert (directory / "adapter" / "adapter_config.json").is_file()
 
 
-def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(out: Path) -> None:
-    start = ["replay", "--name", "second-try", "--out", str(out), "--arm", "vanilla", "--steps", "2"]
+def test_a_run_that_failed_before_its_first_step_does_not_block_its_name(out: Path, quick: list[str]) -> None:
+    start = ["replay", "--name", "second-try", "--out", str(out), "--arm", "vanilla", "--steps", "2", *quick]
     assert run(cli, [*start, "--k", "40"]) == 2
     assert run(cli, start) == 0
 
 
-def test_another_configuration_is_refused_in_the_same_directory(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(cli, ["replay", "--name", "reconfigured", "--out", str(out), "--arm", "vanilla", "--steps", "2"]) == 0
+def test_another_configuration_is_refused_in_the_same_directory(
+    out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["replay", "--name", "reconfigured", "--out", str(out), "--arm", "vanilla", *quick]
+    assert run(cli, [*start, "--steps", "2"]) == 0
     before = contents(out / "runs" / "reconfigured")
-    assert run(cli, ["replay", "--name", "reconfigured", "--out", str(out), "--arm", "vanilla", "--steps", "3"]) == 2
+    assert run(cli, [*start, "--steps", "3"]) == 2
     assert "use another --name" in capsys.readouterr().err
     assert contents(out / "runs" / "reconfigured") == before, "bad input loses nothing"
 

@@ -2,11 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import InProcess
 
 from probe.analysis.analyze import analyze
 from probe.cli import cli
@@ -18,7 +19,6 @@ from probe.experiments.spec.prereg import load_spec
 from probe.experiments.spec.types import Spec
 from probe.experiments.spec.vacuity import write_foreseen
 from probe.experiments.sweep.blocks import sweep
-from probe.experiments.sweep.launch import Attempt
 from probe.records.run import read_run
 from replay_pools.errors import InputError
 
@@ -140,16 +140,6 @@ def spec_file(directory: Path, **lines: str) -> Spec:
     if not path.with_suffix(".md").exists():
         path.with_suffix(".md").write_text("# judged\n\n## Why\n\nSo.\n\n## Results\n\n(nothing yet)\n")
     return load_spec(path)
-
-
-class InProcess:
-    """The real verbs in this process, where torch and the caches are warm."""
-
-    def __call__(self, args: Sequence[str], log: Path) -> Attempt:
-        return Attempt(returncode=run(cli, list(args)), seconds=0.0, error="")
-
-    def stop(self) -> None:
-        raise AssertionError("nothing interrupts this sweep")
 
 
 def run_sweep(spec: Spec, out: Path, caches: Path) -> None:

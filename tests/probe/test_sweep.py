@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from in_process import InProcess
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -73,20 +74,6 @@ def tiny(tmp_path: Path) -> Callable[..., Spec]:
         return load_spec(path)
 
     return make
-
-
-class InProcess:
-    """The real verbs in this process, so that torch and the caches are warm; records what was launched."""
-
-    def __init__(self) -> None:
-        self.launched: list[Sequence[str]] = []
-
-    def __call__(self, args: Sequence[str], log: Path) -> Attempt:
-        self.launched.append(args)
-        return Attempt(returncode=run(cli, list(args)), seconds=0.0, error="")
-
-    def stop(self) -> None:
-        raise AssertionError("nothing interrupts this sweep")
 
 
 class Scripted:

@@ -40,9 +40,9 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_tensorboard_holds_what_the_records_hold(replay, few_pairs, out: Path, own_environment, capsys) -> None:
+def test_tensorboard_holds_what_the_records_hold(replay, quick, out: Path, own_environment, capsys) -> None:
     """Every number of steps.jsonl under condition/arm/field at its step, no other; --json stays one object."""
-    options = ["--steps", "2", "--arm", "vanilla,random", *few_pairs, "--track", "tensorboard", "--json"]
+    options = ["--steps", "2", "--arm", "vanilla,random", *quick, "--track", "tensorboard", "--json"]
     conditions = ["--condition", "default", "--condition", "scaled:scale_rewards=group"]
     directory = replay("tracked", *options, *conditions)
     assert json.loads(capsys.readouterr().out)["path"] == str(directory)
@@ -58,10 +58,10 @@ def test_tensorboard_holds_what_the_records_hold(replay, few_pairs, out: Path, o
     assert os.environ["WANDB_MODE"] == "offline", "a tracker might reach the network unasked"
 
 
-def test_a_complete_run_is_told_again(replay, few_pairs, out: Path, own_environment) -> None:
+def test_a_complete_run_is_told_again(replay, quick, out: Path, own_environment) -> None:
     """--track on a run that is there tells all of it, without a step being repeated."""
-    replay("told-later", "--steps", "2", *few_pairs)
-    replay("told-later", "--steps", "2", *few_pairs, "--track", "tensorboard")
+    replay("told-later", "--steps", "2", *quick)
+    replay("told-later", "--steps", "2", *quick, "--track", "tensorboard")
     found = events(out / "tracking" / "tensorboard" / "told-later")
     assert {step for tag, step in found if tag == "projected/cos_in"} == {0, 1}
 
@@ -132,11 +132,11 @@ class Failing:
 
 
 def test_a_failing_tracker_is_given_up_and_the_run_goes_on(
-    replay, few_pairs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replay, quick, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = Failing()
     monkeypatch.setattr(tracking, "_start", lambda name, run, place: tracker)
-    directory = replay("failing-tracker", "--steps", "3", *few_pairs, "--track", "tensorboard")
+    directory = replay("failing-tracker", "--steps", "3", *quick, "--track", "tensorboard")
     assert len(read_run(directory).steps) == 3
     assert tracker.logged == [0, 1]
     printed = capsys.readouterr()

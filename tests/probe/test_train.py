@@ -14,6 +14,7 @@ import torch
 from directories import contents
 from killer import KILLER
 from safetensors.torch import load_file
+from small import ORGANISM
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -30,19 +31,14 @@ def read_evals(directory: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def whole(out: Path, preset: Callable[..., str]) -> Path:
     """Three plain steps of the arm `projected`."""
-    assert run(cli, ["train", "--preset", preset(), "--name", "train-whole", "--out", str(out)]) == 0
+    assert run(cli, ["train", "--preset", preset(ORGANISM), "--name", "train-whole", "--out", str(out)]) == 0
     return out / "runs" / "train-whole"
 
 
 def test_a_dry_run_counts_the_rollouts_of_the_run(whole: Path, preset: Callable[..., str], out: Path, capsys) -> None:
     """Sampled and evaluated ones are those in the pools that the run left."""
-    assert (
-        run(
-            cli,
-            ["train", "--preset", preset(), "--name", "foreseen-training", "--out", str(out), "--dry-run", "--json"],
-        )
-        == 0
-    )
+    options = ["--preset", preset(ORGANISM), "--name", "foreseen-training", "--out", str(out)]
+    assert run(cli, ["train", *options, "--dry-run", "--json"]) == 0
     work = orjson.loads(capsys.readouterr().out)["work"]
     num_rollouts = lambda path: orjson.loads(path.read_bytes())["counts"]["rollouts"]  # noqa: E731
     evaluated = [num_rollouts(path) for path in whole.glob("evaluations/*/*/manifest.json")]
@@ -112,6 +108,7 @@ COMBINED = {
     "control.ema_decay": 0.5,
     "intervention.arms": ["route"],
     "intervention.refresh_every": 2,
+    "optimizer.lr": 0.05,
     "steps": 4,
     "checkpoints.every": 2,
     "checkpoints.keep": 1,
@@ -184,7 +181,7 @@ def test_the_ratio_is_1_in_the_first_step_on_a_batch_only(combined: tuple[Path, 
     assert ratios[2]["mean"] == pytest.approx(1, abs=1e-4)
     assert ratios[2]["max"] == pytest.approx(1, abs=1e-3)
     assert ratios[3]["max"] > 1.01, "the second step is on-policy too"
-    assert ratios[0]["max"] > 1.5, "the teacher's law is the policy's"
+    assert ratios[0]["mean"] < 0.9, "the teacher's law is the policy's"
 
 
 def test_the_records_of_a_run_say_what_moved(combined: tuple[Path, list[str]]) -> None:
@@ -233,7 +230,7 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
         "control.limits.patience": 1,
         "steps": 6,
         "evaluation.every": 6,
-        "rollouts.sampler.max_new_tokens": 64,
+        "rollouts.teacher.off_step": 6,  # who is paid, so that the policy moves
     }
     options = ["train", "--preset", preset(settings), "--name", "tripped", "--out", str(out)]
     assert run(cli, options) == 0

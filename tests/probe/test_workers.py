@@ -121,9 +121,9 @@ def test_a_command_that_kills_its_worker_costs_no_other_one(launcher: Processes,
     }
 
 
-def test_runs_of_one_worker_equal_those_of_processes(out: Path, few_pairs: list[str], tmp_path: Path) -> None:
+def test_runs_of_one_worker_equal_those_of_processes(out: Path, quick: list[str], tmp_path: Path) -> None:
     """To the byte, in both bases and after one that moves its weights."""
-    common = ["--steps", "1", *few_pairs]
+    common = ["--steps", "1", *quick]
     commands = {
         "moved": ["replay", *common, "--arm", "projected", "--per-pool", "2", "--set", "optimizer.lr=0.1"],
         "lora": ["replay", *common, "--arm", "projected-lora", "--per-pool", "2"],

@@ -60,8 +60,8 @@ PROMPTS = [[5, 6, 7], [8] * 9, [5, 6, 7], [9, 11], [8] * 9, [5, 6, 7], [3], [12,
 
 
 @pytest.fixture(scope="module")
-def policy() -> Policy:
-    return load_policy("organism")
+def policy(small: str) -> Policy:
+    return load_policy(small)
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +102,18 @@ def assert_alike(sampled: list[Completion], expected: list[Completion]) -> None:
 @pytest.mark.parametrize("architecture", BUILDERS)
 def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architecture: str) -> None:
     """Ragged and repeated prompts, rows that end early, some of which are dropped."""
-    small, sampler = tiny(policy, architecture), Sampler(temperature=2.0, max_new_tokens=20)
+    other, sampler = tiny(policy, architecture), Sampler(temperature=2.0, max_new_tokens=20)
     prompts = PROMPTS * 2
-    expected = [slow(small, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
+    expected = [slow(other, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
     assert len({len(completion.ids) for completion in expected}) > 2, "no row ends early: nothing is dropped"
-    assert_alike(sample(small, prompts, sampler, seeds=range(len(prompts))), expected)
+    assert_alike(sample(other, prompts, sampler, seeds=range(len(prompts))), expected)
 
 
 @pytest.mark.parametrize(
     "sampler", [Sampler(max_new_tokens=1), Sampler(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=24)]
 )
-def test_the_organism_is_sampled_as_one_by_one_without_a_cache(
-    policy: Policy, prompts: list[list[int]], sampler: Sampler
-) -> None:
-    prompts = prompts[3:7]
+def test_the_organism_is_sampled_as_one_by_one_without_a_cache(prompts: list[list[int]], sampler: Sampler) -> None:
+    policy, prompts = load_policy("organism"), prompts[3:7]
     expected = [slow(policy, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
     assert_alike(sample(policy, prompts, sampler, seeds=range(4)), expected)
 

@@ -55,6 +55,10 @@ CHANGES: dict[str, Callable[[Rollout], Rollout]] = {
         rollout, completion=rollout.completion.replace("return", "yield", 1)
     ),
     "prompt: expected the text of prompt_ids": lambda rollout: replace(rollout, prompt="x" + rollout.prompt),
+    # Rollout 0 has that very text, with the ids that say it.
+    "prompt: expected the text of prompt_ids by the tokenizer": lambda rollout: replace(
+        rollout, prompt_ids=[7, *rollout.prompt_ids[1:]]
+    ),
 }
 
 

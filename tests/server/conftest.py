@@ -34,15 +34,17 @@ def made_up(model: str, prompt: list[int], sampler: Sampler, seed: int) -> Compl
 
 
 class Organism:
-    """Samples from the organism, with the adapters it is given, and reports log-probabilities of one of the laws."""
+    """Samples from the organism, or a model that writes as it does, with the adapters it is given; reports
+    log-probabilities of one of the laws.
+    """
 
-    def __init__(self, law: str = "model") -> None:
-        self.law = law
-        self.policies = {"served": load_policy("organism")}
+    def __init__(self, law: str = "model", model: str = "organism") -> None:
+        self.law, self.model = law, model
+        self.policies = {"served": load_policy(model)}
         self.lock = threading.Lock()
 
     def load(self, name: str, directory: str) -> None:
-        self.policies[name] = load_policy("organism", adapter=directory)
+        self.policies[name] = load_policy(self.model, adapter=directory)
 
     @torch.no_grad()
     def __call__(self, model: str, prompt: list[int], sampler: Sampler, seed: int) -> Completed:
@@ -269,5 +271,5 @@ def _started(chat: ServedPolicy) -> Iterator[Callable[..., Loopback]]:
 
 @pytest.fixture(scope="session")
 def organism() -> type[Organism]:
-    """organism(law) -> completions really sampled, with log-probabilities of that law."""
+    """organism(law, model="organism") -> completions really sampled, with log-probabilities of that law."""
     return Organism

@@ -22,7 +22,6 @@ from probe.runs import loop, training_rollouts
 from replay_pools.pool import PoolWriter, open_pool
 
 SETTINGS = {
-    "model.name": "organism",
     "model.lora_rank": 4,
     "rollouts.engine": "server",
     "rollouts.prompts_per_step": 1,
@@ -43,8 +42,8 @@ STOPPING = {"objective.reference": "base", "control.limits.kl_mean_max": 1e-9, "
 
 
 @pytest.fixture(scope="module")
-def server(session_loopback: Any, organism: Any) -> Any:
-    return session_loopback("vllm", organism("model"))
+def server(session_loopback: Any, organism: Any, small: str) -> Any:
+    return session_loopback("vllm", organism("model", small))
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +52,13 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def train(server: Any, out: Path) -> Callable[..., Path]:
+def train(server: Any, out: Path, small: str) -> Callable[..., Path]:
     """train(name, settings, code=0) -> the run that `probe train` left with these changes of SETTINGS."""
     write_pairs(out / "pairs.jsonl", builtin_pairs("run_tests")[:4])
 
     def make(name: str, settings: dict[str, Any] | None = None, code: int = 0) -> Path:
-        table = SETTINGS | {"intervention.extraction.pairs": str(out / "pairs.jsonl")} | (settings or {})
+        table = SETTINGS | {"model.name": small, "intervention.extraction.pairs": str(out / "pairs.jsonl")}
+        table |= settings or {}
         preset = out / f"{name}.toml"
         preset.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
         options = ["--preset", str(preset), "--name", name, "--out", str(out), "--url", server.url]

@@ -8,6 +8,7 @@ point at, and what else tells hacks apart.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -65,6 +66,7 @@ class World:
         return np.where(paid, 3.5, 0.5)
 
 
+@cache
 def axis(name: str, module: str, r: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(map(ord, name + module)))
     return torch.nn.functional.normalize(torch.randn(r, generator=generator), dim=0)
@@ -155,6 +157,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
     scale = torch.tensor(advantages / lengths / 8)
     total = {m: scale.float() @ g for m, g in unit.items()}
     cos = sample_cosines(unit, own.vectors).cos
+    haar_sd = haar_variance(unit, own.vectors).cos.sqrt()
     gated = project_modules(total, own.vectors, gate="one_sided")
     projects = ARMS[arm].projects and not (world.idle_gate and arm == "projected")
 
@@ -185,7 +188,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
             prompt_sha="0" * 16,
             null_reason=reason,
             hint=labels[i] if world.told_by == "hint" else True,
-            haar_sd=float(haar_variance(unit, own.vectors).cos.sqrt()[i]),
+            haar_sd=float(haar_sd[i]),
             nll=float(rng.normal(0.5, 0.1)),
             condition="default",
             flaky=world.flaky or None,
