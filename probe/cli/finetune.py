@@ -66,7 +66,8 @@ def finetune(
     --model.
 
     Completions are written for the problems of an environment (canonical solutions, or exploits of a loophole mode), or
-    taken from a pool. It is short and not resumable: nothing is written before the end. Examples:
+    taken from a pool. The directory appears when it is whole; a run that was killed is continued by the same command,
+    from a checkpoint of every ten steps. Examples:
 
       probe finetune --completions honest --hint-rate 0.5 --merge --name warm
 
@@ -75,6 +76,7 @@ def finetune(
     from probe.runs.finetune import (
         FinetuneSettings,
         demonstrated,
+        drop_unfinished,
         finetune_card,
         is_there,
         save_adapter,
@@ -111,11 +113,12 @@ def finetune(
         if is_there(directory, card):
             say(f"{directory} is there already, of the same settings")
         else:
-            coordinates, losses = train(policy, make_examples(policy), settings)
+            coordinates, losses = train(policy, make_examples(policy), settings, directory, card)
             if merge:
                 save_merged(coordinates, policy, directory, card, losses)
             else:
                 save_adapter(coordinates, directory, card, losses)
+        drop_unfinished(directory)
     _print(directory, merge, model, out, as_json)
 
 

@@ -209,6 +209,6 @@ def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Tr
     if rollouts is not None and rollouts.prefetch:
         past = PastWeights(coordinates, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
     if rollouts is not None and rollouts.past_self is not None:
-        past_self = PastSelf(coordinates, every=rollouts.past_self.every)
+        past_self = PastSelf(coordinates, every=rollouts.past_self.every, past=past)
     acting = Control(config.objectives()[config.primary], control)
     return TrainingState(updater, references, acting, past=past, past_self=past_self)

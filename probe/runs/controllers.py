@@ -17,7 +17,7 @@ has the same two methods.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypedDict, Unpack, final
 
 from probe.records.records import StepRecord
 from probe.settings.loss import LossSettings
@@ -152,6 +152,16 @@ class SepaSchedule(_Resumable):
             self.is_open = solve_rate >= self._gate
 
 
+class Measured(TypedDict):
+    """What the tripwires watch in a step; None: not measured in it."""
+
+    kl_mean: float | None  # from the reference, nats per token
+    kl_token: float | None  # of the token in which it is largest, nats
+    grad_norm: float  # of the policy gradient before the gate
+    entropy: float | None  # mean surprisal of the policy's own samples, nats per token
+    logprob: float | None  # mean per token of completions that do not change (a frozen probe batch), nats
+
+
 class Tripwires(_Resumable):
     """Watches a run and says why it must stop. The first step's entropy and log-probability are its baselines."""
 
@@ -162,31 +172,15 @@ class Tripwires(_Resumable):
         self.baseline: dict[str, float] = {}
         self.streaks: dict[str, int] = {}
 
-    def check(
-        self,
-        *,
-        kl_mean: float | None,
-        kl_token: float | None,
-        grad_norm: float,
-        entropy: float | None,
-        logprob: float | None,
-    ) -> str | None:
-        """The reason to stop after this step, or None.
-
-        Args:
-            kl_mean: KL from the reference, nats per token; None in any of these = not measured in this step.
-            kl_token: of the token in which it is largest, nats.
-            grad_norm: of the policy gradient before the gate.
-            entropy: mean surprisal of the policy's own samples, nats per token.
-            logprob: mean log-probability per token of completions that do not change (a frozen probe batch).
-        """
+    def check(self, **step: Unpack[Measured]) -> str | None:
+        """The reason to stop after this step, or None."""
         # By the names of the step records, where they have the number.
         measured = {
-            "kl/mean": kl_mean,
-            "kl/max": kl_token,
-            "grad_norm": grad_norm,
-            "entropy": entropy,
-            "logprob": logprob,
+            "kl/mean": step["kl_mean"],
+            "kl/max": step["kl_token"],
+            "grad_norm": step["grad_norm"],
+            "entropy": step["entropy"],
+            "logprob": step["logprob"],
         }
         for name, value in measured.items():
             if value is not None and not math.isfinite(value):
@@ -281,29 +275,19 @@ class Control:
         """The objective of the coming step."""
         return replace(self._objective, beta=self._beta.value, sepa_lambda=self._sepa.value)
 
-    def finish_step(
-        self,
-        *,
-        kl_mean: float | None,
-        kl_token: float | None,
-        grad_norm: float,
-        entropy: float | None,
-        logprob: float | None,
-        solve_rate: float | None,
-    ) -> dict[str, float]:
+    def finish_step(self, *, solve_rate: float | None, **step: Unpack[Measured]) -> dict[str, float]:
         """Take in a step; `stopped` says whether it was the last.
 
         Args:
-            kl_mean, kl_token, grad_norm, entropy, logprob: see `Tripwires.check`.
+            step: what was measured in it.
             solve_rate: share of the policy's rollouts that solve their problem; None: of none is it known.
 
         Returns:
             What the controller of beta did, by wire names without "kl/"; empty without a KL.
         """
-        self.stopped = self._tripwires.check(
-            kl_mean=kl_mean, kl_token=kl_token, grad_norm=grad_norm, entropy=entropy, logprob=logprob
-        )
+        self.stopped = self._tripwires.check(**step)
         self._sepa.update(solve_rate)
+        kl_mean = step["kl_mean"]
         return {} if kl_mean is None or self.stopped else self._beta.update(kl_mean)
 
     def state_dict(self) -> dict[str, Any]:

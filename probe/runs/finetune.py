@@ -1,18 +1,19 @@
 """`probe finetune`: a LoRA trained on completions, by their mean negative log-likelihood, as a PEFT directory.
 
-    finetune(policy, examples, settings)    losses, and the coordinates that were trained
-    save_adapter / save_merged              an adapter for `--adapter`, or whole weights for `--model`
+    finetune(policy, examples, settings, directory, card)    losses, and the coordinates that were trained
+    save_adapter / save_merged                               an adapter for `--adapter`, or whole weights for `--model`
 
 The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are read and
-not learnt. A step that does not fit the memory is split into passes, whose gradients add up to the same. Not resumable:
-a run is minutes, and writes nothing until it is done.
+not learnt. A step that does not fit the memory is split into passes, whose gradients add up to the same.
+
+The directory of a run appears when it is done. Until then a checkpoint of every so many steps, with the run's card,
+lies in the hidden folder `.NAME.unfinished` beside it: a run that was killed goes on from there, to the same bytes.
 """
 
 import math
 import random
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from extraction.logprobs import completion_logprobs, split_model
 from extraction.memory import checkpointed, tokens_that_fit
 from extraction.pass_plan import make_plan
 from extraction.rows import make_rows
+from probe.runs.resume import check_same, drop_checkpoints, load_checkpoint, save_checkpoint
 from replay_pools.environments.base import Problem
 from replay_pools.environments.demonstrations import Completions, Demonstrator
 from replay_pools.errors import InputError
@@ -37,11 +39,12 @@ from replay_pools.pool import Pool
 from replay_pools.progress import report
 from replay_pools.rollout import Rollout
 from replay_pools.software import git_commit, versions
-from replay_pools.storage.files import dump_json, read_json, sha256, write_json
+from replay_pools.storage.files import dump_json, read_json, sha256, sync, write_json
 
 CARD = "finetune.json"
 MAX_NORM = 1.0  # of the gradient of a step
 WARM_UP = 0.1  # of the steps
+CHECKPOINT_EVERY = 10  # steps
 # A pass has this part of the tokens that one of the frozen model has memory for, since peft keeps in float32 what every
 # LoRA reads. Measured on SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, where the frozen model keeps 0.9.
 PART_OF_PASS = 4
@@ -110,35 +113,80 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> Iterator[Item]:
 
 
 def finetune(
-    policy: Policy, examples: Iterator[Example], settings: FinetuneSettings
+    policy: Policy, examples: Iterator[Example], settings: FinetuneSettings, directory: Path, card: Mapping[str, Any]
 ) -> tuple[Coordinates, list[float]]:
-    """Train a LoRA on `policy`, in place.
+    """Train a LoRA on `policy`, in place, from the last checkpoint of the run of `directory` if there is one.
+
+    Args:
+        policy: the base.
+        examples: those of the whole run, from its first step.
+        settings: of the training.
+        directory: where the result will be; its checkpoints are beside it.
+        card: of the run (`finetune_card`).
 
     Returns:
         The coordinates of the trained adapter, and the loss of every step before it was taken, nats a token.
 
     Raises:
-        InputError: a rank that the model does not have, or a model that cannot be scored (`completion_logprobs`).
+        InputError: a rank that the model does not have, a model that cannot be scored (`completion_logprobs`), or a
+            checkpoint of a run with another card.
     """
-    coordinates = attach(policy.model, basis="lora", model_id=policy.base_model, rank=settings.rank, seed=settings.seed)
-    parameters = coordinates.parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
-    losses = []
-    for step in range(settings.steps):
-        chosen = [next(examples) for _ in range(settings.batch)]
-        batch = make_batch(
-            [example.prompt_ids for example in chosen],
-            [example.completion_ids for example in chosen],
-            policy.pad_id,
+    training = _Training(policy, settings)
+    folder = unfinished(directory)
+    if (folder / CARD).exists():
+        check_same(folder, read_json(folder / CARD), card)
+    for _ in range(load_checkpoint(folder, training) * settings.batch):
+        next(examples)
+    for step in range(len(training.losses), settings.steps):
+        training.step([next(examples) for _ in range(settings.batch)])
+        done = step + 1
+        if done % CHECKPOINT_EVERY == 0:
+            write_json(folder / CARD, card)  # before the checkpoint, which is nothing without it
+            save_checkpoint(folder, done, training)
+            drop_checkpoints(folder, done, keep=1)
+        report("steps", done, settings.steps)
+    return training.coordinates, training.losses
+
+
+class _Training:
+    """A LoRA in training; `state_dict` is the checkpoint."""
+
+    def __init__(self, policy: Policy, settings: FinetuneSettings) -> None:
+        self._policy, self._settings = policy, settings
+        self.coordinates = attach(
+            policy.model, basis="lora", model_id=policy.base_model, rank=settings.rank, seed=settings.seed
         )
-        losses.append(backward(coordinates, batch.to(policy.device), settings.tokens_per_pass))
-        nn.utils.clip_grad_norm_(parameters, MAX_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
-        report("steps", step + 1, settings.steps)
-    return coordinates, losses
+        self._optimizer = torch.optim.AdamW(self.coordinates.parameters(), weight_decay=0.0)
+        self.losses: list[float] = []  # of the steps that are done
+
+    def step(self, examples: Sequence[Example]) -> None:
+        """One step of the optimizer."""
+        batch = make_batch(
+            [example.prompt_ids for example in examples],
+            [example.completion_ids for example in examples],
+            self._policy.pad_id,
+        )
+        (group,) = self._optimizer.param_groups
+        group["lr"] = self._settings.lr * share_of_rate(len(self.losses), self._settings.steps)
+        loss = backward(self.coordinates, batch.to(self._policy.device), self._settings.tokens_per_pass)
+        nn.utils.clip_grad_norm_(self.coordinates.parameters(), MAX_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a step changes."""
+        return {
+            "values": self.coordinates.values(),
+            "optimizer": self._optimizer.state_dict(),
+            "losses": list(self.losses),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.coordinates.load_values(state["values"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.losses = list(state["losses"])
 
 
 def share_of_rate(step: int, steps: int) -> float:
@@ -206,6 +254,16 @@ def is_there(directory: Path, card: dict[str, Any]) -> bool:
     return True
 
 
+def unfinished(directory: Path) -> Path:
+    """The folder beside the `directory` of a run that holds what there is of it until it is done."""
+    return directory.parent / f".{directory.name}.unfinished"
+
+
+def drop_unfinished(directory: Path) -> None:
+    """Remove what a run needed until its result was in `directory`."""
+    shutil.rmtree(unfinished(directory), ignore_errors=True)
+
+
 def save_adapter(coordinates: Coordinates, directory: Path, card: dict[str, Any], losses: Sequence[float]) -> None:
     """Write the adapter as a PEFT directory with its card; whole or not at all."""
     with _written_whole(directory) as folder:
@@ -232,12 +290,12 @@ def _write_card(folder: Path, card: dict[str, Any], losses: Sequence[float]) -> 
 
 @contextmanager
 def _written_whole(directory: Path) -> Iterator[Path]:
-    """A hidden folder that is renamed to `directory` once it is full, and removed after an error."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.", suffix=".tmp"))
-    try:
-        yield folder
-        folder.chmod(0o755)  # mkdtemp makes a folder that only its owner can read
-        folder.replace(directory)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """An empty folder that is renamed to `directory` once it is full."""
+    folder = unfinished(directory) / "result"
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed as it filled it
+    folder.mkdir(parents=True)
+    yield folder
+    for path in (*folder.iterdir(), folder):
+        sync(path)  # before the rename, as in `write_atomic`: other libraries sync nothing
+    folder.replace(directory)
+    sync(directory.parent)

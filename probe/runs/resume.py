@@ -1,6 +1,7 @@
 """Begin, resume or refuse a run directory (compares config.json), and write the checkpoints of a run that trains.
 
     open_run, find_run                          begin or continue a run; refuse a directory that holds another
+    check_same                                  refuse what was begun with another configuration
     save_, load_checkpoint, drop_checkpoints    the state after N steps, in a file that is written whole or not at all
 
 There is no random state to keep: what a run draws depends on its seed and the step alone. A run that was killed goes
@@ -60,7 +61,7 @@ def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) 
     if settings_of(stored).get("verb") == settings_of(config)["verb"] and not steps.exists():
         # Stopped before its first step, mostly by bad input: nothing is lost by beginning again with other settings.
         return None
-    _check_same(directory, stored if whole else {key: stored.get(key) for key in config}, config)
+    check_same(directory, stored if whole else {key: stored.get(key) for key in config}, config)
     return read_steps(steps)
 
 
@@ -78,7 +79,7 @@ def _clear(directory: Path) -> None:
             path.unlink()
 
 
-def _check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
+def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
     """Refuse a stored configuration that differs from the given one; the first key that differs is named."""
     if difference := first_difference(stored, config):
         key, there, wanted = difference

@@ -332,13 +332,14 @@ def open_source(
     past_self = make_past_source(config, directory, maker, assembly, problems, live)
     source = make_source(config, live, past_self, maker, teacher)
     past = None if assembly.training is None else assembly.training.past
+
+    def finish(batches: int = problems.num_batches) -> None:
+        problems.finish(batches)
+        live.finish(batches)
+        if past_self is not None:
+            past_self.finish(batches)
+
     if past is None:
-
-        def finish() -> None:
-            live.finish()
-            if past_self is not None:
-                past_self.finish()
-
         yield source, finish
     elif isinstance(pushed := maker.engine, PushedEngine):
         engine = AheadEngine(pushed)
@@ -346,10 +347,10 @@ def open_source(
         ahead_live = make_live_source(config, directory, ahead_maker, assembly, problems)
         ahead = make_source(config, ahead_live, None, ahead_maker, teacher)
         with closing(Background(ahead, engine, pushed, iterations=past.iterations)) as background:
-            prefetched = PrefetchedSource(source, past, background, live.finish)
+            prefetched = PrefetchedSource(source, past, background, finish)
             yield prefetched, prefetched.finish
     else:
-        prefetched = PrefetchedSource(source, past, None, live.finish)
+        prefetched = PrefetchedSource(source, past, None, finish)
         yield prefetched, prefetched.finish
 
 

@@ -196,9 +196,6 @@ class RunConfig:
         if rollouts.past_self is not None and self.objective.old_logprobs == "current":
             expected = "recorded with rollouts.past_self: another policy sampled its rollouts, so that there is a ratio"
             raise FieldError("objective.old_logprobs", expected, "current")
-        if rollouts.past_self is not None and rollouts.prefetch:
-            expected = "0 with rollouts.past_self, which is a policy of the past by itself"
-            raise FieldError("rollouts.prefetch", expected, rollouts.prefetch)
 
     def _check_remedy(self, remedy: RemedyConfig) -> None:
         """No negative reward with maxrl, and nothing that compares an update with what was sampled under another."""

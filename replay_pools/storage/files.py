@@ -50,7 +50,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     except BaseException:  # Ctrl-C as well
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -59,8 +59,8 @@ def remove_leftovers(directory: Path) -> None:
         leftover.unlink()
 
 
-def sync_directory(path: Path) -> None:
-    """Sync a directory, so that a rename in it survives a power cut."""
+def sync(path: Path) -> None:
+    """Sync a file, so that its bytes survive a power cut, or a directory, so that a rename in it does."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,11 +3,14 @@
 import itertools
 import json
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import processes
 import pytest
 import torch
+from killer import KILLER
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -25,6 +28,7 @@ from probe.runs.finetune import (
     finetune,
     share_of_rate,
     stored,
+    unfinished,
 )
 from replay_pools.environments.demonstrations import Demonstrator
 from replay_pools.environments.minicode import MinicodeEnvironment
@@ -81,12 +85,12 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_its_completion_token
         assert float((parameter.grad - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
-def test_the_loss_falls_until_the_greedy_completions_are_the_demonstrations(policy: Policy) -> None:
+def test_the_loss_falls_until_the_greedy_completions_are_the_demonstrations(policy: Policy, tmp_path: Path) -> None:
     """Where every token is the likeliest after the right ones, greedy sampling writes the demonstration."""
     examples = hacks(policy, 4)
     before = [greedy_share(policy.model, example) for example in examples]
     settings = FinetuneSettings(steps=40, batch=4, lr=5e-3, rank=8)
-    coordinates, losses = finetune(policy, itertools.cycle(examples), settings)
+    coordinates, losses = finetune(policy, itertools.cycle(examples), settings, tmp_path / "ft", {})
     assert min(before) < 1
     assert losses[-1] < 0.1 * losses[0]
     assert [greedy_share(coordinates.model, example) for example in examples] == [1.0] * 4
@@ -154,13 +158,54 @@ def test_what_is_there_is_kept_and_other_settings_are_refused(
     assert sorted(path.name for path in folder.parent.iterdir()) == ["ft"]
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_arguments: object) -> None:
-        raise OSError("no space left on device")
+def fail(*_arguments: object) -> None:
+    raise OSError("no space left on device")
 
-    monkeypatch.setattr("probe.runs.finetune.write_json", full)
-    assert run(cli, [*COMMAND, "--name", "ft", "--out", str(tmp_path)]) != 0
-    assert list((tmp_path / "adapters").iterdir()) == []
+
+def test_a_run_that_breaks_as_it_is_written_is_not_there_and_goes_on_when_asked_again(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("probe.runs.finetune.write_json", fail)
+        assert run(cli, [*COMMAND, "--name", "ft", "--out", str(tmp_path)]) != 0
+    assert not (tmp_path / "adapters" / "ft").exists()
+    folder = made(tmp_path, "ft")
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+# A checkpoint after every step.
+OFTEN = "import probe.runs.finetune\nprobe.runs.finetune.CHECKPOINT_EVERY = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [([], ".adapter_model.safetensors"), (["--merge"], "model.safetensors")],
+    ids=["lora", "merged"],
+)
+def test_a_run_killed_by_sigkill_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], last: str
+) -> None:
+    """Killed in the write of the second of two checkpoints, and again in that of the result; then nothing is left to
+    train, and what is written is what a run without any checkpoint writes.
+    """
+    whole = made(tmp_path / "whole", "ft", *options)
+    command = [*COMMAND, "--name", "ft", "--out", str(tmp_path), *options]
+    directory = tmp_path / whole.parent.name / "ft"
+    for point in ("checkpoint/.step_000002.pt", f"result/{last}"):
+        process = processes.start(OFTEN + KILLER, f".ft.unfinished/{point}", *command, log=tmp_path / "log")
+        assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
+        assert not directory.exists(), "what is not whole is there"
+        before = contents(unfinished(directory))
+        assert run(cli, [*command, "--lr", "0.5"]) == 2
+        assert "settings.lr = 0.5, found 0.001; use another --name, or remove the directory" in capsys.readouterr().err
+        assert contents(unfinished(directory)) == before, "a refused command has written"
+    monkeypatch.setattr("probe.runs.finetune.backward", fail)
+    assert run(cli, command) == 0
+    assert contents(directory) == contents(whole)
+    assert list(directory.parent.iterdir()) == [directory]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """The bytes of every file below it."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("completions", ["hack", "honest"])

@@ -16,7 +16,8 @@ from killer import KILLER
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop, training_rollouts
+from probe.runs import assemble, loop, training_rollouts
+from probe.runs.sources.past_self import PastSelf
 from probe.runs.sources.prefetch import PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 
@@ -34,6 +35,8 @@ ONE = RECORDED | {
     "remedy.name": "preventative-steering",
     "remedy.passes": "update-and-sampling",
 }
+# One ahead, with rollouts of a past self.
+PAST = RECORDED | {"rollouts.prefetch": 1, "rollouts.past_self.every": 2, "steps": 5}
 # Two ahead, two steps on each: a teacher in the first, refills, a quarantine; one checkpoint, of every third step.
 TWO = RECORDED | {
     "rollouts.prefetch": 2,
@@ -78,7 +81,7 @@ def ahead_by_two(out: Path, preset: Callable[..., str]) -> Path:
     return trained(out, preset(TWO), "prefetch-two")
 
 
-@pytest.mark.parametrize(("settings", "name"), [(ONE, "prefetch-one"), (TWO, "prefetch-two")])
+@pytest.mark.parametrize(("settings", "name"), [(ONE, "prefetch-one"), (PAST, "prefetch-past"), (TWO, "prefetch-two")])
 def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     settings: dict,
     name: str,
@@ -91,6 +94,7 @@ def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     checkpoint, whose weights of former batches the reference does not need."""
     directory = ahead_by_two if settings is TWO else trained(out, preset(settings), name)
     monkeypatch.setattr(training_rollouts, "PrefetchedSource", Eager)
+    monkeypatch.setattr(assemble, "PastSelf", lambda *arguments, every, past: PastSelf(*arguments, every=every))
     reference = contents(trained(out, preset(settings), f"{name}-eager"))
     whole = contents(directory)
     assert whole.keys() == reference.keys()

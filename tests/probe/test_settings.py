@@ -224,7 +224,7 @@ def rollout_configs(draw: st.DrawFn, verb: Verb, plain_law: bool, iterations: in
         past_self=draw(past_self) if guest == "past_self" else None,
         refills=draw(st.integers(0, 9)),
         iterations=iterations,
-        prefetch=draw(st.integers(0, 3)) if recorded and guest != "past_self" else 0,
+        prefetch=draw(st.integers(0, 3)) if recorded else 0,
     )
 
 

@@ -20,6 +20,7 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop, training_rollouts
 from replay_pools.pool import PoolWriter, open_pool
+from replay_pools.storage.files import decode_jsonl
 
 SETTINGS = {
     "model.lora_rank": 4,
@@ -38,7 +39,12 @@ SETTINGS = {
     "evaluation.every": 3,
     "evaluation.num_problems": 1,
 }
-STOPPING = {"objective.reference": "base", "control.limits.kl_mean_max": 1e-9, "control.limits.patience": 1}
+STOPPING = {
+    "objective.reference": "base",
+    "control.limits.kl_mean_max": 1e-9,
+    "control.limits.patience": 1,
+    "rollouts.prioritise": "variance",
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +105,8 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     assert 1 < len(steps) < SETTINGS["steps"]
     pool = open_pool(stopped / "rollouts")
     assert {group[0].step // 2 for group in pool.steps} == {*range(len(steps))}, "batches that nothing trained on"
+    draws = decode_jsonl((stopped / "draws.jsonl").read_bytes(), stopped)
+    assert [line["batch"] for line in draws] == [*range(len(steps))], "draws that nothing trained on"
 
 
 def test_the_next_batch_is_sampled_during_the_step(

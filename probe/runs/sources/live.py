@@ -139,11 +139,11 @@ class LiveSource:
         """The rollout with its labels; of the newest batch only."""
         return self._rollouts[key]
 
-    def finish(self, batches: int | None = None) -> None:
+    def finish(self, batches: int) -> None:
         """Complete the pool: its manifest has the hashes of all rollouts. Only the first `batches` are kept."""
         if not self._world.is_main:
             return
-        self._writer.drop_steps(self._problems.width * (self._problems.num_batches if batches is None else batches))
+        self._writer.drop_steps(self._problems.width * batches)
         # A pool that nothing was sampled for, in a run that stopped early, has nothing to complete.
         if step_files(self._writer.directory):
             self._writer.finish()

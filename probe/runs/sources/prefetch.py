@@ -65,6 +65,11 @@ class PastWeights:
         """While open, the policy is the one that samples a batch."""
         return self._coordinates.at(self._weights[self._sampled_at(batch)])
 
+    def sampler(self, batch: int) -> tuple[int, Mapping[str, Tensor]]:
+        """(steps made, coordinates {module: (r,)}) of the policy that samples a batch."""
+        sampled_at = self._sampled_at(batch)
+        return self.iterations * sampled_at, self._weights[sampled_at]
+
     def staleness(self, step: int) -> int:
         """Updates between the policy that samples the rollouts of a step and the one that takes the step."""
         return step - self.iterations * self._sampled_at(self.batch(step))
@@ -179,7 +184,7 @@ class PrefetchedSource:
         source: samples from the policy as it is, and reads what is on disk.
         past: of that policy.
         background: makes the batches before their steps come; None: each is sampled when its step needs it.
-        finish: completes the pool of the run with its first so many batches.
+        finish: completes the pools of the run with its first so many batches.
     """
 
     def __init__(
@@ -211,7 +216,7 @@ class PrefetchedSource:
                     background.start(batch)
 
     def finish(self) -> None:
-        """Complete the pool, without the batches that no step trained on, which a run that stopped early may have."""
+        """Complete the pools, without the batches that no step trained on, which a run that stopped early may have."""
         if self._background is not None:
             self._background.close()
         self._finish(self._past.newest + 1)

@@ -50,6 +50,10 @@ class Problems(Protocol):
         """The problems of a batch; `tally` is of the run's pool, which holds all batches before this one."""
         ...
 
+    def finish(self, batches: int) -> None:
+        """Keep no record of batches after the first so many, which a run that samples ahead may not come to."""
+        ...
+
 
 @final
 class FixedProblems:
@@ -63,6 +67,9 @@ class FixedProblems:
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
         """The problems of a batch."""
         return self._batches[batch]
+
+    def finish(self, batches: int) -> None:
+        """There is no record."""
 
 
 @final
@@ -116,6 +123,12 @@ class PrioritisedProblems:
                     self._records[earlier] = self._draw(earlier, tally.before(earlier))
             write_atomic(self._path, encode_jsonl([self._records[known] for known in sorted(self._records)]))
         return [row["problem_id"] for row in self._records[batch]["problems"]]
+
+    def finish(self, batches: int) -> None:
+        """Cut `draws.jsonl`, as it is on disk, to the first `batches`."""
+        if self._world.is_main and self._path.exists():
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            write_atomic(self._path, b"".join(lines[:batches]))
 
     def _draw(self, batch: int, counts: Mapping[str, Counts]) -> dict[str, Any]:
         """The line of a batch: its problems in the order drawn, each with its chance in one draw and its counts."""
