@@ -37,6 +37,7 @@ from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permut
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.training_outcome import TrainingOutcome, training_outcome
+from probe.analysis.verdict.bases import BasisAnswer, answer, bases_of, in_basis
 from probe.analysis.verdict.decision import Decision, decide
 from probe.analysis.verdict.evidence import Evidence, PlannedTraining, VerdictRow
 from probe.analysis.verdict.provenance import gate_facts, pool_facts, pools_at_hand
@@ -70,6 +71,7 @@ class Analysis:
     loss_types: tuple[str, ...]
     decision: Decision
     questions: list[Finding]  # that the decision rests on
+    bases: list[BasisAnswer]  # the verdict in every basis with an arm along v_hack, that of the measured arm first
     shares: list[Share]
     ceilings: list[Ceiling]  # by kind of hack and by mode
     hackward: list[HackwardFrac]
@@ -181,7 +183,13 @@ def analyze(
         options=run_options(run),
         plan=plan or PlannedTraining(),
     )
-    return _assemble(run, condition, evidence, bucket_rows, contrast_rows, areas, offline, seed)
+    analysis = _assemble(run, condition, evidence, bucket_rows, contrast_rows, areas, offline, seed)
+    answers = [*analysis.bases]
+    for basis in bases_of(arms):
+        if basis != evidence.basis:
+            alone = analyze(in_basis(run, basis), condition, num_draws=num_draws, seed=seed, plan=plan, others=others)
+            answers += alone.bases
+    return replace(analysis, bases=answers)
 
 
 def _assemble(
@@ -209,6 +217,7 @@ def _assemble(
         loss_types=tuple(dict.fromkeys(step.loss_type for step in run.steps)),
         decision=decision,
         questions=findings,
+        bases=[answer(findings, decision, evidence)] if measured else [],
         shares=offline.shares,
         ceilings=offline.ceilings,
         hackward=offline.hackward,
@@ -258,8 +267,8 @@ def _offline(
     num_draws: int,
     seed: int,
 ) -> _Offline:
-    """Nulls, sign transfer and other k of a frozen run that measures in the SVD basis."""
-    if measured is None or not samples or ARMS[measured].basis != "svd" or not has_gram(run):
+    """Nulls, sign transfer and other k of a frozen run, in the basis of the measured arm."""
+    if measured is None or not samples or not has_gram(run, ARMS[measured].basis):
         return _Offline()
     if summaries[measured].trains:
         return _Offline()

@@ -66,6 +66,13 @@ def write_training_spec(
         raise InputError(
             run.path, expected="a replay whose verdict is GO", found=f"{decision.outcome}: {decision.why}", fix=fix
         )
+    if analysis.measured_arm is not None and ARMS[analysis.measured_arm].basis != "svd":
+        raise InputError(
+            run.path,
+            expected="a GO in the basis svd, in which probe train has vanilla and its controls",
+            found=f"a GO in the basis {ARMS[analysis.measured_arm].basis}",
+            fix=f"train in your own trainer, along the direction: {decision.next.command}; spec/guide/trainers.md",
+        )
     plan = plan or PlannedTraining()
     config = RunConfig.from_json(run.settings, run.path)
     seeds = _num_seeds(plan)
@@ -96,9 +103,10 @@ def _num_seeds(plan: PlannedTraining) -> int:
 
 
 def _arm(config: RunConfig) -> str:
-    """The arm of the run that changes its update along v_hack; of a run that only measures, projected."""
+    """The arm of the run that changes its update along v_hack, in the basis of vanilla; without one, projected."""
     for name in config.intervention.arms:
-        if ARMS[name].directions == "v_hack" and (ARMS[name].projects or ARMS[name].routes):
+        arm = ARMS[name]
+        if arm.directions == "v_hack" and arm.basis == ARMS["vanilla"].basis and (arm.projects or arm.routes):
             return name
     return "projected"
 
