@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from extraction.words import Basis
 from probe.analysis.measures.ceilings import Ceiling, ceilings
 from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
 from probe.analysis.measures.contrasts import Contrast, contrasts
@@ -124,6 +125,7 @@ def analyze(
     run: Run,
     condition: str | None = None,
     *,
+    basis: Basis | None = None,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
     plan: PlannedTraining | None = None,
@@ -134,11 +136,17 @@ def analyze(
     Args:
         run: as `probe.records.run.read_run` gives it.
         condition: None = the primary.
+        basis: whose arms alone are looked at; None: all arms, and the verdict is that of the measured arm's basis.
         num_draws: of each permutation null.
         seed: of the draws, the sampled sign flips and the bootstraps.
         plan: the training that a GO would buy; None takes METHOD's.
         others: runs beside this one; of those that train, other arms of the same settings and seed must start alike.
+
+    Raises:
+        InputError: no arm measures along v_hack in the basis; a file of inner products is missing or changed.
     """
+    if basis is not None:
+        run = in_basis(run, basis)
     if condition is None:
         condition = next(iter(conditions(run)), DEFAULT_CONDITION)
     steps = [step for step in run.steps if step.condition == condition]
@@ -185,9 +193,9 @@ def analyze(
     )
     analysis = _assemble(run, condition, evidence, bucket_rows, contrast_rows, areas, offline, seed)
     answers = [*analysis.bases]
-    for basis in bases_of(arms):
-        if basis != evidence.basis:
-            alone = analyze(in_basis(run, basis), condition, num_draws=num_draws, seed=seed, plan=plan, others=others)
+    for other in bases_of(arms):
+        if other != evidence.basis:
+            alone = analyze(run, condition, basis=other, num_draws=num_draws, seed=seed, plan=plan, others=others)
             answers += alone.bases
     return replace(analysis, bases=answers)
 

@@ -196,6 +196,15 @@ def test_another_verdict_names_itself_and_its_next_step(
     assert not Path("spec").exists()
 
 
+def test_a_go_in_the_lora_basis_has_no_training_with_vanilla(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused with the command that the analysis proposes."""
+    make_run(here / "out" / "runs" / "run", World(arms=("projected-lora",), num_steps=12))
+    error = refused(capsys, "run")
+    assert "expected a GO in the basis svd, in which probe train has vanilla and its controls, found a GO in" in error
+    assert "probe extract --basis lora --name run" in error
+    assert not Path("spec").exists()
+
+
 def test_options_of_a_run_are_refused_beside_a_spec(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--sd: expected a RUN beside it" in refused(capsys, "spec/any.toml", "--sd", "0.2")
     words = "run nothing: expected a run directory, or the name of one in out/runs, found none at all;"

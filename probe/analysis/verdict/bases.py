@@ -79,9 +79,10 @@ def agreement(answers: Sequence[BasisAnswer]) -> str:
     """One sentence: whether the bases end in one verdict; '' for less than two."""
     if len(answers) < 2:
         return ""
+    more = "; --basis prints each by itself"
     unread = [f"in {row.basis} nothing can be read ({row.unread})" for row in answers if row.unread]
     if unread:
-        return f"The bases are not compared: {'; '.join(unread)}"
+        return f"The bases are not compared: {'; '.join(unread)}{more}"
     if len({row.verdict for row in answers}) == 1:
-        return f"The bases agree: {answers[0].verdict} in {' and '.join(row.basis for row in answers)}"
-    return f"The bases do not agree: {', '.join(f'{row.verdict} in {row.basis}' for row in answers)}"
+        return f"The bases agree: {answers[0].verdict} in {' and '.join(row.basis for row in answers)}{more}"
+    return f"The bases do not agree: {', '.join(f'{row.verdict} in {row.basis}' for row in answers)}{more}"
