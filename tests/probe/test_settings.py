@@ -602,7 +602,6 @@ def test_settings_that_do_not_fit_are_refused(text: str, message: str, preset) -
         ("replay", ["source.per_pool=0"], r"source\.per_pool: expected at least 1, found 0"),
         ("replay", ["source.replay_dirs=[]"], r"source\.replay_dirs: expected at least 1, found 0"),
         ("replay", ["source=none"], "source: expected the tables of replay: source, found no table source"),
-        ("replay", ["model.adapter=teacher"], "none: a replay starts at the base model, found teacher"),
         ("replay", ["token_attribution=-1"], "token_attribution: expected at least 0, found -1"),
         ("replay", ["token_attribution=1", "intervention.arms=['random']"], "an arm that uses v_hack, found random"),
         (
