@@ -273,7 +273,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     if several and objective.scale_rewards == "batch":
         objective = replace(objective, reward=draw(st.sampled_from(["paid", "surprise"])))
     remedy = draw(maybe(remedies(objective, rollouts.engine))) if verb == "train" and rollouts is not None else None
-    takes_adapter = rollouts is not None and (verb != "train" or rollouts.engine == "local")
+    takes_adapter = rollouts is None or verb != "train" or rollouts.engine == "local"
     attributes = verb != "replay" or measured_arm(intervention.arms) is not None
     attributes &= remedy is None or not remedy.traits.changes_prompts
     return RunConfig(
