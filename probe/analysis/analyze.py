@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from extraction.words import Basis
 from probe.analysis.measures.ceilings import Ceiling, ceilings
 from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
 from probe.analysis.measures.contrasts import Contrast, contrasts
@@ -37,6 +38,7 @@ from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permut
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.training_outcome import TrainingOutcome, training_outcome
+from probe.analysis.verdict.bases import BasisAnswer, answer, bases_of, in_basis
 from probe.analysis.verdict.decision import Decision, decide
 from probe.analysis.verdict.evidence import Evidence, PlannedTraining, VerdictRow
 from probe.analysis.verdict.provenance import gate_facts, pool_facts, pools_at_hand
@@ -70,6 +72,7 @@ class Analysis:
     loss_types: tuple[str, ...]
     decision: Decision
     questions: list[Finding]  # that the decision rests on
+    bases: list[BasisAnswer]  # the verdict in every basis with an arm along v_hack, that of the measured arm first
     shares: list[Share]
     ceilings: list[Ceiling]  # by kind of hack and by mode
     hackward: list[HackwardFrac]
@@ -122,6 +125,7 @@ def analyze(
     run: Run,
     condition: str | None = None,
     *,
+    basis: Basis | None = None,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
     plan: PlannedTraining | None = None,
@@ -132,11 +136,17 @@ def analyze(
     Args:
         run: as `probe.records.run.read_run` gives it.
         condition: None = the primary.
+        basis: whose arms alone are looked at; None: all arms, and the verdict is that of the measured arm's basis.
         num_draws: of each permutation null.
         seed: of the draws, the sampled sign flips and the bootstraps.
         plan: the training that a GO would buy; None takes METHOD's.
         others: runs beside this one; of those that train, other arms of the same settings and seed must start alike.
+
+    Raises:
+        InputError: no arm measures along v_hack in the basis; a file of inner products is missing or changed.
     """
+    if basis is not None:
+        run = in_basis(run, basis)
     if condition is None:
         condition = next(iter(conditions(run)), DEFAULT_CONDITION)
     steps = [step for step in run.steps if step.condition == condition]
@@ -181,7 +191,13 @@ def analyze(
         options=run_options(run),
         plan=plan or PlannedTraining(),
     )
-    return _assemble(run, condition, evidence, bucket_rows, contrast_rows, areas, offline, seed)
+    analysis = _assemble(run, condition, evidence, bucket_rows, contrast_rows, areas, offline, seed)
+    answers = [*analysis.bases]
+    for other in bases_of(arms):
+        if other != evidence.basis:
+            alone = analyze(run, condition, basis=other, num_draws=num_draws, seed=seed, plan=plan, others=others)
+            answers += alone.bases
+    return replace(analysis, bases=answers)
 
 
 def _assemble(
@@ -209,6 +225,7 @@ def _assemble(
         loss_types=tuple(dict.fromkeys(step.loss_type for step in run.steps)),
         decision=decision,
         questions=findings,
+        bases=[answer(findings, decision, evidence)] if measured else [],
         shares=offline.shares,
         ceilings=offline.ceilings,
         hackward=offline.hackward,
@@ -258,8 +275,8 @@ def _offline(
     num_draws: int,
     seed: int,
 ) -> _Offline:
-    """Nulls, sign transfer and other k of a frozen run that measures in the SVD basis."""
-    if measured is None or not samples or ARMS[measured].basis != "svd" or not has_gram(run):
+    """Nulls, sign transfer and other k of a frozen run, in the basis of the measured arm."""
+    if measured is None or not samples or not has_gram(run, ARMS[measured].basis):
         return _Offline()
     if summaries[measured].trains:
         return _Offline()

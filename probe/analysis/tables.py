@@ -14,6 +14,7 @@ from probe.analysis.metric_table import MetricKey
 from probe.analysis.statistics.power import ONE_SAMPLE, mde
 from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.training_outcome import RATES
+from probe.analysis.verdict.bases import agreement
 from probe.settings.words import ALL
 
 MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
@@ -70,6 +71,17 @@ def heldout_table(analysis: Analysis) -> TextTable:
         "hackward_frac along random directions)"
     )
     return TextTable(name="held-out", title=title, header=header, rows=rows, left=3)
+
+
+def basis_table(analysis: Analysis) -> TextTable:
+    """The verdict in every basis and the numbers behind it, of a run that measures in several."""
+    rows = []
+    for row in analysis.bases if len(analysis.bases) > 1 else []:
+        removed = ("-" if number is None else number.percent() for number in (row.removed, row.honest_removed))
+        shares = ("-" if number is None else str(number) for number in (row.pull, row.contrast))
+        rows.append((row.basis, row.verdict, *shares, *removed))
+    header = ("basis", "verdict", "pull", "contrast", "margin removed", "honest removed")
+    return TextTable(name="bases", title=agreement(analysis.bases), header=header, rows=rows, left=2)
 
 
 def share_table(analysis: Analysis) -> TextTable:

@@ -11,6 +11,7 @@ from probe.analysis.formatting import picture, render_table, wrap
 from probe.analysis.statistics.ratios import Bounded
 from probe.analysis.tables import (
     arm_table,
+    basis_table,
     bucket_table,
     ceiling_table,
     cell_table,
@@ -48,7 +49,8 @@ def format_verdict(analysis: Analysis) -> str:
     else:
         for finding in analysis.questions:
             lines += _question(finding)
-    lines.append("")
+    bases = render_table(basis_table(analysis))
+    lines += ["", *([bases, ""] if bases else [])]
     for caveat in analysis.caveats:
         lines += wrap(f"- {caveat}", indent="  ")
     lines += wrap(f"NEXT: {decision.next.text}", indent="  ")

@@ -7,14 +7,17 @@ from typing import Any
 
 import click
 
+from extraction.words import BASES, Basis
 from probe.cli._analysis_options import analysis_options, joined_name, one_blas_thread, spec_among
 from probe.cli._frame import echo, echo_json, json_option, out_option
 from probe.records.run import read_run, resolve_run
+from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
 
 
 @click.command()
 @analysis_options
+@click.option("--basis", type=click.Choice(BASES), help="RUN: its arms of this basis alone. Default: vanilla's first.")
 @click.option("--full", is_flag=True, help="The measures, nulls and tables behind the verdict, too.")
 @click.option(
     "--check", is_flag=True, help="Exit with 1 on BROKEN, SKIP, CONFOUNDED or GENERIC (SPEC: when the primary is FAIL)."
@@ -28,6 +31,7 @@ def analyze(
     runs: tuple[Path, ...],
     draws: int,
     seed: int,
+    basis: Basis | None,
     full: bool,
     check: bool,
     write: bool,
@@ -42,6 +46,8 @@ def analyze(
 
       probe analyze out/runs/replay --full
 
+      probe analyze both-bases --basis lora
+
       probe analyze spec/phase2.toml --write
     """
     # Before numpy is imported, which reads the number of threads then.
@@ -49,9 +55,11 @@ def analyze(
     settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
     if spec_file is not None:
+        if basis is not None:
+            raise InputError("--basis", expected="runs beside it", found=f"a spec, {spec_file}")
         failed = _spec(spec_file, out, settings, write, as_json)
     else:
-        failed = _runs(runs, out, settings, full, write, as_json)
+        failed = _runs(runs, out, settings | {"basis": basis}, full, write, as_json)
     if check and failed:
         ctx.exit(1)
 
@@ -76,7 +84,8 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     trained = grouped((run, of_run[-1].outcome) for run, of_run in zip(records, by_run, strict=True))
     arms = judge_arms(trained) if trained is not None else []
     compared = "\n".join(outcome_lines(arms)) + "\n" if arms else ""
-    report = out / "reports" / f"{joined_name(records)}.md"
+    of_basis = f"-{settings['basis']}" if settings["basis"] else ""
+    report = out / "reports" / f"{joined_name(records)}{of_basis}.md"
     if write:
         _write(report, [compared, *map(format_analysis, analyses)])
     if as_json:

@@ -59,7 +59,8 @@ def extract(
     from extraction.library import DirectionLibrary, attach_basis, check_pairs, pairs_path
     from extraction.pairs import selected_pairs
     from probe.runs.card import write_card
-    from replay_pools.policy.load import load_policy, load_served_policy
+    from probe.runs.policies import configured_policy
+    from replay_pools.policy.load import load_served_policy
 
     config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
     if config.model.name is None:
@@ -70,7 +71,7 @@ def extract(
     path = out / "directions" / f"{name}.safetensors"
     with locked(path):
         stored = load_directions(path).metadata if path.exists() else None
-        policy = load_policy(str(model.name), dtype=model.dtype, device=model.device)
+        policy = configured_policy(model)
         coordinates = attach_basis(
             policy,
             basis,
@@ -109,6 +110,8 @@ def _more(config: RunConfig, basis: Basis) -> str:
     parts = [f" --set {key}={value}" for key, value in given.items() if value != plain[key]]
     if config.model.name != "organism":
         parts.append(f" --model {config.model.name}")
+    if config.model.adapter is not None:
+        parts.append(f" --set model.adapter={config.model.adapter}")
     if basis == "lora":
         parts.append(" --arm projected-lora")
     return "".join(parts)

@@ -5,6 +5,7 @@
     step_NNN.cos.jsonl.gz             a SampleRecord a rollout, condition and arm
     manifest.json                     written last: without it the run is incomplete
 
+A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`).
 `manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A run that trains also holds
 
     evals.jsonl                       a line an evaluation
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from extraction.words import Basis
 from probe.records.frames import Table, TableName, make_table
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
 from replay_pools.errors import InputError
@@ -46,6 +48,7 @@ EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluati
 PAST_SELF_DIR = "past-self"
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
+GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 OTHER_FILES = (  # hashed in the manifest of a run that trains; of a pool its manifest, which has the other hashes
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
@@ -112,6 +115,11 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def samples_path(directory: Path, step: int) -> Path:
     """The file of the sample records of a step."""
     return directory / f"step_{step:03d}.cos.jsonl.gz"
+
+
+def gram_dir(basis: Basis) -> str:
+    """The folder below a run with the inner products of its gradients in a basis."""
+    return GRAM_DIR if basis == "svd" else f"{GRAM_DIR}/{basis}"
 
 
 def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> str:

@@ -89,22 +89,25 @@ def assemble(
     conditions, primary = config.objectives(), config.primary
     bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
     coordinates = next(iter(bases.values()))
-    gram, frozen, activations = None, None, None
+    grams: dict[Basis, GramRecorder] = {}
+    frozen, activations = None, None
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with timings.phase("directions") as phase, in_turn:
         directions = ArmDirections(config.intervention, config.seed, policy, bases, cache_dir, say)
         start = directions.measures(conditions, arms, config.intervention.gate)
-        if config.verb == "replay" and "svd" in bases:
+        if config.verb == "replay":
             # In a training the products with pair gradients of the start would be stale from the second step on.
-            library = directions.library("svd", next(iter(conditions.values())))
-            # Conditions of one pass share their normaliser, and with it the directions.
-            controls = {
-                measure.arm.name: measure.vectors
-                for measure in start
-                if measure.arm.basis == "svd" and measure.arm.directions != "v_hack"
-            }
-            gram = GramRecorder(directory, library.pair_gradients, library.v_hack, controls)
+            for basis in bases:
+                library = directions.library(basis, next(iter(conditions.values())))
+                # Conditions of one pass share their normaliser, and with it the directions.
+                controls = {
+                    measure.arm.name: measure.vectors
+                    for measure in start
+                    if measure.arm.basis == basis and measure.arm.directions != "v_hack"
+                }
+                recorder = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
+                grams[basis] = recorder
         if config.verb == "train":
             selected = selected_pairs(config.intervention.extraction)
             pairs = [pair for pair in selected if pair.held_out]
@@ -139,7 +142,7 @@ def assemble(
         references=References(coordinates) if training is None else training.references,
         planning=PlanningMarker(policy.tokenizer, config.planning_phrases),
         pad_id=policy.pad_id,
-        gram=gram,
+        grams=grams,
         dtype_noise=None,
         reward_range=config.reward_range,
         tokens=tokens,

@@ -24,19 +24,22 @@ import torch
 from torch import Tensor
 
 from extraction.directions import Directions, PairGradients
+from extraction.words import Basis
+from probe.records.run import GRAM_DIR, gram_dir
 from replay_pools.storage.files import sha256
 from replay_pools.storage.tensors import write_tensors
 
 
 class GramRecorder:
-    """Writes `gram/pairs.safetensors` once and `gram/step_NNN.safetensors` a step.
+    """Writes `pairs.safetensors` once and `step_NNN.safetensors` a step, in `gram/` or, but for svd, `gram/BASIS/`.
 
     Args:
         directory: the run.
         pairs: the gradients that `v_hack` was extracted from.
         v_hack: its settings and the machine epsilon of the gradients go beside the pair Gram matrices, so that offline
             draws repeat its extraction.
-        controls: {arm: directions {module: (k, r)}} of the arms that do not measure along v_hack.
+        controls: {arm: directions {module: (k, r)}} of the arms of this basis that do not measure along v_hack.
+        basis: of all these gradients and directions.
     """
 
     def __init__(
@@ -45,27 +48,29 @@ class GramRecorder:
         pairs: PairGradients,
         v_hack: Directions,
         controls: Mapping[str, Mapping[str, Tensor]] | None = None,
+        *,
+        basis: Basis = "svd",
     ) -> None:
-        self._directory = directory / "gram"
+        self._directory = directory / gram_dir(basis)
         self._modules = list(pairs.hack)
-        self._pairs = {m: torch.cat([pairs.hack[m], pairs.clean[m]]).cpu() for m in self._modules}
+        self._pairs = pairs
         self._write(
             "pairs",
             {"pairs": pair_products(pairs), "held_out": torch.cat([pairs.held_out, pairs.held_out])},
-            sizes=[rows.shape[1] for rows in self._pairs.values()],
+            sizes=[rows.shape[1] for rows in pairs.hack.values()],
             extraction=extraction_settings(pairs, v_hack),
             flavours=pairs.metadata.get("flavours", []),  # gradients that were not measured of texts have none
         )
         self._controls: dict[str, list[Tensor]] = {}
         for arm, vectors in (controls or {}).items():
             self._controls[arm] = _padded([vectors[m].cpu().double() for m in self._modules])
-            products = [V @ self._pairs[m].double().T for V, m in zip(self._controls[arm], self._modules, strict=True)]
+            products = [V @ _rows(pairs, m).T for V, m in zip(self._controls[arm], self._modules, strict=True)]
             self._write(f"arm_{arm}", {"pairs": torch.stack(products)})
 
     def record(self, step: int, unit: Mapping[str, Tensor]) -> None:
         """Write the statistics of one step's unit gradients {module: (G, r)}."""
         rows = {m: unit[m].detach().cpu().double() for m in self._modules}
-        inner = torch.stack([rows[m] @ self._pairs[m].double().T for m in self._modules])
+        inner = torch.stack([rows[m] @ _rows(self._pairs, m).T for m in self._modules])
         samples = torch.stack([g @ g.T for g in rows.values()])
         tensors = {"inner": inner.float(), "samples": samples}
         for arm, directions in self._controls.items():
@@ -77,6 +82,11 @@ class GramRecorder:
         write_tensors(self._directory / f"{name}.safetensors", tensors, {"modules": self._modules, **header})
 
 
+def _rows(pairs: PairGradients, module: str) -> Tensor:
+    """(N, r) float64 of one module, made when it is needed: all of them are twice as large as the gradients."""
+    return torch.cat([pairs.hack[module], pairs.clean[module]]).cpu().double()
+
+
 def _padded(directions: list[Tensor]) -> list[Tensor]:
     """Directions (k, r) of every module with zero rows up to the largest k."""
     most = max(len(V) for V in directions)
@@ -85,8 +95,7 @@ def _padded(directions: list[Tensor]) -> list[Tensor]:
 
 def pair_products(pairs: PairGradients) -> Tensor:
     """(M, N, N) float64: pairs_m of every module."""
-    both = (torch.cat([pairs.hack[m], pairs.clean[m]]).cpu().double() for m in pairs.hack)
-    return torch.stack([rows @ rows.T for rows in both])
+    return torch.stack([rows @ rows.T for rows in (_rows(pairs, module) for module in pairs.hack)])
 
 
 def extraction_settings(pairs: PairGradients, v_hack: Directions) -> dict[str, Any]:
@@ -97,6 +106,5 @@ def extraction_settings(pairs: PairGradients, v_hack: Directions) -> dict[str, A
 
 def gram_hashes(directory: Path) -> dict[str, str]:
     """{file name below the run: sha256} of all gram files."""
-    return {
-        f"gram/{path.name}": sha256(path.read_bytes()) for path in sorted((directory / "gram").glob("*.safetensors"))
-    }
+    paths = sorted((directory / GRAM_DIR).rglob("*.safetensors"))
+    return {str(path.relative_to(directory)): sha256(path.read_bytes()) for path in paths}

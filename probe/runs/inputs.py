@@ -9,10 +9,13 @@ from typing import Any
 from extraction.library import check_pairs
 from extraction.pairs import selected_pairs
 from probe.runs.directions import directions_source
+from probe.runs.policies import configured_adapter, configured_policy
 from probe.settings.loss import LossCondition, LossSettings
+from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
-from replay_pools.policy.load import Policy, load_policy
+from replay_pools.policy.adapters import adapter_sha
+from replay_pools.policy.load import Policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.vocabulary import Vocabulary, load_vocabulary
 
@@ -48,8 +51,8 @@ class ReplayInputs:
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy, checked against every pool; InputError where other weights wrote one."""
-        policy = load_policy(self.model_name, dtype=self.config.model.dtype, device=self._device)
+        """The policy with its adapter, checked against every pool; InputError where other base weights wrote one."""
+        policy = configured_policy(self._model, device=self._device)
         for pool in self.pools:
             _check_hash(pool, "base_weights_sha256", policy.base_weights_sha, policy.base_model)
         return policy
@@ -79,6 +82,11 @@ class ReplayInputs:
             raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
         return names.pop()
 
+    @property
+    def _model(self) -> ModelConfig:
+        """The table `model` with the name that the pools may have given."""
+        return replace(self.config.model, name=self.model_name)
+
     def record(self) -> dict[str, Any]:
         """What `config.json` of the run holds; loads the policy for the hash of its weights."""
         weights = {"model": self.model_name, "base_weights_sha256": self.policy.base_weights_sha}
@@ -86,12 +94,13 @@ class ReplayInputs:
 
     def record_without_weights(self) -> dict[str, Any]:
         """All of `record` that is known before the policy is loaded."""
-        intervention = self.config.intervention
-        return {
+        record = {
             "settings": asdict(self.config),
             "pools": [pool.identity() for pool in self.pools],
-            "directions": directions_source(intervention),
+            "directions": directions_source(self.config.intervention),
         }
+        adapter = configured_adapter(self._model)
+        return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, StepRecord
 from probe.records.run import (
     ADAPTER_DIR,
@@ -83,7 +84,7 @@ class Setup:
     planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
     pad_id: int
     references: References  # of the KL; where the policy trains, those of its `TrainingState`, which moves them
-    gram: GramRecorder | None  # records the sufficient statistics of the nulls, in the SVD basis
+    grams: Mapping[Basis, GramRecorder]  # record the sufficient statistics of the nulls; empty where the policy trains
     dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.runs.precision
     reward_range: float = REWARD_RANGE  # largest minus smallest reward that the loss can see
     tokens: TokenAttribution | None = None
@@ -227,10 +228,10 @@ def _run_step(
         training.stop(f"{broken} in step {step}")
         return []
     world = setup.bases.world
-    if setup.gram is not None:
-        unit = {module: world.join(rows, len(keys)) for module, rows in result.unit["svd"].items()}
+    for basis, recorder in setup.grams.items():
+        unit = {module: world.join(rows, len(keys)) for module, rows in result.unit[basis].items()}
         if world.is_main:
-            setup.gram.record(step, unit)
+            recorder.record(step, unit)
     control: dict[str, float] = {}
     staleness: int | None = None
     if training is not None:

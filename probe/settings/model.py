@@ -13,7 +13,7 @@ class ModelConfig:
     """The policy, its precision and its device."""
 
     name: str | None = None  # organism, a directory, a .gguf file or a hub id; None: the model that the pools name
-    adapter: str | None = None  # of all but a replay: `teacher` (of the organism) or a PEFT directory
+    adapter: str | None = None  # merged into the weights: `teacher` (of the organism) or a PEFT directory
     dtype: Dtype = "float32"
     device: str = "auto"  # auto (CUDA when present), cpu, cuda, cuda:1, ...
     targets: tuple[str, ...] = ("all",)  # which Linears are adapted: all, attention, mlp, or ends of their paths

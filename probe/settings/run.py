@@ -125,8 +125,6 @@ class RunConfig:
             raise FieldError("remedy", "none outside of a training", self.remedy.name)
         if self.verb != "replay" and self.conditions:
             raise FieldError("conditions", "none outside of a replay", self.conditions[0].name)
-        if self.verb == "replay" and self.model.adapter is not None:
-            raise FieldError("model.adapter", "none: a replay starts at the base model", self.model.adapter)
         if self.verb != "replay" and self.model.dtype_noise:
             raise FieldError("model.dtype_noise", "0: a replay measures it", self.model.dtype_noise)
         if self.verb != "replay" and self.model.name is None:

@@ -1,7 +1,6 @@
 """Files that were damaged or made to do harm, through every verb that reads them: exit code 2, one line."""
 
 import gzip
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -237,10 +236,3 @@ def logprobs_under(model: torch.nn.Module, rollout: Rollout) -> torch.Tensor:
     ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
     logits = model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(rollout.completion_ids)[:, None])[:, 0]
-
-
-def test_an_adapter_is_no_start_of_a_replay(made: Path, refused: Callable[..., str]) -> None:
-    adapter = made / "runs" / "trained" / "adapter"
-    for verb in (["replay", "--name", "x"], ["extract", "--name", "x"]):
-        refused([*verb, "--set", f"model.adapter={adapter}"], "model.adapter: expected none", made)
-    assert json.loads((adapter / "adapter_config.json").read_text())["peft_type"] == "DELTA_S"

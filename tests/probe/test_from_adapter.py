@@ -21,7 +21,7 @@ from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
-from replay_pools.pool import open_pool
+from replay_pools.pool import open_pool, resolve_pool
 from replay_pools.storage.files import read_json
 
 TEACHER = ORGANISM_WEIGHTS / "teacher"
@@ -64,6 +64,12 @@ def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Seque
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the teacher's adapter that nothing else reads."""
     return shutil.copytree(TEACHER, tmp_path_factory.mktemp("adapters") / "start")
+
+
+@pytest.fixture
+def teacher_copy(tmp_path: Path) -> Path:
+    """One that a test may change."""
+    return shutil.copytree(TEACHER, tmp_path / "teacher")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +179,48 @@ def test_directions_of_the_base_are_not_those_of_an_adapted_policy(out: Path) ->
     ]
     assert "start_adapter" not in prints[0]
     assert prints[1]["start_adapter"] == adapter_sha(TEACHER) == adapted.adapter_sha
+
+
+@pytest.mark.parametrize("arm", ["vanilla", "projected-lora"])
+def test_a_replay_measures_the_policy_with_its_adapter(
+    arm: str, out: Path, teacher_copy: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The likelihoods of its records are those of base and adapter; directions of the base are refused; so is a changed
+    adapter.
+    """
+    basis = {"vanilla": "svd", "projected-lora": "lora"}[arm]
+    adapted = ["--set", f"model.adapter={teacher_copy}", "--set", "model.lora_rank=2"]
+    options = ["replay", "--replay-dirs", "teacher,base", "--steps", "1", "--per-pool", "2", "--arm", arm, *adapted]
+    options += [*few_pairs[2:], "--out", str(out), "--name"]
+    whole = [*options, f"adapted-{arm}", *few_pairs[:2]]
+    assert run(cli, whole) == 0
+    measured = read_run(out / "runs" / f"adapted-{arm}")
+    assert measured.config["adapter_sha256"] == adapter_sha(teacher_copy)
+    models = [load_policy("organism", adapter=name).model for name in ("teacher", None)]
+    for sample in measured.samples:
+        group = open_pool(resolve_pool(sample.src_pool, out)).steps[sample.src_step]
+        rollout = next(rollout for rollout in group if rollout.sample_id == sample.src_sample)
+        of_teacher, of_base = (
+            -float(logprobs_of(model, rollout.prompt_ids, rollout.completion_ids).mean()) for model in models
+        )
+        assert sample.nll == pytest.approx(of_teacher, abs=1e-4)
+        assert abs(of_teacher - of_base) > 1e-3, "base and teacher are not told apart"
+
+    extract = ["extract", "--basis", basis, *few_pairs, "--set", "model.lora_rank=2", "--out", str(out), "--name"]
+    assert run(cli, [*extract, f"of-base-{arm}"]) == 0
+    assert run(cli, [*extract, f"of-adapted-{arm}", *adapted]) == 0
+    assert f"--set model.adapter={teacher_copy}" in capsys.readouterr().out
+    assert run(cli, [*options, f"along-adapted-{arm}", "--v-hack", f"of-adapted-{arm}"]) == 0
+    along = read_run(out / "runs" / f"along-adapted-{arm}")
+    assert [step.cos_in for step in along.steps] == pytest.approx([step.cos_in for step in measured.steps], abs=1e-5)
+    capsys.readouterr()
+    assert run(cli, [*options, f"along-base-{arm}", "--v-hack", f"of-base-{arm}"]) == 2
+    assert "start_adapter" in capsys.readouterr().err
+
+    path = teacher_copy / "adapter_config.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert run(cli, whole) == 2
+    assert "adapter_sha256 = " in capsys.readouterr().err
 
 
 def test_no_adapter_is_no_start(tmp_path: Path, out: Path, preset: Callable[..., str], capsys) -> None:

@@ -93,7 +93,7 @@ def make_run(
             planning=lambda ids: [False] * len(ids),
             pad_id=0,
             references=references,
-            gram=None,
+            grams={},
             dtype_noise=None,
         )
         run_steps(

@@ -122,6 +122,24 @@ def test_settings_of_the_run_go_into_its_spec(
     assert resolved["kl"].config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
 
 
+def test_a_policy_with_an_adapter_trains_on_from_it(
+    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a pool that it sampled itself is no teacher's (the numbers are those of the base)."""
+    adapted = tmp_path / "runs" / "adapted"
+    shutil.copytree(go, adapted)
+    config = json.loads((adapted / "config.json").read_text())
+    config["settings"]["model"]["adapter"] = "teacher"
+    config["pools"] = [pool for pool in config["pools"] if pool["name"] == "teacher"]
+    (adapted / "config.json").write_text(json.dumps(config))
+    seal(adapted)
+    plan(capsys, str(adapted), "--out", str(out))
+    settings = open_spec(Path("spec/adapted-training.toml"), out).resolved["gradient"].config
+    assert settings.model.adapter == "teacher"
+    assert settings.rollouts is not None
+    assert settings.rollouts.teacher is None
+
+
 def test_another_model_trains_in_the_environment_of_its_pools(
     out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +211,15 @@ def test_another_verdict_names_itself_and_its_next_step(
     error = refused(capsys, "run")
     assert f"out/runs/run: expected a replay whose verdict is GO, found {verdict}: " in error
     assert "next: probe " in error
+    assert not Path("spec").exists()
+
+
+def test_a_go_in_the_lora_basis_has_no_training_with_vanilla(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused with the command that the analysis proposes."""
+    make_run(here / "out" / "runs" / "run", World(arms=("projected-lora",), num_steps=12))
+    error = refused(capsys, "run")
+    assert "expected a GO in the basis svd, in which probe train has vanilla and its controls, found a GO in" in error
+    assert "probe extract --basis lora --name run" in error
     assert not Path("spec").exists()
 
 

@@ -273,7 +273,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     if several and objective.scale_rewards == "batch":
         objective = replace(objective, reward=draw(st.sampled_from(["paid", "surprise"])))
     remedy = draw(maybe(remedies(objective, rollouts.engine))) if verb == "train" and rollouts is not None else None
-    takes_adapter = rollouts is not None and (verb != "train" or rollouts.engine == "local")
+    takes_adapter = rollouts is None or verb != "train" or rollouts.engine == "local"
     attributes = verb != "replay" or measured_arm(intervention.arms) is not None
     attributes &= remedy is None or not remedy.traits.changes_prompts
     return RunConfig(
@@ -602,7 +602,6 @@ def test_settings_that_do_not_fit_are_refused(text: str, message: str, preset) -
         ("replay", ["source.per_pool=0"], r"source\.per_pool: expected at least 1, found 0"),
         ("replay", ["source.replay_dirs=[]"], r"source\.replay_dirs: expected at least 1, found 0"),
         ("replay", ["source=none"], "source: expected the tables of replay: source, found no table source"),
-        ("replay", ["model.adapter=teacher"], "none: a replay starts at the base model, found teacher"),
         ("replay", ["token_attribution=-1"], "token_attribution: expected at least 0, found -1"),
         ("replay", ["token_attribution=1", "intervention.arms=['random']"], "an arm that uses v_hack, found random"),
         (

@@ -115,9 +115,10 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     rng = np.random.default_rng(seed)
     pairs = make_pairs(world, rng)
     v_hack = extract_directions(pairs.differences(), k=min(2, world.num_pairs - world.num_held_out))
-    in_svd = any(ARMS[arm].basis == "svd" for arm in world.arms)
     stored = make_pairs(world, np.random.default_rng(1000 + seed)) if world.other_pairs else pairs
-    recorder = GramRecorder(directory, stored, v_hack) if in_svd else None  # other coordinates leave no inner products
+    # The gradients of a world are the same in every basis.
+    bases = {ARMS[arm].basis for arm in world.arms}
+    recorders = [GramRecorder(directory, stored, v_hack, basis=basis) for basis in bases]
     haar = haar_directions(v_hack, seed=1)
     control = v_hack if world.twin_arms else haar
     arms = {arm: v_hack if ARMS[arm].directions == "v_hack" else control for arm in world.arms}
@@ -132,7 +133,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
             along("gain", world.gain * HACKED),
             along("length" if world.long_hacks else None, (lengths - 50) / 40),
         )
-        if recorder is not None:
+        for recorder in recorders:
             recorder.record(step, unit)
         labels = HACKED.tolist()
         if world.shuffled_labels:
@@ -144,7 +145,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
     verb = "train" if world.trains else "replay"
     write_json(directory / CONFIG_FILE, {"settings": {"verb": verb}, "pools": pools, "base_weights_sha256": ""})
-    files = file_hashes(directory) | (gram_hashes(directory) if recorder is not None else {})
+    files = file_hashes(directory) | gram_hashes(directory)
     write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "files": files})
     return directory
 

@@ -72,8 +72,9 @@ def arm_removals(run: Run, linked: Linked, *, gate: Gate | None = None, overshoo
     """
     if not linked.steps or not linked.pairs.held_out.any():
         return []
-    v_hack, reader, rows = _along_v_hack(linked), StepReader.of(run), []
-    for arm in (linked.steps[0].record.arm, *reader.controls):
+    measured, v_hack, rows = linked.steps[0].record.arm, _along_v_hack(linked), []
+    reader = StepReader.of(run, ARMS[measured].basis)
+    for arm in (measured, *reader.controls):
         products = v_hack if ARMS[arm].directions == "v_hack" else _along_control(reader, arm)
         row = _removal(arm, linked, products, v_hack if ARMS[arm].dosed else None, gate or ARMS[arm].gate, overshoot)
         rows.append(row)

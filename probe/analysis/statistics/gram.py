@@ -1,4 +1,4 @@
-"""Read the inner products of gradients that a run stores in `gram/`, without torch; `runs.gram_recorder` writes them.
+"""Read the inner products of gradients that a run stores of a basis, without torch; `runs.gram_recorder` writes them.
 
 Every direction that pairs can give is a combination of the pair gradients, so these inner products are enough to repeat
 the extraction for any labels and any k, and to project every sample, without the gradients themselves.
@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from extraction.words import Method
-from probe.records.run import Run
+from extraction.words import Basis, Method
+from probe.records.run import Run, gram_dir
 from replay_pools.errors import InputError
 from replay_pools.storage.files import sha256
 from replay_pools.storage.tensors import read_tensors
 
 Array = NDArray[np.float64]
-_CONTROL = re.compile(r"gram/arm_(.+)\.safetensors")
 REMEMBERED_STEPS = 64
 
 
@@ -76,14 +75,15 @@ class StepGram:
     along: Mapping[str, Array]  # {control arm: (M, G, k)} products with its directions
 
 
-def has_gram(run: Run) -> bool:
-    """Whether the run stored its sufficient statistics (runs in the LoRA basis alone have none)."""
-    return "gram/pairs.safetensors" in run.manifest.get("files", {})
+def has_gram(run: Run, basis: Basis) -> bool:
+    """Whether the run stored its sufficient statistics in a basis."""
+    return _file("pairs", basis) in run.manifest.get("files", {})
 
 
-def read_pairs(run: Run) -> PairGram:
-    """`gram/pairs.safetensors`; InputError when it is missing, changed, or something else."""
-    path, listed = _existing(run.path, "pairs"), run.manifest["files"].get("gram/pairs.safetensors")
+def read_pairs(run: Run, basis: Basis = "svd") -> PairGram:
+    """The `pairs.safetensors` of a basis; InputError when it is missing, changed, or something else."""
+    name = _file("pairs", basis)
+    path, listed = _existing(run.path / name), run.manifest["files"].get(name)
     tensors, header = _read(path, listed, ("pairs", "held_out"), ("modules", "sizes", "extraction", "flavours"))
     held_out = tensors["held_out"].astype(bool)  # (N,): the file marks both rows of a pair
     return PairGram(
@@ -98,34 +98,37 @@ def read_pairs(run: Run) -> PairGram:
 
 @dataclass(frozen=True, slots=True)
 class StepReader:
-    """`reader(step)` reads `gram/step_NNN.safetensors`; InputError as `read_pairs`.
+    """`reader(step)` reads the `step_NNN.safetensors` of a basis; InputError as `read_pairs`.
 
     Equal for all conditions of a run, and hashable, so that what follows from the steps can be remembered.
     """
 
     run: Path
     hashes: Mapping[str, str] = field(hash=False)  # {file: sha256} of the manifest
+    basis: Basis = "svd"
 
     @classmethod
-    def of(cls, run: Run) -> "StepReader":
+    def of(cls, run: Run, basis: Basis = "svd") -> "StepReader":
         """The reader of a run's steps."""
-        return cls(run.path, run.manifest["files"])
+        return cls(run.path, run.manifest["files"], basis)
 
     @property
     def controls(self) -> tuple[str, ...]:
         """The control arms whose products with the pair gradients the run stored."""
-        matches = [_CONTROL.fullmatch(name) for name in self.hashes]
+        control = re.compile(re.escape(gram_dir(self.basis)) + r"/arm_(.+)\.safetensors")
+        matches = [control.fullmatch(name) for name in self.hashes]
         return tuple(sorted(match[1] for match in matches if match is not None))
 
     def __call__(self, step: int) -> StepGram:
         """The statistics of one step."""
-        path = _existing(self.run, f"step_{step:03d}")
-        return _read_step(path, self.hashes.get(f"gram/{path.name}"), self.controls, path.stat().st_mtime_ns)
+        name = _file(f"step_{step:03d}", self.basis)
+        path = _existing(self.run / name)
+        return _read_step(path, self.hashes.get(name), self.controls, path.stat().st_mtime_ns)
 
     def control(self, arm: str) -> Array:
         """(M, k, N) products of the directions of a control arm with the pair gradients."""
-        path = _existing(self.run, f"arm_{arm}")
-        tensors, _ = _read(path, self.hashes.get(f"gram/{path.name}"), ("pairs",), ("modules",))
+        name = _file(f"arm_{arm}", self.basis)
+        tensors, _ = _read(_existing(self.run / name), self.hashes.get(name), ("pairs",), ("modules",))
         return tensors["pairs"].astype(np.float64)
 
 
@@ -140,9 +143,13 @@ def _read_step(path: Path, listed: str | None, controls: tuple[str, ...], _chang
     return StepGram(inner=numbers["inner"], samples=numbers["samples"], along=along)
 
 
-def _existing(run: Path, name: str) -> Path:
-    """A file of `gram/`, which must exist."""
-    path = run / "gram" / f"{name}.safetensors"
+def _file(name: str, basis: Basis) -> str:
+    """A file of a basis as the manifest lists it."""
+    return f"{gram_dir(basis)}/{name}.safetensors"
+
+
+def _existing(path: Path) -> Path:
+    """A file of inner products, which must exist."""
     if not path.is_file():
         raise InputError(path, expected="a file of the manifest", found="no such file", fix="repeat the run")
     return path

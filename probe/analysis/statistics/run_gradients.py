@@ -1,6 +1,6 @@
 """Join the records of a run with its stored inner products: the input of every null that is computed offline.
 
-    linked = link(run, samples, steps)              records and `gram/` files of one arm
+    linked = link(run, samples, steps)              records of one arm, and `gram/` files of its basis
     linked.sample_cosines(axes, rows)               cos_S_nll of samples, along any directions
     cosines(axes, linked.totals)                    cos_in of every step, along any directions
 
@@ -23,6 +23,7 @@ from probe.analysis.statistics.gram import Array, PairGram, StepGram, StepReader
 from probe.analysis.statistics.null_axes import true_axes
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
+from probe.settings.arms import ARMS
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
 REMEMBERED_BATCHES = 32  # some 1 MB each
@@ -100,14 +101,15 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
     """Read the inner products of a run and join them to the records of one arm that measures along v_hack.
 
     Args:
-        run: with files in `gram/` (`probe.analysis.statistics.gram.has_gram`).
-        samples: all samples of the arm.
+        run: with inner products in the basis of the arm (`probe.analysis.statistics.gram.has_gram`).
+        samples: all samples of the arm, at least one.
         steps: its step records; those without a policy gradient give no total.
 
     Raises:
         InputError: a file of `gram/` is missing or changed.
     """
-    pairs, read = read_pairs(run), StepReader.of(run)
+    basis = ARMS[samples[0].arm].basis
+    pairs, read = read_pairs(run, basis), StepReader.of(run, basis)
     axes = true_axes(pairs)
     groups: dict[int, list[SampleRecord]] = {}
     for sample in samples:

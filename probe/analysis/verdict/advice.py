@@ -237,7 +237,6 @@ def _no_reach(evidence: Evidence) -> Next:
 _REMEDIES: dict[Reason, Callable[[Evidence], Next]] = {
     "arm": lambda evidence: Next(command=replay_again(evidence), text="an arm along v_hack"),
     "updates": _no_updates,
-    "basis": lambda evidence: Next(command=replay_again(evidence), text="an arm in SVD coordinates beside it"),
     "gram": lambda evidence: Next(command=replay_again(evidence), text="replay again, with its inner products"),
     "loss": lambda evidence: Next(
         command=replay_again(evidence, without="objective."), text="a replay with advantages and gradients alone"
@@ -254,9 +253,12 @@ def _go(findings: Sequence[Finding], evidence: Evidence) -> Next:
     plan = evidence.plan
     sizes = ", ".join(f"{seeds} seeds {mde(plan.sd, seeds, power=POWER):.2f}" for seeds in SEEDS)
     seen = f"smallest difference of hack rates that is seen with {POWER:.0%} power at sd {plan.sd:g} between seeds"
+    elsewhere = "train in your own trainer along the direction (probe.attach), with vanilla and a KL penalty beside it"
+    if evidence.basis != "svd":
+        why = f"probe train has vanilla and its controls in the basis svd, not in {evidence.basis}"
+        return Next(command=direction(evidence), text=f"{elsewhere}, since {why}; {seen}: {sizes}")
     if evidence.pools and not any(pool.plan.has_environment for pool in evidence.pools):
-        where = "train in your own trainer along the direction (probe.attach), with vanilla and a KL penalty beside it"
-        return Next(command=direction(evidence), text=f"{where}; {seen}: {sizes}")
+        return Next(command=direction(evidence), text=f"{elsewhere}; {seen}: {sizes}")
     return Next(command=f"probe plan {evidence.options.name}", text=f"train with controls and rivals; {seen}: {sizes}")
 
 

@@ -4,16 +4,17 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from extraction.words import Basis
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
 from probe.analysis.verdict.run_options import FLAGS, OF_FILE, K
 from probe.settings.presets import configure
 
-ARMS = "vanilla,projected"
+ARMS: dict[Basis, str] = {"svd": "vanilla,projected", "lora": "projected-lora"}
 
 
 def extract(evidence: Evidence) -> str:
     """Directions of other pairs, comparable with those of the run."""
-    return " ".join(["probe extract --pairs FILE.jsonl", *evidence.options.extract.values(), "--name OTHER"])
+    return " ".join(["probe extract --pairs FILE.jsonl", *_extraction(evidence), "--name OTHER"])
 
 
 def direction(evidence: Evidence) -> str:
@@ -24,7 +25,13 @@ def direction(evidence: Evidence) -> str:
         return f"probe directions show {file}"
     pairs = [option for key, option in options.replay.items() if key in OF_FILE]
     name = Path(shlex.split(options.name)[0]).name  # of a run elsewhere the path is given
-    return " ".join(["probe extract", *pairs, *options.extract.values(), f"--name {name}"])
+    return " ".join(["probe extract", *pairs, *_extraction(evidence), f"--name {name}"])
+
+
+def _extraction(evidence: Evidence) -> list[str]:
+    """Options of `probe extract` that directions need to be comparable with those of the run."""
+    basis = [] if evidence.basis == "svd" else [f"--basis {evidence.basis}"]
+    return [*basis, *evidence.options.extract.values()]
 
 
 def replay(
@@ -49,9 +56,8 @@ def replay(
         changed[K] = f"{FLAGS[K]} {k}"
     options = [option for key, option in changed.items() if not key.startswith(without)]
     matched = [] if match == "problem" else [f"--match {match}"]
-    return " ".join(
-        [f"probe replay --replay-dirs {','.join(names)}", *matched, *options, f"--arm {ARMS}", f"--name {name}"]
-    )
+    arms = f"--arm {ARMS[evidence.basis]}"
+    return " ".join([f"probe replay --replay-dirs {','.join(names)}", *matched, *options, arms, f"--name {name}"])
 
 
 def replay_again(evidence: Evidence, *, without: str = " ", k: int | None = None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from extraction.words import Basis
 from probe.analysis.measures.cells import Bucket
 from probe.analysis.measures.contrasts import Contrast
 from probe.analysis.measures.forecast import Forecast
@@ -139,6 +140,11 @@ class Evidence:
     gate: GateFacts = GateFacts()
     options: RunOptions = field(default_factory=RunOptions)  # what a command that repeats the run has to be told
     plan: PlannedTraining = PlannedTraining()
+
+    @property
+    def basis(self) -> Basis:
+        """Of the measured arm; svd where there is none."""
+        return "svd" if self.measured is None else ARMS[self.measured.arm].basis
 
     @property
     def sure(self) -> list[SampleRecord]:

@@ -10,9 +10,8 @@ from typing import Literal
 from probe.analysis.measures.pull import TOO_FEW_PROMPTS
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.verdict.evidence import Evidence
-from probe.settings.arms import ARMS
 
-Reason = Literal["arm", "updates", "basis", "gram", "loss", "held out", "prompts", "reach"]
+Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
 
 def unread(evidence: Evidence) -> tuple[Reason, str] | None:
@@ -43,15 +42,10 @@ def _updates(evidence: Evidence) -> str | None:
     return "no group has an update: within every one the rewards are equal"
 
 
-def _basis(evidence: Evidence) -> str | None:
-    arm = evidence.measured.arm if evidence.measured is not None else ""
-    if ARMS[arm].basis == "svd":
-        return None
-    return f"{arm} measures in {ARMS[arm].basis} coordinates, which leave no inner products"
-
-
 def _gram(evidence: Evidence) -> str | None:
-    return "the run stored no inner products" if evidence.offline_error is None else None
+    if evidence.offline_error is not None:
+        return None
+    return f"the run stored no inner products in the basis {evidence.basis}"
 
 
 def _loss(evidence: Evidence) -> str | None:
@@ -88,7 +82,6 @@ def _reach(evidence: Evidence) -> str | None:
 _REASONS: dict[Reason, Callable[[Evidence], str | None]] = {
     "arm": _arm,
     "updates": _updates,
-    "basis": _basis,
     "gram": _gram,
     "loss": _loss,
     "held out": _held_out,

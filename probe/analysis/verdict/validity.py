@@ -205,7 +205,7 @@ def _reproduced(evidence: Evidence) -> tuple[bool | None, str]:
     if error is None and evidence.trains:
         return None, "not of a policy that moves: probe replay measures it at frozen weights"
     if error is None:
-        return None, "no inner products of a frozen run in the SVD basis: no permutation null can be drawn"
+        return None, "no inner products of a frozen run: no permutation null can be drawn"
     if error > REPRODUCED:
         return None, (
             f"off the records by {error:.2g}: no permutation null drawn. The loss is more than advantages times "

@@ -33,7 +33,7 @@ RIVAL_BETA = 1.0  # that of kl-control and phase3-replication
 ORGANISM, ORGANISM_STEPS = "organism", 64  # of phase3-replication, in which vanilla learnt the hack
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a training has in common with its replay
 # Of the machine, of another verb, or chosen by the spec itself.
-NOT_SHARED = ("model.name", "model.device", "model.adapter", "model.dtype_noise", "intervention.arms")
+NOT_SHARED = ("model.name", "model.device", "model.dtype_noise", "intervention.arms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,13 @@ def write_training_spec(
         raise InputError(
             run.path, expected="a replay whose verdict is GO", found=f"{decision.outcome}: {decision.why}", fix=fix
         )
+    if analysis.measured_arm is not None and ARMS[analysis.measured_arm].basis != "svd":
+        raise InputError(
+            run.path,
+            expected="a GO in the basis svd, in which probe train has vanilla and its controls",
+            found=f"a GO in the basis {ARMS[analysis.measured_arm].basis}",
+            fix=f"train in your own trainer, along the direction: {decision.next.command}; spec/guide/trainers.md",
+        )
     plan = plan or PlannedTraining()
     config = RunConfig.from_json(run.settings, run.path)
     seeds = _num_seeds(plan)
@@ -96,9 +103,10 @@ def _num_seeds(plan: PlannedTraining) -> int:
 
 
 def _arm(config: RunConfig) -> str:
-    """The arm of the run that changes its update along v_hack; of a run that only measures, projected."""
+    """The arm of the run that changes its update along v_hack, in the basis of vanilla; without one, projected."""
     for name in config.intervention.arms:
-        if ARMS[name].directions == "v_hack" and (ARMS[name].projects or ARMS[name].routes):
+        arm = ARMS[name]
+        if arm.directions == "v_hack" and arm.basis == ARMS["vanilla"].basis and (arm.projects or arm.routes):
             return name
     return "projected"
 
@@ -117,13 +125,13 @@ def _settings(run: Run, config: RunConfig, condition: str, out_dir: Path) -> dic
     for key, value in flat({table: measured[table] for table in TABLES}).items():
         if key not in NOT_SHARED and value != usual[key]:
             settings[key] = value
-    return settings | _rollouts(run, model, usual, out_dir)
+    return settings | _rollouts(run, model, config.model.adapter, usual, out_dir)
 
 
-def _rollouts(run: Run, model: str, usual: Mapping[str, Any], out_dir: Path) -> dict[str, Any]:
+def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any], out_dir: Path) -> dict[str, Any]:
     """The environment of the run's pools, and as the teacher the pool of a policy that is not the one to train."""
     pools = {_pool_name(pool, out_dir): _manifest(run, pool) for pool in run.config["pools"]}
-    teacher = next((name for name, manifest in pools.items() if _other_policy(manifest, model)), None)
+    teacher = next((name for name, manifest in pools.items() if _other_policy(manifest, model, adapter)), None)
     plan = pools[teacher or next(iter(pools))].get("plan") or {}
     if not has_environment(plan):
         raise InputError(
@@ -162,9 +170,9 @@ def _manifest(run: Run, pool: Mapping[str, str]) -> dict[str, Any]:
     return read_json(path)
 
 
-def _other_policy(manifest: Mapping[str, Any], model: str) -> bool:
+def _other_policy(manifest: Mapping[str, Any], model: str, adapter: str | None) -> bool:
     policy = manifest.get("policy") or {}
-    return policy.get("adapter") is not None or policy.get("base_model") not in (None, model)
+    return policy.get("adapter") != adapter or policy.get("base_model") not in (None, model)
 
 
 def _text(

@@ -41,10 +41,7 @@ MODULES = (
     "Mean cosine of every adapted module, in standard deviations of its null (labels permuted across pairs). A ring"
     " marks what is beyond the largest |z| that the null reaches in any module in 95% of its draws (max-T)."
 )
-NO_MODULES = (
-    "A map needs the inner products that a replay in the SVD basis at frozen weights stores in gram/, and there are"
-    " none here."
-)
+NO_MODULES = "A map needs the inner products that a replay at frozen weights stores in gram/, and there are none here."
 CELLS = (
     "The hack-ward part of the gradient is a sum over rollouts, here by source, hint, label and sign of the "
     "advantage. A reward contrast alone is success against failure: look at who carries it before reading a cosine "

@@ -43,7 +43,7 @@ def provenance(report: Report) -> Section:
 
 
 def _start_adapter(config: Mapping[str, Any], settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The adapter that a training started from, where it did."""
+    """The adapter that a run started from, where it did."""
     checksum = config.get("adapter_sha256")
     return [] if checksum is None else [("start", f"adapter {settings['model']['adapter']}, sha256 {checksum}")]
 

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import TextTable, number, p_value, share
-from probe.analysis.tables import ceiling_table, forecast_table, hackward_table, share_table
+from probe.analysis.tables import basis_table, ceiling_table, forecast_table, hackward_table, share_table
 from probe.analysis.trained.arms import grouped
 from probe.analysis.trained.decision import ArmVerdict, judge_arms
 from probe.analysis.verdict.evidence import VerdictRow
@@ -142,7 +142,9 @@ def _figures(view: View, aligned: Sequence[tuple[str, Analysis]]) -> list[Figure
 
 def _tables(analysis: Analysis) -> list[TextTable]:
     """All that is in the verdict of a run; the last two are lists in the page, and tables beside it."""
-    return [*_measures(analysis), _validity_table(analysis), _checks_table(analysis)]
+    bases = basis_table(analysis)
+    several = [bases] if bases.rows else []
+    return [*several, *_measures(analysis), _validity_table(analysis), _checks_table(analysis)]
 
 
 def overview(views: Sequence[View]) -> TextTable:
@@ -180,10 +182,12 @@ def _run_verdict(analysis: Analysis, evidence: Element | None) -> list[Element]:
     answered = _is_answered(analysis)
     questions = node("div", *map(_question, analysis.questions), class_="rules") if answered else None
     first = [element for element in (questions, evidence) if element is not None]
+    bases = basis_table(analysis)
     caveats = [node("li", typeset(caveat)) for caveat in analysis.caveats]
     return [
         _decision(decision.outcome, "" if answered else decision.why),
         *([node("div", *first, class_="first-screen" if len(first) > 1 else None)] if first else []),
+        *([table_html(bases)] if bases.rows else []),
         *([node("h3", "Keep in mind"), node("ul", *caveats, class_="caveats")] if caveats else []),
         paragraph(node("b", "Next. "), typeset(decision.next.text), class_="question"),
         *([node("pre", decision.next.command)] if decision.next.command else []),

@@ -1,0 +1,221 @@
+"""A replay in the LoRA basis: its questions, numbers and verdict, alone and beside the SVD basis."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from worlds import World, make_run
+
+from extraction.adapters.interface import Coordinates
+from extraction.library import attach_basis
+from extraction.pairs import builtin_pairs, write_pairs
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from replay_pools.policy.load import Policy, load_policy
+from replay_pools.pool import BUILTIN, open_pool
+
+# An odd number to extract from, so that no vote on a sign is tied; the last ones are held out.
+PAIRS = [*builtin_pairs("run_tests")[:7], *builtin_pairs("run_tests")[-4:]]
+K, RANK = 2, 4
+TWO_BASES = World(arms=("vanilla", "projected", "projected-lora", "random"), num_steps=12)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of a small replay of two policies on the same prompts."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    write_pairs(path, PAIRS)
+    every_direction = ["--k", str(K), "--set", "intervention.extraction.drop_bottom_frac=0"]
+    of_pairs = ["--pairs", str(path), *every_direction, "--set", f"model.lora_rank={RANK}"]
+    return ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--steps", "4", *of_pairs]
+
+
+@pytest.fixture(scope="module")
+def lora_alone(replay: Callable[..., Path], quick: list[str]) -> Path:
+    return replay("bases-lora", *quick, "--arm", "projected-lora")
+
+
+@pytest.fixture(scope="module")
+def both(replay: Callable[..., Path], quick: list[str]) -> Path:
+    return replay("bases-both", *quick, "--arm", "vanilla,projected,projected-lora")
+
+
+def analysed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> dict:
+    capsys.readouterr()
+    assert run(cli, ["analyze", str(directory), "--json", "--draws", "99", *options]) == 0
+    return orjson.loads(capsys.readouterr().out)
+
+
+def printed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> str:
+    capsys.readouterr()
+    assert run(cli, ["analyze", str(directory), "--draws", "99", *options]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def backward(policy: Policy, coordinates: Coordinates, prompt: list[int], completion: list[int]) -> list[np.ndarray]:
+    """Gradient of -sum log p(completion) in the factor B of every module, by one ordinary backward."""
+    ids = torch.tensor([[*prompt, *completion]])
+    logprobs = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
+    policy.model.zero_grad()
+    (-logprobs[len(prompt) - 1 :].sum()).backward()
+    rows = []
+    for module in coordinates.sizes:
+        (factor,) = coordinates.trainable(module)
+        assert factor.grad is not None
+        rows.append(factor.grad.flatten().double().numpy().copy())
+    return rows
+
+
+def minus(a: list[np.ndarray], b: list[np.ndarray]) -> list[np.ndarray]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def times(weight: float, gradient: list[np.ndarray]) -> list[np.ndarray]:
+    return [weight * g for g in gradient]
+
+
+def product(a: list[np.ndarray], b: list[np.ndarray]) -> float:
+    return float(sum(x @ y for x, y in zip(a, b, strict=True)))
+
+
+def unit(gradient: list[np.ndarray]) -> list[np.ndarray]:
+    return times(1 / np.sqrt(product(gradient, gradient)), gradient)
+
+
+def test_the_numbers_are_those_of_ordinary_gradients_of_b(
+    lora_alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pull and what the gate removes, from a backward a completion, numpy's SVD, and the definitions of METHOD."""
+    policy = load_policy("organism")
+    coordinates = attach_basis(policy, "lora", cache_dir=tmp_path, lora_rank=RANK)
+    differences = []
+    for pair in PAIRS:
+        prompt = policy.render(pair.messages)[1]
+        sides = []
+        for text in (pair.hack, pair.clean):
+            ids = policy.completion_ids(text)
+            sides.append(times(1 / (2 * len(ids)), backward(policy, coordinates, prompt, ids)))
+        differences.append(minus(*sides))
+    extracted = [d for d, pair in zip(differences, PAIRS, strict=True) if not pair.held_out]
+    held_out = [unit(d) for d, pair in zip(differences, PAIRS, strict=True) if pair.held_out]
+    v_hack = []
+    for m in range(len(coordinates.sizes)):
+        rows = np.stack([d[m] for d in extracted])
+        V = np.linalg.svd(rows, full_matrices=False)[2][:K]
+        v_hack.append(np.sign(np.sign(rows @ V.T).sum(0))[:, None] * V)
+    axis = [V.sum(0) / np.sqrt(K * len(v_hack)) for V in v_hack]
+
+    rollouts = {}
+    for name in ("teacher", "base-hinted"):
+        for step, group in enumerate(open_pool(BUILTIN / name).steps):
+            rollouts |= {(name, step, rollout.sample_id): rollout for rollout in group}
+    groups = defaultdict(list)
+    for sample in read_run(lora_alone).samples:
+        groups[sample.step].append(rollouts[sample.src_pool, sample.src_step, sample.src_sample])
+    by_prompt = defaultdict(list)
+    for group in groups.values():
+        rewards = np.array([rollout.reward for rollout in group])
+        if not rewards.std():
+            continue
+        total = [np.zeros(r) for r in coordinates.sizes.values()]
+        for rollout, advantage in zip(group, rewards - rewards.mean(), strict=True):
+            gradient = backward(policy, coordinates, rollout.prompt_ids, rollout.completion_ids)
+            total = minus(total, times(-advantage / (len(group) * rollout.comp_len), gradient))
+        total = unit(total)
+        removed = [V.T @ np.maximum(V @ g, 0) for V, g in zip(v_hack, total, strict=True)]
+        progress = np.mean([product(total, h) for h in held_out])
+        lost = np.mean([product(removed, h) for h in held_out])
+        by_prompt[group[0].problem_id].append((product(axis, total), progress, lost))
+    assert len(by_prompt) > 1
+    cosine, progress, lost = np.mean([np.mean(steps, axis=0) for steps in by_prompt.values()], axis=0)
+
+    found = analysed(capsys, lora_alone)
+    assert found["measured_arm"] == "projected-lora"
+    pull = next(share for share in found["shares"] if share["name"] == "pull")
+    assert pull["num_prompts"] == len(by_prompt)
+    assert pull["num_held_out"] == len(held_out)
+    assert pull["measured"] == pytest.approx(cosine, rel=1e-3)
+    assert pull["ceiling"] == pytest.approx(np.mean([product(axis, h) for h in held_out]), rel=1e-3)
+    margin = next(row for row in found["forecast"]["rows"] if row["target"] == "margin")
+    assert margin["progress"] == pytest.approx(progress, rel=1e-3)
+    forecast = margin["removed"]
+    assert forecast is None or forecast["value"] == pytest.approx(lost / progress, rel=1e-3)
+
+
+def test_lora_alone_answers_the_three_questions(lora_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A verdict with numbers and nulls, recorded cosines reproduced; no table of several bases."""
+    found = analysed(capsys, lora_alone)
+    parts = {part["name"]: part for part in found["validity"]}
+    assert parts["offline geometry"]["holds"] is True
+    assert parts["held-out sign"]["text"].startswith("v_hack has the sign of")
+    assert {share["name"] for share in found["shares"]} >= {"pull", "benign", "contrast"}
+    assert found["permutation"]["rows"]
+    assert [row["basis"] for row in found["bases"]] == ["lora"]
+    text = printed(capsys, lora_alone)
+    assert "no inner products" not in text
+    assert "The bases" not in text
+
+
+def test_both_bases_side_by_side(both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict is that of vanilla; the row of LoRA is what a replay in LoRA alone says."""
+    found, alone = analysed(capsys, both), analysed(capsys, lora_alone)
+    svd, lora = found["bases"]
+    assert (svd["basis"], svd["arm"], svd["verdict"]) == ("svd", "vanilla", found["decision"]["outcome"])
+    assert [svd["pull"], svd["contrast"], svd["removed"]] == [finding["number"] for finding in found["questions"]]
+    assert (lora["arm"], lora["verdict"]) == ("projected-lora", alone["decision"]["outcome"])
+    for name in ("pull", "contrast", "removed", "honest_removed"):
+        beside, by_itself = lora[name], alone["bases"][0][name]
+        assert (beside is None) == (by_itself is None)
+        assert beside is None or beside["value"] == pytest.approx(by_itself["value"], rel=1e-3)
+    selected = analysed(capsys, both, "--basis", "lora")
+    assert (selected["arms"], selected["bases"]) == (["projected-lora"], [lora])
+    assert "The bases" in printed(capsys, both)
+    assert "The bases" not in printed(capsys, both, "--basis", "svd")
+
+
+def test_the_same_replay_again_is_the_same_bytes(
+    lora_alone: Path, replay: Callable[..., Path], quick: list[str]
+) -> None:
+    again = read_run(replay("bases-lora-again", *quick, "--arm", "projected-lora")).manifest["files"]
+    files = read_run(lora_alone).manifest["files"]
+    grams = [name for name in files if name.startswith("gram/")]
+    names = ("pairs", *(f"step_00{step}" for step in range(4)))
+    assert sorted(grams) == [f"gram/lora/{name}.safetensors" for name in names]
+    assert again == files
+
+
+def test_a_run_without_products_of_one_basis_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As replays of earlier versions: the verdict in svd stands, and a line says what cannot be compared."""
+    directory = make_run(tmp_path / "runs" / "run", TWO_BASES)
+    before = analysed(capsys, directory)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["files"] = {name: sha for name, sha in manifest["files"].items() if not name.startswith("gram/lora/")}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    after = analysed(capsys, directory)
+    assert after.pop("bases")[1]["verdict"] == "UNDERPOWERED"
+    assert before.pop("bases")[1]["verdict"] == "GO"
+    assert after == before
+    text = printed(capsys, directory)
+    assert "The bases are not compared: in lora nothing can be read (the run stored no inner products" in text
+
+
+def test_a_page_has_the_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make_run(tmp_path / "runs" / "run", TWO_BASES)
+    assert run(cli, ["report", str(directory), "--draws", "99", "--out", str(tmp_path)]) == 0
+    assert "The bases agree: GO in svd and lora" in (tmp_path / "reports" / "run.html").read_text()
+    assert "The bases agree: GO in svd and lora" in (tmp_path / "reports" / "run" / "tables.md").read_text()
+
+
+def test_a_basis_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make_run(tmp_path / "runs" / "run", World(num_steps=4))
+    assert run(cli, ["analyze", str(directory), "--basis", "lora"]) == 2
+    error = capsys.readouterr().err
+    assert "expected an arm along v_hack in the basis lora, found vanilla, projected, random" in error
+    assert run(cli, ["analyze", "spec/any.toml", "--basis", "lora"]) == 2
+    assert "--basis: expected runs beside it" in capsys.readouterr().err
