@@ -136,6 +136,9 @@ def _identity(
     return {
         "format": FORMAT,
         "fingerprint": comparable(coordinates.fingerprint()),
+        # The fingerprint covers the adapted weights alone; gradients flow through all.
+        "base_weights_sha256": policy.base_weights_sha,
+        "adapter_sha256": policy.adapter_sha,
         "pairs": pairs_source,
         "pairs_sha256": pairs_sha(pairs),
         "chat_template_sha256": policy.template_sha(),

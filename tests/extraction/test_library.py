@@ -1,5 +1,7 @@
 """Pair gradients through the engine: how many passes, and what they hold."""
 
+import copy
+
 import pytest
 import torch
 
@@ -35,6 +37,27 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
             torch.testing.assert_close(found.hack[module], expected.hack[module], rtol=1e-3, atol=1e-6)
             torch.testing.assert_close(found.clean[module], expected.clean[module], rtol=1e-3, atol=1e-6)
     handle.remove()
+
+
+def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(tmp_path):
+    """Attention is adapted and the same in both; gradients flow through the embeddings, which are not."""
+    policy = load_policy("organism")
+    model = copy.deepcopy(policy.model)  # loaded models share their memory
+    model.get_input_embeddings().weight.data.mul_(1.5)
+    model.save_pretrained(tmp_path / "other")
+    policy.tokenizer.save_pretrained(tmp_path / "other")
+    write_pairs(tmp_path / "pairs.jsonl", builtin_pairs("run_tests")[:2])
+    libraries = []
+    for name in ("organism", str(tmp_path / "other")):
+        loaded = load_policy(name)
+        coordinates = attach_basis(loaded, "svd", cache_dir=tmp_path, targets=("attention",))
+        settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
+        libraries.append(DirectionLibrary(loaded, coordinates, settings, cache_dir=tmp_path))
+    fingerprints = [library.coordinates.fingerprint()["weights_sha256"] for library in libraries]
+    gradients = [library.pair_gradients for library in libraries]
+    assert fingerprints[0] == fingerprints[1]
+    assert [library.cache_misses for library in libraries] == [1, 1]
+    assert any(not torch.equal(gradients[0].hack[module], gradients[1].hack[module]) for module in gradients[0].hack)
 
 
 def test_a_damaged_cache_entry_is_measured_again(adapted, tmp_path):

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from worlds import World, make_run
 
-from probe.analysis.ladder.players import BASE, Player, base_of, checkpoints_of, read_sitting, read_training, shares_of
+from probe.analysis.ladder.players import (
+    BASE,
+    Player,
+    Training,
+    base_of,
+    check_same_base,
+    checkpoints_of,
+    read_sitting,
+    read_training,
+    shares_of,
+)
 from probe.analysis.ladder.ratings import elo_values, make_ladder
 from probe.analysis.statistics.bradley_terry import elo_gap
 from probe.cli import cli
@@ -19,6 +29,7 @@ from probe.runs.bots import bot_players
 from probe.runs.rates import evaluate
 from replay_pools.environments.bots import BOTS
 from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
@@ -120,6 +131,22 @@ def test_the_text_says_what_the_ratings_do_not_tell(train: Train, tmp_path: Path
         in text
     )
     assert "they say nothing of other seeds" in text
+
+
+def test_runs_from_one_adapter_share_their_base_wherever_it_lies(train: Train) -> None:
+    def started(name: str, adapter: str, weights: str) -> Training:
+        directory = train(name, {0: BASE_SOLVES, 2: BETTER})
+        config = read_json(directory / CONFIG_FILE) | {"adapter_sha256": weights}
+        config["settings"]["model"] = {"adapter": adapter}
+        write_json(directory / CONFIG_FILE, config)
+        manifest = read_json(directory / MANIFEST_FILE)
+        write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
+        return read_training(read_run(directory))
+
+    one, moved, other = started("one", "a", "1"), started("moved", "b", "1"), started("other", "a", "2")
+    check_same_base([one, moved])
+    with pytest.raises(InputError, match="adapter_sha256: expected '1' as in .*one, found '2'"):
+        check_same_base([one, other])
 
 
 def test_runs_of_one_seed_share_their_base(train: Train) -> None:

@@ -129,6 +129,22 @@ def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(tmp_path: Pat
         assert row["probability"] == pytest.approx(weight / (1 / 2 + 1 / 3 + 8 / 2))
 
 
+def test_draws_of_batches_that_nothing_trained_on_are_cut_from_disk(tmp_path: Path, held) -> None:
+    """Also by a resumed process that has drawn none of them."""
+
+    def make() -> PrioritisedProblems:
+        known = problems(*(f"new/{i}" for i in range(4)))
+        return PrioritisedProblems([known] * 3, width=2, priority="hard", power=1.0, seed=0, directory=tmp_path)
+
+    make().finish(2)
+    assert not contents(tmp_path), "nothing was drawn"
+    make().batch(2, Tally(held.__getitem__, stored_reward))
+    lines = (tmp_path / "draws.jsonl").read_bytes().splitlines()
+    assert len(lines) == 3
+    make().finish(2)
+    assert (tmp_path / "draws.jsonl").read_bytes().splitlines() == lines[:2]
+
+
 def test_every_priority_has_its_row() -> None:
     from typing import get_args
 

@@ -161,9 +161,8 @@ def check_same_base(trainings: Sequence[Training]) -> None:
 
 
 def _start_of(run: Run) -> dict[str, Any]:
-    """What makes the policy before step 0."""
-    model = run.settings.get("model") or {}
-    return {"base_weights_sha256": run.config.get("base_weights_sha256"), "adapter": model.get("adapter")}
+    """What makes the policy before step 0: weights, wherever they lie."""
+    return {name: run.config.get(name) for name in ("base_weights_sha256", "adapter_sha256")}
 
 
 def base_of(trainings: Iterable[Training]) -> Player:

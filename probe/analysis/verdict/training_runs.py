@@ -56,9 +56,10 @@ def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = overlaid(_defaults(), settings_of(config))
     weights, directions = config["base_weights_sha256"], config.get("directions")
     intervention = {**settings["intervention"], "arms": None}
+    # Of an adapter that a training starts from its weights count, not where they lie.
+    model = {**settings["model"], "adapter": config.get("adapter_sha256")}
     fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
-    fixed["adapter"] = config.get("adapter_sha256")  # of a training that starts from one
-    return {**settings, "intervention": intervention, **fixed}
+    return {**settings, "intervention": intervention, "model": model, **fixed}
 
 
 @cache
