@@ -219,8 +219,7 @@ def test_pairs_of_other_formats_extract(tmp_path: Path, write, out: Path, capsys
 
 def test_faults_of_pairs_come_before_the_weights(write, out: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every verb that extracts: all of them, those that only the tokenizer sees included."""
-    monkeypatch.setattr("probe.runs.inputs.load_policy", None)
-    monkeypatch.setattr("replay_pools.policy.load.load_policy", None)
+    monkeypatch.setattr("probe.runs.policies.load_policy", None)
     rows = three_keys()
     early_end = write("ended.jsonl", [{**rows[0], "hack": "a<|im_end|>b"}, *rows[1:]])
     wrong = write("wrong.jsonl", [{**rows[0], "hack": 1}, {**rows[1], "clean": 2}, *rows[2:]])

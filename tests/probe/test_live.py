@@ -68,7 +68,7 @@ def live(out: Path):
         )
         for step in range(2):
             source.groups(step)
-        source.finish()
+        source.finish(2)
         yield coordinates, source, open_pool(out / "live" / "rollouts")
 
 

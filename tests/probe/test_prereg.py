@@ -487,6 +487,10 @@ ADAPTIVE = {"target_kl": 0.02, "kl_horizon": 5, "beta_min": 0.2, "beta_max": 5.0
 FORETELL = FAST | {"steps": 64, "evaluation.every": 32, "intervention.extraction.held_out": "builtin"}
 BENCH = FAST | {
     "steps": 64,
+    "optimizer.lr": 0.02,
+    "rollouts.env": "minicode:count_range,at_least,scale_shift,cap_each",
+    "rollouts.teacher.pool": "teacher-four-families",
+    "evaluation.num_problems": 56,
     "evaluation.every": 16,
     "evaluation.modes": ("run_tests", "sentinel"),
     "objective.reference": "base",

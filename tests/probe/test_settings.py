@@ -369,7 +369,7 @@ def test_no_setting_is_left_out_of_the_draws() -> None:
     default |= {"evaluation": asdict(EvaluationConfig()), "remedy": remedy}
     plain = flat(asdict(RunConfig(source=SourceConfig())) | default)
 
-    @settings(deadline=None, max_examples=600, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(deadline=None, max_examples=900, derandomize=True, database=None, phases=[Phase.generate])
     @given(run=runs())
     def look(run: RunConfig) -> None:
         seen.update(key for key, value in flat(asdict(run)).items() if plain.get(key, value) != value)

@@ -113,7 +113,7 @@ def test_live_groups_come_from_the_weights_of_their_step(
             assert off(policy, rollouts) < 1e-4, "sampled from other weights than those of the step"
             train(coordinates, step)
             assert off(policy, rollouts) > 0.01, "the step changed nothing: the test shows nothing"
-        source.finish()
+        source.finish(2)
 
 
 @torch.no_grad()
