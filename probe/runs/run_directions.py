@@ -49,6 +49,7 @@ def direction_file(run: Run, config: RunConfig, out_dir: Path) -> tuple[str, Pat
     extraction = gram.extraction
     directions = extract_directions(
         pairs.differences(),
+        method=extraction.method,
         k=extraction.k,
         tau=extraction.tau,
         drop_bottom_frac=extraction.drop_bottom_frac,
