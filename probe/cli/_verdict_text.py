@@ -27,7 +27,9 @@ def format_text(verdict: SpecVerdict) -> str:
     lines += wrap(verdict.question)
     if verdict.arms:
         lines += ["", *outcome_lines(verdict.arms)]
-    lines += ["", *wrap(f"DECISION: {verdict.decision}. {verdict.then}", indent="  ")]
+    # Of a sweep under way, or ended by a stop rule: more runs may change it.
+    decision = "DECISION" if complete == len(verdict.runs) else f"DECISION OF {complete} RUNS"
+    lines += ["", *wrap(f"{decision}: {verdict.decision}. {verdict.then}", indent="  ")]
     for name, rows in verdict.refused.items():
         lines += wrap(f"  not {name}: {', '.join(rows)}", indent="    ")
     if verdict.replay is not None:
