@@ -326,6 +326,7 @@ RUNS = {
     ],
     "phase1-smollm2": ["all-flavours", "unseen-flavours"],
     "phase2-smollm2": ["same-prompt", "mixed", "same-prompt-lora"],
+    "phase2-smollm2-half": ["same-prompt", "same-prompt-lora"],
     "phase3-organism": [
         "gradient-vanilla",
         "gradient-projected",
@@ -404,6 +405,7 @@ SAME_PROMPT = SMOLLM2 | {
     "source.replay_dirs": ("smollm2-teacher-hinted", "smollm2-base-hinted"),
     "source.match": "prompt",
 }
+HALF = SAME_PROMPT | {"source.replay_dirs": ("smollm2-half-teacher-hinted", "smollm2-half-hinted")}
 MAXRL = {"source.replay_dirs": ("base",), "source.per_pool": 8, **TWENTY}
 FAST = {
     "model.name": "organism",
@@ -612,6 +614,8 @@ SETTINGS: list[tuple[str, str, dict[str, object]]] = [
         SAME_PROMPT | {"source.replay_dirs": ("smollm2-teacher-hinted", "smollm2-base"), "source.match": "problem"},
     ),
     ("phase2-smollm2", "same-prompt-lora", SAME_PROMPT),
+    ("phase2-smollm2-half", "same-prompt", HALF),
+    ("phase2-smollm2-half", "same-prompt-lora", HALF),
     ("phase3", "gradient", FULL),
     ("phase3", "kl", FULL | {"objective.beta": 0.1}),
     ("phase3", "inoculation", FULL | REMEDY | {"remedy.name": "inoculation"}),
