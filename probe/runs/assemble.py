@@ -148,6 +148,7 @@ def assemble(
         tokens=tokens,
         world=world,
         in_update=nullcontext if activations is None else activations.in_update,
+        is_off_policy=config.remedy is not None and config.remedy.is_off_policy,
     )
     return Assembly(setup=setup, training=training, frozen=frozen, activations=activations, world=world)
 

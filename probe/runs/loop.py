@@ -90,6 +90,7 @@ class Setup:
     tokens: TokenAttribution | None = None
     world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
     in_update: Callable[[], AbstractContextManager[object]] = nullcontext  # open while a step is computed
+    is_off_policy: bool = False  # a remedy changes prompts or activations of the update alone
 
 
 def run_steps(
@@ -210,6 +211,9 @@ def _run_step(
     measures = setup.measures(step)
     # All rollouts of a replay count, whoever sampled them.
     by_policy = [training is None or key.pool == ROLLOUTS_DIR for key in keys]
+    # Where the update reads a token under another prompt or other activations than it was sampled under, its
+    # log-probability gives no KL and no entropy of the policy.
+    on_policy = [sampled and not setup.is_off_policy for sampled in by_policy]
     with setup.in_update():
         result = train_step(
             setup.bases,
@@ -217,7 +221,7 @@ def _run_step(
             measures,
             conditions=conditions,
             planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
-            by_policy=by_policy,
+            on_policy=on_policy,
             pad_id=setup.pad_id,
             references=setup.references,
             updater=None if training is None else training.updater,
@@ -235,7 +239,7 @@ def _run_step(
     control: dict[str, float] = {}
     staleness: int | None = None
     if training is not None:
-        control = training.finish_step(result, rollouts, by_policy)
+        control = training.finish_step(result, rollouts, by_policy, on_policy)
         staleness = None if training.past is None else training.past.staleness(step)
     if world.is_main:
         for arm in result.arms:

@@ -59,12 +59,17 @@ class TrainingState:
         return self._control.objective()
 
     def finish_step(
-        self, result: StepResult, rollouts: Sequence[Rollout], sampled_by_policy: Sequence[bool]
+        self,
+        result: StepResult,
+        rollouts: Sequence[Rollout],
+        sampled_by_policy: Sequence[bool],
+        on_policy: Sequence[bool],
     ) -> dict[str, float]:
         """Move the references and the controllers after the optimizer's step.
 
         Args:
             sampled_by_policy: which rollouts are the policy's samples; the others are of other sources.
+            on_policy: which of these the step reads as they were sampled, and so have an entropy of the policy.
 
         Returns:
             What the controller of beta did (`Control.finish_step`).
@@ -75,14 +80,15 @@ class TrainingState:
         (arm,) = result.arms
         kl = result.weightings[arm.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
-        counted = [i for i, from_policy in enumerate(sampled_by_policy) if from_policy] or list(range(len(rollouts)))
+        solving = [i for i, sampled in enumerate(sampled_by_policy) if sampled] or list(range(len(rollouts)))
+        measured = [i for i, counts in enumerate(on_policy) if counts]
         notes = self._control.finish_step(
             kl_mean=kl.get("mean"),
             kl_token=kl.get("max"),
             grad_norm=float(arm.projection.norm_in),
-            entropy=float(result.nll[counted].mean()) if any(sampled_by_policy) else None,
+            entropy=float(result.nll[measured].mean()) if measured else None,
             logprob=self.logprob,
-            solve_rate=solve_share([rollouts[i] for i in counted]),
+            solve_rate=solve_share([rollouts[i] for i in solving]),
         )
         self.logprob = None
         return notes

@@ -209,6 +209,9 @@ class RunConfig:
             raise FieldError("rollouts.engine", expected, "server")
         if not (remedy.traits.changes_prompts or remedy.traits.changes_activations):
             return
+        if remedy.is_off_policy and self.control.target_kl is not None:
+            expected = f"none with the remedy {remedy.name}: its update measures no KL of the policy"
+            raise FieldError("control.target_kl", expected, self.control.target_kl)
         # What the policy sampled under the remedy itself has log-probabilities under it.
         if not remedy.is_off_policy and self.rollouts.teacher is None:
             return

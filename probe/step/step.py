@@ -82,7 +82,7 @@ def train_step(
     *,
     conditions: Mapping[str, LossSettings],
     planning: Sequence[Sequence[bool]],
-    by_policy: Sequence[bool] | None = None,
+    on_policy: Sequence[bool] | None = None,
     pad_id: int,
     references: References,
     updater: Updater | None = None,
@@ -97,7 +97,8 @@ def train_step(
         measures: every arm under every condition; with an updater, exactly one.
         conditions: the objectives by name.
         planning: which completion tokens are planning tokens, (G,) ragged.
-        by_policy: over which samples KL and token credit are measured, (G,): not those of a teacher. None = all.
+        on_policy: over which samples KL and token credit are measured, (G,): those that the policy sampled, as it is in
+            this step. None = all.
         references: of the KL penalty.
         updater: steps the coordinates along the arm's gradient; None leaves the weights frozen.
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
@@ -114,8 +115,8 @@ def train_step(
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
     scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases)
     counted = batch.completion_mask
-    if by_policy is not None:
-        counted = counted & torch.tensor(by_policy, device=bases.device)[:, None]
+    if on_policy is not None:
+        counted = counted & torch.tensor(on_policy, device=bases.device)[:, None]
     weightings: dict[str, Weighting] = {}
     for name, objective in conditions.items():
         strata = strata_of(groups, objective.strata, bases.device)

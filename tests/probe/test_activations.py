@@ -222,7 +222,12 @@ def test_samples_under_the_remedy_have_log_probabilities_of_their_own() -> None:
 
 
 RUNS = {
-    "steer": {"remedy.name": "preventative-steering", "remedy.coefficient": 3.0, "remedy.layers": [0, 1]},
+    "steer": {
+        "remedy.name": "preventative-steering",
+        "remedy.coefficient": 3.0,
+        "remedy.layers": [0, 1],
+        "objective.reference": "base",
+    },
     "ablate": {
         "remedy.name": "concept-ablation",
         "remedy.components": 2,
@@ -252,7 +257,10 @@ def start(out: Path, preset: Callable[..., str]) -> dict[str, list[str]]:
 def test_evaluations_see_nothing(
     kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hooks are there while the update, or sampling as well, runs, and at no evaluation."""
+    """Hooks are there while the update, or sampling as well, runs, and at no evaluation.
+
+    Under a remedy of the update alone no token has the log-probability that it was sampled with: no KL of the policy.
+    """
     seen: dict[str, set[int]] = {"evaluation": set(), "sampling": set(), "update": set(), "frozen": set()}
     place, engines = ["sampling"], []
     sample, rollouts, step, measure = LocalEngine.sample, HeldOut.rollouts, loop.train_step, FrozenBatch.measure
@@ -287,6 +295,8 @@ def test_evaluations_see_nothing(
     record = read_run(out / "runs" / f"{kind}-whole")
     assert record.manifest["additivity"]["largest"] < 1e-4
     assert record.settings["remedy"]["name"] == RUNS[kind]["remedy.name"]
+    has_kl = {"mean" in step.kl for step in record.steps}
+    assert has_kl == {kind == "ablate"}
 
 
 @pytest.mark.parametrize("kind", [pytest.param("steer", marks=pytest.mark.slow), "ablate"])

@@ -68,7 +68,9 @@ class Watched:
         return {"beta": 0.5}
 
 
-def finish(own: list[bool], logprob: float | None = None) -> tuple[dict[str, Any], int]:
+def finish(
+    own: list[bool], logprob: float | None = None, on_policy: list[bool] | None = None
+) -> tuple[dict[str, Any], int]:
     """(what the controllers are told of a step of four rollouts, how often the references moved)."""
     moves: list[int] = []
     control, references = Watched(), SimpleNamespace(update=lambda: moves.append(1))
@@ -80,7 +82,7 @@ def finish(own: list[bool], logprob: float | None = None) -> tuple[dict[str, Any
         weightings={"x": SimpleNamespace(kl={"mean": 0.25, "max": 9.0})},
     )
     rollouts = [SimpleNamespace(gt_pass=passed, labelled=True) for passed in (True, False, False, True)]
-    assert training.finish_step(result, rollouts, own) == {"beta": 0.5}  # pyright: ignore
+    assert training.finish_step(result, rollouts, own, on_policy or own) == {"beta": 0.5}  # pyright: ignore
     assert training.logprob is None, "one measure of the frozen batch would serve two steps"
     return control.told[0], len(moves)
 
@@ -95,3 +97,5 @@ def test_the_controllers_see_the_policys_own_rollouts() -> None:
     assert num_moves == 1
     told, _ = finish([False] * 4)
     assert told == {**of_step, "entropy": None, "logprob": None, "solve_rate": 0.5}
+    told, _ = finish([True, True, True, False], on_policy=[False] * 4)
+    assert told == {**of_step, "entropy": None, "logprob": None, "solve_rate": pytest.approx(1 / 3)}

@@ -205,6 +205,15 @@ def training(**changes: Any) -> RunConfig:
             {"remedy.name": "inoculation", "rollouts.teacher.off_step": 2, "objective.reference": "recorded"},
             "objective.reference: expected another with the remedy inoculation",
         ),
+        (
+            {
+                "remedy.name": "recontextualization",
+                "objective.reference": "base",
+                "objective.beta": 0.1,
+                "control.target_kl": 0.1,
+            },
+            "control.target_kl: expected none with the remedy recontextualization",
+        ),
         ({"remedy.name": "clsed"}, "remedy.name"),
     ],
 )
