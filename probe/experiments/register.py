@@ -1,57 +1,28 @@
 """The register of experiments: every spec of a folder with status, decision and date, and runs not to be trusted.
 
-    spec/*.toml    what was asked               ->  planned, running, completed, failed, invalidated
-    spec/*.md      what was decided, in writing
-    out/           what is there of its runs
-    spec/invalidations/*.toml                   ->  which runs a mended fault concerns
-
-An invalidation says what was wrong, the settings under which it acted, and the commit that mended it. A run is
-concerned if it has those settings and was started by code without that commit; where a run does not say which code,
-that is listed as unknown.
+spec/*.toml    what was asked               ->  planned, running, completed, failed, invalidated
+spec/*.md      what was decided, in writing
+out/           what is there of its runs
+spec/invalidations/*.toml                   ->  which runs a mended fault concerns
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from probe.experiments.judge.invalidations import Concerned, Invalidation, concerned_runs, read_invalidations
 from probe.experiments.judge.written import SHA_DIGITS, written_criteria, written_results
 from probe.experiments.spec.jobs import SweepRun, runs_of, sweep_folder
 from probe.experiments.spec.prereg import load_spec, preregistered
 from probe.experiments.spec.types import Spec
-from probe.records.run import CONFIG_FILE, settings_of
 from probe.records.timings import starts_of
-from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
-from replay_pools.software import has_commit
 from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import decode, flat, keys_of, read_toml
+from replay_pools.storage.tables import flat
 
-INVALIDATIONS = "invalidations"  # folder below that of the specs
 Status = Literal["planned", "running", "completed", "failed", "invalidated"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-
-
-class Invalidation(BaseModel):
-    """A fault that runs were made with: the file NAME.toml."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    reason: str
-    mended: str  # the commit from which on runs are sound
-    settings: dict[str, Any] = Field(min_length=1)  # {key with dots: value, or one of a list's}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Concerned:
-    """The runs of an experiment that have the settings of an invalidation."""
-
-    invalidation: str
-    reason: str
-    runs: tuple[str, ...]  # started by code that had the fault
-    unknown: tuple[str, ...]  # which code, they do not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +68,7 @@ def register(folder: Path, out_dir: Path) -> list[Entry]:
     if not files:
         found = "none" if folder.is_dir() else "no such folder"
         raise InputError(folder, expected="specs (NAME.toml)", found=found, fix="give the folder that holds them")
-    invalidations = _read_invalidations(folder / INVALIDATIONS)
+    invalidations = read_invalidations(folder)
     return [_entry(load_spec(path), out_dir, invalidations) for path in files]
 
 
@@ -106,11 +77,7 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
     results = written_results(spec.path.with_suffix(".md"))
     current = next((result for result in results if result.sha256 == spec.sha256[:SHA_DIGITS]), None)
     complete = sum(run.complete and run.spec_status == "frozen" for run in runs)
-    concerned = []
-    for name, fault in invalidations.items():
-        of_fault = _concerned(runs, name, fault, spec.path.parent)
-        if of_fault is not None:
-            concerned.append(of_fault)
+    concerned = concerned_runs(runs, invalidations, spec.path.parent)
     follow_up = None
     if current is not None:
         follow_up = next((entry.then for entry in spec.decisions if entry.name == current.decision), None)
@@ -129,7 +96,7 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
         follow_up=follow_up,
         date=_last_start(runs),
         compared=_compared(spec),
-        concerned=tuple(concerned),
+        concerned=concerned,
     )
 
 
@@ -143,7 +110,7 @@ def _compared(spec: Spec) -> tuple[Compared, ...]:
     return tuple(rows)
 
 
-def _status(spec: Spec, runs: list[SweepRun], done: int, concerned: list[Concerned], out_dir: Path) -> Status:
+def _status(spec: Spec, runs: list[SweepRun], done: int, concerned: Sequence[Concerned], out_dir: Path) -> Status:
     """One word: what is wrong comes before how far it is."""
     if any(entry.runs for entry in concerned):
         return "invalidated"
@@ -165,45 +132,3 @@ def _last_start(runs: list[SweepRun]) -> str | None:
         if run.spec_status == "frozen":
             dates += [start.date for start in starts_of(run.job.directory)]
     return max(dates, default=None)
-
-
-def _concerned(runs: list[SweepRun], name: str, fault: Invalidation, checkout: Path) -> Concerned | None:
-    """The runs that have the settings of a fault and not its mending; None where no run has its settings."""
-    with_fault, unknown = [], []
-    for run in runs:
-        if run.spec_status is None or not _matches(read_json(run.job.directory / CONFIG_FILE), fault.settings):
-            continue
-        # A run that was resumed holds what each of its starts made.
-        mended = []
-        for start in starts_of(run.job.directory):
-            known = None if start.commit is None else has_commit(start.commit, fault.mended, checkout)
-            mended.append(known)
-        if False in mended:
-            with_fault.append(run.job.name)
-        elif not mended or None in mended:
-            unknown.append(run.job.name)
-    if not with_fault and not unknown:
-        return None
-    return Concerned(invalidation=name, reason=fault.reason, runs=tuple(with_fault), unknown=tuple(unknown))
-
-
-def _matches(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a run has all of these settings; of a list, one of its values."""
-    stored = flat(settings_of(config))
-    for key, value in settings.items():
-        actual = stored.get(key)
-        if value != actual and not (isinstance(actual, list) and value in actual):
-            return False
-    return True
-
-
-def _read_invalidations(folder: Path) -> dict[str, Invalidation]:
-    """{name: fault} of the files in a folder; none where there is no folder."""
-    faults, known = {}, keys_of(RunConfig)
-    for path in sorted(folder.glob("*.toml")):
-        fault = decode(Invalidation, read_toml(path, "an invalidation"), path)
-        for key in fault.settings:
-            if key not in known:
-                raise InputError(f"{path} settings", expected="settings of a run, with dots in quotes", found=repr(key))
-        faults[path.stem] = fault
-    return faults

@@ -327,6 +327,7 @@ RUNS = {
     "phase1-smollm2": ["all-flavours", "unseen-flavours"],
     "phase2-smollm2": ["same-prompt", "mixed", "same-prompt-lora"],
     "phase2-smollm2-half": ["same-prompt", "same-prompt-lora"],
+    "phase3-smollm2": [*(f"plain-{arm}" for arm in ("vanilla", "projected", "permuted-dosed")), "kl-vanilla"],
     "phase3-organism": [
         "gradient-vanilla",
         "gradient-projected",
@@ -500,6 +501,21 @@ BENCH = FAST | {
 REMEDY = {f"remedy.{key}": value for key, value in asdict(RemedyConfig(name="closed")).items()}
 SEPA = {"objective.gtpo_beta": 0.1, "objective.sepa_lambda": 0.94}
 CLIP = {"objective.old_logprobs": "recorded", "rollouts.iterations": 2}
+ON_SMOLLM2 = FAST | {
+    "steps": 10,
+    "model.name": "out/models/smollm2-half",
+    "model.dtype": "bfloat16",
+    "rollouts.env": "minicode:count_range,at_least,scale_shift,cap_each",
+    "rollouts.prompts_per_step": 2,
+    "rollouts.sampler.max_new_tokens": 96,
+    "rollouts.teacher.pool": "smollm2-half-teacher-four-families",
+    "rollouts.teacher.off_step": 8,
+    "objective.reference": "base",
+    "intervention.extraction.k": 8,
+    "optimizer.lr": 0.01,
+    "evaluation.every": 10,
+    "evaluation.num_problems": 40,
+}
 REMEDIES: list[tuple[str, dict[str, object]]] = [
     ("plain", {}),
     ("closed", REMEDY),
@@ -620,6 +636,8 @@ SETTINGS: list[tuple[str, str, dict[str, object]]] = [
     ("phase3", "kl", FULL | {"objective.beta": 0.1}),
     ("phase3", "inoculation", FULL | REMEDY | {"remedy.name": "inoculation"}),
     ("phase3", "closed", FULL | REMEDY | {"remedy.name": "closed"}),
+    ("phase3-smollm2", "plain", ON_SMOLLM2),
+    ("phase3-smollm2", "kl", ON_SMOLLM2 | {"objective.beta": 1.0}),
     ("phase3-organism", "gradient", FAST),
     ("phase3-organism", "update", FAST | {"intervention.gate.target": "update"}),
     ("phase3-organism", "refreshed", FAST | {"intervention.refresh_every": 12}),

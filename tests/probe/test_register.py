@@ -150,6 +150,9 @@ def test_an_invalidation_names_the_runs_that_it_concerns(
     assert entry["status"] == "invalidated"
     (concerned,) = entry["concerned"]
     assert (concerned["runs"], concerned["unknown"]) == (["register-seed0"], [])
+    assert run(cli, ["analyze", str(specs / "register.toml"), *arguments]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "INVALIDATED: register-seed0 ran with a fault (wrong-sign): the sign was wrong" in said
 
     _started_at(first, None)
     entry = _entry(specs, out, capsys)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.analysis.verdict.training_runs import shared_settings
+from probe.experiments.judge.invalidations import concerned_runs, read_invalidations
 from probe.experiments.spec.jobs import SweepRun
 from probe.experiments.spec.types import Spec
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
@@ -17,7 +18,9 @@ MOST_NAMED = 5  # of runs that are not complete
 
 
 def cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
-    """Sentences on runs that are missing, stopped early, made under different settings, or older than the criteria."""
+    """Sentences on runs that are missing, were stopped early or made under different settings, are older than the
+    criteria, or have a fault that was mended since.
+    """
     sentences = []
     for run in runs:
         stopped = read_json(run.job.directory / MANIFEST_FILE).get("stopped") if run.complete else None
@@ -40,6 +43,11 @@ def cautions(spec: Spec, runs: Sequence[SweepRun]) -> list[str]:
             f"EDITED: {', '.join(edited)} ran under another version of {spec.path.name}; these criteria are younger "
             "than the data and confirm nothing"
         )
+    specs = spec.path.parent
+    for fault in concerned_runs(runs, read_invalidations(specs), specs):
+        if fault.runs:
+            named = ", ".join(fault.runs)
+            sentences.append(f"INVALIDATED: {named} ran with a fault ({fault.invalidation}): {fault.reason}")
     return sentences
 
 
