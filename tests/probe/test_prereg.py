@@ -366,6 +366,7 @@ TRAININGS = (
     "phase3",
     "phase3-organism",
     "phase3-replication",
+    "phase3-smollm2",
     "reference-bypass",
     "remedies",
     "reward-structure",
