@@ -337,17 +337,22 @@ RUNS = {
     ],
     "phase3-replication": ["gradient-vanilla", "gradient-projected", "gradient-random", "kl-vanilla"],
     "reference-bypass": ["ema-vanilla", "bypassed-vanilla"],
-    "remedies": [
+    "remedies-gate": [
         *(f"plain-{arm}" for arm in ("vanilla", "projected", "route", "permuted-dosed")),
         "closed-vanilla",
         *(f"{name}-projected" for name in ("k8", "overshoot-0.5", "overshoot-2", "two-sided")),
         *(f"kl-{beta}-vanilla" for beta in ("0.03", "0.1", "0.3", "1.0")),
+    ],
+    "remedies-loss": [
+        *(f"{name}-vanilla" for name in ("plain", "closed", "entropy", "early-stop")),
+        *(f"{name}-vanilla" for name in ("cap-2", "sepa-cap-2", "scaled", "scaled-eps", "clip", "clip-kl")),
+    ],
+    "remedies-monitor": [
+        *(f"{name}-vanilla" for name in ("plain", "closed")),
         *(f"penalty-{accuracy}-vanilla" for accuracy in (100, 90, 70, 50)),
         *(f"screen-{accuracy}-vanilla" for accuracy in (100, 70)),
         *(f"{name}-vanilla" for name in ("inoculation", "recontextualization")),
         *(f"{name}-vanilla" for name in ("steering-5", "steering-10", "ablation", "ablation-sampled")),
-        *(f"{name}-vanilla" for name in ("entropy", "early-stop")),
-        *(f"{name}-vanilla" for name in ("cap-2", "sepa-cap-2", "scaled", "scaled-eps", "clip", "clip-kl")),
     ],
     "reward-structure": ["A-dense-projected-lora", "B-sparse-projected-lora"],
     "stability-ablation": ["A-baseline", "C-token-level", "D-rank-32"],
@@ -368,7 +373,9 @@ TRAININGS = (
     "phase3-replication",
     "phase3-smollm2",
     "reference-bypass",
-    "remedies",
+    "remedies-gate",
+    "remedies-loss",
+    "remedies-monitor",
     "reward-structure",
     "stability-training",
 )
@@ -517,38 +524,49 @@ ON_SMOLLM2 = FAST | {
     "evaluation.every": 10,
     "evaluation.num_problems": 40,
 }
-REMEDIES: list[tuple[str, dict[str, object]]] = [
-    ("plain", {}),
-    ("closed", REMEDY),
-    ("k8", {"intervention.extraction.k": 8}),
-    ("overshoot-0.5", {"intervention.gate.overshoot": 0.5}),
-    ("overshoot-2", {"intervention.gate.overshoot": 2.0}),
-    ("two-sided", {"intervention.gate.gate": "two_sided"}),
-    *((f"kl-{beta}", {"objective.beta": beta}) for beta in (0.03, 0.1, 0.3, 1.0)),
-    *(
-        (f"penalty-{share}", REMEDY | {"remedy.name": "monitor-penalty", "remedy.accuracy": share / 100})
-        for share in (100, 90, 70, 50)
-    ),
-    *(
-        (f"screen-{share}", REMEDY | {"remedy.name": "monitor-screen", "remedy.accuracy": share / 100})
-        for share in (100, 70)
-    ),
-    *((name, REMEDY | {"remedy.name": name}) for name in ("inoculation", "recontextualization")),
-    *(
-        (f"steering-{factor}", REMEDY | {"remedy.name": "preventative-steering", "remedy.coefficient": float(factor)})
-        for factor in (5, 10)
-    ),
-    ("ablation", REMEDY | {"remedy.name": "concept-ablation"}),
-    ("ablation-sampled", REMEDY | {"remedy.name": "concept-ablation", "remedy.passes": "update-and-sampling"}),
-    ("entropy", {"objective.entropy_coef": 0.1}),
-    ("early-stop", {"steps": 16}),
-    ("cap-2", {"objective.advantage_clip": 2.0}),
-    ("sepa-cap-2", {"objective.advantage_clip": 2.0} | SEPA),
-    ("scaled", {"objective.scale_rewards": "group"}),
-    ("scaled-eps", {"objective.scale_rewards": "group", "objective.advantage_eps": 0.1}),
-    ("clip", CLIP),
-    ("clip-kl", CLIP | {"objective.beta": 0.1}),
-]
+BOTH: list[tuple[str, dict[str, object]]] = [("plain", {}), ("closed", REMEDY)]
+REMEDIES: dict[str, list[tuple[str, dict[str, object]]]] = {
+    "remedies-gate": [
+        *BOTH,
+        ("k8", {"intervention.extraction.k": 8}),
+        ("overshoot-0.5", {"intervention.gate.overshoot": 0.5}),
+        ("overshoot-2", {"intervention.gate.overshoot": 2.0}),
+        ("two-sided", {"intervention.gate.gate": "two_sided"}),
+        *((f"kl-{beta}", {"objective.beta": beta}) for beta in (0.03, 0.1, 0.3, 1.0)),
+    ],
+    "remedies-monitor": [
+        *BOTH,
+        *(
+            (f"penalty-{share}", REMEDY | {"remedy.name": "monitor-penalty", "remedy.accuracy": share / 100})
+            for share in (100, 90, 70, 50)
+        ),
+        *(
+            (f"screen-{share}", REMEDY | {"remedy.name": "monitor-screen", "remedy.accuracy": share / 100})
+            for share in (100, 70)
+        ),
+        *((name, REMEDY | {"remedy.name": name}) for name in ("inoculation", "recontextualization")),
+        *(
+            (
+                f"steering-{factor}",
+                REMEDY | {"remedy.name": "preventative-steering", "remedy.coefficient": float(factor)},
+            )
+            for factor in (5, 10)
+        ),
+        ("ablation", REMEDY | {"remedy.name": "concept-ablation"}),
+        ("ablation-sampled", REMEDY | {"remedy.name": "concept-ablation", "remedy.passes": "update-and-sampling"}),
+    ],
+    "remedies-loss": [
+        *BOTH,
+        ("entropy", {"objective.entropy_coef": 0.1}),
+        ("early-stop", {"steps": 16}),
+        ("cap-2", {"objective.advantage_clip": 2.0}),
+        ("sepa-cap-2", {"objective.advantage_clip": 2.0} | SEPA),
+        ("scaled", {"objective.scale_rewards": "group"}),
+        ("scaled-eps", {"objective.scale_rewards": "group", "objective.advantage_eps": 0.1}),
+        ("clip", CLIP),
+        ("clip-kl", CLIP | {"objective.beta": 0.1}),
+    ],
+}
 SELECTIONS: list[tuple[str, str, object]] = [
     *((f"k{k}", "k", k) for k in (1, 2, 8)),
     ("unseen-simple", "leave_out", ("pass", "return_true", "assert_true", "print_only")),
@@ -646,7 +664,7 @@ SETTINGS: list[tuple[str, str, dict[str, object]]] = [
     ("phase3-replication", "kl", FAST | {"steps": 64, "objective.reference": "base", "objective.beta": 1.0}),
     ("reference-bypass", "ema", BYPASS | {"objective.reference": "ema", "control.ema_decay": 0.5}),
     ("reference-bypass", "bypassed", BYPASS | {"objective.reference": "base"}),
-    *(("remedies", name, BENCH | settings) for name, settings in REMEDIES),
+    *((spec, name, BENCH | settings) for spec, rows in REMEDIES.items() for name, settings in rows),
     ("stability-ablation", "A-baseline", MIXED | {"model.lora_rank": 16}),
     ("stability-ablation", "C-token-level", MIXED | {"model.lora_rank": 16, "objective.loss_type": "dapo"}),
     ("stability-ablation", "D-rank-32", MIXED | {"model.lora_rank": 32}),

@@ -215,8 +215,8 @@ def test_a_curve_is_of_the_loophole_that_was_trained_on(maker, report_of) -> Non
     [
         ("foretell", "k4", "projected", "k4"),
         ("foretell", "none", "vanilla", "none"),
-        ("remedies", "plain", "route", "route"),
-        ("remedies", "kl-0.3", "vanilla", "kl-0.3"),
+        ("remedies-gate", "plain", "route", "route"),
+        ("remedies-gate", "kl-0.3", "vanilla", "kl-0.3"),
         ("phase3-replication", None, "projected", "projected"),
     ],
 )
