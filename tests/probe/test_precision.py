@@ -1,5 +1,6 @@
 """What the digits of a run are worth: dtype noise, additivity beyond its tolerance, and where the time went."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,10 @@ def test_dtype_noise_is_measured_in_every_basis(
     assert f"noise of {dtype} against {reference}" in capsys.readouterr().out
     additivity = done.manifest["additivity"]
     assert additivity["exceeded_steps"] == [], f"{dtype}: {additivity['largest']} beyond {additivity['tolerance']}"
+    # One tolerance: a run in bfloat16 that adds up as well as bfloat16 can is not called broken.
+    assert run(cli, ["analyze", str(done.path), "--json"]) == 0
+    validity = {part["name"]: part["holds"] for part in json.loads(capsys.readouterr().out)["validity"]}
+    assert validity["contributions add up"] is True
 
 
 def test_tokens_per_batch_changes_the_last_bits_alone(replay: Callable[..., Path], quick: list[str]) -> None:

@@ -146,7 +146,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     verb = "train" if world.trains else "replay"
     write_json(directory / CONFIG_FILE, {"settings": {"verb": verb}, "pools": pools, "base_weights_sha256": ""})
     files = file_hashes(directory) | gram_hashes(directory)
-    write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "files": files})
+    write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})
     return directory
 
 

@@ -19,7 +19,6 @@ POWER = 0.8  # of an advised number of prompts or pairs, and of a planned traini
 
 # Validity: what shows a measurement broken.
 MIN_PROMPTS = 16  # prompts with a policy gradient; fewer are a caveat
-ADDITIVE = 1e-4  # largest relative error of the sum of the samples' contributions
 REGRADED = 0.99  # smallest share of labels that a second grading repeats
 SAME = 1e-4  # relative difference between the arms' first gradients that rounding explains
 REPRODUCED = 1e-4  # difference between offline and recorded cosines that rounding explains

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isclose
 
-from probe.analysis.statistics.thresholds import ADDITIVE, MIN_PROMPTS, OTHER_GRADIENTS, REGRADED, REPRODUCED, SAME
+from probe.analysis.statistics.thresholds import MIN_PROMPTS, OTHER_GRADIENTS, REGRADED, REPRODUCED, SAME
 from probe.analysis.verdict.evidence import Evidence, PoolFacts
 from probe.analysis.verdict.mechanism import correct
 from probe.settings.arms import ARMS
@@ -167,9 +167,9 @@ def _twin(evidence: Evidence) -> str | None:
 
 def _additive(evidence: Evidence) -> tuple[bool | None, str]:
     errors = [step.additivity_error for step in evidence.steps if step.additivity_error is not None]
-    if not errors:
+    if not errors or evidence.tolerance is None:
         return None, "not checked"
-    return max(errors) <= ADDITIVE, f"relative error {max(errors):.2g}, at most {ADDITIVE:g}"
+    return max(errors) <= evidence.tolerance, f"relative error {max(errors):.2g}, at most {evidence.tolerance:g}"
 
 
 def _transfers(evidence: Evidence) -> tuple[bool | None, str]:
