@@ -276,6 +276,9 @@ def runs(draw: st.DrawFn) -> RunConfig:
     takes_adapter = rollouts is None or verb != "train" or rollouts.engine == "local"
     attributes = verb != "replay" or measured_arm(intervention.arms) is not None
     attributes &= remedy is None or not remedy.traits.changes_prompts
+    control = draw(controls(objective.beta))
+    if remedy is not None and remedy.is_off_policy:
+        control = replace(control, target_kl=None)
     return RunConfig(
         verb=verb,
         model=ModelConfig(
@@ -314,7 +317,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
             weight_decay=draw(numbers()),
             max_grad_norm=draw(maybe(POSITIVE)),
         ),
-        control=draw(controls(objective.beta)),
+        control=control,
         checkpoints=CheckpointConfig(every=draw(COUNTS), keep=draw(COUNTS)),
         evaluation=evaluation if verb in ("train", "eval") else None,
         steps=(draw(COUNTS) + 1) * iterations if verb in ("train", "generate") else draw(maybe(COUNTS)),

@@ -290,6 +290,9 @@ def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Fo
         if policy is None:
             notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
             continue
+        if _is_to_be_made(policy):
+            notes.append(f"no memory of condition {name}: there is no {policy} yet")
+            continue
         num_samples = condition.group * condition.prompts_per_step
         missing = missing_for_prompts(config, policy)
         for error in missing:
@@ -302,6 +305,11 @@ def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Fo
             run = replace(config, intervention=replace(config.intervention, arms=arms))
             footprints.append(run_footprint(run, policy, num_samples=num_samples, with_prompts=not missing))
     return max(footprints, key=lambda footprint: footprint.num_bytes, default=None)
+
+
+def _is_to_be_made(model: str) -> bool:
+    """Whether a model is a directory that is not there: no hub id has more than one slash."""
+    return model.count("/") > 1 and not Path(model).exists()
 
 
 def _base_model(pools: tuple[str, ...], out_dir: Path) -> str | None:
