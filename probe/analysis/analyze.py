@@ -182,7 +182,7 @@ def analyze(
         forecast=offline.forecast,
         offline_error=offline.error,
         sample_error=offline.sample_error,
-        tolerance=run.manifest.get("additivity", {}).get("tolerance"),
+        additivity_tolerance=run.manifest.get("additivity", {}).get("tolerance"),
         starts=starts(comparable),
         outcome=training_outcome(run) if trained else None,
         pools=pool_facts(run),

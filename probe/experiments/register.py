@@ -1,9 +1,11 @@
 """The register of experiments: every spec of a folder with status, decision and date, and runs not to be trusted.
 
-spec/*.toml    what was asked               ->  planned, running, completed, failed, invalidated
-spec/*.md      what was decided, in writing
-out/           what is there of its runs
-spec/invalidations/*.toml                   ->  which runs a mended fault concerns
+    spec/*.toml    what was asked               ->  planned, running, completed, failed, invalidated
+    spec/*.md      what was decided, in writing
+    out/           what is there of its runs
+    spec/invalidations/*.toml                   ->  which runs a mended fault concerns
+
+What an invalidation is: `probe.experiments.judge.invalidations`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -416,6 +416,7 @@ SAME_PROMPT = SMOLLM2 | {
 }
 HALF = SAME_PROMPT | {"source.replay_dirs": ("smollm2-half-teacher-hinted", "smollm2-half-hinted")}
 MAXRL = {"source.replay_dirs": ("base",), "source.per_pool": 8, **TWENTY}
+FOUR_FAMILIES = "minicode:count_range,at_least,scale_shift,cap_each"
 FAST = {
     "model.name": "organism",
     "rollouts.prompts_per_step": 4,
@@ -499,7 +500,7 @@ FORETELL = FAST | {"steps": 64, "evaluation.every": 32, "intervention.extraction
 BENCH = FAST | {
     "steps": 64,
     "optimizer.lr": 0.02,
-    "rollouts.env": "minicode:count_range,at_least,scale_shift,cap_each",
+    "rollouts.env": FOUR_FAMILIES,
     "rollouts.teacher.pool": "teacher-four-families",
     "evaluation.num_problems": 56,
     "evaluation.every": 16,
@@ -513,7 +514,7 @@ ON_SMOLLM2 = FAST | {
     "steps": 10,
     "model.name": "out/models/smollm2-half",
     "model.dtype": "bfloat16",
-    "rollouts.env": "minicode:count_range,at_least,scale_shift,cap_each",
+    "rollouts.env": FOUR_FAMILIES,
     "rollouts.prompts_per_step": 2,
     "rollouts.sampler.max_new_tokens": 96,
     "rollouts.teacher.pool": "smollm2-half-teacher-four-families",

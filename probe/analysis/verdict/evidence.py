@@ -132,7 +132,7 @@ class Evidence:
     forecast: Forecast | None = None  # of the gate, to first order; None likewise
     offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
     sample_error: float | None = None  # the same of samples alone, in which the loss has no part
-    tolerance: float | None = None  # of the steps' additivity_error: what the dtype's rounding explains
+    additivity_tolerance: float | None = None  # of the steps' additivity_error: what the dtype's rounding explains
     starts: Sequence[StepRecord] = ()  # the first steps of the runs that differ from this one in their arm alone
     outcome: TrainingOutcome | None = None  # None: nothing was evaluated on held-out problems
     pools: Sequence[PoolFacts] = ()

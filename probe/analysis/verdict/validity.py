@@ -167,9 +167,10 @@ def _twin(evidence: Evidence) -> str | None:
 
 def _additive(evidence: Evidence) -> tuple[bool | None, str]:
     errors = [step.additivity_error for step in evidence.steps if step.additivity_error is not None]
-    if not errors or evidence.tolerance is None:
+    tolerance = evidence.additivity_tolerance
+    if not errors or tolerance is None:
         return None, "not checked"
-    return max(errors) <= evidence.tolerance, f"relative error {max(errors):.2g}, at most {evidence.tolerance:g}"
+    return max(errors) <= tolerance, f"relative error {max(errors):.2g}, at most {tolerance:g}"
 
 
 def _transfers(evidence: Evidence) -> tuple[bool | None, str]:
