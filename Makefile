@@ -9,7 +9,9 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 
 # Errors alone: pip and the build backend warn of much that nobody has to mend, such as an index without a package.
-# Without --no-compile pip compiles every file of torch and transformers; Python compiles the few that it imports.
+# Without --no-compile pip compiles every file of torch and transformers; Python compiles the few that it imports, once,
+# unless the environment forbids it to keep them, as images of containers do: then each of some hundred processes would.
+unexport PYTHONDONTWRITEBYTECODE
 PIP = PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-compile
 RUN_DEPS = $(VENV)/.run-deps
 TEST_DEPS = $(VENV)/.test-deps

@@ -3,7 +3,7 @@
 1. grading: see bench_grading.py, which also runs alone
 2. sampling: see bench_sampling.py, which also runs alone
 3. pools: reading and writing, MB of JSON and rollouts a second
-4. a cold and a warm start of `probe replay`, phase by phase
+4. a cold and a warm start of `probe replay`, phase by phase; the help and the plan of phase 3 beside them
 5. probe.attach: see bench_attach.py, which also runs alone
 """
 
@@ -20,6 +20,8 @@ from timing import interleaved, seconds
 
 from replay_pools.pool import BUILTIN, PoolWriter, open_pool
 from replay_pools.storage.files import encode_jsonl
+
+PHASE3 = Path(__file__).parents[2] / "spec" / "phase3.toml"
 
 
 def pools() -> None:
@@ -52,6 +54,12 @@ def starts() -> None:
             )
             lines = (Path(out) / "runs" / name / "timings.jsonl").read_text().splitlines()
             print(f"{name} start of probe replay: {taken.wall:.1f} s in all; {json.loads(lines[0])}")
+        for line in ("--help", "train --help", f"plan {PHASE3} --out {out}"):
+            words = ["-m", "probe", *line.split()]
+            taken = seconds(
+                lambda words=words: subprocess.run([sys.executable, *words], check=True, capture_output=True)
+            )
+            print(f"probe {line}: {taken.wall:.1f} s")
 
 
 if __name__ == "__main__":

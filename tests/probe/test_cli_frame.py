@@ -17,20 +17,18 @@ from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 
 HEAVY = {"torch", "transformers", "peft", "scipy", "numpy"}
-HELP_CPU_S = 0.5
-MEASURE = """
-import contextlib, io, json, sys, time
+EVERY_HELP = """
+import contextlib, io, json, sys
 commands, heavy = map(json.loads, sys.argv[1:])
 from probe.cli import main
-found, start_s = [], time.process_time()
+answers = []
 for args in commands:
-    begun, text = time.process_time(), io.StringIO()
+    text = io.StringIO()
     sys.argv[1:] = args
     with contextlib.redirect_stdout(text):
         code = main()
-    cpu_s = start_s + time.process_time() - begun
-    found.append([code, cpu_s, [name for name in heavy if name in sys.modules], text.getvalue()])
-print(json.dumps(found))
+    answers.append([code, [name for name in heavy if name in sys.modules], text.getvalue()])
+print(json.dumps(answers))
 """
 
 
@@ -49,15 +47,12 @@ HELP = [
 
 
 def test_help_is_light() -> None:
-    """`probe ... --help` takes less than half a second of CPU and imports no numeric library; all in one process, which
-    imports the more with every verb.
-    """
+    """`probe ... --help` imports no numeric library; all in one process, which imports the more with every verb."""
     arguments = [json.dumps(HELP), json.dumps(sorted(HEAVY))]
-    done = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True)
-    for args, (code, cpu_s, modules, text) in zip(HELP, json.loads(done.stdout), strict=True):
+    done = subprocess.run([sys.executable, "-c", EVERY_HELP, *arguments], capture_output=True, text=True, check=True)
+    for args, (code, modules, text) in zip(HELP, json.loads(done.stdout), strict=True):
         assert not modules, f"{args} imports {modules}: import it inside the verb"
         assert code == 0
-        assert cpu_s < HELP_CPU_S, f"{args} took {cpu_s} s of CPU"
         assert text, args
 
 

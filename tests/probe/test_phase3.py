@@ -1,7 +1,6 @@
 """spec/phase3.toml: its plan without a model at hand, its ceiling, its decisions, and its first step at two layers."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -40,12 +39,10 @@ GOOD: Rates = (0.02, 0.2, 0.05, 0.5)
 def test_it_plans_without_files_and_without_a_hub(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shapes of the published model; what is not known is said, with what to do. Seconds of this process's own."""
+    """Shapes of the published model; what is not known is said, with what to do."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("replay_pools.policy.load.HfApi", mock.Mock(side_effect=AssertionError("a hub was asked")))
-    start = time.process_time()
     assert run(cli, ["plan", str(PHASE3), "--out", "out", "--json"]) == 0
-    assert time.process_time() - start < 10
     plan = orjson.loads(capsys.readouterr().out)
     assert [(price["what"], price["runs"]) for price in plan["prices"]] == [("up to its ceiling", 6), ("this spec", 18)]
     assert plan["prices"][0]["money"] == pytest.approx(6 * 7.2 * 6.15)

