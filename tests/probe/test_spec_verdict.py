@@ -127,6 +127,15 @@ unit = "seed"
 role = "primary"
 arm = "vanilla"
 versus_arm = "random"
+[[criteria]]
+name = "completes"
+metric = "grad_norm"
+statistic = "n"
+comparison = ">="
+threshold = {count}
+unit = "step"
+role = "mechanism"
+arm = "random"
 [[decisions]]
 name = "MORE"
 """
@@ -282,7 +291,7 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec,
 
 def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
     """With a learning rate each arm is a run and each seed one number: n = 2 seeds, paired; a look sees the same."""
-    (tmp_path / "judged.toml").write_text(TRAINED)
+    (tmp_path / "judged.toml").write_text(TRAINED.format(count=4))
     spec, caches = load_spec(tmp_path / "judged.toml"), out / "cache"
     out = tmp_path / "out"
     run_sweep(spec, out, caches)
@@ -301,6 +310,15 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
     assert found.rows[0].value.startswith(f"{np.mean(differences):+.3g}")
     assert block_value(spec, 1, out) == pytest.approx(differences[1] - 0.05)
     assert block_value(spec, 7, out) is None
+
+    # Two runs of two steps: a count that is short fails once both are over, and is open until then.
+    assert verdicts(found)["completes"] == "PASS"
+    (tmp_path / "judged.toml").write_text(TRAINED.format(count=5))
+    assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out, num_draws=99))["completes"] == "FAIL"
+    shutil.rmtree(out / "runs" / "judged-base-random-seed1")
+    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).rows}
+    assert (rows["completes"].verdict, rows["completes"].n) == ("INCONCLUSIVE", 2)
+    assert rows["completes"].why.startswith("1 of its runs are not complete")
 
 
 def test_results_are_written_and_kept(

@@ -148,7 +148,8 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     vacuous = read_foreseen(spec, out_dir)
     looks = read_looks(spec, out_dir)
     rows = []
-    for row in _rows(spec.criteria, table):
+    for criterion, row in zip(spec.criteria, _rows(spec.criteria, table), strict=True):
+        row = _unless_unfinished(row, criterion, runs)
         if row.role == "primary":
             verdict, why = after_looks(row.verdict, row.why, looks)
             row = replace(row, verdict=verdict, why=why)
@@ -215,6 +216,20 @@ def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdic
     # The adjustment of a single p-value changes nothing, and is not shown.
     shown = adjusted if len(adjusted) > 1 else {}
     return [_row(criterion, table, shown.get(criterion.name)) for criterion in criteria]
+
+
+def _unless_unfinished(row: CriterionVerdict, criterion: Criterion, runs: Sequence[SweepRun]) -> CriterionVerdict:
+    """The row, INCONCLUSIVE instead of FAIL where a count is short and runs that it counts are not over."""
+    if criterion.statistic != "n" or row.verdict != "FAIL":
+        return row
+    missing = 0
+    for run in runs:
+        of_arm = criterion.arm is None or criterion.arm in run.job.arms
+        of_condition = criterion.condition is None or criterion.condition in run.job.conditions
+        missing += of_arm and of_condition and not run.complete
+    if missing == 0:
+        return row
+    return replace(row, verdict="INCONCLUSIVE", why=f"{missing} of its runs are not complete; {row.why}")
 
 
 def _unless_vacuous(row: CriterionVerdict, vacuous: Mapping[str, str]) -> CriterionVerdict:
