@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -162,6 +163,25 @@ def test_a_sweep_stops_when_the_arms_have_separated(tiny: Callable[..., Spec], t
     assert [row.status for row in table.rows] == ["done"] * 4 + ["skipped"] * 4
     assert table.stopped.startswith("separated after 2 of 4 blocks")
     assert len(launcher.launched) == 4
+
+
+def test_without_a_stop_rule_no_worker_waits_for_the_end_of_a_seed(tmp_path: Path) -> None:
+    """A run of the first seed that does not end before one of the second has begun."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY.format(seeds="0, 1", base="", threshold=0.0).partition("[stop]")[0])
+    spec, begun, waited = load_spec(path), threading.Event(), []
+
+    class Waiting(Scripted):
+        def __call__(self, args: Sequence[str], log: Path) -> Attempt:
+            name = args[args.index("--name") + 1]
+            if name == "tiny-plain-seed1":
+                begun.set()
+            if name == "tiny-narrow-seed0":
+                waited.append(begun.wait(20))
+            return super().__call__(args, log)
+
+    table = sweep(spec, tmp_path, launch=Waiting(spec, tmp_path), workers=2, block_value=no_value)
+    assert ([row.status for row in table.rows], waited) == (["done"] * 4, [True])
 
 
 def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
     "pull - benign": (0.0, MATERIAL),
     "half - benign": (-math.inf, 0.0),
 }
+VAGUE_PRICE = 2.0  # width of its interval, a share, from where on a price says nothing: a quotient by nearly 0
 Says = Literal["yes", "no", "too little", "unclear", "confounded", "unmeasured"]
 
 
@@ -166,4 +167,7 @@ def _price(row: Removal | None, evidence: Evidence) -> str:
         return "not measured, since no rollout says whether it is right and honest"
     if row is None or row.removed is None:
         return "not measured, since no paid honest sample gains from the update"
-    return f"{row.removed.percent()} of the progress on honest solutions"
+    price = f"{row.removed.percent()} of the progress on honest solutions"
+    if row.removed.interval.high - row.removed.interval.low > VAGUE_PRICE:
+        price += ", which is too little to say what share of it goes"
+    return price

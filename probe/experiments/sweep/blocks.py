@@ -1,5 +1,6 @@
-"""`probe sweep`: run conditions x arms x seeds of a spec, in blocks of one seed, with stop rules between the blocks.
+"""`probe sweep`: run conditions x arms x seeds of a spec, seed by seed.
 
+    pools -> all seeds, without a pause between them
     pools -> block of the first seed -> look (stop?) -> block of the next seed -> ...
     pools -> what the primary criterion compares, in all seeds -> the ceiling (stop?) -> the others
 
@@ -69,7 +70,7 @@ def sweep(
     vacuous: Mapping[str, str] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
-    """Run the jobs that are not done, block by block; returns the final table, failed rows included.
+    """Run the jobs that are not done, seed by seed; returns the final table, failed rows included.
 
     Args:
         spec: the experiment.
@@ -96,24 +97,28 @@ def sweep(
             )
     folder = sweep_folder(spec, out_dir)
     pools, blocks = pool_jobs(spec, out_dir), [block(spec, seed, out_dir) for seed in spec.seeds]
+    runs = [job for jobs in blocks for job in jobs]
     with locked(folder):
         # Before the first run, so that no result can decide what counts as vacuous.
         write_foreseen(spec, out_dir, vacuous or {})
-        write_settings([*pools, *(job for jobs in blocks for job in jobs)])
-        table = open_table(spec, folder, [*pools, *(job for jobs in blocks for job in jobs)])
+        write_settings([*pools, *runs])
+        table = open_table(spec, folder, [*pools, *runs])
         runner = Runner(table, folder, launch, workers, retries, show)
         runner.run(pools)
         if table.failed:
             table.stopped = "a pool could not be generated"
         if spec.ceiling is not None and not table.stopped:
-            runner.run([job for jobs in blocks for job in jobs if is_compared(job, spec)])
+            runner.run([job for job in runs if is_compared(job, spec)])
             table.stopped = _at_ceiling(spec, table, primary_verdict)
-        for seed, jobs in zip(spec.seeds, blocks, strict=True):
+        if spec.stop is None:
+            # A pause after each seed would leave workers idle.
+            blocks = [runs]
+        for number, jobs in enumerate(blocks):
             if table.stopped:
                 break
             runner.run(jobs)
             if spec.stop is not None:
-                table.stopped = _look(spec, table, seed, block_value)
+                table.stopped = _look(spec, table, spec.seeds[number], block_value)
         for row in table.rows:
             if row.status == "waiting":
                 row.status = "skipped"
