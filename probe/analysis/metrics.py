@@ -225,11 +225,11 @@ def _auroc_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
 
 def _share_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
     """Shares of the held-out ceiling, and of the progress that the gate would remove, where they are defined."""
-    found = {row.name: (row.share, row.num_prompts) for row in evidence.shares}
+    shares = {row.name: (row.share, row.num_prompts) for row in evidence.shares}
     for row in evidence.forecast.rows if evidence.forecast is not None else ():
-        found[f"removed/{row.target}"] = (row.removed, row.num_prompts)
+        shares[f"removed/{row.target}"] = (row.removed, row.num_prompts)
     metrics = {}
-    for name, (share, n) in found.items():
+    for name, (share, n) in shares.items():
         if share is not None:
             metrics[MetricKey(name, "prompt")] = Estimate(
                 value=share.value, n=n, unit="prompt", interval=share.interval

@@ -49,9 +49,9 @@ def list_(kinds: tuple[str, ...], out: Path, as_json: bool) -> None:
 
 def list_pools(out: Path) -> list[Row]:
     """Those in OUT/pools, then the built-in ones that they do not hide."""
-    own = _folders(out / "pools")
-    hidden = {path.name for path in own}
-    return [_pool(path) for path in [*own, *(path for path in _folders(BUILTIN) if path.name not in hidden)]]
+    made = _folders(out / "pools")
+    hidden = {path.name for path in made}
+    return [_pool(path) for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in hidden)]]
 
 
 def _pool(path: Path) -> Row:

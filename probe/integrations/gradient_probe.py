@@ -254,14 +254,14 @@ def _measured(
 
 def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -> None:
     """InputError unless there are directions, of the right length, for exactly these modules."""
-    found = {module: V.shape[-1] for module, V in directions.vectors.items()}
-    differing = [module for module in {**sizes, **found} if sizes.get(module) != found.get(module)]
+    lengths = {module: V.shape[-1] for module, V in directions.vectors.items()}
+    differing = [module for module in {**sizes, **lengths} if sizes.get(module) != lengths.get(module)]
     if differing:
         module = differing[0]
         raise InputError(
             f"{where}, module {module}",
             expected=f"{sizes.get(module, 'no')} coordinates",
-            found=str(found.get(module, "no directions")),
+            found=str(lengths.get(module, "no directions")),
             fix="run probe extract",
         )
 

@@ -229,15 +229,15 @@ def guess_mapping(rows: Sequence[Fields], known: Mapping[str, str]) -> dict[str,
         for name, value in fields.items():
             if value is not None:
                 filled.setdefault(name, value)
-    found = {*known}
+    settled = {*known}
     # One form of the prompt that the format knows is enough: another column would contradict it.
-    if found & {*PROMPTS}:
-        found |= {"prompt", "messages"}
+    if settled & {*PROMPTS}:
+        settled |= {"prompt", "messages"}
     taken = {name for text in known.values() for name in re.split(r"[+*]", text)} | set(known.values())
     guessed: dict[str, str] = {}
     for target, entry in TARGETS.items():
         free = [name for name in entry.names if name in filled and name not in taken]
-        if target in found or not free:
+        if target in settled or not free:
             continue
         guessed[target] = free[0]
         taken.add(free[0])

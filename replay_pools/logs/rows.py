@@ -128,23 +128,23 @@ def _no_column(what: str, targets: Sequence[str], fields: Sequence[Fields], faul
 
 def _row(row: StoredRow, columns: Mapping[str, Column], faults: Faults) -> LogRow:
     """The rollout of a row; a value of the wrong kind is a fault, and None here."""
-    found: dict[str, Any] = {"where": row.where, "file": str(row.path)}
+    values: dict[str, Any] = {"where": row.where, "file": str(row.path)}
     for target, column in columns.items():
         if target in ("problem", "group"):
-            found[target] = column.key(row.fields)
-            if found[target] is None:
+            values[target] = column.key(row.fields)
+            if values[target] is None:
                 _wrong(row, target, column, "a value", "null", faults)
             continue
         value = column.value(row.fields)
         if _is_missing(value):
             continue
         try:
-            found |= _READERS[target](value)
+            values |= _READERS[target](value)
         except _WrongKindError as error:
             _wrong(row, target, column, error.expected, error.found, faults, error.fix)
-    _split_messages(found, columns)
-    _check_presence(row, found, columns, faults)
-    return LogRow(**found)
+    _split_messages(values, columns)
+    _check_presence(row, values, columns, faults)
+    return LogRow(**values)
 
 
 def _is_missing(value: Any) -> bool:
@@ -159,20 +159,20 @@ def _wrong(
     faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
 
 
-def _split_messages(found: dict[str, Any], columns: Mapping[str, Column]) -> None:
+def _split_messages(values: dict[str, Any], columns: Mapping[str, Column]) -> None:
     """A conversation that holds its answer, where no column has a completion: the last message is the completion."""
-    messages = found.get("messages")
+    messages = values.get("messages")
     if not messages or any(target in columns for target in COMPLETIONS):
         return
     if messages[-1]["role"] == "assistant":
-        found["completion"] = messages[-1]["content"]
-        found["messages"] = messages[:-1] or None
+        values["completion"] = messages[-1]["content"]
+        values["messages"] = messages[:-1] or None
 
 
-def _check_presence(row: StoredRow, found: dict[str, Any], columns: Mapping[str, Column], faults: Faults) -> None:
+def _check_presence(row: StoredRow, values: dict[str, Any], columns: Mapping[str, Column], faults: Faults) -> None:
     """A prompt and a completion, where the log has columns of them and the value is not wrong already."""
-    has_prompt = any(found.get(name) is not None for name in ("messages", "rendered", "skipped", "prompt_ids"))
-    has_completion = any(found.get(name) is not None for name in COMPLETIONS)
+    has_prompt = any(values.get(name) is not None for name in ("messages", "rendered", "skipped", "prompt_ids"))
+    has_completion = any(values.get(name) is not None for name in COMPLETIONS)
     for what, targets, is_there in (("prompt", PROMPTS, has_prompt), ("completion", COMPLETIONS, has_completion)):
         used = [target for target in targets if target in columns]
         if is_there or not used:

@@ -186,10 +186,10 @@ class _Law:
             for name, parts in lost.items():
                 parts.append(targets[name].mean_lost(removed, rows))
         mean = np.concatenate(means)  # (B, M, k)
-        found = {name: np.concatenate(parts) for name, parts in lost.items()}
+        means_by_target = {name: np.concatenate(parts) for name, parts in lost.items()}
         # The mean over pairs and prompts is linear in both, so it is taken before the product.
-        found |= {name: (mean * component).sum((1, 2)) for name, component in along.items()}
-        return found, np.concatenate(sizes)
+        means_by_target |= {name: (mean * component).sum((1, 2)) for name, component in along.items()}
+        return means_by_target, np.concatenate(sizes)
 
     def haar(self, share: Array, target: _Target, totals: Gradients, size: float) -> float | None:
         """The expected share removed along Haar directions, (M,) k / r of each module, by a dose that removes `size`.

@@ -111,9 +111,9 @@ def _partner(pool: PoolPlan, evidence: Evidence) -> PoolPlan | None:
 
 def _underpowered(findings: Sequence[Finding], evidence: Evidence) -> Next:
     """What would decide the first question that is open."""
-    found = unread(evidence)
-    if found is not None:
-        return _REMEDIES[found[0]](evidence)
+    cause = unread(evidence)
+    if cause is not None:
+        return _REMEDIES[cause[0]](evidence)
     for finding in findings:
         if finding.says == "yes":
             continue

@@ -28,8 +28,8 @@ def unread(evidence: Evidence) -> tuple[Reason, str] | None:
 
 def why_unread(evidence: Evidence) -> str:
     """The words alone; '' where pull was measured."""
-    found = unread(evidence)
-    return "" if found is None else found[1]
+    cause = unread(evidence)
+    return "" if cause is None else cause[1]
 
 
 def _arm(evidence: Evidence) -> str | None:

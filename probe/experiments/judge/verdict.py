@@ -142,9 +142,9 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_metrics(spec, done, analyses)
-    found = foretold(spec, done, table)
-    if found is not None:
-        table = table | found.metrics()
+    comparison = foretold(spec, done, table)
+    if comparison is not None:
+        table = table | comparison.metrics()
     vacuous = read_foreseen(spec, out_dir)
     looks = read_looks(spec, out_dir)
     rows = []
@@ -178,7 +178,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         cautions=[*cautions(spec, runs), *looks_caution(looks), *_broken(analyses)],
         arms=arms,
         outcomes=_outcomes(spec, table),
-        foretold=found,
+        foretold=comparison,
         conclusions={" ".join(key): analysis.sentences for key, analysis in analyses.items()},
     )
 

@@ -220,13 +220,13 @@ def _trainings_like(spec: Spec, out_dir: Path) -> tuple[list[Path], str]:
     kinds = {_step_kind(asdict(condition.config)) for condition in spec.resolved.values() if not condition.frozen}
     if len(kinds) != 1 or any(condition.frozen for condition in spec.resolved.values()):
         return [], ""
-    found = []
+    trainings = []
     for manifest in sorted((out_dir / "runs").glob(f"*/{MANIFEST_FILE}")):
         config = manifest.parent / CONFIG_FILE
         if config.is_file() and _step_kind(settings_of(read_json(config))) in kinds:
-            found.append(manifest.parent)
+            trainings.append(manifest.parent)
     (model, *_), *_ = kinds
-    return found, f"finished trainings of {model} with steps of that size"
+    return trainings, f"finished trainings of {model} with steps of that size"
 
 
 def _step_kind(settings: Mapping[str, Any]) -> tuple[Any, ...]:

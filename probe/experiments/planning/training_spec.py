@@ -157,10 +157,10 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
 def _pool_name(pool: Mapping[str, str], out_dir: Path) -> str:
     """The name of a pool where that alone finds it, else its path."""
     try:
-        found = resolve_pool(pool["name"], out_dir)
+        folder = resolve_pool(pool["name"], out_dir)
     except InputError:
         return pool["path"]
-    return pool["name"] if found.resolve() == Path(pool["path"]).resolve() else pool["path"]
+    return pool["name"] if folder.resolve() == Path(pool["path"]).resolve() else pool["path"]
 
 
 def _manifest(run: Run, pool: Mapping[str, str]) -> dict[str, Any]:

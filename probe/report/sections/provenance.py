@@ -75,9 +75,9 @@ def facts(run: Run, report: Report) -> TextTable:
 
 def _pool_rows(run: Run) -> list[tuple[str, str]]:
     """A row per pool, read or written by the run: place, hash, and the software that made it if it is still there."""
-    own = [{"name": name, "path": str(run.path / name)} for name in OWN_POOLS if (run.path / name).is_dir()]
+    written = [{"name": name, "path": str(run.path / name)} for name in OWN_POOLS if (run.path / name).is_dir()]
     rows = []
-    for pool in [*run.config.get("pools", ()), *own]:
+    for pool in [*run.config.get("pools", ()), *written]:
         path = Path(pool["path"]) / MANIFEST_FILE
         manifest = read_json(path) if path.is_file() else {}
         policy, grader = manifest.get("policy") or {}, manifest.get("grader") or {}

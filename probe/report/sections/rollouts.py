@@ -64,12 +64,12 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
         body += _viewer(rollouts_by_run, data.json, data.largest_share)
     else:
         body.append(paragraph("No rollout can be shown.", class_="empty"))
-    tables = {name: own for name, own in tables.items() if own}
+    tables = {name: its_tables for name, its_tables in tables.items() if its_tables}
     if tables:
         body += [node("h3", "What pushes, over all rollouts"), paragraph(STRINGS, class_="soft-text")]
-        for name, own in tables.items():
+        for name, its_tables in tables.items():
             body += heading(name, needed=len(tables) > 1)
-            body += folded(own)
+            body += folded(its_tables)
         body.append(paragraph(SHARES, class_="soft-text"))
     else:
         body.append(paragraph(ABSENT, class_="empty"))

@@ -82,11 +82,11 @@ def compared(report: Report) -> list[Section]:
     sections = []
     if report.evaluation is not None:
         sections.append(_section("criteria", "Criteria", CRITERIA_LEAD, [_criteria(report.evaluation)]))
-    found = None if report.evaluation is None else report.evaluation.foretold
-    if found is not None:
-        figures = drawn_only(*(foretold(found, outcome) for outcome in OUTCOMES))
-        tables = [foretold_table(found), treatment_table(found)]
-        body = [*panels(figures), paragraph(hits_sentence(found)), table_html(tables[0]), *folded(tables[1:])]
+    comparison = None if report.evaluation is None else report.evaluation.foretold
+    if comparison is not None:
+        figures = drawn_only(*(foretold(comparison, outcome) for outcome in OUTCOMES))
+        tables = [foretold_table(comparison), treatment_table(comparison)]
+        body = [*panels(figures), paragraph(hits_sentence(comparison)), table_html(tables[0]), *folded(tables[1:])]
         section = _section("foretold", "Foretold", FORETOLD_LEAD, body)
         sections.append(replace(section, figures=figures, tables={"": [table for table in tables if table.rows]}))
     if report.evaluation is not None or len(report.views) > 1:
