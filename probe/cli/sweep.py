@@ -43,7 +43,7 @@ def sweep(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Run conditions x arms x seeds of SPEC (spec/NAME.toml), one seed after the other, as its stop rules allow.
+    """Run conditions x arms x seeds of SPEC (spec/NAME.toml), seed by seed, as its stop rules allow.
 
     A sweep that was killed continues; a run that crashed is retried and stays in the table. Exit code 1 when a run
     failed for good. Example:

@@ -54,7 +54,7 @@ class RemedyConfig:
     instruction: str = INSTRUCTION  # a line at the start of the user turn
     coefficient: float = 1.0  # of the mean difference, hack minus clean, that is added to hidden states
     components: int = 4  # of the differences, that are projected out of hidden states
-    layers: tuple[int, ...] = ()  # whose outputs are changed, from 0; none: the one in the middle
+    layers: tuple[int, ...] = ()  # whose outputs are changed, from 0; an empty list: the one in the middle
     passes: Passes = "update"  # of a training, that see the change
 
     def __post_init__(self) -> None:

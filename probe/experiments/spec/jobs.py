@@ -1,4 +1,4 @@
-"""The commands that a spec asks for: pools first, then the runs of one seed after the other.
+"""The commands that a spec asks for: pools first, then the runs, seed by seed.
 
 Every job is an ordinary `probe` command that reads its settings from a file (`--config`), can be repeated by hand, and
 resumes by itself.
