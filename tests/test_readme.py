@@ -24,7 +24,13 @@ METHOD = (ROOT / "spec" / "METHOD.md").read_text()
 PAGES = {"README.md": 2, "spec/example.md": 5}  # {document: how many blocks it has at least}
 PAGES |= {f"spec/guide/{path.name}": path.read_text().count("\n```bash") for path in sorted(GUIDE.glob("*.md"))}
 # Names that stand for a reader's own.
-EXAMPLES = ("spec/NAME.toml", "spec/NAME-training.toml", "spec/NAME.md", "spec/same-prompt.toml", "spec/same-prompt-training.toml")
+EXAMPLES = (
+    "spec/NAME.toml",
+    "spec/NAME-training.toml",
+    "spec/NAME.md",
+    "spec/same-prompt.toml",
+    "spec/same-prompt-training.toml",
+)
 BLOCK = re.compile(r"```(bash|python)\n(.*?)```", re.S)
 PACKAGES = ("replay_pools", "extraction", "probe")
 
