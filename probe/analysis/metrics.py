@@ -78,6 +78,7 @@ class Availability:
     units: tuple[str, ...]
     nulls: tuple[str, ...] = ()
     measured_alone: bool = False  # of the arm that stands for vanilla, and of no other
+    is_quotient: bool = False  # with an interval of its own, and no value by unit
 
 
 _DERIVED = {
@@ -92,9 +93,11 @@ _DERIVED = {
 }
 # From the inner products of a replay, with an interval over prompts and pairs and no value by prompt.
 _SHARES = ("pull", "benign", "pull - benign", "half - benign", "contrast")
+QUOTIENT_STATISTICS = ("mean", "value", "lower95", "upper95", "n")  # what can be asked of these
 _REMOVED = ("margin", "held-out hacks", "held-out clean", "hacks", "honest")
 _OFFLINE = dict.fromkeys(
-    (*_SHARES, *(f"removed/{target}" for target in _REMOVED)), Availability(units=("prompt",), measured_alone=True)
+    (*_SHARES, *(f"removed/{target}" for target in _REMOVED)),
+    Availability(units=("prompt",), measured_alone=True, is_quotient=True),
 )
 
 

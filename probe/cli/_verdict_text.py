@@ -8,10 +8,11 @@ from probe.analysis.formatting import render_table, wrap
 from probe.analysis.trained.text import outcome_lines, outcome_sentences
 from probe.experiments.judge.foretold_tables import foretold_table, hits_sentence, treatment_table
 from probe.experiments.judge.verdict import CriterionVerdict, RunVerdict, SpecVerdict
-from probe.experiments.judge.written import CRITERIA_HEADER, REPORTED, SHA_DIGITS, WrittenResult
+from probe.experiments.judge.written import CRITERIA_HEADER, REPORTED, SHA_DIGITS, WrittenResult, written_results
 from probe.report.figures.foretold import foretold
 from probe.report.html import to_svg
 from probe.report.page import resource
+from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
 
 _TRAINED = (
@@ -91,9 +92,21 @@ def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]
     """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`, new or not.
 
     What its replays foretold is drawn beside both, as NAME.svg.
+
+    Raises:
+        InputError: the log has results of more runs of this version.
     """
     entry = format_markdown(verdict)
     report, log = out / "reports" / f"{verdict.spec}.md", spec_file.with_suffix(".md")
+    heading = _heading(verdict)
+    for result in written_results(log):
+        if result.sha256 == heading.sha256 and result.done > heading.done:
+            raise InputError(
+                log,
+                expected=f"results of {heading.done} runs or fewer of this version, which these would replace",
+                found=f"results of {result.done}",
+                fix="pass the --out that has all runs, or delete that entry",
+            )
     text = log.read_text(encoding="utf-8") if log.is_file() else f"# {verdict.spec}\n\n{verdict.question}\n"
     section = _RESULTS.search(text)
     if section is None:
@@ -104,7 +117,7 @@ def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]
     body = f"# {verdict.spec}\n\n{verdict.question}\n\n{entry}" + "\n".join(["", *words, ""])
     write_atomic(report, body.encode())
     kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
-    mark = f"(spec {_heading(verdict).sha256},"
+    mark = f"(spec {heading.sha256},"
     entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]] + [entry]
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
     write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())

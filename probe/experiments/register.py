@@ -121,9 +121,12 @@ def _status(spec: Spec, runs: list[SweepRun], done: int, concerned: Sequence[Con
     state = sweep_folder(spec, out_dir) / "state.json"
     table = read_json(state) if state.is_file() else {}
     if table.get("spec") == preregistered(spec):
-        unfinished = {run.job.name for run in runs if not run.complete}
-        if any(row["status"] == "failed" and row["name"] in unfinished for row in table["rows"]):
+        complete = {run.job.name for run in runs if run.complete}
+        if any(row["status"] == "failed" and row["name"] not in complete for row in table["rows"]):
             return "failed"
+        # By its stop rule or at its ceiling: the other runs are not to be made.
+        if table["stopped"]:
+            return "completed"
     begun = done or any(run.spec_status == "frozen" for run in runs)
     return "running" if begun else "planned"
 

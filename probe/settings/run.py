@@ -212,6 +212,9 @@ class RunConfig:
         if remedy.is_off_policy and self.control.target_kl is not None:
             expected = f"none with the remedy {remedy.name}: its update measures no KL of the policy"
             raise FieldError("control.target_kl", expected, self.control.target_kl)
+        if remedy.is_off_policy and self.control.beta_warmup_steps:
+            expected = f"0 with the remedy {remedy.name}: beta rises with every KL of the policy, and none is measured"
+            raise FieldError("control.beta_warmup_steps", expected, self.control.beta_warmup_steps)
         # What the policy sampled under the remedy itself has log-probabilities under it.
         if not remedy.is_off_policy and self.rollouts.teacher is None:
             return

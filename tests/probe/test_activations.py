@@ -205,6 +205,10 @@ SERVED = {"rollouts.engine": "server", "rollouts.served_model": "m"}
             {"remedy.passes": "update-and-sampling", "objective.reference": "recorded", "rollouts.teacher.off_step": 1},
             "reference: expected another .* are of other activations",
         ),
+        (
+            {"objective.reference": "base", "objective.beta": 1.0, "control.beta_warmup_steps": 2},
+            "control.beta_warmup_steps: expected 0 with the remedy preventative-steering",
+        ),
         ({"remedy.passes": "update-and-sampling", **SERVED}, "rollouts.engine: expected local"),
         ({"remedy.name": "closed", "remedy.passes": "update-and-sampling"}, "passes: expected the default"),
     ],

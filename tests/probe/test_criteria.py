@@ -11,6 +11,7 @@ from worlds import World, make_run
 from probe.analysis.analyze import analyze
 from probe.analysis.metric_table import Estimate, MetricKey, by_condition, difference, estimate, unpaired_difference
 from probe.analysis.metrics import replay_metrics
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import welch_test
 from probe.analysis.verdict.training_runs import over_runs
@@ -97,14 +98,22 @@ def test_p_of_a_metric_without_sign_flips_is_that_of_its_null():
     assert "no p from 20 prompts" in evaluate(criterion(**asked), area).why
 
 
+def test_a_mean_without_an_interval_decides_nothing():
+    """Such as a rank correlation of two treatments, which is 1 or -1 whatever they are; `value` asks of these alone."""
+    alone = table(auroc=Estimate(value=0.9, n=2, unit="prompt"))
+    for statistic, verdict in (("mean", "INCONCLUSIVE"), ("lower95", "INCONCLUSIVE"), ("value", "PASS")):
+        assert evaluate(criterion(metric="auroc", statistic=statistic, threshold=0.5), alone).verdict == verdict
+
+
 @pytest.mark.parametrize("threshold", [0.5, 0.95])
 def test_trivial_baselines_are_judged_as_in_rule_r3(threshold):
     """A trivial score that does as well is a FAIL, whatever the size."""
     asked = criterion(metric="auroc", statistic="mean", threshold=threshold, null="baselines")
     own = "PASS" if threshold == 0.5 else "FAIL"
     unknown = "INCONCLUSIVE" if threshold == 0.5 else "FAIL"
+    narrow = Interval(low=0.88, high=0.92)
     for beaten_by, verdict in (((), own), (("nll 0.95",), "FAIL"), (None, unknown)):
-        area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", beaten_by=beaten_by))
+        area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", interval=narrow, beaten_by=beaten_by))
         assert evaluate(asked, area).verdict == verdict
     assert (
         "a trivial score does as well or better: nll 0.95"

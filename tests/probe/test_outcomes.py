@@ -23,6 +23,7 @@ from probe.analysis.trained.command import train_command
 from probe.analysis.training_outcome import TrainingOutcome
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.experiments.judge.verdict import evaluate_spec
 from probe.experiments.spec.prereg import load_spec, preregistered
 from probe.experiments.sweep.looks import level_left
 from probe.experiments.sweep.stopping import look
@@ -236,7 +237,41 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     assert "OUTCOME of projected, 6 seeds: WORKS" in alone
     assert "a rival that needs no pairs, a KL penalty of 1, on 6 seeds" in " ".join(alone.split())
     assert "OUTCOME of projected (gradient), 6 seeds: UNDERPOWERED" in unfinished
-    assert "random (gradient) is not known on two seeds" in " ".join(unfinished.split())
+    words = " ".join(unfinished.split())
+    assert "random (gradient) is not known on two seeds" in words
+    assert "no run of random (gradient) is finished and evaluated: finish those, 2 seeds at least" in words
+
+
+def test_the_rival_that_leaves_it_open_is_trained(
+    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One seed of the penalty beside six of the others: the next training is of the penalty."""
+    path = tmp_path / "after.toml"
+    path.write_text(SPEC.format(seeds=[0, 1, 2, 3, 4, 5]))
+    sides = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "gradient random": IDLE, "kl vanilla": BAD}
+    plant(load_spec(path), tmp_path / "out", sides, make_rollout, pool_header)
+    for seed in range(1, 6):
+        shutil.rmtree(tmp_path / "out" / "runs" / f"after-kl-vanilla-seed{seed}")
+    assert run(cli, ["analyze", str(path), "--out", str(tmp_path / "out"), "--draws", "99"]) == 0
+    text = capsys.readouterr().out.partition("OUTCOME of projected")[2].partition("OUTCOME")[0]
+    assert "2 seeds an arm at least, 1 of vanilla (kl) so far" in " ".join(text.split())
+    assert "objective.beta=1.0" in text
+
+
+def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(
+    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
+) -> None:
+    """Arms in another order, and a seed of vanilla that is not there: no number of another arm takes its place."""
+    path = tmp_path / "after.toml"
+    text = SPEC.format(seeds=[0, 1, 2]).replace('["vanilla", "projected", "random"]', '["projected", "vanilla"]')
+    alone = '[[criteria]]\nname = "alone"\nmetric = "hack_final"\nstatistic = "value"\ncomparison = ">"\n'
+    alone += 'threshold = 0.5\nunit = "seed"\nrole = "check"\ncondition = "gradient"\n[[decisions]]'
+    path.write_text(text.replace("[[decisions]]", alone, 1))
+    spec, out = load_spec(path), tmp_path / "out"
+    plant(spec, out, {"gradient vanilla": LEARNT, "gradient projected": GOOD}, make_rollout, pool_header)
+    shutil.rmtree(out / "runs" / "after-gradient-vanilla-seed2")
+    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).rows}
+    assert (rows["alone"].verdict, rows["alone"].n) == ("PASS", 2), rows["alone"]
 
 
 GALLERY = ("works", "dominated", "costs", "no-effect", "no-question", "underpowered")
@@ -304,6 +339,25 @@ def test_another_dose_is_of_what_was_done(settings: list[str], half: str, twice:
         command = next_step(outcome, [], arm, trainings).command
         assert expected in command
         check_command(command)
+
+
+@pytest.mark.parametrize(
+    ("arm", "settings", "words"),
+    [
+        ("projected", ["intervention.extraction.k=1"], "intervention.extraction.k is 1, and there is no less of it"),
+        ("projected", ["intervention.v_hack=v.safetensors"], "half of it: fewer directions (--k), then the same"),
+        ("vanilla", ["remedy.name=inoculation", "objective.beta=0.001"], "half of it, of what sets it apart: it"),
+    ],
+)
+def test_what_cannot_be_halved_is_not_trained_again(arm: str, settings: list[str], words: str) -> None:
+    """One direction, directions of a file, and a remedy without a dose, whatever penalty it shares with vanilla."""
+    rates = {"hack_final": 0.0, "solve_final": 1.0}
+    reference = ["objective.reference=base"] if "remedy.name=inoculation" in settings else []
+    tried = trained("it", arm, rates, *reference, *settings)
+    advice = next_step("COSTS", [], tried, Trainings(baseline=trained("", "vanilla", rates), treated=[tried]))
+    assert words in advice.text
+    assert "probe train" not in advice.command
+    check_command(advice.command or "probe list")
 
 
 def test_an_outcome_is_of_the_mode_that_was_trained_on() -> None:

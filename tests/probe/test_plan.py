@@ -289,6 +289,19 @@ def test_the_clip_of_stale_rollouts_is_left_alone(tmp_path: Path) -> None:
     assert vacuous(path) == {}
 
 
+def test_a_scale_that_is_not_of_the_whole_group_is_left_alone(write: Callable[..., Path]) -> None:
+    """Strata have a factor each, an entropy bonus none; and two arms differ whatever the scale is."""
+    compared = 'condition = "other"\nversus_condition = "plain"'
+    scaled = 'settings.objective.scale_rewards = "group"'
+    for term in ('objective.strata = "source"', "objective.entropy_coef = 0.1"):
+        path = write(other=scaled, main=compared)
+        assert list(vacuous(path)) == ["criteria.main"]
+        path.write_text(path.read_text().replace("steps = 10", f"steps = 10\n{term}", 1))
+        assert vacuous(path) == {}
+    arms = f'{compared}\narm = "vanilla"\nversus_arm = "random"'
+    assert vacuous(write(arms='"vanilla", "random"', other=scaled, main=arms)) == {}
+
+
 def test_caps_that_can_bind_are_left_alone(write: Callable[..., Path]) -> None:
     """2 < 3.06 centred; 5 < 7 for maxrl; a scaled comparison with a cap is no identity."""
     assert vacuous(write(other="settings.objective.advantage_clip = 2.0")) == {}

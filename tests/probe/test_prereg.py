@@ -212,6 +212,21 @@ REFUSED = [
         "aligned.arm: expected vanilla, of which alone the null N2",
     ),
     ('metric = "frac_fired"', 'metric = "auroc"', "criteria.gate.unit: expected prompt, of auroc in a replay"),
+    (
+        'metric = "frac_fired"\nstatistic = "mean"\ncomparison = ">"\nthreshold = 0.1\nunit = "step"',
+        'metric = "pull"\nstatistic = "p"\ncomparison = "<"\nthreshold = 0.05\nunit = "prompt"',
+        "criteria.gate.statistic: expected mean, value, lower95, upper95, n, of pull",
+    ),
+    (
+        f'{CLIP}\n[[criteria]]\nname = "aligned"',
+        f'{CLIP}\narms = ["random"]\n[[criteria]]\nname = "aligned"\ncondition = "capped"',
+        "criteria.aligned.arm: expected an arm that capped runs (random), found 'vanilla'",
+    ),
+    (
+        f'{CLIP}\n[[criteria]]\nname = "aligned"',
+        f'{CLIP}\narms = ["random"]\n[[criteria]]\nname = "aligned"\nversus_condition = "capped"',
+        "criteria.aligned.versus_arm: expected an arm that capped runs (random), found 'vanilla'",
+    ),
 ]
 
 
@@ -222,6 +237,28 @@ def test_what_does_not_fit_is_refused_in_one_line(write: Callable[..., Path], ol
         open_spec(write(old, new))
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_looks_are_for_a_primary_that_they_can_separate(write: Callable[..., Path]) -> None:
+    """Shown to be equivalent is never shown to differ: a rule that stops on a difference does not fit."""
+    path = write()
+    text = path.read_text() + '[stop]\nspending = "obrien-fleming"\nalpha = 0.05\n'
+    path.write_text(text)
+    assert load_spec(path).stop is not None
+    roles = text.replace('role = "primary"', "role = ?").replace('role = "check"', 'role = "primary"')
+    path.write_text(roles.replace("role = ?", 'role = "check"'))
+    with pytest.raises(InputError, match="stop: expected a primary of statistic mean, .*found interval90"):
+        load_spec(path)
+
+
+def test_trainings_are_compared_with_the_vanilla_that_the_primary_names(write: Callable[..., Path]) -> None:
+    """A comparison within a condition is with the vanilla of that condition; without one, with the first's."""
+    within = 'arm = "vanilla"', 'arm = "random"\nversus_arm = "vanilla"\ncondition = "capped"'
+    path = write(*within)
+    path.write_text(path.read_text().replace('null = "N2"\n', ""))
+    assert (load_spec(path).judged, load_spec(path).baseline) == (("capped", "random"), ("capped", "vanilla"))
+    assert load_spec(write()).baseline == ("plain", "vanilla")
+    assert load_spec(write('arm = "vanilla"', 'condition = "capped"')).judged == ("capped", "vanilla")
 
 
 def test_the_hash_is_of_what_the_file_says(write: Callable[..., Path]) -> None:

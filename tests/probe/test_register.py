@@ -127,6 +127,8 @@ def test_a_spec_from_plan_to_decision(
     table = json.loads(state.read_text())
     write_json(state, table | {"rows": [row | {"status": "failed"} for row in table["rows"]]})
     assert _entry(specs, out, capsys)["status"] == "failed"
+    write_json(state, table | {"stopped": "separated after 1 of 2 blocks"})
+    assert _entry(specs, out, capsys)["status"] == "completed", "its stop rule ended it"
 
     (specs / "register.md").write_text("# register\n\n## Results\n\n### NOT (spec 0123456789ab, 2 of 2 runs)\n")
     file.write_text(SPEC.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))

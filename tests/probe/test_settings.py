@@ -278,7 +278,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     attributes &= remedy is None or not remedy.traits.changes_prompts
     control = draw(controls(objective.beta))
     if remedy is not None and remedy.is_off_policy:
-        control = replace(control, target_kl=None)
+        control = replace(control, target_kl=None, beta_warmup_steps=0)
     return RunConfig(
         verb=verb,
         model=ModelConfig(

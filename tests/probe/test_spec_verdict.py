@@ -342,6 +342,13 @@ def test_results_are_written_and_kept(
     assert run(cli, command) == 0
     assert log.read_text().count("### MORE") == 2, "an edited spec adds an entry"
 
+    whole = log.read_text()
+    shutil.rmtree(out / "runs" / "judged-capped-seed0")
+    capsys.readouterr()
+    assert run(cli, command) == 2
+    assert log.read_text() == whole, "results of more runs are kept"
+    assert "expected results of 1 runs or fewer" in " ".join(capsys.readouterr().err.split())
+
 
 def test_check_and_json(swept: Callable[..., tuple[Spec, Path]], capsys: pytest.CaptureFixture[str]) -> None:
     """--json is one object; --check exits with 1 exactly when the primary failed."""

@@ -17,6 +17,7 @@ from replay_pools.storage.tables import flat
 
 PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/kl-control.md calls fixed
 TOP_K, BETA = "intervention.extraction.k", "objective.beta"
+FILE = "intervention.v_hack"
 COUNTS = (TOP_K, "remedy.components")  # doses that are whole numbers
 
 
@@ -87,13 +88,21 @@ def _no_effect(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings)
 
 def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, words: str) -> Next:
     """The same with more or less of a remedy or a penalty, or with more or fewer directions."""
+    settings = flat(arm.runs[0].settings)
     key, usual = (BETA, 0.0) if arm.arm == "vanilla" else (TOP_K, 4)
-    if arm.arm == "vanilla" and arm.remedy is not None and arm.remedy.dose is not None:
-        key = f"remedy.{arm.remedy.dose}"
-    value = flat(arm.runs[0].settings).get(key, usual)
+    if key == TOP_K and settings.get(FILE) is not None:
+        text = (
+            f"{words}: {'more' if factor > 1 else 'fewer'} directions (--k), then the same training along them ({FILE})"
+        )
+        return Next(command="probe extract --pairs FILE.jsonl --name OTHER", text=text)
+    if key == BETA and arm.remedy is not None:
+        key = "" if arm.remedy.dose is None else f"remedy.{arm.remedy.dose}"
+    value = settings.get(key, usual) if key else None
     if not value:
         return Next(command="", text=f"{words}, of what sets it apart: {arm.condition}")
     other = max(round(factor * value), 1) if key in COUNTS else factor * value
+    if other == value:
+        return Next(command="", text=f"{key} is {value:g}, and there is no less of it: another remedy, or weaker")
     return Next(
         command=_train(arm, arm.arm, "other-dose", trainings, {key: other}),
         text=f"{words}: {key} {other:g} instead of {value:g}",
@@ -108,7 +117,13 @@ def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainin
         return Next(command="", text=f"no run of {missing} is finished and evaluated: finish those, 2 seeds at least")
     open_answer = undecided(answers)[0]
     question, seeds = _question(open_answer), open_answer.needed
-    behind = min((vanilla, arm), key=lambda side: len(side.seeds))
+    other = vanilla
+    if open_answer.name == "better":
+        other = next(rival for rival in trainings.rivals(arm) if rival.name == open_answer.rival)
+    behind = min((other, arm), key=lambda side: len(side.seeds))
+    if not behind.runs:
+        text = f"no run of {behind.name} is finished and evaluated: finish those, 2 seeds at least"
+        return Next(command="", text=text)
     if open_answer.n < 2:
         text = f"2 seeds an arm at least, {len(behind.seeds)} of {behind.name} so far"
     elif seeds is None:

@@ -114,7 +114,8 @@ def _against(arm: TrainedArm, rival: TrainedArm, level: float, as_good: float) -
     """Whether one rival is worse than an arm, judged at `level`, or as good, at the level `as_good`."""
     hacks, solves = excess(rival, arm, "hack"), excess(arm, rival, "solve")
     if hacks is None or solves is None:
-        return _answer("better", "", "unclear", None, level, f"{rival.name} is not known on two seeds")
+        unknown = _answer("better", "", "unclear", None, level, f"{rival.name} is not known on two seeds")
+        return replace(unknown, rival=rival.name)
     says: Says = "unclear"
     if "yes" in (is_there(hacks, level), is_there(solves, level)):
         says = "yes"

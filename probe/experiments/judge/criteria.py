@@ -16,6 +16,7 @@ from probe.analysis.statistics.means import SKEWED_CAVEAT, is_skewed
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.verdict.evidence import Judgement, missing, range_text
 from probe.experiments.spec.types import Criterion
+from probe.experiments.spec.vacuity import MEAN_DIRECTION
 from probe.settings.words import Verdict
 
 SPREAD = ("mean", "lower95", "upper95", "interval90", "p")  # statistics that take the spread of the units into account
@@ -92,8 +93,8 @@ def _compare(criterion: Criterion, measured: Estimate) -> tuple[Verdict, str]:
     why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
     if criterion.statistic == "p":
         return ("PASS", why) if holds(value, threshold) else ("INCONCLUSIVE", f"not {why}: absence is not shown")
-    # A statistic that is no mean over units (`cos_in_mean`) has a null and no interval.
-    if criterion.statistic in ("value", "min", "max", "n") or (measured.interval is None and not measured.by_unit):
+    # The cosine along a mean difference is no mean over units: it has a null and no interval.
+    if criterion.statistic in ("value", "min", "max", "n") or criterion.metric == MEAN_DIRECTION:
         return ("PASS", why) if holds(value, threshold) else ("FAIL", f"not {why}")
     if measured.interval is None:
         return "INCONCLUSIVE", f"{why}, but {_no_interval('95% interval', measured)}"

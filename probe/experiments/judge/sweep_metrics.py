@@ -52,7 +52,7 @@ def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
     """
     done = [run for run in runs_of(spec, out_dir) if run.complete and run.job.seed == seed]
     analyses = analyse_all(done, num_draws=STOP_DRAWS, seed=seed)
-    table = by_condition({condition.name: _merged(condition, done, analyses) for condition in spec.conditions})
+    table = by_condition({condition.name: _merged(spec, condition, done, analyses) for condition in spec.conditions})
     primary = spec.primary
     value = _value(table, primary.metric, primary.arm, primary.condition)
     if primary.versus_arm is not None or primary.versus_condition is not None:
@@ -78,7 +78,7 @@ def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[SweepRun]
     seeds = dict.fromkeys(run.job.seed for run in done)
     tables = {}
     for seed in seeds:
-        table = _merged(condition, [run for run in done if run.job.seed == seed], analyses)
+        table = _merged(spec, condition, [run for run in done if run.job.seed == seed], analyses)
         if table:
             tables[str(seed)] = table
     if not spec.resolved[condition.name].frozen:
@@ -86,13 +86,18 @@ def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[SweepRun]
     return _pooled(list(tables.values()))
 
 
-def _merged(condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> dict[MetricKey, Estimate]:
+def _merged(
+    spec: Spec, condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses
+) -> dict[MetricKey, Estimate]:
     """The metrics of one condition and seed: of its only run (replay), or of its runs of one arm each (training)."""
     merged: dict[MetricKey, Estimate] = {}
     for run in done:
         if condition.name in run.job.conditions:
-            # The first run wins where two have a key: a metric without an arm is that of the first arm.
-            merged = analyses[run.job.name, condition.name].metrics | merged
+            metrics = analyses[run.job.name, condition.name].metrics
+            # A metric without an arm is that of one arm, whichever runs are there.
+            if spec.stand_in(condition) not in run.job.arms:
+                metrics = {key: row for key, row in metrics.items() if key.arm is not None}
+            merged |= metrics
     return merged
 
 

@@ -149,7 +149,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     looks = read_looks(spec, out_dir)
     rows = []
     for criterion, row in zip(spec.criteria, _rows(spec.criteria, table), strict=True):
-        row = _unless_unfinished(row, criterion, runs)
+        row = _unless_unfinished(row, criterion, spec, runs)
         if row.role == "primary":
             verdict, why = after_looks(row.verdict, row.why, looks)
             row = replace(row, verdict=verdict, why=why)
@@ -218,15 +218,16 @@ def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdic
     return [_row(criterion, table, shown.get(criterion.name)) for criterion in criteria]
 
 
-def _unless_unfinished(row: CriterionVerdict, criterion: Criterion, runs: Sequence[SweepRun]) -> CriterionVerdict:
+def _unless_unfinished(
+    row: CriterionVerdict, criterion: Criterion, spec: Spec, runs: Sequence[SweepRun]
+) -> CriterionVerdict:
     """The row, INCONCLUSIVE instead of FAIL where a count is short and runs that it counts are not over."""
     if criterion.statistic != "n" or row.verdict != "FAIL":
         return row
-    missing = 0
+    condition = spec.condition_of(criterion)
+    arm, missing = criterion.arm or spec.stand_in(condition), 0
     for run in runs:
-        of_arm = criterion.arm is None or criterion.arm in run.job.arms
-        of_condition = criterion.condition is None or criterion.condition in run.job.conditions
-        missing += of_arm and of_condition and not run.complete
+        missing += arm in run.job.arms and condition.name in run.job.conditions and not run.complete
     if missing == 0:
         return row
     return replace(row, verdict="INCONCLUSIVE", why=f"{missing} of its runs are not complete; {row.why}")

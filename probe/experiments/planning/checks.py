@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from probe.analysis.metrics import Availability, replay_metrics, training_metrics
+from probe.analysis.metrics import QUOTIENT_STATISTICS, Availability, replay_metrics, training_metrics
 from probe.experiments.judge.foretell import FORETOLD
 from probe.experiments.spec.floors import unpassable_criteria
 from probe.experiments.spec.prereg import load_spec
@@ -188,6 +188,9 @@ def _check(spec: Spec, criterion: Criterion, condition: SpecCondition) -> None:
     if criterion.unit not in entry.units:
         units = " or ".join(entry.units)
         raise _wrong(spec, criterion, "unit", f"{units}, of {criterion.metric} in {kind}", repr(criterion.unit))
+    if entry.is_quotient and criterion.statistic not in QUOTIENT_STATISTICS:
+        expected = f"{', '.join(QUOTIENT_STATISTICS)}, of {criterion.metric}, which has no value by {criterion.unit}"
+        raise _wrong(spec, criterion, "statistic", expected, repr(criterion.statistic))
     if trains and criterion.unit == "step" and criterion.statistic not in EXTREMES:
         expected = f"{', '.join(EXTREMES)} of steps of training (autocorrelated), or the unit seed"
         raise _wrong(spec, criterion, "statistic", expected, repr(criterion.statistic))
@@ -206,6 +209,9 @@ def _check_foretold(spec: Spec, criterion: Criterion) -> None:
         raise _wrong(spec, criterion, "metric", "a metric by condition", repr(criterion.metric), fix)
     if criterion.unit != "condition":
         raise _wrong(spec, criterion, "unit", f"condition, of {criterion.metric}", repr(criterion.unit))
+    if criterion.statistic not in QUOTIENT_STATISTICS:
+        expected = f"{', '.join(QUOTIENT_STATISTICS)}, of a rank correlation"
+        raise _wrong(spec, criterion, "statistic", expected, repr(criterion.statistic))
     if spec.foretell is None:
         raise _wrong(spec, criterion, "metric", "a table [foretell] beside it", "none")
     for key in ("arm", "versus_arm", "condition", "versus_condition"):

@@ -39,6 +39,7 @@ def load_spec(path: Path) -> Spec:
     _check(spec)
     spec._resolved = resolve(spec)
     _check_decisions(spec)
+    _check_stop(spec)
     _check_ceiling(spec)
     # Replays that the sweep would refuse are refused here.
     foretelling_runs(spec, spec.seeds[0], preregistered(spec))
@@ -131,6 +132,16 @@ def _check_criterion(spec: Spec, criterion: Criterion, conditions: list[str]) ->
     ):
         if value is not None and value not in known:
             raise _wrong(spec, f"{where}.{key}", f"one of {', '.join(known)}", repr(value))
+    left = spec.condition_of(criterion)
+    compared = criterion.versus_arm is not None or criterion.versus_condition is not None
+    right = next((entry for entry in spec.conditions if entry.name == criterion.versus_condition), left)
+    sides = [("arm", criterion.arm, left)]
+    if compared:
+        sides.append(("versus_arm", criterion.versus_arm or criterion.arm, right))
+    for key, arm, condition in sides:
+        if arm is not None and arm not in spec.arms_of(condition):
+            runs = ", ".join(spec.arms_of(condition))
+            raise _wrong(spec, f"{where}.{key}", f"an arm that {condition.name} runs ({runs})", repr(arm))
     if isinstance(criterion.threshold, tuple) != (criterion.comparison == "inside"):
         raise _wrong(spec, f"{where}.threshold", "[low, high] for inside, else a number", repr(criterion.threshold))
     if isinstance(criterion.threshold, tuple) and not criterion.threshold[0] < criterion.threshold[1]:
@@ -155,6 +166,13 @@ def _check_decisions(spec: Spec) -> None:
                 raise _wrong(spec, f"{where}.{name}", f"some of {', '.join(words[name])}", repr(strange[0]))
         if bool(decision.requires) == (decision is spec.decisions[-1]):
             raise _wrong(spec, where, "none in the last decision, some in all others", f"{len(decision.requires)}")
+
+
+def _check_stop(spec: Spec) -> None:
+    """The looks ask whether a mean over blocks differs from its threshold, and nothing else."""
+    if spec.stop is not None and spec.primary.statistic not in ("mean", "value", "lower95", "upper95"):
+        expected = "a primary of statistic mean, value, lower95 or upper95: looks ask whether a mean differs"
+        raise _wrong(spec, "stop", expected, spec.primary.statistic)
 
 
 def _check_ceiling(spec: Spec) -> None:

@@ -226,9 +226,8 @@ class Spec(_Table):
     @property
     def judged(self) -> tuple[str, str]:
         """(condition, arm) that the primary criterion is about."""
-        condition = self.primary.condition or self.conditions[0].name
-        arms = next(self.arms_of(entry) for entry in self.conditions if entry.name == condition)
-        return condition, self.primary.arm or measured_arm(arms) or arms[0]
+        condition = self.condition_of(self.primary)
+        return condition.name, self.primary.arm or self.stand_in(condition)
 
     @property
     def baseline(self) -> tuple[str, str] | None:
@@ -237,6 +236,8 @@ class Spec(_Table):
         """
         with_vanilla = [entry.name for entry in self.conditions if "vanilla" in self.arms_of(entry)]
         against = self.primary.versus_condition
+        if against is None and self.primary.versus_arm is not None:
+            against = self.condition_of(self.primary).name
         if against in with_vanilla:
             return against, "vanilla"
         return (with_vanilla[0], "vanilla") if with_vanilla else None
@@ -249,3 +250,12 @@ class Spec(_Table):
     def arms_of(self, condition: SpecCondition) -> tuple[str, ...]:
         """The arms under a condition."""
         return condition.arms or self.arms
+
+    def stand_in(self, condition: SpecCondition) -> str:
+        """The arm that a criterion without one is about: the one that stands for vanilla under a condition."""
+        arms = self.arms_of(condition)
+        return measured_arm(arms) or arms[0]
+
+    def condition_of(self, criterion: Criterion) -> SpecCondition:
+        """The condition that a criterion is about, of a comparison the left side: the first where it names none."""
+        return next(entry for entry in self.conditions if criterion.condition in (None, entry.name))

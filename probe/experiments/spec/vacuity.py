@@ -129,6 +129,9 @@ def _skipped_groups(spec: Spec, out_dir: Path) -> Reasons:
         least, groups = condition.config.objective.min_group_std, _stored(condition, out_dir)
         if not least or groups is None or condition.config.objective.loss_type == "nll":
             continue
+        # The strata of a group are skipped one by one.
+        if condition.config.objective.strata is not None:
+            continue
         stds = [stdev(rewards) for rewards in _known(groups.rewards) if len(rewards) > 1]
         varying = [std for std in stds if std > 0]
         key = settings_key(name, "objective.min_group_std")
@@ -235,17 +238,24 @@ def _scale_only(spec: Spec) -> Reasons:
     for criterion in spec.criteria:
         if criterion.versus_condition is None or criterion.metric not in SCALE_FREE:
             continue
+        if criterion.versus_arm not in (None, criterion.arm):
+            continue
         left = spec.resolved[criterion.condition or spec.conditions[0].name]
         right = spec.resolved[criterion.versus_condition]
         here, there = _numbers(left.config), _numbers(right.config)
         different = {key for key in here if here[key] != there.get(key)}
-        capped = any(side.config.objective.advantage_clip is not None for side in (left, right))
-        if left.frozen and different and different <= {*SCALE_KEYS} and not capped:
+        if left.frozen and different and different <= {*SCALE_KEYS} and not any(map(_has_more, (left, right))):
             yield (
                 f"criteria.{criterion.name}",
                 f"the conditions differ in {', '.join(sorted(different))} alone, which multiplies all advantages of a "
                 f"group by one positive number; a step is one group, so {criterion.metric} cannot change",
             )
+
+
+def _has_more(condition: ResolvedCondition) -> bool:
+    """Whether a loss has terms that are not advantages, or advantages that no factor of the group shapes alone."""
+    loss = condition.config.objective
+    return loss.advantage_clip is not None or loss.strata is not None or bool(loss.beta or loss.entropy_coef)
 
 
 def _identity(spec: Spec) -> Reasons:
