@@ -17,7 +17,7 @@ from replay_pools.storage.tables import flat
 
 PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/kl-control.md calls fixed
 TOP_K, BETA = "intervention.extraction.k", "objective.beta"
-FILE = "intervention.v_hack"
+V_HACK = "intervention.v_hack"
 COUNTS = (TOP_K, "remedy.components")  # doses that are whole numbers
 
 
@@ -90,11 +90,12 @@ def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, words: s
     """The same with more or less of a remedy or a penalty, or with more or fewer directions."""
     settings = flat(arm.runs[0].settings)
     key, usual = (BETA, 0.0) if arm.arm == "vanilla" else (TOP_K, 4)
-    if key == TOP_K and settings.get(FILE) is not None:
-        text = (
-            f"{words}: {'more' if factor > 1 else 'fewer'} directions (--k), then the same training along them ({FILE})"
+    if key == TOP_K and settings.get(V_HACK) is not None:
+        number = "more" if factor > 1 else "fewer"
+        return Next(
+            command="probe extract --pairs FILE.jsonl --name OTHER",
+            text=f"{words}: {number} directions (--k), then the same training along them ({V_HACK})",
         )
-        return Next(command="probe extract --pairs FILE.jsonl --name OTHER", text=text)
     if key == BETA and arm.remedy is not None:
         key = "" if arm.remedy.dose is None else f"remedy.{arm.remedy.dose}"
     value = settings.get(key, usual) if key else None
@@ -113,8 +114,7 @@ def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainin
     """More seeds, first of whichever side has fewer."""
     vanilla = trainings.baseline
     if vanilla is None or not vanilla.runs or not arm.runs:
-        missing = arm.name if vanilla is not None and vanilla.runs else "vanilla"
-        return Next(command="", text=f"no run of {missing} is finished and evaluated: finish those, 2 seeds at least")
+        return _unfinished(arm.name if vanilla is not None and vanilla.runs else "vanilla")
     open_answer = undecided(answers)[0]
     question, seeds = _question(open_answer), open_answer.needed
     other = vanilla
@@ -122,8 +122,7 @@ def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainin
         other = next(rival for rival in trainings.rivals(arm) if rival.name == open_answer.rival)
     behind = min((other, arm), key=lambda side: len(side.seeds))
     if not behind.runs:
-        text = f"no run of {behind.name} is finished and evaluated: finish those, 2 seeds at least"
-        return Next(command="", text=text)
+        return _unfinished(behind.name)
     if open_answer.n < 2:
         text = f"2 seeds an arm at least, {len(behind.seeds)} of {behind.name} so far"
     elif seeds is None:
@@ -138,6 +137,10 @@ def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainin
             f"{seeds - open_answer.n} more of each arm"
         )
     return Next(command=_train(behind, behind.arm, "more", trainings), text=text)
+
+
+def _unfinished(name: str) -> Next:
+    return Next(command="", text=f"no run of {name} is finished and evaluated: finish those, 2 seeds at least")
 
 
 def _question(answer: Answer) -> str:

@@ -172,7 +172,7 @@ def _check_groups(spec: Spec, condition: ResolvedCondition, out_dir: Path) -> No
 
 def _sides(spec: Spec, criterion: Criterion) -> list[SpecCondition]:
     """Both sides; the first condition where none is named."""
-    names = (criterion.condition or spec.conditions[0].name, criterion.versus_condition)
+    names = (spec.condition_of(criterion).name, criterion.versus_condition)
     return [condition for condition in spec.conditions if condition.name in names]
 
 

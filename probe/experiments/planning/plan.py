@@ -125,7 +125,7 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str 
 def _contrasts(spec: Spec, out_dir: Path) -> list[ContrastEffect]:
     """What a mean over prompts or problems can show, a row for each condition and unit that a criterion is about."""
     rows = []
-    asked = [(criterion.condition or spec.conditions[0].name, criterion.unit) for criterion in spec.criteria]
+    asked = [(spec.condition_of(criterion).name, criterion.unit) for criterion in spec.criteria]
     for condition, unit in dict.fromkeys(asked):
         n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
         if n is not None:

@@ -100,7 +100,7 @@ def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path
 
 def _num_units(spec: Spec, criterion: Criterion, out_dir: Path) -> int | None:
     """Units of the side of a criterion that has fewer."""
-    names = {criterion.condition or spec.conditions[0].name, criterion.versus_condition} - {None}
+    names = {spec.condition_of(criterion).name, criterion.versus_condition} - {None}
     counts = [num_units(spec, spec.resolved[str(name)], criterion.unit, out_dir) for name in names]
     known = [count for count in counts if count is not None]
     return min(known, default=None)

@@ -144,7 +144,7 @@ def _fits(spec: Spec, choice: Sequence[tuple[Criterion, str]]) -> bool:
 
 def _measured(spec: Spec, criterion: Criterion) -> tuple[object, ...]:
     """What two criteria have in common that are about one estimate."""
-    condition = criterion.condition or spec.conditions[0].name
+    condition = spec.condition_of(criterion).name
     versus = (criterion.versus_arm, criterion.versus_condition)
     compared = versus != (None, None)
     # Without a rival there is nothing to pair.

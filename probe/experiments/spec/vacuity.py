@@ -240,7 +240,7 @@ def _scale_only(spec: Spec) -> Reasons:
             continue
         if criterion.versus_arm not in (None, criterion.arm):
             continue
-        left = spec.resolved[criterion.condition or spec.conditions[0].name]
+        left = spec.resolved[spec.condition_of(criterion).name]
         right = spec.resolved[criterion.versus_condition]
         here, there = _numbers(left.config), _numbers(right.config)
         different = {key for key in here if here[key] != there.get(key)}

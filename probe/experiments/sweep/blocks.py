@@ -110,15 +110,14 @@ def sweep(
         if spec.ceiling is not None and not table.stopped:
             runner.run([job for job in runs if is_compared(job, spec)])
             table.stopped = _at_ceiling(spec, table, primary_verdict)
-        if spec.stop is None:
+        if spec.stop is None and not table.stopped:
             # A pause after each seed would leave workers idle.
-            blocks = [runs]
-        for number, jobs in enumerate(blocks):
-            if table.stopped:
+            runner.run(runs)
+        for seed, jobs in zip(spec.seeds, blocks, strict=True):
+            if spec.stop is None or table.stopped:
                 break
             runner.run(jobs)
-            if spec.stop is not None:
-                table.stopped = _look(spec, table, spec.seeds[number], block_value)
+            table.stopped = _look(spec, table, seed, block_value)
         for row in table.rows:
             if row.status == "waiting":
                 row.status = "skipped"
