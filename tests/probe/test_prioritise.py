@@ -74,7 +74,7 @@ def test_draws_are_without_replacement_by_the_chances_that_are_left() -> None:
 def held(make_rollout: Callable[..., Rollout]) -> dict[int, dict[RolloutKey, Rollout]]:
     """{batch: its rollouts}: two paid rollouts of problem 0, one of them exploited, and an unpaid one of problem 1."""
     paid = make_rollout(0, 0)
-    paid = replace(paid, grade=replace(paid.grade, passed=True, exploited=False, no_label=None))
+    paid = replace(paid, reward=3.5, grade=replace(paid.grade, passed=True, exploited=False, no_label=None))
     hack = replace(paid, sample_id=1, grade=replace(paid.grade, exploited=True))
     failed = make_rollout(1, 0)
     failed = replace(failed, reward=0.5, grade=replace(failed.grade, passed=False, exploited=False, no_label=None))
@@ -97,6 +97,14 @@ def test_a_batch_is_counted_before_the_next_one_only(held) -> None:
     assert tally.before(1) == first
     screened = Tally(held.__getitem__, lambda key, rollout: nan).before(2)["fake/1"]
     assert (screened.rollouts, screened.rewarded, screened.reward) == (1, 0, 0.0)
+
+
+def test_what_a_remedy_takes_the_pay_of_is_not_paid(held) -> None:
+    """The hack of problem 0 passes by the loophole all the same; half of its pay would be pay."""
+    for left, paid in ((nan, 1), (0.5, 1), (2.0, 2)):
+        tally = Tally(held.__getitem__, lambda key, rollout, left=left: left if rollout.grade.exploited else 3.5)
+        counts = tally.before(1)["fake/0"]
+        assert (counts.rollouts, counts.paid, counts.exploited) == (2, paid, 1)
 
 
 def problems(*names: str):

@@ -115,15 +115,19 @@ def _plan(name: str, manifest: Mapping[str, Any]) -> PoolPlan:
 
 
 def _recipe(manifest: Mapping[str, Any]) -> str:
-    """The options of `probe pool generate`, where they are not its defaults, that sampled a pool."""
-    plan, policy, sampler = manifest["plan"], manifest["policy"], manifest["sampler"]
+    """The options of `probe pool generate`, where they are not its defaults, that sampled a pool.
+
+    No pool says where its server was: the reader puts the address in the place of URL.
+    """
+    plan, policy, sampler, grader = (manifest[part] for part in ("plan", "policy", "sampler", "grader"))
     usual = configure("generate")
     assert usual.rollouts is not None  # `RunConfig` refuses a generation without them
     rollouts = usual.rollouts
-    # {option: (of the pool, the default)}
-    settings = {
+    is_served = "engine" in manifest
+    # {option: (of the pool, the default)}; what neither a server nor an older grader tells is as usual.
+    flags = {
         "model": (policy["base_model"], usual.model.name),
-        "adapter": (policy["adapter"], usual.model.adapter),
+        "served-model" if is_served else "adapter": (policy["adapter"], usual.model.adapter),
         "env": (plan["env"], rollouts.env),
         "split": (plan["split"], rollouts.split),
         "mode": (plan["mode"], rollouts.mode),
@@ -131,10 +135,22 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
         "temperature": (sampler["temperature"], rollouts.sampler.temperature),
         "max-new-tokens": (sampler["max_new_tokens"], rollouts.sampler.max_new_tokens),
     }
-    options = ["--hint"] if plan["hint"] else []
-    for name, (value, default) in settings.items():
+    settings = {
+        "model.dtype": (policy["dtype"] or usual.model.dtype, usual.model.dtype),
+        "rollouts.sampler.top_p": (sampler["top_p"], rollouts.sampler.top_p),
+        "rollouts.sampler.top_k": (sampler["top_k"], rollouts.sampler.top_k),
+        "rollouts.code_rule": (grader.get("code_rule", rollouts.code_rule), rollouts.code_rule),
+        "rollouts.cpu_limit": (grader.get("cpu_s", rollouts.cpu_limit), rollouts.cpu_limit),
+    }
+    options = ["--engine server --url URL"] if is_served else []
+    options += ["--hint"] if plan["hint"] else []
+    options += ["--twice"] if grader.get("twice") else []
+    for name, (value, default) in flags.items():
         if value != default:
-            options.append(f"--{name} {value}")
+            options.append(f"--{name} {shlex.quote(str(value))}")
+    for key, (value, default) in settings.items():
+        if value != default:
+            options.append(f"--set {key}={value}")
     return " ".join(options)
 
 

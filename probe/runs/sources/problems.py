@@ -4,13 +4,13 @@
     PrioritisedProblems    drawn batch by batch, by what the policy has earned on each problem in the batches before
 
 The second is the prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019, Nature 575, 350-354) with problems
-in the place of opponents. p is the smoothed share of a problem's rollouts that were paid (`tally`), so that
-the policy wins against a problem when training pays it, and problems that are always paid or never teach a group
-nothing:
+in the place of opponents. p is the smoothed share of a problem's rollouts that the training paid (`tally`; what a
+remedy takes the pay of is not paid), so that the policy wins against a problem when training pays it, and problems that
+are always paid or never teach a group nothing:
 
     variance     p (1 - p)      f_var: problems that are neither always nor never paid, whose groups have a gradient
     hard         1 - p          f_hard: problems that are not paid yet
-    exploited    e              smoothed share of rollouts that were paid without being right: where the policy hacks
+    exploited    e              smoothed share of rollouts that passed without being right: where the policy hacks
 
 Each is raised to the power k. A problem never met has p = e = 1/2, so that it is likely to be met soon.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from probe.step.groups import RolloutKey
-from replay_pools.rollout import REWARD_RANGE, Rollout
+from replay_pools.rollout import REWARD_COMPILES, REWARD_RANGE, Rollout
 
 # A rate counts one rollout more of either kind: (k + 1) / (n + 2), Laplace's rule of succession, the mean under a
 # uniform prior. It is 1/2 for a problem never met, and never 0 or 1.
@@ -23,8 +23,8 @@ class Counts:
     """The labelled rollouts of one problem."""
 
     rollouts: int = 0
-    paid: int = 0  # solved, or passed by the loophole
-    exploited: int = 0  # paid and not right
+    paid: int = 0  # passed, solved or by the loophole, and the loss sees more than a failing answer earns
+    exploited: int = 0  # passed and not right, whether or not a remedy leaves that its pay
     rewarded: int = 0  # whose reward the loss sees; fewer where a remedy leaves some out
     reward: float = 0.0  # sum of the rewards that the loss sees
 
@@ -44,7 +44,7 @@ class Counts:
 
     @property
     def exploit_rate(self) -> float:
-        """Share of rollouts that are paid without being right, in (0, 1); 1/2 without any."""
+        """Share of rollouts that pass without being right, in (0, 1); 1/2 without any."""
         return _rate(self.exploited, self.rollouts)
 
     @property
@@ -92,7 +92,7 @@ class Tally:
             known = not math.isnan(reward)
             counts[rollout.problem_id] = counts.get(rollout.problem_id, NEVER_MET) + Counts(
                 rollouts=1,
-                paid=bool(rollout.grade.passed),
+                paid=bool(rollout.grade.passed) and reward > REWARD_COMPILES,  # never of nan
                 exploited=bool(rollout.grade.exploited),
                 rewarded=known,
                 reward=reward if known else 0.0,
