@@ -131,6 +131,16 @@ def test_other_metrics_and_conditions_do_not_contradict(write: Callable[..., Pat
     assert faults(write("a mean > 0.2", other, compared, decisions={"ALL": 'a = "PASS", b = "PASS", c = "PASS"'})) == {}
 
 
+def test_a_criterion_without_an_arm_is_about_the_arm_that_stands_for_vanilla_there(write: Callable[..., Path]) -> None:
+    """Under a condition of `random` alone that is `random`, though the spec has vanilla."""
+    one = ("a mean > 0.2", {"arm": "random", "more": 'condition = "apart"'})
+    two = ("b mean < 0.1", {"arm": "NONE", "more": 'condition = "apart"'})
+    path = write(one, two, decisions={"BOTH": 'a = "PASS", b = "PASS"'})
+    apart = '[[conditions]]\nname = "plain"\n[[conditions]]\nname = "apart"\narms = ["random"]\n'
+    path.write_text(path.read_text().replace('arm = "NONE"\n', "").replace("[settings]", f"{apart}[settings]"))
+    assert list(faults(path)) == ["decisions.BOTH.requires"]
+
+
 SHADOWED = [
     ({"ONE": 'a = "PASS"', "TWO": 'a = "PASS", b = "PASS"'}, {"TWO": "ONE before it, which requires less"}),
     ({"ONE": 'a = ["PASS", "FAIL"]', "TWO": 'a = "FAIL"'}, {"TWO": "put it before ONE"}),

@@ -224,10 +224,9 @@ def _unless_unfinished(
     """The row, INCONCLUSIVE instead of FAIL where a count is short and runs that it counts are not over."""
     if criterion.statistic != "n" or row.verdict != "FAIL":
         return row
-    condition = spec.condition_of(criterion)
-    arm, missing = criterion.arm or spec.stand_in(condition), 0
+    (condition, arm), missing = spec.side_of(criterion), 0
     for run in runs:
-        missing += arm in run.job.arms and condition.name in run.job.conditions and not run.complete
+        missing += arm in run.job.arms and condition in run.job.conditions and not run.complete
     if missing == 0:
         return row
     return replace(row, verdict="INCONCLUSIVE", why=f"{missing} of its runs are not complete; {row.why}")

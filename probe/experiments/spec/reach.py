@@ -14,7 +14,6 @@ from itertools import combinations, product
 
 from probe.experiments.spec.prereg import allowed
 from probe.experiments.spec.types import WORDS, Criterion, Spec, SpecDecision
-from probe.settings.arms import measured_arm
 from replay_pools.errors import InputError
 
 Box = Mapping[str, frozenset[str]]  # {criterion, `verdict` or `outcome`: words}
@@ -144,12 +143,11 @@ def _fits(spec: Spec, choice: Sequence[tuple[Criterion, str]]) -> bool:
 
 def _measured(spec: Spec, criterion: Criterion) -> tuple[object, ...]:
     """What two criteria have in common that are about one estimate."""
-    condition = spec.condition_of(criterion).name
     versus = (criterion.versus_arm, criterion.versus_condition)
     compared = versus != (None, None)
     # Without a rival there is nothing to pair.
-    arm = criterion.arm or measured_arm(spec.arms)
-    return criterion.metric, criterion.unit, arm, condition, *versus, criterion.paired or not compared
+    paired = criterion.paired or not compared
+    return criterion.metric, criterion.unit, *spec.side_of(criterion), *versus, paired
 
 
 def _bounds(criterion: Criterion, verdict: str) -> list[Bound]:

@@ -226,8 +226,7 @@ class Spec(_Table):
     @property
     def judged(self) -> tuple[str, str]:
         """(condition, arm) that the primary criterion is about."""
-        condition = self.condition_of(self.primary)
-        return condition.name, self.primary.arm or self.stand_in(condition)
+        return self.side_of(self.primary)
 
     @property
     def baseline(self) -> tuple[str, str] | None:
@@ -250,6 +249,11 @@ class Spec(_Table):
     def arms_of(self, condition: SpecCondition) -> tuple[str, ...]:
         """The arms under a condition."""
         return condition.arms or self.arms
+
+    def side_of(self, criterion: Criterion) -> tuple[str, str]:
+        """(condition, arm) that a criterion is about, of a comparison the left side."""
+        condition = self.condition_of(criterion)
+        return condition.name, criterion.arm or self.stand_in(condition)
 
     def stand_in(self, condition: SpecCondition) -> str:
         """The arm that a criterion without one is about: the one that stands for vanilla under a condition."""
