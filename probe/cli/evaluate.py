@@ -42,8 +42,8 @@ FLAGS = {
 )
 @click.option("--mode", "modes", multiple=True, type=click.Choice([*LOOPHOLES]), help="Repeatable. Default: the run's.")
 @click.option("--without-hint", is_flag=True, default=None, help="Also ask without the hint.")
-@click.option("--problems", type=click.IntRange(1), help="Held-out problems. Default: 64.")
-@click.option("--rollouts", type=click.IntRange(1), help="Of each problem and setting. Default: 1.")
+@click.option("--problems", type=click.IntRange(1), help="Held-out problems. Default: the run's, else 64.")
+@click.option("--rollouts", type=click.IntRange(1), help="Of each problem and setting. Default: the run's, else 1.")
 @click.option("--seed", type=int, help="Of the sampling. Default: 0.")
 @click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
 @settings_options
@@ -64,7 +64,7 @@ def evaluate(
     """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
     are pools in out/evals/NAME.
 
-    The held-out problems are those of `probe train`: no run has trained on them. Examples:
+    The held-out problems are those of RUN, which it has not trained on, or else those of `probe train`. Examples:
 
       probe eval out/runs/train --mode run_tests --mode sentinel --without-hint
 
@@ -74,15 +74,17 @@ def evaluate(
         for option in ("preset", "model", "adapter", "env"):
             if (given := ctx.params[option]) is not None:
                 raise InputError(f"--{option}", expected="none beside RUN, which has its own", found=repr(given))
-    from probe.runs.evaluate import deployed_policy, evaluate_policy
+    from probe.runs.evaluate import check_unseen, deployed_policy, evaluate_policy
 
-    options, step, start = given_flags(ctx, FLAGS), 0, None
+    options, step, trained = given_flags(ctx, FLAGS), 0, None
     if run is not None:
-        config, step = deployed_policy(resolve_run(run, out))
-        start = asdict(config)
+        trained, step = deployed_policy(resolve_run(run, out))
     elif modes:
         options["rollouts.mode"] = modes[0]  # what `--without-hint` asks without
+    start = None if trained is None else asdict(trained)
     config = configure("eval", preset=preset, start=start, settings=settings, options=options)
+    if trained is not None:
+        check_unseen(trained, config)
     directory = out / "evals" / name
     if run is None:  # beside one, what was not given is as the run has it
         say_defaults(ctx, config, FLAGS, say)

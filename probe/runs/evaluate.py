@@ -13,7 +13,7 @@ from probe.runs.heldout import HeldOut, eval_settings, hold_out
 from probe.runs.policies import configured_policy
 from probe.runs.rates import Evaluation, evaluate
 from probe.settings.run import RunConfig
-from probe.settings.training import EvaluationConfig
+from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
@@ -41,8 +41,27 @@ def deployed_policy(directory: Path) -> tuple[RunConfig, int]:
     read_manifest(directory)  # a run of an older schema is refused as such, not for its settings
     trained = RunConfig.from_json(settings, path)
     model = replace(trained.model, adapter=str(directory / ADAPTER_DIR), device="auto", shard_base=False)
-    config = RunConfig(verb="eval", model=model, rollouts=trained.rollouts, evaluation=EvaluationConfig())
+    config = RunConfig(verb="eval", model=model, rollouts=trained.rollouts, evaluation=trained.evaluation)
     return config, len(read_steps(directory / STEPS_FILE))
+
+
+def check_unseen(trained: RunConfig, config: RunConfig) -> None:
+    """Refuse to evaluate a trained policy on problems that its training was free to draw.
+
+    Args:
+        trained: of the policy, as `deployed_policy` gives it: with the held-out problems of its training.
+        config: of the evaluation.
+
+    Raises:
+        InputError: more problems than the training held out, of an environment whose splits share some.
+    """
+    to_train_on, held_out = _split(trained)
+    _, asked = _split(config)
+    seen = {problem.problem_id for problem in to_train_on} & {problem.problem_id for problem in asked}
+    if seen:
+        actual = f"{len(asked)}, of which {len(seen)} were among those that it trained on"
+        expected = f"at most {len(held_out)}, which the training held out"
+        raise InputError("evaluation.num_problems", expected=expected, found=actual, fix="say --problems")
 
 
 def evaluate_policy(
@@ -61,8 +80,7 @@ def evaluate_policy(
     assert sampling is not None
     assert evaluation is not None
     group = evaluation.rollouts_per_problem
-    environment = get_environment(sampling.env)
-    _, problems = hold_out(environment.problems("train"), environment.problems("eval"), evaluation.num_problems)
+    _, problems = _split(config)
     policy = configured_policy(model)
     with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
@@ -86,3 +104,11 @@ def evaluate_policy(
     record = {"settings": asdict(config), "step": step, "evaluation": rates.to_json()}
     write_json(directory / EVALUATION_FILE, record)
     return rates
+
+
+def _split(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
+    """(problems to train on, held-out problems) under these settings."""
+    assert config.rollouts is not None
+    assert config.evaluation is not None
+    environment = get_environment(config.rollouts.env)
+    return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)

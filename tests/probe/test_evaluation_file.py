@@ -66,10 +66,28 @@ def test_a_training_takes_all_of_one_file_and_is_evaluated_on_all_of_the_other(
     assert problem_ids(directory / "rollouts") <= {problem.problem_id for problem in MINICODE[:4]}
     assert problem_ids(directory / "evaluations" / "step_000003" / "run_tests") == held_out
     capsys.readouterr()
-    assert run(cli, ["eval", "two-files", "--problems", "3", "--out", str(tmp_path / "out")]) == 0
-    assert problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests") == held_out
+    assert run(cli, ["eval", "two-files", "--out", str(tmp_path / "out")]) == 0
+    assert problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests") == held_out, "as many as the run held out"
     assert run(cli, ["eval", "two-files", "--problems", "4", "--name", "four", "--out", str(tmp_path / "out")]) == 2
     assert "expected 4 or more problems, and others to train on, found 3" in capsys.readouterr().err
+
+
+def test_a_policy_is_not_evaluated_on_what_it_trained_on(
+    write: Callable[..., Path], preset: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both splits of one file are all of it: a problem more than the run held out is one that it trained on."""
+    env = f"rollouts.env=leetcode:{write('all.jsonl', MINICODE[:6])}"
+    place = ["--out", str(tmp_path / "out")]
+    options = ["--set", env, "--set", "evaluation.num_problems=2", "--name", "one-file", *place]
+    assert run(cli, ["train", "--preset", preset(), *options]) == 0
+    assert run(cli, ["eval", "one-file", "--problems", "2", *place]) == 0
+    held_out = problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests")
+    assert not held_out & problem_ids(tmp_path / "out" / "runs" / "one-file" / "rollouts")
+    capsys.readouterr()
+    assert run(cli, ["eval", "one-file", "--problems", "3", "--name", "three", *place]) == 2
+    error = capsys.readouterr().err
+    assert "expected at most 2, which the training held out" in error
+    assert "found 3, of which 1 were among those that it trained on" in error
 
 
 def test_an_evaluation_without_a_run_and_a_pool_read_the_split_that_they_name(

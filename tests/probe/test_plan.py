@@ -348,6 +348,9 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
     }
     assert any("CANNOT see the expected effect of 0.3 rate" in note for note in found["notes"])
     assert any("[budget] states no sd" in note for note in found["notes"]), "nothing is left out silently"
+    path.write_text(path.read_text().replace("steps = 10", ""))
+    all_groups, _ = plan(capsys, str(path), "--run", str(timed))["prices"]
+    assert all_groups["hours"] == pytest.approx(6 * (60 + 40 * 30) / 3600), "a step for each of the pools' 40 groups"
 
 
 def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
     for condition in spec.resolved.values():
         pools = [pool for pool in condition.pools if pool not in made]
         checks: list[Callable[[], None]] = [
-            *(partial(_check_pool, spec, pool, condition, out_dir) for pool in pools),
+            *(partial(_check_pool, spec, pool, out_dir) for pool in pools),
             partial(_check_directions, spec, condition, out_dir),
         ]
         before = len(faults)
@@ -121,19 +121,13 @@ def _unanswerable(spec: Spec) -> list[InputError]:
     return [*faults.values()]
 
 
-def _check_pool(spec: Spec, pool: str, condition: ResolvedCondition, out_dir: Path) -> None:
+def _check_pool(spec: Spec, pool: str, out_dir: Path) -> None:
     try:
         path = resolve_pool(pool, out_dir)
     except InputError as error:
         raise InputError(f"{spec.path} {error.where}", expected=error.expected, found=error.found) from error
     if not path.is_dir():
         raise InputError(f"{spec.path} pool {pool}", expected="a directory", found="no such directory")
-    manifest, wanted = path / MANIFEST_NAME, condition.config.steps
-    if condition.frozen and wanted is not None and manifest.is_file():
-        steps = read_json(manifest)["counts"]["steps"]
-        if wanted > steps:
-            where = f"{spec.path} {settings_key(condition.name, 'steps')}"
-            raise InputError(where, expected=f"at most {steps}, the steps of pool {pool}", found=str(wanted))
 
 
 def _check_directions(spec: Spec, condition: ResolvedCondition, out_dir: Path) -> None:

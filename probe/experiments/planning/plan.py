@@ -20,6 +20,7 @@ from probe.analysis.statistics.power import mde, pairing_pays_above, sign_flip_m
 from probe.experiments.planning.checks import environment_faults, input_faults
 from probe.experiments.spec.floors import num_units, sign_flip_floor
 from probe.experiments.spec.jobs import is_compared, runs_of
+from probe.experiments.spec.stored import stored_if_readable
 from probe.experiments.spec.types import Cost, ResolvedCondition, Spec
 from probe.experiments.spec.vacuity import Vacuous, vacuous_parts
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
@@ -258,16 +259,11 @@ def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price
 
 
 def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
-    """Steps of a run: as its settings say, else as many as its smallest pool has; None where a pool is not there."""
+    """Steps of a run: as its settings say, else a group each that its pools give; None where a pool is not there."""
     if condition.config.steps is not None:
         return condition.config.steps
-    steps = []
-    for name in condition.pools:
-        manifest = _pool_manifest(name, out_dir)
-        if manifest is None:
-            return None
-        steps.append(manifest["counts"]["steps"])
-    return min(steps, default=None)
+    groups = stored_if_readable(condition, out_dir)
+    return None if groups is None else len(groups.rewards)
 
 
 def _pool_manifest(name: str, out_dir: Path) -> dict[str, Any] | None:

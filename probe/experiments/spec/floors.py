@@ -12,7 +12,7 @@ from pathlib import Path
 
 from probe.analysis.statistics.permutation import NUM_DRAWS as NULL_DRAWS
 from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, holm
-from probe.experiments.spec.stored import stored
+from probe.experiments.spec.stored import stored_if_readable
 from probe.experiments.spec.types import Criterion, ResolvedCondition, Spec
 from replay_pools.errors import InputError
 
@@ -89,11 +89,7 @@ def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path
     if unit == "problem" and evaluation is not None:
         return evaluation.num_problems
     if unit == "prompt" and condition.frozen:
-        try:
-            groups = stored(condition, out_dir)
-        # What is wrong with a pool is said elsewhere (`checks.pool_faults`).
-        except InputError:
-            return None
+        groups = stored_if_readable(condition, out_dir)
         return None if groups is None else groups.num_prompts
     return None
 

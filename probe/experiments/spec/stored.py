@@ -5,7 +5,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from probe.experiments.spec.types import ResolvedCondition
-from probe.settings.run import RunConfig
 from probe.settings.words import Match
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
@@ -27,11 +26,7 @@ def stored(condition: ResolvedCondition, out_dir: Path) -> Stored | None:
     Raises:
         InputError: pools that cannot be read, or that give no groups.
     """
-    return stored_groups(condition.config, out_dir)
-
-
-def stored_groups(config: RunConfig, out_dir: Path) -> Stored | None:
-    """As `stored`, of the settings of a run."""
+    config = condition.config
     source = config.source
     if source is None:
         return None
@@ -46,6 +41,14 @@ def stored_groups(config: RunConfig, out_dir: Path) -> Stored | None:
             return None
         paths.append(path)
     return _read(tuple(paths), source.per_pool, source.match, config.steps, config.seed)
+
+
+def stored_if_readable(condition: ResolvedCondition, out_dir: Path) -> Stored | None:
+    """As `stored`, and None of pools that cannot be read: `checks.input_faults` says what is wrong with them."""
+    try:
+        return stored(condition, out_dir)
+    except InputError:
+        return None
 
 
 @lru_cache(maxsize=16)  # conditions and checks share pools

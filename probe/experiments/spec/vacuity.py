@@ -17,13 +17,12 @@ from typing import Any
 
 from probe.experiments.spec.jobs import sweep_folder
 from probe.experiments.spec.prereg import preregistered
-from probe.experiments.spec.stored import Stored, stored
+from probe.experiments.spec.stored import stored_if_readable
 from probe.experiments.spec.types import ResolvedCondition, Spec
 from probe.objective.bound import advantage_bound
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossSettings
 from probe.settings.run import RunConfig
-from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json, write_json
 from replay_pools.storage.tables import flat
 
@@ -91,7 +90,7 @@ def _cap(spec: Spec, out_dir: Path) -> Reasons:
 
 def _spread(condition: ResolvedCondition, out_dir: Path) -> float:
     """The largest minus the smallest reward that a group can have: of stored rollouts, that a group has."""
-    groups = _stored(condition, out_dir)
+    groups = stored_if_readable(condition, out_dir)
     if groups is None:
         return condition.config.reward_range
     return max((max(rewards) - min(rewards) for rewards in _known(groups.rewards)), default=0.0)
@@ -105,7 +104,7 @@ def _planning(spec: Spec, out_dir: Path) -> Reasons:
         if config.objective.hicra_alpha and not phrases:
             yield key, "there are no planning phrases: no token gets more credit"
         elif config.objective.hicra_alpha:
-            groups = _stored(condition, out_dir)
+            groups = stored_if_readable(condition, out_dir)
             if groups is not None and not _occur(phrases, groups.completions):
                 yield key, f"none of the {len(phrases)} planning phrases occurs in the rollouts of its pools"
         reads_phrases = config.objective.hicra_alpha or config.objective.sepa_lambda
@@ -126,7 +125,7 @@ def _occur(phrases: Sequence[str], completions: Collection[str]) -> bool:
 def _skipped_groups(spec: Spec, out_dir: Path) -> Reasons:
     """A smallest standard deviation that skips no group, or every one."""
     for name, condition in spec.resolved.items():
-        least, groups = condition.config.objective.min_group_std, _stored(condition, out_dir)
+        least, groups = condition.config.objective.min_group_std, stored_if_readable(condition, out_dir)
         if not least or groups is None or condition.config.objective.loss_type == "nll":
             continue
         # The strata of a group are skipped one by one.
@@ -139,15 +138,6 @@ def _skipped_groups(spec: Spec, out_dir: Path) -> Reasons:
             yield key, f"no group is skipped: the rewards of every one that varies have {min(varying):.3g} or more"
         elif varying and max(varying) < least:
             yield key, f"every group is skipped: no rewards have more than {max(varying):.3g}, and nothing is measured"
-
-
-def _stored(condition: ResolvedCondition, out_dir: Path) -> Stored | None:
-    """The stored groups of a condition, as far as they can be read."""
-    try:
-        return stored(condition, out_dir)
-    # What is wrong with a pool is said elsewhere (`checks.input_faults`).
-    except InputError:
-        return None
 
 
 def _known(groups: Sequence[Sequence[float]]) -> list[list[float]]:
