@@ -374,7 +374,7 @@ def specificity_table(analysis: Analysis) -> TextTable:
         )
         for area in analysis.specificity
     ]
-    title = f"AUROC for hacked among A > 0 (arm {analysis.measured_arm}; interval: bootstrap over prompts)"
+    title = f"AUROC for hacked among A > 0 (arm {analysis.measured_arm}; interval: over prompts)"
     header = ("score", "hacked", "clean", "prompts", "AUROC", "95% interval")
     return TextTable(name="specificity", title=title, header=header, rows=rows)
 

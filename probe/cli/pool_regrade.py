@@ -21,7 +21,6 @@ from replay_pools.rollout import CODE_RULES, CodeRule
 @name_option("new pool", required=True)
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
-@click.option("--model", help="Model whose tokenizer makes prompt ids that POOL does not record.")
 @click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
@@ -34,7 +33,6 @@ def regrade(
     name: str,
     problems: Path | None,
     mode: str | None,
-    model: str | None,
     code_rule: CodeRule | None,
     twice: bool,
     cpu_limit: int | None,

@@ -93,7 +93,7 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
     views = []
     for run in runs:
         for condition in conditions(run) or [None]:
-            views.append(View(run=run, analysis=analyze(run, condition, **settings)))
+            views.append(View(run=run, analysis=analyze(run, condition, others=runs, **settings)))
     return Report(name=name or joined_name(runs), views=views, command=command)
 
 

@@ -17,7 +17,7 @@ pass it adds beta w_i sum_t full_kl_it to the loss, and per-sample gradients sta
 on sample i's tokens only.
 
 Entropy, likewise: with W_it = -logp_it the mean gradient on-policy is that of the loss -H(context), because
-E[grad logp] = 0. (-logp_it itself as a loss term has mean gradient 0.) `full_entropy` is exact.
+E[grad logp] = 0. (-logp_it itself as a loss term has mean gradient 0.)
 "On-policy": tokens sampled by the policy that is differentiated; otherwise these means hold up to the ratio.
 
 To add an estimator of the sampled token's log-probability: its word in `KlEstimator` of `probe.settings.words`, and a
@@ -106,21 +106,10 @@ def full_kl(
         reference_hidden: (N, d) states of the reference in the same contexts; no gradient flows into them.
         chunk_size: contexts at a time: (chunk_size, v) is the largest tensor, forward and backward.
     """
-    return _chunked(_divergence, head, (hidden, reference_hidden), chunk_size)
-
-
-def full_entropy(head: Callable[[Tensor], Tensor], hidden: Tensor, *, chunk_size: int = 512) -> Tensor:
-    """Entropy of the policy over the vocabulary in every context, (N,) nats; arguments as `full_kl`."""
-    return _chunked(_entropy, head, (hidden,), chunk_size)
-
-
-def _chunked(
-    function: Callable[..., Tensor], head: Callable[[Tensor], Tensor], states: tuple[Tensor, ...], chunk_size: int
-) -> Tensor:
-    """`function(head, *states)` of all contexts, a chunk at a time; the backward computes the logits again."""
     values = []
-    for chunk in zip(*[state.split(chunk_size) for state in states], strict=True):
-        values.append(checkpoint(function, head, *chunk, use_reentrant=False, preserve_rng_state=False))
+    for chunk in zip(hidden.split(chunk_size), reference_hidden.split(chunk_size), strict=True):
+        # The backward computes the logits of a chunk again.
+        values.append(checkpoint(_divergence, head, *chunk, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(values)
 
 
@@ -129,11 +118,6 @@ def _divergence(head: Callable[[Tensor], Tensor], hidden: Tensor, reference_hidd
         reference = _log_softmax(head(reference_hidden))
     policy = _log_softmax(head(hidden))
     return F.kl_div(reference, policy, reduction="none", log_target=True).sum(1)
-
-
-def _entropy(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    logprobs = _log_softmax(head(hidden))
-    return -(logprobs.exp() * logprobs).sum(1)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -122,21 +122,14 @@ def gram_dir(basis: Basis) -> str:
     return GRAM_DIR if basis == "svd" else f"{GRAM_DIR}/{basis}"
 
 
-def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> str:
-    """Write the records of one step, all arms, atomically; returns the sha256 of the decompressed bytes."""
-    return write_jsonl_gz(samples_path(directory, step), [sample.to_json() for sample in samples])
+def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> None:
+    """Write the records of one step, all arms, atomically."""
+    write_jsonl_gz(samples_path(directory, step), [sample.to_json() for sample in samples])
 
 
-def write_steps(directory: Path, steps: Iterable[StepRecord]) -> str:
-    """Rewrite `steps.jsonl` from all steps done so far, atomically; returns the sha256 of its bytes."""
-    plain = encode_jsonl(step.to_json() for step in steps)
-    write_atomic(directory / STEPS_FILE, plain)
-    return sha256(plain)
-
-
-def read_samples(path: Path) -> list[SampleRecord]:
-    """The records of one `step_NNN.cos.jsonl.gz`; InputError names the line."""
-    return _parse_lines(SampleRecord, _plain_bytes(path), path)
+def write_steps(directory: Path, steps: Iterable[StepRecord]) -> None:
+    """Rewrite `steps.jsonl` from all steps done so far, atomically."""
+    write_atomic(directory / STEPS_FILE, encode_jsonl(step.to_json() for step in steps))
 
 
 def read_steps(path: Path) -> list[StepRecord]:

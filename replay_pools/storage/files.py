@@ -224,15 +224,10 @@ def append_jsonl(path: Path, row: Any) -> None:
         file.write(dump_json(row) + b"\n")
 
 
-def write_jsonl_gz(path: Path, rows: Iterable[Any]) -> str:
-    """Write gzipped JSON lines atomically; returns the sha256 of the DEcompressed bytes.
-
-    That hash stays the same when another tool compresses the file again.
-    """
-    plain = encode_jsonl(rows)
+def write_jsonl_gz(path: Path, rows: Iterable[Any]) -> None:
+    """Write gzipped JSON lines atomically."""
     # Without mtime=0 the header would carry the time of writing.
-    write_atomic(path, gzip.compress(plain, compresslevel=1, mtime=0))
-    return sha256(plain)
+    write_atomic(path, gzip.compress(encode_jsonl(rows), compresslevel=1, mtime=0))
 
 
 def read_gz(path: Path) -> bytes:

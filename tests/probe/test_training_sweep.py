@@ -22,6 +22,7 @@ from probe.analysis.training_outcome import RATES
 from probe.analysis.verdict.training_runs import siblings
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.cli.report import report_of_runs
 from probe.experiments.judge.sweep_metrics import analyse_all, block_value, sweep_metrics
 from probe.experiments.judge.verdict import SpecVerdict, evaluate_spec
 from probe.experiments.planning.checks import open_spec
@@ -241,8 +242,12 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, SweepSt
     assert not any(key.unit == "prompt" for key in alone.metrics)
     assert alone.decision.outcome == "TRAINED"
     assert alone.decision.why.startswith("Held-out problems, deployed weights: hack")
-    together = analyze(record, others=[record, one_run(own, "projected")], num_draws=99)
+    beside = one_run(own, "projected")
+    together = analyze(record, others=[record, beside], num_draws=99)
     assert next(part for part in together.validity if part.name == "arms at the first step").holds
+    page = report_of_runs([record.path, beside.path], None, {"num_draws": 99}, "probe report")
+    for view in page.views:
+        assert next(part for part in view.analysis.validity if part.name == "arms at the first step").holds
 
 
 def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, SweepState]) -> None:

@@ -3,7 +3,7 @@
 import gzip
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,20 @@ from replay_pools.consistency import prompt_sha
 from replay_pools.errors import InputError
 from replay_pools.pool import HEADER_FIELDS, HEADER_NAME, Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import read_json, write_json, write_jsonl_gz
+from replay_pools.storage.files import read_gz, read_json, sha256, write_json, write_jsonl_gz
 
 Groups = list[list[Rollout]]
 Header = dict[str, Any]
 MakeRollout = Callable[..., Rollout]
+
+
+def rewrite_step(pool: Pool, rows: Sequence[Any]) -> None:
+    """Other rows in the first step of a pool, with their hash in its manifest: what somebody else may have written."""
+    path = pool.path / "step_000.jsonl.gz"
+    write_jsonl_gz(path, rows)
+    manifest = read_json(pool.path / "manifest.json")
+    manifest["files"][path.name] |= {"sha256": sha256(read_gz(path))}
+    write_json(pool.path / "manifest.json", manifest)
 
 
 def test_what_was_written_is_read(fake_pool: Pool, fake_groups: Groups, pool_header: Header) -> None:
@@ -145,10 +154,7 @@ def test_every_fault_is_refused_and_found(
     assert message in str(caught.value)
     if "UTF-8" in message or "ids: expected 9" in message or "ids: expected 4" in message:
         return  # strict JSON and Rollout.from_json stop these before verify
-    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", group)
-    manifest = read_json(fake_pool.path / "manifest.json")
-    manifest["files"]["step_000.jsonl.gz"] |= {"sha256": digest}
-    write_json(fake_pool.path / "manifest.json", manifest)
+    rewrite_step(fake_pool, group)
     faults = open_pool(fake_pool.path).verify()
     assert any(message in fault for fault in faults), f"verify overlooked it and found {faults}"
 
@@ -243,10 +249,7 @@ def test_a_manifest_of_other_kinds_is_refused(fake_pool: Pool, change: Header, m
 def test_ids_that_are_no_list_are_refused(fake_pool: Pool, fake_groups: Groups) -> None:
     rows = [asdict(rollout) for rollout in fake_groups[0]]
     rows[1]["completion_ids"] = None
-    digest = write_jsonl_gz(fake_pool.path / "step_000.jsonl.gz", rows)
-    manifest = read_json(fake_pool.path / "manifest.json")
-    manifest["files"]["step_000.jsonl.gz"] |= {"sha256": digest}
-    write_json(fake_pool.path / "manifest.json", manifest)
+    rewrite_step(fake_pool, rows)
     (fault,) = open_pool(fake_pool.path).verify()
     assert "line 2 completion_ids: expected a list of token ids, found None" in fault
 

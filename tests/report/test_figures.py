@@ -97,7 +97,7 @@ def test_forest_rows_are_where_their_values_are() -> None:
         )
         for i, v in enumerate(values)
     ]
-    drawn = forest("f", "title", rows, label="x", zone=(-0.05, 0.05))
+    drawn = forest("f", "title", rows, label="x")
     dots, bars = marks(drawn, "circle", "mark"), marks(drawn, "line", "bar")
     places = [float(dot.attrib["cx"]) for dot in dots]
     assert len(places) == len(bars) == 3

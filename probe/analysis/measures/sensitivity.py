@@ -1,7 +1,7 @@
 """What the run would have measured with another k (number of directions per module), computed offline.
 
-    settings(linked)                        one row per k: the cosines and the AUROC along v_hack of that k
-    gate_all(directions, gradients, gate=)  the measures of `probe.step.projection` before and after a gate
+    settings(linked)                one row per k: the cosines and the AUROC along v_hack of that k
+    gate_all(directions, gradients) measures of `probe.step.projection` before and after the one-sided gate
 
 Both work on the inner products of a run, without gradients. The rows show whether the conclusions hang on the choice of
 k; picking k by them would use up the data that the conclusions rest on.
@@ -21,7 +21,6 @@ from probe.analysis.statistics.intervals import auroc, prompt_weights
 from probe.analysis.statistics.nulls import true_labels
 from probe.analysis.statistics.run_gradients import Linked
 from probe.settings.gate import GATES
-from probe.settings.words import Gate
 
 # Values of k to try.
 GRID = (1, 2, 4, 8, 16)
@@ -44,15 +43,11 @@ class OtherK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gated:
-    """The measures of S gradients before (in) and after (out) a gate, each (S,); NaN for a gradient that is zero."""
+    """Measures of S gradients before (in) and after (out) the gate, each (S,); NaN for a gradient that is zero."""
 
     cos_in: Array
     cos_out: Array
-    mean_cos_in: Array
-    mean_cos_out: Array
     hackward_frac_in: Array
-    hackward_frac_out: Array
-    frac_fired: Array
 
 
 def settings(linked: Linked) -> list[OtherK]:
@@ -96,48 +91,28 @@ def _prompt_mean(values: Array, weights: Array) -> float | None:
     return float(values @ weights) if len(weights) else None
 
 
-def gate_all(
-    directions: DirectionDraws,
-    gradients: Gradients,
-    *,
-    gate: Gate = "one_sided",
-    overshoot: float = 1.0,
-    preserve_magnitude: bool = False,
-) -> Gated:
-    """Every measure of every gradient before and after a gate, for the first draw of the directions.
+def gate_all(directions: DirectionDraws, gradients: Gradients) -> Gated:
+    """The measures of every gradient before and after the one-sided gate, for the first draw of the directions.
 
     V has orthonormal rows, so c = V g and the norm of g are enough to know what is left after the gate: per module,
-    c' = c - removed and norm(g')^2 = norm(g)^2 - |c|^2 + |c'|^2.
+    c' = c - relu(c) and norm(g')^2 = norm(g)^2 - |c|^2 + |c'|^2.
 
     Args:
         directions: V of every module; only draw 0 is used.
         gradients: what the gate is applied to.
-        gate: what it removes (`probe.step.projection`).
-        overshoot: factor on what is removed.
-        preserve_magnitude: rescale each module's gradient to its norm before the gate.
     """
     rows, kept = directions.rows[0], directions.kept[0]  # (M, k, N), (M, k)
     before = np.matmul(gradients.inner, rows.transpose(0, 2, 1))  # (M, S, k)
-    removed = overshoot * GATES[gate](before)
-    after = before - removed
+    hackward = GATES["one_sided"](before)
+    after = before - hackward
     squared = np.square(gradients.norms) - np.square(before).sum(-1) + np.square(after).sum(-1)
     gone = squared <= ROUNDING**2 * np.square(gradients.norms)
     after = np.where(gone[..., None], 0.0, after)
-    norms = np.sqrt(np.where(gone, 0.0, squared))
-    if preserve_magnitude:
-        scale = ratio(gradients.norms, norms, otherwise=1.0)
-        after, norms = after * scale[..., None], norms * scale
-    gated = replace(gradients, norms=norms)
-    present = kept.any(1)
-    fired = (removed[present] != 0).any(-1).mean(0)
+    gated = replace(gradients, norms=np.sqrt(np.where(gone, 0.0, squared)))
     return Gated(
         cos_in=_global(before, kept, gradients),
         cos_out=_global(after, kept, gated),
-        mean_cos_in=_by_module(before, kept, gradients),
-        mean_cos_out=_by_module(after, kept, gated),
-        hackward_frac_in=ratio(np.sqrt(np.square(np.maximum(before, 0)).sum((0, 2))), gradients.norm),
-        hackward_frac_out=ratio(np.sqrt(np.square(np.maximum(after, 0)).sum((0, 2))), gated.norm),
-        frac_fired=np.where(gradients.norm > 0, fired, np.nan),
+        hackward_frac_in=ratio(np.sqrt(np.square(hackward).sum((0, 2))), gradients.norm),
     )
 
 
@@ -146,12 +121,3 @@ def _global(c: Array, kept: NDArray[np.bool_], gradients: Gradients) -> Array:
     count = kept.sum(1)
     dots = (c.sum(-1) / np.sqrt(np.maximum(count, 1))[:, None]).sum(0)
     return ratio(dots, np.sqrt((count > 0).sum()) * gradients.norm)
-
-
-def _by_module(c: Array, kept: NDArray[np.bool_], gradients: Gradients) -> Array:
-    """(S,) mean cosine over the modules that keep a direction and have a gradient, from c = V g (M, S, k)."""
-    count = kept.sum(1)
-    dots = (c.sum(-1) / np.sqrt(np.maximum(count, 1))[:, None])[count > 0]
-    norms = gradients.norms[count > 0]
-    used = norms > 0
-    return ratio(ratio(dots, norms, otherwise=0.0).sum(0), used.sum(0).astype(np.float64))

@@ -1,6 +1,6 @@
 """Null distributions of a statistic, and tests against them.
 
-    N1                  uniformly random (Haar) directions: a known law, no draws      haar_law, haar_test, haar_mean
+    N1                  uniformly random (Haar) directions: a known law, no draws      haar_test, haar_mean
     N2, N3, pair swaps  directions extracted from relabelled pairs, drawn many times   label_permutations,
                         and compared with `null_test`                                  placebo_couples, pair_swaps
 
@@ -18,7 +18,6 @@ To add a null of this kind: write such a function here, and draw it in `permutat
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +26,6 @@ from scipy import stats
 NORMAL_95 = float(stats.norm.ppf(0.95))
 NORMAL_975 = float(stats.norm.ppf(0.975))  # both tails together: 5%
 Rows = NDArray[np.intp]  # (B, p) row numbers of pair gradients
-Alternative = Literal["two-sided", "greater"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,31 +111,12 @@ def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> Nul
     )
 
 
-def haar_law(r: int) -> Any:
-    """The law of the cosine between a fixed vector and a Haar direction of R^r: (1 + c) / 2 ~ Beta((r-1)/2, (r-1)/2).
-
-    Raises:
-        ValueError: r < 2 (in one dimension the cosine is +-1).
-    """
-    if r < 2:
-        raise ValueError(f"r: the Haar law of a cosine needs r >= 2 coordinates, found {r}")
-    return stats.beta((r - 1) / 2, (r - 1) / 2, loc=-1, scale=2)
-
-
-def haar_p(cosine: float, r: int, *, alternative: Alternative = "two-sided") -> float:
-    """Exact p of one signed cosine in one module with r coordinates, under `haar_law`."""
-    if alternative == "greater":
-        return float(haar_law(r).sf(cosine))
-    return min(1.0, 2.0 * float(haar_law(r).sf(abs(cosine))))
-
-
-def haar_test(cosine: float, haar_sd: float, *, alternative: Alternative = "two-sided") -> HaarTest:
+def haar_test(cosine: float, haar_sd: float) -> HaarTest:
     """z and normal p of a cosine that sums over many modules (the central limit stands in for the exact law).
 
     Args:
         cosine: the observed value; its null mean is 0.
         haar_sd: its standard deviation under Haar directions.
-        alternative: "greater" tests the upper tail alone.
 
     Raises:
         ValueError: `haar_sd` is not positive.
@@ -145,8 +124,7 @@ def haar_test(cosine: float, haar_sd: float, *, alternative: Alternative = "two-
     if not haar_sd > 0:
         raise ValueError(f"haar_sd: expected a positive standard deviation, found {haar_sd}")
     z = cosine / haar_sd
-    tail = float(stats.norm.sf(z if alternative == "greater" else abs(z)))
-    return HaarTest(z=z, p=tail if alternative == "greater" else 2.0 * tail)
+    return HaarTest(z=z, p=2.0 * float(stats.norm.sf(abs(z))))
 
 
 def haar_mean(cosines: Sequence[float], haar_sds: Sequence[float]) -> HaarMean | None:

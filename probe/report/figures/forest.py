@@ -30,7 +30,6 @@ def forest(
     label: str,
     subtitle: str = "",
     centre: float = 0.0,
-    zone: tuple[float, float] | None = None,
     key: Sequence[tuple[str, str]] = (),
     count: int = 5,
 ) -> Figure | None:
@@ -43,7 +42,6 @@ def forest(
         label: of the axis, with the unit.
         subtitle: what is measured.
         centre: what no effect reads: 0 of a cosine, .5 of an AUROC.
-        zone: what counts as no effect, shaded through all rows.
         key: what the marks mean.
         count: of ticks, about.
     """
@@ -52,14 +50,12 @@ def forest(
     top = TOP + (16 if key else 0)
     bottom = top + ROW * len(rows) + 4
     panel = Panel(name, title, bottom + 40, subtitle)
-    scale = scale_of(_extent(rows), ROW_LEFT, ROW_RIGHT, least=(centre, *(zone or ())))
+    scale = scale_of(_extent(rows), ROW_LEFT, ROW_RIGHT, least=(centre,))
     if key:
         panel.key(top - 6, key)
     panel.x_axis(scale, bottom, label, count=count)
     for i, row in enumerate(rows):
         y = top + ROW * i + 17
-        if zone is not None:
-            panel.rect(scale(zone[0]), y, scale(zone[1]) - scale(zone[0]), 15, "zone")
         panel.track(scale, y, 15, centre=centre, count=count)
         _draw_row(panel, scale, row, top + ROW * i)
     return panel.figure()

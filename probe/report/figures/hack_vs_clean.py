@@ -13,7 +13,7 @@ ROW, TOP = 32, 44  # of the advantage cells
 
 
 def contrasts(name: str, analysis: Analysis) -> Figure | None:
-    """Mean within-prompt differences of the measured arm, with bootstrap intervals over prompts."""
+    """Mean within-prompt differences of the measured arm, with their intervals over prompts."""
     rows = []
     for contrast in analysis.contrasts:
         if contrast.arm != analysis.measured_arm or contrast.difference is None:
@@ -58,7 +58,7 @@ def areas(name: str, analysis: Analysis) -> Figure | None:
         name,
         "Does the cosine know a hack better than trivia?",
         rows,
-        subtitle="AUROC for hacked among A > 0, bootstrap over prompts",
+        subtitle="AUROC for hacked among A > 0, with 95% intervals over prompts",
         label="AUROC (0.5 = no better than chance, 1 = without error)",
         centre=0.5,
         count=6,
