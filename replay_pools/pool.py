@@ -286,6 +286,15 @@ def resolve_pool(name: str, out_dir: Path) -> Path:
     )
 
 
+def pool_reference(directory: Path, out_dir: Path) -> str:
+    """What a command calls the pool in `directory`: its name where that alone finds it, else its path."""
+    try:
+        found_by_name = resolve_pool(directory.name, out_dir)
+    except InputError:
+        return str(directory)
+    return directory.name if found_by_name.resolve() == directory.resolve() else str(directory)
+
+
 def pool_names(out_dir: Path) -> list[str]:
     """The names of the finished pools in `out_dir`/pools and of the built-in ones, sorted."""
     names: set[str] = set()

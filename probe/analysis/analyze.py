@@ -48,9 +48,10 @@ from probe.analysis.verdict.sentences import caveats
 from probe.analysis.verdict.training_runs import is_training, siblings, starts
 from probe.analysis.verdict.validity import ValidityPart, validity
 from probe.analysis.verdict.verification import verification
-from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
+from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.arms import ARMS, measured_arm
+from probe.settings.words import DEFAULT_CONDITION
 
 AGAINST_GO = ("BROKEN", "SKIP", "CONFOUNDED", "GENERIC")  # shown not to be worth a training as it is
 

@@ -32,7 +32,7 @@ from probe.analysis.tables import (
 from probe.analysis.verdict.evidence import VerdictRow
 from probe.analysis.verdict.questions import Finding
 from probe.analysis.verdict.validity import ValidityPart
-from probe.records.records import DEFAULT_CONDITION
+from probe.settings.words import DEFAULT_CONDITION
 
 
 def format_verdict(analysis: Analysis) -> str:

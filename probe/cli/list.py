@@ -126,9 +126,11 @@ def list_evals(out: Path) -> list[Row]:
 
 def list_sweeps(out: Path) -> list[Row]:
     """The sweeps of specs in OUT/sweeps, and how many of their commands are in which state."""
+    from probe.experiments.spec.jobs import STATE_FILE
+
     rows = []
     for path in _folders(out / "sweeps"):
-        state = _table(path / "state.json")
+        state = _table(path / STATE_FILE)
         jobs = [job["status"] for job in state.get("rows", [])]
         counts = {status: jobs.count(status) for status in ("done", "running", "failed")}
         rows.append({"name": path.name, "jobs": len(jobs), **counts, "stopped": state.get("stopped") or None})

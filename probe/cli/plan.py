@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.cli._analysis_options import one_blas_thread
 from probe.cli._frame import Real, echo, echo_json, echo_table, elsewhere, json_option, out_option
 from probe.cli._output import echo_footprint
@@ -122,7 +123,7 @@ def _print(spec: "Spec", spec_plan: "SpecPlan") -> None:
     )
     for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
         if effects:
-            echo(f"\nSmallest effect seen with 80% power at 5%, two-sided: {title}")
+            echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided: {title}")
             echo_table(("seeds", "paired", "unpaired", ""), [_effect(effect) for effect in effects])
     for contrast in spec_plan.contrasts:
         echo(f"\n{contrast.text}")

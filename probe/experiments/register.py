@@ -11,20 +11,18 @@ What an invalidation is: `probe.experiments.judge.invalidations`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from probe.experiments.judge.invalidations import Concerned, Invalidation, concerned_runs, read_invalidations
 from probe.experiments.judge.written import SHA_DIGITS, written_criteria, written_results
-from probe.experiments.spec.jobs import SweepRun, runs_of, sweep_folder
-from probe.experiments.spec.prereg import load_spec, preregistered
+from probe.experiments.spec.jobs import SweepRun, read_state, runs_of
+from probe.experiments.spec.prereg import load_spec
 from probe.experiments.spec.types import Spec
 from probe.records.timings import starts_of
 from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json
 from replay_pools.storage.tables import flat
 
 Status = Literal["planned", "running", "completed", "failed", "invalidated"]
-STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +116,12 @@ def _status(spec: Spec, runs: list[SweepRun], done: int, concerned: Sequence[Con
         return "invalidated"
     if done == len(runs):
         return "completed"
-    state = sweep_folder(spec, out_dir) / "state.json"
-    table = read_json(state) if state.is_file() else {}
-    if table.get("spec") == preregistered(spec):
-        complete = {run.job.name for run in runs if run.complete}
-        if any(row["status"] == "failed" and row["name"] not in complete for row in table["rows"]):
-            return "failed"
-        # By its stop rule or at its ceiling: the other runs are not to be made.
-        if table["stopped"]:
-            return "completed"
+    state, complete = read_state(spec, out_dir), {run.job.name for run in runs if run.complete}
+    if any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", [])):
+        return "failed"
+    # By its stop rule or at its ceiling: the other runs are not to be made.
+    if state.get("stopped"):
+        return "completed"
     begun = done or any(run.spec_status == "frozen" for run in runs)
     return "running" if begun else "planned"
 

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 from replay_pools.errors import InputError
 
 RUN_SCHEMA = 5  # version of a run's files; readers refuse every other one
-DEFAULT_CONDITION = "default"  # of a run that names no condition; among several, the primary one
 # StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
 ADVANTAGE_MEANINGS = {
     "advantage/mean": "after the cap, as the next two",

@@ -13,8 +13,9 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.metric_table import MetricKey
 from probe.experiments.judge.verdict import SpecVerdict
 from probe.experiments.spec.types import Spec
-from probe.records.records import DEFAULT_CONDITION, SampleRecord, StepRecord
+from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
+from probe.settings.words import DEFAULT_CONDITION
 
 if TYPE_CHECKING:
     from probe.experiments.planning.plan import SpecPlan  # it needs torch, for the memory of a model

@@ -7,7 +7,7 @@ in where groups come from.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,11 +28,13 @@ from probe.runs.sources.past_self import PastSelf
 from probe.runs.sources.prefetch import PastWeights
 from probe.runs.training_state import TrainingState
 from probe.settings.arms import Arm, get_arm, measured_arm
+from probe.settings.loss import LossSettings
 from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
+from probe.step.step import Measure
 from probe.step.update import Decay, Stepper, Updater
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
@@ -90,7 +92,8 @@ def assemble(
     bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
     coordinates = next(iter(bases.values()))
     grams: dict[Basis, GramRecorder] = {}
-    frozen, activations = None, None
+    frozen: FrozenBatch | None = None
+    activations: ActivationRemedy | None = None
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with timings.phase("directions") as phase, in_turn:
@@ -98,23 +101,9 @@ def assemble(
         start = directions.measures(conditions, arms, config.intervention.gate)
         if config.verb == "replay":
             # In a training the products with pair gradients of the start would be stale from the second step on.
-            for basis in bases:
-                library = directions.library(basis, next(iter(conditions.values())))
-                # Conditions of one pass share their normaliser, and with it the directions.
-                controls = {
-                    measure.arm.name: measure.vectors
-                    for measure in start
-                    if measure.arm.basis == basis and measure.arm.directions != "v_hack"
-                }
-                recorder = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
-                grams[basis] = recorder
+            grams = _gram_recorders(directory, directions, start, bases, next(iter(conditions.values())))
         if config.verb == "train":
-            selected = selected_pairs(config.intervention.extraction)
-            pairs = [pair for pair in selected if pair.held_out]
-            frozen = FrozenBatch(policy, coordinates, pairs, start[0].vectors) if pairs else None
-            if config.remedy is not None and config.remedy.traits.changes_activations:
-                pairs = [pair for pair in selected if not pair.held_out]
-                activations = ActivationRemedy(config.remedy, policy, coordinates, pairs)
+            frozen, activations = _on_pairs(config, policy, coordinates, start[0])
         phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
     refreshed = None
@@ -151,6 +140,39 @@ def assemble(
         is_off_policy=config.remedy is not None and config.remedy.is_off_policy,
     )
     return Assembly(setup=setup, training=training, frozen=frozen, activations=activations, world=world)
+
+
+def _gram_recorders(
+    directory: Path,
+    directions: ArmDirections,
+    start: Sequence[Measure],
+    bases: Iterable[Basis],
+    objective: LossSettings,
+) -> dict[Basis, GramRecorder]:
+    """What records the inner products of each basis: with pair gradients, with v_hack, and with controls."""
+    recorders: dict[Basis, GramRecorder] = {}
+    for basis in bases:
+        # Conditions of one pass share their normaliser, and with it the directions: those of any will do.
+        library = directions.library(basis, objective)
+        controls = {}
+        for measure in start:
+            if measure.arm.basis == basis and measure.arm.directions != "v_hack":
+                controls[measure.arm.name] = measure.vectors
+        recorders[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
+    return recorders
+
+
+def _on_pairs(
+    config: RunConfig, policy: Policy, coordinates: Coordinates, start: Measure
+) -> tuple[FrozenBatch | None, ActivationRemedy | None]:
+    """What a training keeps of its pairs: the held-out ones as a batch, the others as a remedy on activations."""
+    pairs = selected_pairs(config.intervention.extraction)
+    held_out = [pair for pair in pairs if pair.held_out]
+    frozen = FrozenBatch(policy, coordinates, held_out, start.vectors) if held_out else None
+    if config.remedy is None or not config.remedy.traits.changes_activations:
+        return frozen, None
+    extracted = [pair for pair in pairs if not pair.held_out]
+    return frozen, ActivationRemedy(config.remedy, policy, coordinates, extracted)
 
 
 def attach_bases(

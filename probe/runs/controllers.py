@@ -5,7 +5,6 @@ numbers and does not know where they come from.
     beta     warm-up: beta_t = beta min(1, t / warmup_steps); target: an EMA of the KL, alpha = 2 / (horizon + 1), above
              1.5 target: beta x 1.5, below 0.5 target: beta / 1.5, clamped to [beta_min, beta_max]
     SEPA     lambda = peak clip((s - delay_steps) / ramp_steps, 0, 1), s steps after the gate opened
-    EMA      reference <- decay reference + (1 - decay) policy
     tripwire a limit that was passed for `patience` steps in a row, or a number that is not finite, stops the run
     warning  a bound that a step passes is said and counted in the manifest, and the run goes on
 

@@ -10,7 +10,7 @@ from extraction.library import check_pairs
 from extraction.pairs import selected_pairs
 from probe.runs.directions import directions_source
 from probe.runs.policies import configured_adapter, configured_policy
-from probe.settings.loss import LossCondition, LossSettings
+from probe.settings.loss import LossCondition
 from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
@@ -117,18 +117,13 @@ def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
     conditions = []
     for condition in config.conditions:
         changes = condition.changes
-        if _lacks_divisor(condition.objective(config.objective)):
+        if condition.objective(config.objective).lacks_divisor:
             changes = {**changes, "max_completion_length": longest}
         conditions.append(LossCondition(name=condition.name, changes=changes))
     objective = config.objective
-    if _lacks_divisor(objective):
+    if objective.lacks_divisor:
         objective = replace(objective, max_completion_length=longest)
     return replace(config, objective=objective, conditions=tuple(conditions))
-
-
-def _lacks_divisor(objective: LossSettings) -> bool:
-    """Whether the loss divides by a token limit that is not given."""
-    return objective.loss_type == "dr_grpo" and objective.max_completion_length is None
 
 
 def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
+from probe.settings.words import HIGHER
 from probe.step.bases import Bases
 from probe.step.groups import GroupSource
 from probe.step.projection import sample_cosines
 from probe.step.step import Measure
-
-# The precision that each dtype is compared with. To add a dtype: its row here.
-HIGHER = {torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
 def dtype_noise(
@@ -43,7 +41,7 @@ def dtype_noise(
         KeyError: a float64 model, which has no higher precision.
     """
     dtype = bases.coordinates[0].model.dtype
-    reference = HIGHER[dtype]
+    reference: torch.dtype = getattr(torch, HIGHER[str(dtype).removeprefix("torch.")])
     groups = _first_rollouts(source, num_rollouts)
     differences: dict[str, list[float]] = {coordinates.basis: [] for coordinates in bases.coordinates}
     for coordinates in bases.coordinates:

@@ -21,7 +21,8 @@ class Preview:
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and texts; the footprint's fields beside the others."""
         row = asdict(self)
-        return row | row.pop("footprint")
+        footprint = row.pop("footprint")
+        return row | footprint
 
 
 def make_preview(directory: Path, record: Mapping[str, Any], work: Mapping[str, int], footprint: Footprint) -> Preview:

@@ -182,7 +182,7 @@ def _check_world(config: RunConfig, world: World) -> None:
 def _resolved(config: RunConfig) -> RunConfig:
     """The configuration with the divisor of dr_grpo filled in: the sampler's limit of tokens, where none is given."""
     objective = config.objective
-    if objective.loss_type != "dr_grpo" or objective.max_completion_length is not None:
+    if not objective.lacks_divisor:
         return config
     limit = rollouts_of(config).sampler.max_new_tokens
     return replace(config, objective=replace(objective, max_completion_length=limit))

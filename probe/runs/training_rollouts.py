@@ -197,7 +197,7 @@ def make_live_source(
     config: RunConfig, directory: Path, maker: RolloutMaker, assembly: Assembly, problems: Problems
 ) -> LiveSource:
     """The groups of the run at `directory`, sampled from the policy as it is and written to its pool."""
-    header = _header(config, _instructed(config, maker), problems, rollouts_of(config).group)
+    header = _header(config, maker, problems, rollouts_of(config).group)
     sampling = partial(_sampling, config, assembly)
     return _source(config, directory / ROLLOUTS_DIR, header, maker, assembly, problems, sampling)
 
@@ -216,7 +216,7 @@ def make_past_source(
     assert assembly.training is not None
     past = assembly.training.past_self
     assert past is not None
-    header = _header(config, _instructed(config, maker), problems, max(number for _, number in guest_counts(config)))
+    header = _header(config, maker, problems, max(number for _, number in guest_counts(config)))
     adapter = f"{header['policy']['adapter']}, as it was after the newest multiple of {settings.every} steps"
     header |= {"policy": header["policy"] | {"adapter": adapter}}
 

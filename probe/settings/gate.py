@@ -7,7 +7,7 @@
 The same expressions serve torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the
 keyword `min` in both.
 
-To add a gate: its word in `Gate` of `probe.settings.words`, its law as a row here.
+To add a gate: its word in `Gate` of `probe.settings.words`, its law and its moments as rows here.
 """
 
 from collections.abc import Callable
@@ -19,4 +19,10 @@ GATES: dict[Gate, Callable[[Any], Any]] = {
     "one_sided": lambda c: c.clip(min=0),
     "two_sided": lambda c: c,
     "reverse": lambda c: 2 * c,
+}
+# E[gate(c) c] and E[gate(c)^2] in units of E[c^2], for a c whose law is symmetric around 0.
+MOMENTS: dict[Gate, tuple[float, float]] = {
+    "one_sided": (0.5, 0.5),
+    "two_sided": (1.0, 1.0),
+    "reverse": (2.0, 4.0),
 }

@@ -114,6 +114,11 @@ class LossSettings:
             raise FieldError("reference", "base or ema with kl_estimator full, of whole distributions", "recorded")
 
     @property
+    def lacks_divisor(self) -> bool:
+        """Whether the loss divides by a token limit that is not given; the run fills in what its samplers record."""
+        return self.loss_type == "dr_grpo" and self.max_completion_length is None
+
+    @property
     def has_credit(self) -> bool:
         """Whether the tokens of a sample are weighted unequally."""
         return bool(self.gtpo_beta or self.hicra_alpha or self.top_entropy_quantile < 1)

@@ -62,9 +62,9 @@ def configure(
     except InputError as error:
         try:
             RunConfig.from_json(start, where)
-        except InputError as own:
-            if (own.expected, own.found) == (error.expected, error.found):
-                raise own from error  # the preset is wrong by itself, and the error names it
+        except InputError as alone:
+            if (alone.expected, alone.found) == (error.expected, error.found):
+                raise alone from error  # the preset is wrong by itself, and the error names it
         raise
 
 

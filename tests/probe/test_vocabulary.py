@@ -22,6 +22,7 @@ from probe.step import groups
 TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
     "gates": (words.Gate, gate.GATES),
+    "moments of gates": (words.Gate, gate.MOMENTS),
     "KL estimators": (words.KlEstimator, kl.KL_ESTIMATORS),
     "loss types": (LossType, loss._DENOMINATORS),
     "remedies": (words.Remedy, REMEDIES),

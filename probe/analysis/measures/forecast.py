@@ -34,7 +34,7 @@ from probe.analysis.statistics.ratios import Bounded, fieller_interval, mean_cov
 from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
-from probe.settings.gate import GATES
+from probe.settings.gate import GATES, MOMENTS
 from probe.settings.words import Gate
 
 # The paid samples of a group that are targets, by name. To add one: a row here.
@@ -196,8 +196,7 @@ class _Law:
 
         E[V^T V] = (k / r) I, and relu keeps half of a symmetric component: E[g - g'] is g times a number a module.
         """
-        law = {"one_sided": (0.5, 0.5), "two_sided": (1.0, 1.0), "reverse": (2.0, 4.0)}
-        first, second = law[self.gate]  # of E[gate(c) c] and E[gate(c)^2] in units of E[c^2]
+        first, second = MOMENTS[self.gate]
         removed = np.sqrt(second * np.einsum("m,mt->t", share, np.square(totals.norms)) @ self.weights)
         progress = target.progress.mean((1, 2))  # (M,)
         if removed == 0 or progress.sum() == 0:
@@ -228,7 +227,7 @@ def _targets(linked: Linked, totals: Gradients) -> dict[str, _Target]:
             steps=everywhere,
         )
     for name, chosen in SAMPLE_TARGETS.items():
-        target = _sample_target(linked, totals, chosen)
+        target = _sample_target(linked, chosen)
         if target is not None:
             targets[name] = target
     return targets
@@ -277,7 +276,7 @@ def paid_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord],
     return picked / picked.sum() if picked.any() else None
 
 
-def _sample_target(linked: Linked, totals: Gradients, chosen: Callable[[SampleRecord], bool]) -> _Target | None:
+def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _Target | None:
     """The mean over each group's paid samples of one kind, at unit norm; None where no group has one."""
     inner, progress, prompts, numbers = [], [], [], []
     for number, step in enumerate(linked.steps):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from probe.analysis.statistics.geometry import cosines, held_out_gradients, svd_axes
 from probe.analysis.statistics.gram import PairGram
 from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval
 from probe.analysis.statistics.null_axes import true_axes
 from probe.analysis.statistics.nulls import NullTest, label_permutations, null_test, placebo_couples
+from probe.analysis.statistics.shares import clopper_pearson
 from probe.records.records import SampleRecord
 
 # The measurement first, then the trivial baselines that it has to beat. To add a baseline: a row here.
@@ -125,12 +125,11 @@ def sign_transfer(pairs: PairGram) -> SignTransfer | None:
     if len(scores) == 0:
         return None
     num_right = int((scores > 0).sum())
-    low, high = stats.binomtest(num_right, len(scores)).proportion_ci(0.95)
     return SignTransfer(
         num_pairs=len(scores),
         num_right=num_right,
         accuracy=num_right / len(scores),
-        interval=Interval(low=float(low), high=float(high)),
+        interval=clopper_pearson(num_right, len(scores)),
         mean_cos=float(scores.mean()),
     )
 

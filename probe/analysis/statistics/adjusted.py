@@ -81,7 +81,6 @@ class PromptEffects:
 
     values: Array  # (B, C) a response's mean over prompts is its effect, and their spread its cluster-robust variance
     overlap: float  # share of the label's variance within prompts that the covariates leave unexplained
-    covariates: tuple[str, ...]
 
 
 def effects_by_prompt(
@@ -116,7 +115,7 @@ def effects_by_prompt(
     size = float(unexplained @ unexplained)
     residuals = y - (X @ coefficients).T
     values = coefficients[0][:, None] + num_prompts * _prompt_sums(residuals * (unexplained / size), member)
-    return PromptEffects(values=values, overlap=size / float(target @ target), covariates=tuple(kept))
+    return PromptEffects(values=values, overlap=size / float(target @ target))
 
 
 def _prompt_sums(values: Array, member: NDArray[np.intp]) -> Array:

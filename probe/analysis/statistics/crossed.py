@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.statistics.power import detection_power
+from probe.analysis.statistics.power import ONE_SAMPLE, detection_power
 from probe.analysis.statistics.ratios import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 
@@ -59,8 +59,8 @@ class Comparison:
         """Probability that as many seeds a side tell a difference of that size from 0 (unpaired: Welch's test)."""
         sides = 1 if self.paired else 2
         sd = math.sqrt(self.sd**2 + seeds * self.problems / sides)
-        # Pairs with correlation 1/2 differ with the standard deviation of one side, and here `sd` is the difference's.
-        return detection_power(effect, sd, seeds, paired_correlation=0.5 if self.paired else None, alpha=level)
+        # `sd` is that of a difference already: pairs that go together by one half differ by as much as one side.
+        return detection_power(effect, sd, seeds, paired_correlation=ONE_SAMPLE if self.paired else None, alpha=level)
 
     def seeds_to_see(self, effect: float, level: float = ALPHA) -> int | None:
         """The first number of seeds a side that see a difference of that size with POWER; None above MANY."""

@@ -86,7 +86,7 @@ def sign_flip_mde(sd: float, n: int, *, alpha: float = 0.05, power: float = 0.8)
     if 4 / patterns >= alpha:
         return sd * float(stats.norm.ppf(power ** (1 / n)))
     # A difference has the standard deviation sd sqrt(2 (1 - rho)), so that of rho = 1/2 has sd itself.
-    return mde(sd, n, paired_correlation=0.5, alpha=alpha, power=power)
+    return mde(sd, n, paired_correlation=ONE_SAMPLE, alpha=alpha, power=power)
 
 
 def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:

@@ -12,13 +12,13 @@ from probe.analysis.trained.arms import TrainedArm, Trainings, excess
 from probe.analysis.trained.command import train_command
 from probe.analysis.trained.questions import Answer
 from probe.analysis.verdict.advice import Next
+from probe.analysis.verdict.run_options import K
 from probe.settings.words import Outcome
 from replay_pools.storage.tables import flat
 
 PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/kl-control.md calls fixed
-TOP_K, BETA = "intervention.extraction.k", "objective.beta"
-V_HACK = "intervention.v_hack"
-COUNTS = (TOP_K, "remedy.components")  # doses that are whole numbers
+BETA, V_HACK = "objective.beta", "intervention.v_hack"
+COUNTS = (K, "remedy.components")  # doses that are whole numbers
 
 
 def next_step(outcome: Outcome, answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings) -> Next:
@@ -89,8 +89,8 @@ def _no_effect(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings)
 def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, words: str) -> Next:
     """The same with more or less of a remedy or a penalty, or with more or fewer directions."""
     settings = flat(arm.runs[0].settings)
-    key, usual = (BETA, 0.0) if arm.arm == "vanilla" else (TOP_K, 4)
-    if key == TOP_K and settings.get(V_HACK) is not None:
+    key = BETA if arm.arm == "vanilla" else K
+    if key == K and settings[V_HACK] is not None:
         number = "more" if factor > 1 else "fewer"
         return Next(
             command="probe extract --pairs FILE.jsonl --name OTHER",
@@ -98,7 +98,7 @@ def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, words: s
         )
     if key == BETA and arm.remedy is not None:
         key = "" if arm.remedy.dose is None else f"remedy.{arm.remedy.dose}"
-    value = settings.get(key, usual) if key else None
+    value = settings[key] if key else None
     if not value:
         return Next(command="", text=f"{words}, of what sets it apart: {arm.condition}")
     other = max(round(factor * value), 1) if key in COUNTS else factor * value
@@ -126,7 +126,7 @@ def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainin
     if open_answer.n < 2:
         text = f"2 seeds an arm at least, {len(behind.seeds)} of {behind.name} so far"
     elif seeds is None:
-        problems = 4 * int(flat(arm.runs[0].settings).get("evaluation.num_problems", 16))
+        problems = 4 * int(flat(arm.runs[0].settings)["evaluation.num_problems"])
         return Next(
             command=_train(arm, arm.arm, "more-problems", trainings, {"evaluation.num_problems": problems}),
             text=f"no number of seeds up to {MANY} decides {question}: {problems} held-out problems, or another dose",

@@ -10,8 +10,8 @@
 
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
 
-To add a verdict: add a row to `_verdicts` at its place, the worst first, and its next step to `probe.analysis.verdict
-.advice`.
+To add a verdict: a branch of `_verdict` at its place, the worst first, and its next step in
+`probe.analysis.verdict.advice`.
 """
 
 from collections.abc import Sequence

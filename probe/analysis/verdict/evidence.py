@@ -199,16 +199,6 @@ class Rule:
         return VerdictRow(row=self.row, condition=self.condition, kind=self.kind, unit=self.unit, **asdict(judgement))
 
 
-def controls(summaries: Mapping[str, ArmSummary]) -> list[ArmSummary]:
-    """The arms whose directions carry no hack signal."""
-    return [summary for summary in summaries.values() if is_control(summary.arm)]
-
-
-def is_control(arm: str) -> bool:
-    """Whether the directions of an arm carry no hack signal."""
-    return arm in ARMS and ARMS[arm].directions != "v_hack"
-
-
 def missing(why: str, n: int = 0) -> Judgement:
     """INCONCLUSIVE, because something was not measured."""
     return Judgement(verdict="INCONCLUSIVE", value="", n=n, why=why)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from probe.analysis.verdict.commands import extract, generate, replay, replay_again
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.validity import repeats
+from probe.settings.words import HIGHER
 from replay_pools.grading.tiers import UNSAFE
 
 Mend = tuple[list[str], str]  # commands, and what they do
-HIGHER = {"bfloat16": "float32", "float32": "float64"}
 
 
 def mend(part: str, evidence: Evidence) -> Mend:

@@ -13,8 +13,7 @@ from probe.analysis.verdict.evidence import GateFacts, PoolFacts, PoolPlan
 from probe.records.run import OWN_POOLS, Run
 from probe.settings.presets import configure
 from replay_pools.agreement import read_regrade
-from replay_pools.errors import InputError
-from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
+from replay_pools.pool import MANIFEST_NAME, pool_names, pool_reference, resolve_pool
 from replay_pools.storage.files import dump_json, parse_json, sha256
 
 
@@ -69,19 +68,10 @@ def _out_dir(run: Run) -> Path:
 
 def _regrade_command(directory: Path, regrade_name: str, out_dir: Path) -> str:
     """The command that grades the pool in `directory` again, and whose result an analysis of the run reads."""
-    pool = directory.name if _goes_by_name(directory, out_dir) else str(directory)
-    command = ["probe", "pool", "regrade", pool, "--name", f"{regrade_name}-again"]
+    command = ["probe", "pool", "regrade", pool_reference(directory, out_dir), "--name", f"{regrade_name}-again"]
     if out_dir != Path("out"):
         command += ["--out", str(out_dir)]
     return shlex.join(command)
-
-
-def _goes_by_name(directory: Path, out_dir: Path) -> bool:
-    """Whether the name of a pool's directory alone finds it."""
-    try:
-        return resolve_pool(directory.name, out_dir).resolve() == directory.resolve()
-    except InputError:
-        return False
 
 
 def pools_at_hand(run: Run) -> list[PoolPlan]:
@@ -124,7 +114,7 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
     assert usual.rollouts is not None  # `RunConfig` refuses a generation without them
     rollouts = usual.rollouts
     is_served = "engine" in manifest
-    # {option: (of the pool, the default)}; what neither a server nor an older grader tells is as usual.
+    # {option: (of the pool, the default)}
     flags = {
         "model": (policy["base_model"], usual.model.name),
         "served-model" if is_served else "adapter": (policy["adapter"], usual.model.adapter),
@@ -135,12 +125,13 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
         "temperature": (sampler["temperature"], rollouts.sampler.temperature),
         "max-new-tokens": (sampler["max_new_tokens"], rollouts.sampler.max_new_tokens),
     }
+    # The same of what a pool need not record: a server does not tell the precision.
     settings = {
-        "model.dtype": (policy["dtype"] or usual.model.dtype, usual.model.dtype),
-        "rollouts.sampler.top_p": (sampler["top_p"], rollouts.sampler.top_p),
-        "rollouts.sampler.top_k": (sampler["top_k"], rollouts.sampler.top_k),
-        "rollouts.code_rule": (grader.get("code_rule", rollouts.code_rule), rollouts.code_rule),
-        "rollouts.cpu_limit": (grader.get("cpu_s", rollouts.cpu_limit), rollouts.cpu_limit),
+        "model.dtype": (policy.get("dtype"), usual.model.dtype),
+        "rollouts.sampler.top_p": (sampler.get("top_p"), rollouts.sampler.top_p),
+        "rollouts.sampler.top_k": (sampler.get("top_k"), rollouts.sampler.top_k),
+        "rollouts.code_rule": (grader.get("code_rule"), rollouts.code_rule),
+        "rollouts.cpu_limit": (grader.get("cpu_s"), rollouts.cpu_limit),
     }
     options = ["--engine server --url URL"] if is_served else []
     options += ["--hint"] if plan["hint"] else []
@@ -149,7 +140,7 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
         if value != default:
             options.append(f"--{name} {shlex.quote(str(value))}")
     for key, (value, default) in settings.items():
-        if value != default:
+        if value not in (None, default):
             options.append(f"--set {key}={value}")
     return " ".join(options)
 

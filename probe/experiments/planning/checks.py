@@ -229,7 +229,7 @@ def _check_arm(spec: Spec, criterion: Criterion, condition: SpecCondition, entry
 
 
 def _has_null(criterion: Criterion) -> bool:
-    """Apart from pairs swapped within themselves, which are void: `probe.experiments.planning.checks` says so."""
+    """Apart from pairs swapped within themselves, which `probe.experiments.spec.vacuity` says are void."""
     return criterion.null not in ("none", "pair-swap")
 
 

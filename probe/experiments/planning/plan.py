@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probe.analysis.statistics.power import mde, pairing_pays_above, sign_flip_mde
+from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.planning.checks import environment_faults, input_faults
 from probe.experiments.spec.floors import num_units, sign_flip_floor
 from probe.experiments.spec.jobs import is_compared, runs_of
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from probe.runs.footprint import Footprint
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, beside the planned number
-POWER, ALPHA = 0.8, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,9 @@ class ContrastEffect:
         """A sentence."""
         what = f"Over the {self.n} {self.unit}s of {self.condition}"
         if math.isinf(self.effect):
-            return f"{what} sign flips see nothing at 5%: their smallest p is {sign_flip_floor(self.n):.3g}"
-        return f"{what} sign flips see a mean of {self.effect:.2f} sd between {self.unit}s, with 80% power at 5%"
+            return f"{what} sign flips see nothing at {ALPHA:.0%}: their smallest p is {sign_flip_floor(self.n):.3g}"
+        seen = f"{what} sign flips see a mean of {self.effect:.2f} sd between {self.unit}s"
+        return f"{seen}, with {POWER:.0%} power at {ALPHA:.0%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,8 @@ class SpecPlan:
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and None; the footprint's fields beside the others."""
         row = asdict(self)
-        return row | (row.pop("footprint") or {"model": None, "modules": [], "memory": []})
+        footprint = row.pop("footprint")
+        return row | (footprint or {"model": None, "modules": [], "memory": []})
 
 
 def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str | None = None) -> SpecPlan:

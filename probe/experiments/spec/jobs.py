@@ -7,6 +7,7 @@ resumes by itself.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from probe.experiments.spec.prereg import preregistered, spec_status
 from probe.experiments.spec.resolve import PlannedRun, foretelling_runs, planned_runs, pool_config
@@ -101,9 +102,19 @@ def write_settings(jobs: Sequence[Job]) -> None:
         write_json(job.settings_file, {"settings": asdict(job.config)})
 
 
+STATE_FILE = "state.json"  # of a sweep, in its folder
+
+
 def sweep_folder(spec: Spec, out_dir: Path) -> Path:
     """Where a sweep keeps its state, its logs, the settings of its jobs, and what it foresaw."""
     return out_dir / "sweeps" / spec.name
+
+
+def read_state(spec: Spec, out_dir: Path) -> dict[str, Any]:
+    """What the sweep of this very spec last wrote of itself (`SweepState`); empty before its first command."""
+    path = sweep_folder(spec, out_dir) / STATE_FILE
+    state = read_json(path) if path.is_file() else {}
+    return state if state.get("spec") == preregistered(spec) else {}
 
 
 def _job(spec: Spec, run: PlannedRun, seed: int, out_dir: Path) -> Job:

@@ -15,7 +15,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from probe.experiments.spec.jobs import Job, block, is_compared, pool_jobs, runs_of, sweep_folder, write_settings
+from probe.experiments.spec.jobs import (
+    STATE_FILE,
+    Job,
+    block,
+    is_compared,
+    pool_jobs,
+    read_state,
+    runs_of,
+    sweep_folder,
+    write_settings,
+)
 from probe.experiments.spec.prereg import preregistered
 from probe.experiments.spec.types import Spec
 from probe.experiments.spec.vacuity import write_foreseen
@@ -23,7 +33,7 @@ from probe.experiments.sweep.launch import Launcher
 from probe.experiments.sweep.stopping import Look, look
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json, write_json
+from replay_pools.storage.files import write_json
 from replay_pools.storage.lock import locked
 
 EXIT_INPUT = 2  # of a command with bad input: another attempt would end the same way
@@ -102,7 +112,7 @@ def sweep(
         # Before the first run, so that no result can decide what counts as vacuous.
         write_foreseen(spec, out_dir, vacuous or {})
         write_settings([*pools, *runs])
-        table = open_table(spec, folder, [*pools, *runs])
+        table = open_table(spec, out_dir, [*pools, *runs])
         runner = Runner(table, folder, launch, workers, retries, show)
         runner.run(pools)
         if table.failed:
@@ -125,11 +135,9 @@ def sweep(
     return table
 
 
-def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> SweepState:
+def open_table(spec: Spec, out_dir: Path, jobs: Sequence[Job]) -> SweepState:
     """A fresh table of these jobs, which goes on counting the attempts and seconds of earlier calls of this spec."""
-    path, mark = folder / "state.json", preregistered(spec)
-    state = read_json(path) if path.is_file() else {}
-    earlier = {row["name"]: row for row in state["rows"]} if state.get("spec") == mark else {}
+    earlier = {row["name"]: row for row in read_state(spec, out_dir).get("rows", [])}
     rows = []
     for job in jobs:
         past = earlier.get(job.name, {})
@@ -137,7 +145,7 @@ def open_table(spec: Spec, folder: Path, jobs: Sequence[Job]) -> SweepState:
         rows.append(
             JobState(job=job, status=status, attempts=past.get("attempts", 0), seconds=past.get("seconds", 0.0))
         )
-    return SweepState(spec=mark, rows=rows)
+    return SweepState(spec=preregistered(spec), rows=rows)
 
 
 class Runner:
@@ -183,7 +191,7 @@ class Runner:
             rows.append({"name": row.job.name, **state})
         looks = [asdict(row) for row in table.looks]
         state = {"spec": table.spec, "rows": rows, "looks": looks, "stopped": table.stopped}
-        write_json(self._folder / "state.json", state)
+        write_json(self._folder / STATE_FILE, state)
         self._show(table)
 
     def _watch(self, futures: Sequence[Future[None]]) -> None:

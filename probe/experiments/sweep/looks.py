@@ -10,19 +10,15 @@ from pathlib import Path
 
 from scipy import stats
 
-from probe.experiments.spec.jobs import sweep_folder
-from probe.experiments.spec.prereg import preregistered
+from probe.experiments.spec.jobs import read_state
 from probe.experiments.spec.types import Spec
 from probe.experiments.sweep.stopping import Look, boundaries
 from probe.settings.words import Verdict
-from replay_pools.storage.files import read_json
 
 
 def read_looks(spec: Spec, out_dir: Path) -> list[Look]:
     """The looks that the sweep of this very spec has taken, in order."""
-    path = sweep_folder(spec, out_dir) / "state.json"
-    state = read_json(path) if path.is_file() else {}
-    return [Look(**look) for look in state["looks"]] if state.get("spec") == preregistered(spec) else []
+    return [Look(**look) for look in read_state(spec, out_dir).get("looks", [])]
 
 
 def after_looks(verdict: Verdict, why: str, looks: list[Look]) -> tuple[Verdict, str]:
