@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probe.analysis.formatting import short
 from probe.analysis.ladder.players import BASE
 from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.training_outcome import deployed
-from probe.report.figures.learning import BOTTOM, DODGE, END, MOST_NAMED, TOP, apart
+from probe.report.figures.learning import BOTTOM, DODGE, END, MOST_NAMED, TOP, write_names
 from probe.report.figures.panel import LEFT, Figure, Panel, Scale, scale_of, signed
 from probe.report.trainings import TrainedRun, Treatment
 
@@ -52,8 +51,7 @@ def ladder(name: str, treatments: Sequence[Treatment]) -> Figure | None:
     for color, (treatment, points) in reversed(list(enumerate(named))):
         shift = DODGE * (color - (len(named) - 1) / 2)
         names.append((_draw(panel, x, y, treatment, points, color, shift), treatment.name, color))
-    for height, label, color in apart(names):
-        panel.text(END + 8, height + 3.5, short(label, 16), f"fill-{color}" if color else "")
+    write_names(panel, names)
     return panel.figure()
 
 

@@ -30,6 +30,7 @@ OF_STEPS: dict[str, tuple[str, str, Callable[[StepRecord], float | None]]] = {
     ),
 }
 MOST_NAMED = 5  # ink, then four colours; other treatments are thin grey lines
+NAME_HEIGHT = 13.0
 DODGE = 2.4  # between the intervals of neighbours, which would cover one another
 
 
@@ -55,8 +56,7 @@ def learning(metric: str, treatments: Sequence[Treatment]) -> Figure | None:
         shift = DODGE * (color - (len(named) - 1) / 2)
         height = _draw_named(panel, x, y, metric, treatment, color, shift)
         names.append((height, treatment.name, color))
-    for height, name, color in apart(names):
-        panel.text(END + 8, height + 3.5, short(name, 16), f"fill-{color}" if color else "")
+    write_names(panel, names)
     return panel.figure()
 
 
@@ -81,8 +81,7 @@ def in_training(field: str, treatments: Sequence[Treatment]) -> Figure | None:
         points = [(x(step), y(value)) for step, value in curve.items()]
         panel.path(points, f"curve arm-{color}" if color else "curve", treatment.name)
         names.append((points[-1][1], treatment.name, color))
-    for height, name, color in apart(names):
-        panel.text(END + 8, height + 3.5, short(name, 16), f"fill-{color}" if color else "")
+    write_names(panel, names)
     return panel.figure()
 
 
@@ -142,15 +141,16 @@ def _draw_named(panel: Panel, x: Scale, y: Scale, metric: str, treatment: Treatm
     return points[-1][1]
 
 
-def apart(names: Sequence[tuple[float, str, int]], gap: float = 13.0) -> list[tuple[float, str, int]]:
-    """(height, name, color) from top to bottom, `gap` or more between heights.
+def write_names(panel: Panel, names: Sequence[tuple[float, str, int]]) -> None:
+    """Write each (height, name, color) to the right of the axes, at the height where its curve ends.
 
     A name moves down where it would touch the one above; all move up if the last one falls below the axis.
     """
     placed: list[tuple[float, str, int]] = []
     for height, name, color in sorted(names):
         if placed:
-            height = max(height, placed[-1][0] + gap)
+            height = max(height, placed[-1][0] + NAME_HEIGHT)
         placed.append((height, name, color))
     over = max(0.0, placed[-1][0] - BOTTOM) if placed else 0.0
-    return [(height - over, name, color) for height, name, color in placed]
+    for height, name, color in placed:
+        panel.text(END + 8, height - over + 3.5, short(name, 16), f"fill-{color}" if color else "")
