@@ -66,7 +66,10 @@ class Tokens:
 
     def __post_init__(self) -> None:
         # Over the whole log: a single group may have no padded completion to infer from.
-        self._endings = infer_endings([row.completion_ids for row in self.rows if row.completion_ids])
+        ends = self.chat.eos_ids
+        pads = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id, *ends)
+        completions = [row.completion_ids for row in self.rows if row.completion_ids]
+        self._endings = infer_endings(completions, [pad for pad in pads if pad is not None], ends)
         self._longest = self._cap()
 
     def prompt(self, row: LogRow) -> Prompt | None:
@@ -165,20 +168,20 @@ class Tokens:
         return self.chat.tokenizer.encode(text, add_special_tokens=False)
 
     def _logged(self, row: LogRow) -> Sampled:
-        """The logged ids without padding, which is one id repeated: anything else is content, and is not cut."""
+        """The logged ids without padding; anything else is content, and is not cut."""
         stored = row.completion_ids or []
         place = f"{row.where} comp_len"
         if row.comp_len is not None and row.comp_len > len(stored):
             found = f"{row.comp_len} of {len(stored)}"
             self.faults.add(place, "comp_len", expected="at most as many as completion_ids", found=found)
-        ids = cut_padding(stored, row.comp_len, self._endings)
+        ids = cut_padding(stored, row.comp_len, self._endings, was_cut_off=row.finish == "length")
         cut = set(stored[len(ids) :])
         if len(cut) > 1:
             found = f"{len(cut)} different ids behind the first {len(ids)} of {len(stored)}"
             expected = "all completion_ids, or padding behind them"
             self.faults.add(place, "cut", expected=expected, found=found)
         if cut:
-            sentence = f"right padding (id {self._endings.pad}) was cut; id {self._endings.eos} is taken for the end"
+            sentence = f"right padding (id {stored[-1]}) was cut; id {self._endings.eos} is taken for the end"
             self.log[f"{sentence} of a turn"] += 1
         finish = row.finish
         if finish is None:

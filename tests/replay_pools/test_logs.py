@@ -783,8 +783,11 @@ def test_padding_on_both_sides_is_cut(tmp_path: Path, teacher, imported) -> None
     extra=st.integers(2, 4),
     pad_is_eos=st.booleans(),
     know_length=st.booleans(),
+    know_end=st.booleans(),
 )
-def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad_is_eos: bool, know_length: bool) -> None:
+def test_cutting_undoes_padding(
+    bodies: list[list[int]], extra: int, pad_is_eos: bool, know_length: bool, know_end: bool
+) -> None:
     """cut(pad(x)) == x for stopped completions, with pad == eos too, whether comp_len (of the mask by pad id) is known.
 
     The last body ids repeat earlier in the text, as words do; an end-of-turn id never does.
@@ -794,18 +797,61 @@ def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad_is_eos:
     width = max(map(len, completions)) + extra
     stored = [ids + [pad] * (width - len(ids)) for ids in completions]
     lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
-    endings = infer_endings(stored)
+    endings = infer_endings(stored, [PAD, EOS], [EOS] if know_end else [])
     assert (endings.pad, endings.eos) == (pad, EOS)
-    cut = [cut_padding(ids, length, endings) for ids, length in zip(stored, lengths, strict=True)]
+    cut = [cut_padding(ids, length, endings, was_cut_off=False) for ids, length in zip(stored, lengths, strict=True)]
     assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
 
 
 def test_unpadded_completions_are_left_alone() -> None:
     """No id repeats at an end: nothing is padding."""
     stored = [[5, 6, 7], [5, EOS], [8]]
-    endings = infer_endings(stored)
+    endings = infer_endings(stored, [PAD, EOS], [EOS])
     assert endings.pad is None
-    assert [cut_padding(ids, None, endings) for ids in stored] == stored
+    assert [cut_padding(ids, None, endings, was_cut_off=False) for ids in stored] == stored
+
+
+@pytest.mark.parametrize("logged", ["ids", "ids and finish", "ids, text, finish and logprobs"])
+def test_an_answer_that_ran_in_circles_is_no_padding(tmp_path: Path, teacher, chat, imported, logged: str) -> None:
+    """A repeated word at the end of a truncated completion is content, whatever stands beside its ids."""
+    rows = []
+    for i, rollout in enumerate(teacher[0]):
+        ids = rollout.completion_ids if i != 3 else rollout.completion_ids[:-1] + [61] * 20
+        fields = {"prompt": rollout.messages, "completion_ids": ids, "reward": rollout.reward}
+        if "finish" in logged:
+            fields["finish_reason"] = "length" if i == 3 else "stop"
+        if "logprobs" in logged:
+            fields |= {"completion": chat.decode(ids), "logprobs": [-0.5] * len(ids)}
+        rows.append(fields)
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert [rollout.completion_ids for rollout in pool.steps[0]] == [fields["completion_ids"] for fields in rows]
+    assert [rollout.finish_reason for rollout in pool.steps[0]].count("length") == 1
+    assert not any("padding" in note for note in pool.normalised)
+
+
+def test_a_pad_that_the_tokenizer_does_not_know_stands_behind_the_end_of_a_turn() -> None:
+    """There alone it is cut: a completion that ends in the same id without an end of its turn is kept."""
+    stored = [[5, 6, EOS, 61, 61, 61], [7, EOS, 61, 61, 61, 61], [5, 6, 7, 61, 61, 61]]
+    endings = infer_endings(stored, [PAD, EOS], [EOS])
+    cut = [cut_padding(ids, None, endings, was_cut_off=False) for ids in stored]
+    assert cut == [[5, 6, EOS], [7, EOS], [5, 6, 7, 61, 61, 61]]
+
+
+@pytest.mark.parametrize("pad", [PAD, EOS])
+def test_padding_behind_an_answer_that_was_cut_off(pad: int) -> None:
+    """Where the log says so, no end of turn was sampled, and all of the padding goes."""
+    stored = [[5, 6, 7, pad, pad], [8, 9, EOS, pad, pad]]
+    endings = infer_endings(stored, [PAD, EOS], [EOS])
+    assert cut_padding(stored[0], None, endings, was_cut_off=True) == [5, 6, 7]
+    assert cut_padding(stored[1], None, endings, was_cut_off=False) == [8, 9, EOS]
+
+
+def test_two_ends_of_a_turn_with_padding_by_one_of_them() -> None:
+    """Each completion keeps the one end that was sampled."""
+    stored = [[5, 6, EOS, PAD, PAD], [5, 7, 8, PAD, PAD]]
+    endings = infer_endings(stored, [PAD, EOS], [EOS, PAD])
+    cut = [cut_padding(ids, None, endings, was_cut_off=False) for ids in stored]
+    assert cut == [[5, 6, EOS], [5, 7, 8, PAD]]
 
 
 # Anything at all
