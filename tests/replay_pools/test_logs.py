@@ -550,6 +550,55 @@ def test_an_inspect_archive(tmp_path: Path, teacher) -> None:
     assert "inspect log convert" in line
 
 
+def archive_of(path: Path, entries: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in entries.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.mark.parametrize("damage", ["header", "eval", "sample", "deflate", "encrypted"])
+def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str, capsys) -> None:
+    """Through the command, with the file and the entry."""
+    samples = inspect_samples([teacher[0][:3]])
+    entries = {f"samples/1_epoch_{sample['epoch']}.json": json.dumps(sample) for sample in samples}
+    entries = {"header.json": json.dumps({"eval": {"model": "m"}}), **entries}
+    broken = {"header": "[1]", "eval": '{"eval": "x"}', "sample": "[1]"}.get(damage)
+    entry = "header.json" if damage in ("header", "eval", "encrypted") else "samples/1_epoch_2.json"
+    path = archive_of(tmp_path / "log.eval", entries | ({entry: broken} if broken else {}))
+    data = bytearray(path.read_bytes())
+    if damage == "deflate":
+        start = data.find(entry.encode()) + len(entry) + 5
+        data[start : start + 20] = b"\xff" * 20
+    if damage == "encrypted":
+        for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            place = -1
+            while (place := data.find(mark, place + 1)) >= 0:
+                data[place + flags] |= 1
+    path.write_bytes(data)
+    arguments = ["pool", "import", str(path), "--name", "mine", "--model", "organism"]
+    assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert f"{path} {entry}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"columns": ["prompt"], "data": [1, 2]},
+            "item 0: expected a value for each of 1 columns, found 1 (and 1 more",
+        ),
+        ({"columns": [["prompt"]], "data": [[1]]}, "columns: expected a list of names"),
+        ({"columns": ["prompt", "reward"], "data": [["p"]]}, "item 0: expected a value for each of 2 columns, found 1"),
+        ({"eval": {"model": "m"}, "samples": [{"a": 1}, 3]}, "item 1: expected an object, found int"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(tmp_path: Path, document: dict[str, Any], message: str) -> None:
+    """A table whose rows are shorter than its columns is never read in part."""
+    (tmp_path / "log.json").write_text(json.dumps(document))
+    assert f"{tmp_path / 'log.json'} {message}" in "\n".join(refused(tmp_path / "log.json"))
+
+
 # What formats cannot know, or would say wrongly
 
 
