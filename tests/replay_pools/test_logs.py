@@ -729,6 +729,14 @@ def test_a_number_of_the_row_is_no_problem(tmp_path: Path) -> None:
     assert any("another one in every row" in note for note in log.notes)
 
 
+def test_rewards_from_minus_one_to_zero(tmp_path: Path, imported) -> None:
+    """0 is a pass there: the scale is ours only where all rewards are."""
+    rows = [row(completion=str(i), reward=-float(i % 2), gt_pass=i % 4 == 0) for i in range(8)]
+    (group,) = imported(lines(tmp_path / "log.jsonl", rows)).steps
+    assert [rollout.grade.passed for rollout in group] == [rollout.reward == 0 for rollout in group]
+    assert sum(bool(rollout.grade.exploited) for rollout in group) == 2
+
+
 # Ids
 
 
