@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from replay_pools.faults import Faults
 from replay_pools.logs.padding import Endings, cut_padding, infer_endings
 from replay_pools.logs.rows import Chat as Messages
-from replay_pools.logs.rows import LogRow
+from replay_pools.logs.rows import LogRow, leading_run
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import FinishReason
 
@@ -60,8 +60,9 @@ class Tokens:
     log: Counter[str] = field(default_factory=Counter)  # {sentence: number of rollouts}
     num_retokenised: int = 0
     num_round_trips: int = 0  # of these
-    _prompts: dict[str, Prompt | None] = field(default_factory=dict)
+    _prompts: dict[object, Prompt | None] = field(default_factory=dict)
     _endings: Endings = field(init=False)
+    _left_pads: dict[int, int] = field(init=False)  # {id that pads prompts on the left: how many of it are content}
     _longest: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,11 +71,13 @@ class Tokens:
         pads = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id, *ends)
         completions = [row.completion_ids for row in self.rows if row.completion_ids]
         self._endings = infer_endings(completions, [pad for pad in pads if pad is not None], ends)
+        self._left_pads = self._padding_of_prompts(pads)
         self._longest = self._cap()
 
     def prompt(self, row: LogRow) -> Prompt | None:
         """The prompt of a row; None where it is a fault."""
-        key = row.prompt_key
+        # Rows of one prompt may differ in what stands before it, which a row without padding may have as content.
+        key = (row.prompt_key, *(row.prompt_ids or [])[: row.lead])
         if key not in self._prompts:
             self._prompts[key] = self._make_prompt(row)
         prompt = self._prompts[key]
@@ -83,6 +86,8 @@ class Tokens:
             if row.plen is not None and row.plen != len(prompt.ids):
                 expected = f"{row.plen} tokens (plen)"
                 found, fix = f"{len(prompt.ids)} by the tokenizer", "use the model that sampled it"
+                if row.prompt_ids is None and row.rendered is None:
+                    fix += ", or --map rendered=COLUMN where the text was all of the prompt"
                 self.faults.add(f"{row.where} prompt", "plen", expected=expected, found=found, fix=fix)
         return prompt
 
@@ -130,14 +135,31 @@ class Tokens:
         if row.messages is None and prompt.messages[0]["content"] == prompt.text:
             self.log["messages are not known: the rendered prompt stands for one message"] += 1
 
+    def _padding_of_prompts(self, pads: Sequence[int | None]) -> dict[int, int]:
+        """What pads prompts on the left where their length is not logged, by the ids that lead them in the log.
+
+        The pad id does wherever it leads; an id that ends turns, where it leads some prompt in a run of two or more.
+        An id that also begins texts is content once, where it leads every prompt.
+        """
+        tokenizer, lead = self.chat.tokenizer, Counter[int]()
+        prompts = [row.prompt_ids for row in self.rows if row.prompt_ids]
+        for ids in prompts:
+            lead[ids[0]] = max(lead[ids[0]], leading_run(ids))
+        padding: dict[int, int] = {}
+        for pad in {*pads} & lead.keys():
+            assert pad is not None
+            begins_all = pad == tokenizer.bos_token_id and all(ids[0] == pad for ids in prompts)
+            if lead[pad] > 1 or (pad == tokenizer.pad_token_id and pad != tokenizer.bos_token_id):
+                padding[pad] = int(begins_all)
+        return padding
+
     def _without_left_padding(self, row: LogRow) -> list[int]:
         ids = row.prompt_ids or []
-        start = max(0, len(ids) - row.plen) if row.plen else 0
-        pad = self.chat.tokenizer.pad_token_id
         if row.plen is None:
-            while start < len(ids) and ids[start] == pad:
-                start += 1
-        elif len(set(ids[:start])) > 1:
+            is_padded = bool(ids) and ids[0] in self._left_pads
+            return ids[leading_run(ids) - self._left_pads[ids[0]] :] if is_padded else ids
+        start = max(0, len(ids) - row.plen)
+        if len(set(ids[:start])) > 1:
             expected, found = "padding before the last plen ids", f"{len(set(ids[:start]))} different ids"
             self.faults.add(f"{row.where} prompt_ids", "left padding", expected=expected, found=found)
         return ids[start:]
