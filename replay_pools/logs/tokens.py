@@ -22,6 +22,7 @@ CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 SKIPPED = re.compile(
     r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
 )
+NO_LENGTH = "--map comp_len=none leaves the number out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Tokens:
                 found, fix = f"{len(prompt.ids)} by the tokenizer", "use the model that sampled it"
                 if row.prompt_ids is None and row.rendered is None:
                     fix += ", or --map rendered=COLUMN where the text was all of the prompt"
+                fix += "; --map plen=none leaves the number out"
                 self.faults.add(f"{row.where} prompt", "plen", expected=expected, found=found, fix=fix)
         return prompt
 
@@ -138,8 +140,8 @@ class Tokens:
     def _padding_of_prompts(self, pads: Sequence[int | None]) -> dict[int, int]:
         """What pads prompts on the left where their length is not logged, by the ids that lead them in the log.
 
-        The pad id does wherever it leads; an id that ends turns, where it leads some prompt in a run of two or more.
-        An id that also begins texts is content once, where it leads every prompt.
+        The pad id does wherever it leads; an id that ends turns, where it leads in a run of two or more, or not all
+        prompts. An id that also begins texts is content once, where it leads every prompt.
         """
         tokenizer, lead = self.chat.tokenizer, Counter[int]()
         prompts = [row.prompt_ids for row in self.rows if row.prompt_ids]
@@ -148,9 +150,10 @@ class Tokens:
         padding: dict[int, int] = {}
         for pad in {*pads} & lead.keys():
             assert pad is not None
-            begins_all = pad == tokenizer.bos_token_id and all(ids[0] == pad for ids in prompts)
-            if lead[pad] > 1 or (pad == tokenizer.pad_token_id and pad != tokenizer.bos_token_id):
-                padding[pad] = int(begins_all)
+            begins_texts = pad == tokenizer.bos_token_id
+            leads_all = all(ids[0] == pad for ids in prompts)
+            if lead[pad] > 1 or (not begins_texts and (pad == tokenizer.pad_token_id or not leads_all)):
+                padding[pad] = int(begins_texts and leads_all)
         return padding
 
     def _without_left_padding(self, row: LogRow) -> list[int]:
@@ -195,13 +198,13 @@ class Tokens:
         place = f"{row.where} comp_len"
         if row.comp_len is not None and row.comp_len > len(stored):
             found = f"{row.comp_len} of {len(stored)}"
-            self.faults.add(place, "comp_len", expected="at most as many as completion_ids", found=found)
+            self.faults.add(place, "comp_len", expected="at most as many as completion_ids", found=found, fix=NO_LENGTH)
         ids = cut_padding(stored, row.comp_len, self._endings, was_cut_off=row.finish == "length")
         cut = set(stored[len(ids) :])
         if len(cut) > 1:
             found = f"{len(cut)} different ids behind the first {len(ids)} of {len(stored)}"
             expected = "all completion_ids, or padding behind them"
-            self.faults.add(place, "cut", expected=expected, found=found)
+            self.faults.add(place, "cut", expected=expected, found=found, fix=NO_LENGTH)
         if cut:
             sentence = f"right padding (id {stored[-1]}) was cut; id {self._endings.eos} is taken for the end"
             self.log[f"{sentence} of a turn"] += 1
@@ -212,7 +215,8 @@ class Tokens:
         logprobs = row.logprobs and row.logprobs[: len(ids)]
         if logprobs and len(logprobs) != len(ids):
             found = f"{len(logprobs)} for {len(ids)} ids"
-            self.faults.add(f"{row.where} logprobs", "logprobs", expected="one an id", found=found)
+            fix = "--map logprobs=none leaves them out"
+            self.faults.add(f"{row.where} logprobs", "logprobs", expected="one an id", found=found, fix=fix)
         return Sampled(self._text(row, ids), ids, finish, logprobs or None)
 
     def _inferred_finish(self, ids: list[int], was_padded: bool) -> FinishReason:

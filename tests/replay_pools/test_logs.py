@@ -666,8 +666,8 @@ def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[st
 def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher, imported) -> None:
     """Numbers beside a column `reward` are no rewards, whether the log is read as TRL's or not."""
     numbers = {"num_tokens": lambda rollout: rollout.comp_len, "temperature": lambda rollout: 1.0}
-    rows = own_log(teacher, reward=lambda rollout: rollout.reward, **numbers)
-    for name in ("log.jsonl", "completions_00001.jsonl"):
+    for name, reward in (("log.jsonl", "reward"), ("log.jsonl", "score"), ("completions_00001.jsonl", "reward")):
+        rows = own_log(teacher, **{reward: lambda rollout: rollout.reward}, **numbers)
         log = check_log(lines(tmp_path / name, rows))
         assert log.format == ("columns" if name == "log.jsonl" else "trl")
         wanted = [rollout.reward for group in teacher for rollout in group]
@@ -965,6 +965,17 @@ def test_left_padding_makes_no_other_prompt(tmp_path: Path, chat, imported, pad:
     assert any("left padding of the prompt was cut (6 rollouts)" in note for note in pool.normalised)
 
 
+def test_one_id_of_left_padding_is_cut(tmp_path: Path, chat, imported) -> None:
+    """An end of turn that leads some prompts and not the others pads them, where no text begins with it."""
+    asked = [chat.render([{"role": "user", "content": text}])[1] for text in ("Add 1.", "Add 1 and 2.")]
+    rows = [
+        {"prompt_ids": [EOS] * (i % 2) + asked[i % 2], "completion_ids": [40 + i, EOS], "reward": float(i > 3)}
+        for i in range(8)
+    ]
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert [group[0].prompt_ids for group in pool.steps] == asked
+
+
 def test_what_begins_every_text_is_no_left_padding(tmp_path: Path, chat, imported, monkeypatch) -> None:
     """Where one id pads, begins and ends texts, one of it stays in front of each prompt that begins with it."""
     monkeypatch.setattr(type(chat.tokenizer), "bos_token_id", EOS, raising=False)
@@ -998,6 +1009,26 @@ def test_a_guessed_column_that_is_something_else_can_be_left_out(
     assert any(said in line for line in refused(source))
     assert not any(said in line for line in refused(source, mapping={target: column}))
     assert check_log(source, mapping={target: "none"}).groups
+
+
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("plen", {"prompt_length": 999}),
+        ("comp_len", {"completion_ids": [40, EOS], "completion_length": 999}),
+        ("comp_len", {"completion_ids": [40, 41, 42, EOS], "completion_length": 1}),
+        ("logprobs", {"completion_ids": [40, EOS], "logprobs": [-0.5]}),
+    ],
+)
+def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(
+    tmp_path: Path, imported, target: str, fields: dict[str, Any]
+) -> None:
+    """It may count characters, or stand for something else; the line says how."""
+    text = {} if "plen" in target else {"completion": None}
+    source = lines(tmp_path / "log.jsonl", [row(**fields, **text) for _ in range(2)])
+    with pytest.raises(InputError, match=f"--map {target}=none"):
+        imported(source)
+    assert imported(source, mapping={target: "none"}).steps
 
 
 def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ LOGGED = ("step", "prompt", "completion", "advantage")
 TABLE = re.compile(r"completions_\d+\.\w+")  # the name of a file of TRL
 GROUPS = TARGETS["group"].names
 # What logs of others have beside these columns. TRL names no groups, and its rewards by their functions.
-OTHERS = {"reward", *GROUPS}
+OTHERS = {*TARGETS["reward"].names, *GROUPS}
 
 
 def _recognises(row: StoredRow) -> bool:
