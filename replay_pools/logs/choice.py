@@ -105,7 +105,7 @@ def _guessed(rows: Sequence[Fields], known: Mapping[str, str]) -> tuple[dict[str
     guessed: dict[str, str] = {}
     for target, entry in TARGETS.items():
         free = [name for name in entry.names if name in filled and name not in taken]
-        if target == "completion" and _hold_answers(rows, guessed | known):
+        if target == "completion" and _hold_answers(rows, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
         if target in settled or not free:
             continue

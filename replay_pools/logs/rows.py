@@ -241,10 +241,10 @@ def _ids(value: Any) -> list[int]:
 
 def _length(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():  # a table with a gap holds its whole numbers so
-        value = int(value)
+        return _length(int(value))
     if not is_id(value):
         raise _WrongKindError("a whole number from 0 on", value)
-    return value
+    return int(value)
 
 
 def _whole(value: Any) -> int:

@@ -69,9 +69,10 @@ class Tokens:
     def __post_init__(self) -> None:
         # Over the whole log: a single group may have no padded completion to infer from.
         ends = self.chat.eos_ids
-        pads = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id, *ends)
+        tokenizer = self.chat.tokenizer
+        pads = [pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, *ends) if isinstance(pad, int)]
         completions = [row.completion_ids for row in self.rows if row.completion_ids]
-        self._endings = infer_endings(completions, [pad for pad in pads if pad is not None], ends)
+        self._endings = infer_endings(completions, pads, ends)
         self._left_pads = self._padding_of_prompts(pads)
         self._longest = self._cap()
 
@@ -137,7 +138,7 @@ class Tokens:
         if row.messages is None and prompt.messages[0]["content"] == prompt.text:
             self.log["messages are not known: the rendered prompt stands for one message"] += 1
 
-    def _padding_of_prompts(self, pads: Sequence[int | None]) -> dict[int, int]:
+    def _padding_of_prompts(self, pads: Sequence[int]) -> dict[int, int]:
         """What pads prompts on the left where their length is not logged, by the ids that lead them in the log.
 
         The pad id does wherever it leads; an id that ends turns, where it leads in a run of two or more, or not all
@@ -149,7 +150,6 @@ class Tokens:
             lead[ids[0]] = max(lead[ids[0]], leading_run(ids))
         padding: dict[int, int] = {}
         for pad in {*pads} & lead.keys():
-            assert pad is not None
             begins_texts = pad == tokenizer.bos_token_id
             leads_all = all(ids[0] == pad for ids in prompts)
             if lead[pad] > 1 or (not begins_texts and (pad == tokenizer.pad_token_id or not leads_all)):
