@@ -928,6 +928,17 @@ def test_a_prompt_that_holds_its_answer_is_refused(tmp_path: Path) -> None:
     assert [(item.messages, item.completion) for item in group] == [(said, f"a{i}") for i in range(4)]
 
 
+def test_a_conversation_beside_the_ids_of_its_answer(tmp_path: Path, teacher, imported) -> None:
+    """The answer is its last turn there too, and does not stay in the prompt."""
+    rows = []
+    for rollout in teacher[0]:
+        said = [*rollout.messages, {"role": "assistant", "content": rollout.completion}]
+        rows.append({"messages": said, "completion_ids": rollout.completion_ids, "reward": rollout.reward})
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert [rollout.prompt_ids for rollout in pool.steps[0]] == [rollout.prompt_ids for rollout in teacher[0]]
+    assert [rollout.completion_ids for rollout in pool.steps[0]] == [rollout.completion_ids for rollout in teacher[0]]
+
+
 def test_prompts_without_text_and_conversations_without_an_answer_are_refused(tmp_path: Path) -> None:
     """Also an answer without a prompt."""
     rows = [row(prompt=None, instruction="Add.", input="") for _ in range(2)]
