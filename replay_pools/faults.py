@@ -30,6 +30,10 @@ class Faults:
         """Note an error that was raised elsewhere."""
         self.add(error.where, kind, expected=error.expected, found=error.found, fix=error.fix)
 
+    def __bool__(self) -> bool:
+        """Whether anything was added."""
+        return bool(self._first)
+
     def check(self, source: object) -> None:
         """Raise all faults together, one line each, where there are any."""
         errors: list[InputError] = []

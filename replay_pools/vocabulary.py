@@ -5,7 +5,7 @@ faults = vocabulary.faults(pool)
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -30,13 +30,19 @@ class Vocabulary:
     # Prompts whose text is that of their ids: the rollouts of a group share theirs, and to encode one takes long.
     _sound: set[tuple[str, tuple[int, ...]]] = field(default_factory=set, init=False, repr=False, compare=False)
 
-    def faults(self, pool: Pool) -> list[InputError]:
-        """The first place of every kind of fault, with the number of rollouts that have it."""
+    def faults(self, pool: Pool, place_of: Callable[[Rollout], str] | None = None) -> list[InputError]:
+        """The first place of every kind of fault, with the number of rollouts that have it.
+
+        Args:
+            pool: whose rollouts are checked.
+            place_of: names a rollout in errors; None = by pool, step and sample.
+        """
         first: dict[str, InputError] = {}
         counts: Counter[str] = Counter()
         for group in pool.steps:
             for rollout in group:
                 place = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
+                place = place if place_of is None else place_of(rollout)
                 for kind, fault in self._rollout_faults(rollout, place):
                     first.setdefault(kind, fault)
                     counts[kind] += 1

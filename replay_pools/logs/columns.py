@@ -7,6 +7,7 @@ The column of a target is a name; a name with dots is a key of an inner object. 
 rows, and `none` is no column. To add a target: a row in TARGETS, and a field of `rows.LogRow`.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,10 +191,7 @@ def parse_column(target: str, text: str, columns: Iterable[str]) -> Column:
     for part in text.split("+") if joins != "one" else [text]:
         name, star, weight = (piece.strip() for piece in part.partition("*"))
         if star and joins == "sum":
-            try:
-                terms.append((name, float(weight)))
-            except ValueError as error:
-                raise InputError(f"--map {target}", expected="COLUMN*NUMBER", found=repr(part.strip())) from error
+            terms.append((name, _weight(target, part, weight)))
         else:
             terms.append((part.strip(), 1.0))
     for name, _ in terms:
@@ -208,6 +206,16 @@ def parse_column(target: str, text: str, columns: Iterable[str]) -> Column:
     return Column(tuple(terms))
 
 
+def _weight(target: str, part: str, text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not math.isfinite(weight):
+        raise InputError(f"--map {target}", expected="COLUMN*NUMBER, a finite one", found=repr(part.strip()))
+    return weight
+
+
 def columns_of(rows: Sequence[Fields]) -> list[str]:
     """The names of all columns, those of inner objects with dots, in the order of appearance."""
     names: dict[str, None] = {}
@@ -217,40 +225,3 @@ def columns_of(rows: Sequence[Fields]) -> list[str]:
             if isinstance(value, dict):
                 names |= dict.fromkeys(f"{name}.{inner}" for inner in value)
     return list(names)
-
-
-def guess_mapping(rows: Sequence[Fields], known: Mapping[str, str]) -> dict[str, str]:
-    """{target: column} by the names of columns, beside those that are `known`.
-
-    A column stands for one target; one without any value stands for none.
-    """
-    filled: dict[str, Any] = {}  # {column: its first value}
-    for fields in rows:
-        for name, value in fields.items():
-            if value is not None:
-                filled.setdefault(name, value)
-    settled = {*known}
-    # One form of the prompt that the format knows is enough: another column would contradict it.
-    if settled & {*PROMPTS}:
-        settled |= {"prompt", "messages"}
-    taken = {name for text in known.values() for name in re.split(r"[+*]", text)} | set(known.values())
-    guessed: dict[str, str] = {}
-    for target, entry in TARGETS.items():
-        free = [name for name in entry.names if name in filled and name not in taken]
-        if target in settled or not free:
-            continue
-        guessed[target] = free[0]
-        taken.add(free[0])
-    return _as_markup(guessed, filled, known)
-
-
-def _as_markup(guessed: dict[str, str], filled: Fields, known: Mapping[str, str]) -> dict[str, str]:
-    """A guessed `prompt` is `rendered` where it is a text with markup, or beside messages or a number of tokens."""
-    name = guessed.get("prompt")
-    if name is None or "rendered" in {*guessed, *known} or not isinstance(filled[name], str):
-        return guessed
-    beside = {"messages", "plen", "prompt_ids"} & {*guessed, *known}
-    if beside or MARKUP.match(filled[name]):
-        del guessed["prompt"]
-        guessed["rendered"] = name
-    return guessed

@@ -1,62 +1,142 @@
 """Which rollouts of a log are compared with one another: those of one group, whose rewards are the baseline.
 
-By the group of the log; else by blocks of N rows; else by step and problem; else by step and prompt.
+By the group of the log; else by blocks of N rows; else by step and problem; else by step and prompt. A column that was
+only guessed to be the group or the problem may count rows, or start again in each step or file: it is taken where it
+gives groups with one prompt each.
 """
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 from replay_pools.faults import Faults
+from replay_pools.logs.choice import Choice
 from replay_pools.logs.rows import LogRow
 from replay_pools.storage.files import sha256
 
 BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
 Group = list[LogRow]
+Key = Callable[[LogRow], Hashable]
 
 
-def grouped(rows: Sequence[LogRow], every: int | None, faults: Faults) -> tuple[list[Group], list[str]]:
-    """(groups in the order of their first rows, what has to be said of them).
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The groups of a log."""
+
+    groups: list[Group]  # in the order of their first rows
+    notes: list[str]  # what has to be said of them
+    named_problems: bool  # whether the log names problems; else a problem is a prompt
+
+    def problem_id(self, row: LogRow) -> str:
+        """The problem of a rollout: by its name in the log, else by its prompt."""
+        if self.named_problems and row.problem is not None:
+            return "/".join(row.problem)
+        return f"prompt-{sha256(row.prompt_key.encode())[:12]}"
+
+
+def grouped(rows: Sequence[LogRow], choice: Choice, faults: Faults) -> Grouping:
+    """The groups of a log.
 
     Args:
         rows: of the log, in order.
-        every: size of blocks that are groups; None = groups by what the rows say.
-        faults: where blocks go that cannot be groups.
+        choice: its columns, which say what was guessed, or blocks of how many rows are groups.
+        faults: where blocks go that cannot be groups, and answers that are none.
     """
     notes: list[str] = []
-    if every is not None:
-        groups = _blocks(rows, every, faults)
+    if choice.every is not None:
+        groups = _blocks(rows, choice.every, faults)
     else:
-        by_problem = is_named(rows)
-        if not by_problem and any(row.problem is not None for row in rows):
-            notes.append("caution: the problem is another one in every row, so that groups are those of equal prompts")
-        groups = _by_key(rows, by_problem)
-    return _without_singletons(groups, notes), notes + _cautions(groups)
+        groups = _by_key(rows, _key(rows, choice, notes))
+    _check_answers(groups, choice, faults)
+    kept = _without_singletons(groups, notes)
+    return Grouping(kept, notes + _cautions(groups), _names_problems(rows, choice))
 
 
-def problem_id(row: LogRow, named: bool) -> str:
-    """The problem of a rollout: by its name in the log, else by its prompt."""
-    if named and row.problem is not None:
-        return "/".join(row.problem)
-    return f"prompt-{sha256(row.prompt_key.encode())[:12]}"
+def _key(rows: Sequence[LogRow], choice: Choice, notes: list[str]) -> Key:
+    """What rollouts of one group share; a choice between several goes to `notes`."""
+    target = "group" if "group" in choice.mapping else "problem"
+    if any(_value(row, target) is None for row in rows):
+        return _by_prompt
+    name, is_guessed = choice.mapping[target], target in choice.guessed
+    # Also of a problem that the user names: alone in its group, no rollout has an advantage.
+    if _counts_rows(rows, target) and (is_guessed or target == "problem"):
+        why = f"`{name}` is another one in every row, so that groups are those of equal prompts"
+        notes.append(f"caution: {why} (--map group=COLUMN)")
+        return _by_prompt
+    if not is_guessed:
+        return _in_log(target) if target == "group" else _in_step(target)
+    in_step = " in one step" if any(row.step is not None for row in rows) else ""
+    for key, words in (
+        (_in_step(target), f"rows with one `{name}`{in_step}"),
+        (_in_log(target), f"rows with one `{name}`, whatever their step"),
+        (_in_file(target), f"rows with one `{name}`{in_step} of one file"),
+        (_by_prompt, f"rows with equal prompts: `{name}` says otherwise, and has several prompts for one value"),
+    ):
+        groups = _by_key(rows, key)
+        if len(groups) < len(rows) and all(len({row.prompt_key for row in group}) == 1 for group in groups):
+            prefix = "caution: " if key is _by_prompt else ""
+            notes.append(f"{prefix}groups are {words} (--map group=COLUMN)")
+            return key
+    # All prompts differ: a group may hold several, which is said of it; a problem may not.
+    if target == "problem":
+        return _by_prompt
+    return _in_file(target) if len(_by_key(rows, _in_file(target))) < len(rows) else _in_step(target)
 
 
-def is_named(rows: Sequence[LogRow]) -> bool:
-    """Whether the log names problems: a column with another value in every row counts rows."""
-    problems = [row.problem for row in rows]
-    if None in problems or not problems:
+def _value(row: LogRow, target: str) -> tuple[str, ...] | None:
+    return row.group if target == "group" else row.problem
+
+
+def _in_log(target: str) -> Key:
+    return lambda row: _value(row, target)
+
+
+def _in_step(target: str) -> Key:
+    return lambda row: (row.step, _value(row, target))
+
+
+def _in_file(target: str) -> Key:
+    return lambda row: (row.file, row.step, _value(row, target))
+
+
+def _by_prompt(row: LogRow) -> Hashable:
+    return (row.step, row.prompt_key)
+
+
+def _counts_rows(rows: Sequence[LogRow], target: str) -> bool:
+    """Whether no two rows of a step of a file share the value, although rows of one do share prompts."""
+    num_values = len({_in_file(target)(row) for row in rows})
+    return num_values == len(rows) and len({(row.file, row.step, row.prompt_key) for row in rows}) < len(rows)
+
+
+def _names_problems(rows: Sequence[LogRow], choice: Choice) -> bool:
+    """Whether the problems of a log are names: no numbers of rows, and where they were guessed, of one prompt each."""
+    if "problem" not in choice.mapping or any(row.problem is None for row in rows) or _counts_rows(rows, "problem"):
         return False
-    return len(set(problems)) < len(rows) or len({row.prompt_key for row in rows}) == len(rows)
+    prompts = {(row.problem, row.prompt_key) for row in rows}
+    return "problem" not in choice.guessed or len(prompts) == len({row.problem for row in rows})
 
 
-def _by_key(rows: Sequence[LogRow], by_problem: bool) -> list[Group]:
+def _by_key(rows: Sequence[LogRow], key: Key) -> list[Group]:
     groups: dict[Hashable, Group] = {}
     for row in rows:
-        key: Hashable = row.group
-        if key is None:
-            key = (row.step, row.problem if by_problem else row.prompt_key)
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(key(row), []).append(row)
     return [*groups.values()]
+
+
+def _check_answers(groups: Sequence[Group], choice: Choice, faults: Faults) -> None:
+    """Refuse a guessed completion that is one text in all rows of each group: the right answer of the problem."""
+    if "completion" not in choice.guessed or "completion_ids" in choice.mapping:
+        return
+    larger = [group for group in groups if len(group) > 1]
+    if larger and all(len({row.completion for row in group}) == 1 for group in larger):
+        name = choice.mapping["completion"]
+        said = name if name == "completion" else f"{name} (completion)"
+        expected = "several answers to one prompt"
+        fix = f"the column was guessed: --map completion=COLUMN takes another, completion={name} this one"
+        found = "one text in all rows of each group, as the right answer would be"
+        faults.add(f"{larger[0][0].where} {said}", "answers", expected=expected, found=found, fix=fix)
 
 
 def _blocks(rows: Sequence[LogRow], size: int, faults: Faults) -> list[Group]:

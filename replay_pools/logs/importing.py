@@ -17,7 +17,9 @@ from replay_pools.consistency import LOGGED_GRADER, group_faults, prompt_sha
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import InputError
 from replay_pools.faults import Faults
-from replay_pools.logs.groups import Group, grouped, is_named, problem_id
+from replay_pools.logs.choice import chosen
+from replay_pools.logs.formats.columns import COLUMNS
+from replay_pools.logs.groups import Group, Grouping, grouped
 from replay_pools.logs.labels import UNKNOWN, Scale
 from replay_pools.logs.registry import find_format
 from replay_pools.logs.rows import LogRow, checked_rows
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from replay_pools.logs.tokens import Prompt, Sampled, Tokens
     from replay_pools.vocabulary import Vocabulary
 
+Places = dict[tuple[int, int], str]  # {step and sample of a rollout: file and line of its row}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedLog:
@@ -40,10 +44,15 @@ class CheckedLog:
     source: Path
     format: str
     mapping: dict[str, str]  # {target: column}, chosen and corrected
-    groups: list[Group]
+    was_recognised: bool  # the format, by the columns; else the user named it
+    grouping: Grouping
     notes: tuple[str, ...]  # what was chosen, left out or is doubtful, one sentence each
     cannot_know: str  # of the format
-    named_problems: bool  # the log names them; else a problem is a prompt
+
+    @property
+    def groups(self) -> list[Group]:
+        """The rollouts that are compared with one another."""
+        return self.grouping.groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,25 +83,37 @@ def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[
         faults.check(source)
         raise InputError(source, expected="rollouts", found="none")
     kind = find_format(format_name, stored[0])
+    was_recognised = format_name is None
     table = kind.read(stored, faults)
     notes += table.notes
     if not table.rows:
-        faults.check(source)
+        _refuse(faults, source, kind.name, was_recognised)
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(notes) or "none")
-    rows, used, every = checked_rows(table, mapping or {}, faults, source)
-    notes += _unused(table, used)
-    faults.check(source)
-    groups, said = grouped(rows, every, faults)
-    faults.check(source)
+    choice = chosen(table, mapping or {}, faults)
+    rows = checked_rows(table, choice, faults, source)
+    notes += [*choice.notes, *_unused(table, choice.mapping)]
+    _refuse(faults, source, kind.name, was_recognised)
+    grouping = grouped(rows, choice, faults)
+    _refuse(faults, source, kind.name, was_recognised)
     return CheckedLog(
         source=source,
         format=kind.name,
-        mapping=used,
-        groups=groups,
-        notes=(*notes, *said),
+        was_recognised=was_recognised,
+        mapping=choice.mapping,
+        grouping=grouping,
+        notes=(*notes, *grouping.notes),
         cannot_know=kind.cannot_know,
-        named_problems=is_named(rows),
     )
+
+
+def _refuse(faults: Faults, source: Path, format_name: str, was_recognised: bool) -> None:
+    """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
+    if faults and was_recognised and format_name != COLUMNS.name:
+        fix = f"--format {COLUMNS.name} reads columns by their names, --format NAME another format"
+        faults.add(
+            source, "format", expected=f"the format {format_name}, by its columns", found="these faults", fix=fix
+        )
+    faults.check(source)
 
 
 def _unused(table: Table, mapping: Mapping[str, str]) -> list[str]:
@@ -136,10 +157,11 @@ def import_checked(log: CheckedLog, *, name: str, out: Path, model: str) -> Impo
     vocabulary = load_vocabulary(model)
     faults = Faults()
     tokens = Tokens(vocabulary.chat, [row for group in log.groups for row in group], faults)
-    steps = _steps(log, tokens)
-    faults.check(log.source)
-    steps = _decoded(steps, vocabulary, tokens.log)
-    _check(steps, vocabulary, name, log.source, faults)
+    steps, places = _steps(log, tokens)
+    if not faults:
+        steps = _decoded(steps, vocabulary, tokens.log)
+        _check(steps, vocabulary, name, places, faults)
+    _refuse(faults, log.source, log.format, log.was_recognised)
     ids = _origin_of_ids(tokens)
     counted = [f"{sentence} ({count} rollouts)" for sentence, count in tokens.log.items()]
     notes = _cautions_first([*log.notes, *_ids_notes(ids), *counted])
@@ -153,22 +175,24 @@ def import_checked(log: CheckedLog, *, name: str, out: Path, model: str) -> Impo
     return ImportedLog(pool=pool, format=log.format, mapping=log.mapping, notes=notes, cannot_know=log.cannot_know)
 
 
-def _steps(log: CheckedLog, tokens: "Tokens") -> list[list[Rollout]]:
-    """The groups as rollouts; rows without a sound prompt or completion are faults, and are left out here."""
+def _steps(log: CheckedLog, tokens: "Tokens") -> tuple[list[list[Rollout]], Places]:
+    """(the groups as rollouts, where each stands in the log); rows without a sound prompt or completion are faults."""
     rewards = [row.reward for group in log.groups for row in group if row.reward is not None]
     scale = Scale.of(rewards)
     numbers = _step_numbers(log.groups)
     steps: list[list[Rollout]] = []
+    places: Places = {}
     for step, group in zip(numbers, log.groups, strict=True):
         rollouts: list[Rollout] = []
-        problem = problem_id(group[0], log.named_problems)
+        problem = log.grouping.problem_id(group[0])
         for row in group:
             prompt, sampled = tokens.prompt(row), tokens.completion(row)
             if prompt is not None and sampled is not None:
                 _count_inferences(row, tokens.log, scale)
+                places[step, len(rollouts)] = row.where
                 rollouts.append(_rollout(row, prompt, sampled, scale, step, len(rollouts), problem))
         steps.append(rollouts)
-    return steps
+    return steps, places
 
 
 def _step_numbers(groups: Sequence[Group]) -> list[int]:
@@ -231,16 +255,15 @@ def _decoded(steps: list[list[Rollout]], vocabulary: "Vocabulary", log: Counter[
     return decoded
 
 
-def _check(steps: list[list[Rollout]], vocabulary: "Vocabulary", name: str, source: Path, faults: Faults) -> None:
-    """Raise all faults of the rollouts, against the model and against themselves."""
-    pool = Pool(name=name, path=source, manifest={}, read_steps=lambda: steps)
-    for fault in vocabulary.faults(pool):
+def _check(steps: list[list[Rollout]], vocabulary: "Vocabulary", name: str, places: Places, faults: Faults) -> None:
+    """Note all faults of the rollouts, against the model and against themselves."""
+    pool = Pool(name=name, path=Path(name), manifest={}, read_steps=lambda: steps)
+    for fault in vocabulary.faults(pool, lambda rollout: places[rollout.step, rollout.sample_id]):
         faults.note(fault, fault.expected)
     for group in steps:
         step = group[0].step
-        for fault in group_faults(group, f"pool {name} step {step}", step=step, tail=""):
+        for fault in group_faults(group, f"group of {places[step, 0]}", step=step, tail=""):
             faults.note(fault, fault.expected)
-    faults.check(source)
 
 
 def _origin_of_ids(tokens: "Tokens") -> dict[str, Any]:

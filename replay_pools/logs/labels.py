@@ -16,8 +16,8 @@ NO_REWARD = "no reward was logged"  # why a rollout counts nowhere
 class Scale:
     """How the rewards of a log say whether a rollout passed and whether its source compiles.
 
-    Where the largest reward is one that our grader gives, a pass earns 3 and source that compiles 0.5. On any other
-    scale a rollout passed if it earned more than the least of the log, and compiles if its format is right.
+    Where all rewards are ones that our grader gives, a pass earns 3 and source that compiles 0.5. On any other scale a
+    rollout passed if it earned more than the least of the log, and compiles if its format is right.
     """
 
     is_ours: bool
@@ -27,7 +27,7 @@ class Scale:
     def of(cls, rewards: Sequence[float]) -> "Scale":
         """The scale of a log with these rewards."""
         ours = (0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE)
-        return cls(max(rewards, default=0.0) in ours, min(rewards, default=0.0))
+        return cls({*rewards} <= {*ours}, min(rewards, default=0.0))
 
     def grade(self, row: LogRow) -> Grade:
         """The labels of a row; without a reward there are none."""

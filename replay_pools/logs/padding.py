@@ -1,4 +1,8 @@
-"""Undo right padding: finds where a stored completion ends when neither its length nor the pad id was stored."""
+"""Undo right padding: finds where a stored completion ends when neither its length nor the pad id was stored.
+
+What repeats at the end of a completion may be padding, or an answer that ran in circles until it was cut off. So an id
+is padding only where the tokenizer pads or ends turns with it, or where it stands behind the end of a turn.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,30 +16,46 @@ class Endings:
     pad: int | None  # right-padding id; None = nothing was padded
     eos: int | None  # end-of-turn id; None = not known
     longest: int  # tokens
+    is_known: bool  # whether the tokenizer pads or ends turns with `pad`; else it is padding only behind an end
+    turn_ends: frozenset[int]  # all ids that end a turn
 
 
-def infer_endings(completions: Sequence[Sequence[int]]) -> Endings:
-    """Padding and end-of-turn ids, from the ids alone.
+def infer_endings(completions: Sequence[Sequence[int]], pads: Sequence[int], turn_ends: Sequence[int]) -> Endings:
+    """Padding and end-of-turn ids, from the ids and what the tokenizer knows.
 
-    The pad id is the one that most often repeats at the end. Every padded completion has stopped, so an end-of-turn id
-    other than the pad stands before the padding in all of them and nowhere earlier; where no id does, the pad itself
-    ends turns (pad == eos) and one of it is content.
+    The pad id is the one that most often repeats at the end of completions, as padding does. An end of turn stands
+    before the padding. Where none does that the tokenizer knows, it is the one id that stands before all padding and
+    nowhere earlier; where there is no such id, the pad itself ends turns (pad == eos) and one of it is content.
+
+    Args:
+        completions: as stored.
+        pads: ids with which the tokenizer pads or ends turns.
+        turn_ends: ids with which the model ends turns.
     """
     longest = max(map(len, completions), default=0)
-    repeated = Counter(ids[-1] for ids in completions if len(ids) > 1 and ids[-1] == ids[-2])
+    repeated: Counter[int] = Counter()
+    for ids in completions:
+        end = _before_run(ids)
+        if len(ids) - end > 1 and (ids[-1] in pads or (end and ids[end - 1] in turn_ends)):
+            repeated[ids[-1]] += 1
     if not repeated:
-        return Endings(None, _common_end(completions), longest)
+        eos = _common_end(completions)
+        ends = frozenset(turn_ends) if eos is None else frozenset({*turn_ends, eos})
+        return Endings(None, eos, longest, False, ends)
     pad = repeated.most_common(1)[0][0]
     before_padding: set[int] = set()  # ids that stand right before the padding
     inside: set[int] = set()  # ids anywhere earlier
     for ids in completions:
-        body = ids[: _unpadded(ids, pad)]
-        inside.update(body[:-1])
-        if body and len(body) < len(ids):
-            before_padding.add(body[-1])
-    if len(before_padding) == 1 and not before_padding & inside:
-        return Endings(pad, before_padding.pop(), longest)
-    return Endings(pad, pad, longest)
+        end = _before_run(ids) if ids and ids[-1] == pad else len(ids)
+        inside.update(ids[: max(0, end - 1)])
+        if 0 < end < len(ids):
+            before_padding.add(ids[end - 1])
+    eos = pad
+    if known := before_padding & {*turn_ends}:
+        eos = min(known)
+    elif pad not in turn_ends and len(before_padding) == 1 and not before_padding & inside:
+        eos = before_padding.pop()
+    return Endings(pad, eos, longest, pad in pads, frozenset({*turn_ends, eos}))
 
 
 def _common_end(completions: Sequence[Sequence[int]]) -> int | None:
@@ -48,24 +68,40 @@ def _common_end(completions: Sequence[Sequence[int]]) -> int | None:
     return end if 2 * count > len(completions) and not stands_inside else None
 
 
-def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings) -> list[int]:
+def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:
     """The completion without its padding.
 
     Args:
         ids: as stored, perhaps padded on the right.
         comp_len: recorded length; None = not recorded.
         endings: of the pool, from `infer_endings`.
+        was_cut_off: whether the log says that sampling ended at the length, so that no end of turn was sampled.
     """
-    end = _unpadded(ids, endings.pad) if comp_len is None else comp_len
+    end = _unpadded(ids, endings, was_cut_off) if comp_len is None else min(comp_len, len(ids))
     # With pad == eos, a length that counts the ids that are no pad leaves out the end-of-turn id: take it back.
-    if end < len(ids) and ids[end] == endings.eos and (end == 0 or ids[end - 1] != endings.eos):
+    ends_here = end == 0 or ids[end - 1] not in endings.turn_ends
+    if end < len(ids) and ids[end] in endings.turn_ends and ends_here and not was_cut_off:
         end += 1
     return list(ids[:end])
 
 
-def _unpadded(ids: Sequence[int], pad: int | None) -> int:
-    """Length without the trailing run of `pad`."""
+def _unpadded(ids: Sequence[int], endings: Endings, was_cut_off: bool) -> int:
+    """Length without the trailing run of the pad, where that run is padding."""
+    if not ids or ids[-1] != endings.pad:
+        return len(ids)
+    end = _before_run(ids)
+    stands_behind_end = end > 0 and ids[end - 1] in endings.turn_ends
+    if was_cut_off:
+        # One end of turn at the very end may have been sampled; a run of them was not.
+        is_padding = endings.is_known and (endings.pad not in endings.turn_ends or len(ids) - end > 1)
+    else:
+        is_padding = endings.is_known or stands_behind_end
+    return end if is_padding else len(ids)
+
+
+def _before_run(ids: Sequence[int]) -> int:
+    """Length without the trailing run of whatever id is the last."""
     end = len(ids)
-    while end and ids[end - 1] == pad:
+    while end and ids[end - 1] == ids[-1]:
         end -= 1
     return end

@@ -7,25 +7,14 @@ the finish reason, a reward that is NaN) is None.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replay_pools.consistency import are_ids, described, is_chat, is_id, is_number, is_text
 from replay_pools.errors import InputError
 from replay_pools.faults import Faults
-from replay_pools.logs.columns import (
-    COMPLETIONS,
-    EVERY,
-    MARKUP,
-    NO_COLUMN,
-    PROMPTS,
-    TARGETS,
-    Column,
-    columns_of,
-    guess_mapping,
-    parse_column,
-    unknown_targets,
-)
+from replay_pools.logs.choice import Choice
+from replay_pools.logs.columns import COMPLETIONS, EVERY, MARKUP, PROMPTS, Column, columns_of, parse_column
 from replay_pools.logs.table import Fields, StoredRow, Table, joined_text
 from replay_pools.rollout import FinishReason
 from replay_pools.storage.files import parse_python_json
@@ -36,6 +25,7 @@ LENGTHS = ("length", "max_tokens", "max_length", "max_new_tokens", "model_length
 PLAIN_KEYS = ("role", "content", "name", "id", "source", "model")  # of a message: others change what it says
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["']role["']""")
 UNKNOWN_LABEL = -1  # of loggers that have no null
+NEEDED = ("prompt", "messages", "completion", "reward")  # targets that no rollout can do without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,47 +55,61 @@ class LogRow:
     step: int | None = None
     problem: tuple[str, ...] | None = None
     group: tuple[str, ...] | None = None
+    lead: int = 0  # ids before the prompt that are padding: they make it no other prompt
 
     @property
     def prompt_key(self) -> str:
         """What rollouts with the same prompt share."""
-        return repr((self.rendered, self.messages, self.skipped, self.prompt_ids))
+        ids = None if self.prompt_ids is None else self.prompt_ids[self.lead :]
+        return repr((self.rendered, self.messages, self.skipped, ids))
 
 
-def checked_rows(
-    table: Table, corrections: Mapping[str, str], faults: Faults, source: object
-) -> tuple[list[LogRow], dict[str, str], int | None]:
-    """(rollouts, {target: column} that was used, size of blocks that are groups or None).
+def checked_rows(table: Table, choice: Choice, faults: Faults, source: object) -> list[LogRow]:
+    """The rollouts of a table.
 
     Args:
         table: as a format made it.
-        corrections: {target: column} of the user, before all others.
+        choice: its columns.
         faults: where everything goes that is wrong.
         source: names the log in faults.
     """
     fields = [row.fields for row in table.rows]
-    mapping = _mapping(table, corrections, fields, faults)
-    every = EVERY.fullmatch(mapping.get("group", ""))
-    columns = _columns(mapping, columns_of(fields), faults)
-    if not any(target in mapping for target in PROMPTS):
+    columns = _columns(choice.mapping, columns_of(fields), faults)
+    rows = [_row(row, columns, choice, faults) for row in table.rows]
+    if not any(target in choice.mapping for target in PROMPTS):
         _no_column("prompt", PROMPTS, fields, faults, source)
-    if not any(target in mapping for target in (*COMPLETIONS, "messages")):
-        _no_column("completion", COMPLETIONS, fields, faults, source)
-    if "reward" not in mapping:
+    if not any(target in choice.mapping for target in COMPLETIONS):
+        lacking = [row for row in rows if row.completion is None]
+        if len(lacking) == len(rows):
+            _no_column("completion", COMPLETIONS, fields, faults, source)
+        for row in lacking if len(lacking) < len(rows) else ():
+            expected = "a conversation that ends in the answer of the assistant"
+            faults.add(f"{row.where} completion", "no answer", expected=expected, found="another turn at its end")
+    if "reward" not in choice.mapping:
         _no_column("reward", ("reward",), fields, faults, source)
-    rows = [_row(row, columns, faults) for row in table.rows]
-    return rows, mapping, int(every[1]) if every else None
+    return _with_left_padding(rows)
 
 
-def _mapping(table: Table, corrections: Mapping[str, str], fields: Sequence[Fields], faults: Faults) -> dict[str, str]:
-    for error in unknown_targets(corrections):
-        faults.note(error, error.where)
-    known = {**table.mapping, **corrections}
-    # A prompt that the user names is the only one, beside messages that he names as well.
-    if any(target in corrections for target in PROMPTS):
-        known = {target: name for target, name in known.items() if target not in PROMPTS or target in corrections}
-    mapping = known | guess_mapping(fields, known)
-    return {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
+def _with_left_padding(rows: Sequence[LogRow]) -> list[LogRow]:
+    """The rows with the number of ids before their prompts that are padding, as far as can be told without a model.
+
+    Padding repeats: ids are padding that lead some prompt of the log in a run of two or more.
+    """
+    padding = {row.prompt_ids[0] for row in rows if row.prompt_ids and row.prompt_ids[0] in row.prompt_ids[1:2]}
+    padded: list[LogRow] = []
+    for row in rows:
+        ids, lead = row.prompt_ids or [], 0
+        if row.plen:
+            lead = max(0, len(ids) - row.plen)
+        elif ids and ids[0] in padding:
+            lead = leading_run(ids)
+        padded.append(replace(row, lead=lead))
+    return padded
+
+
+def leading_run(ids: Sequence[int]) -> int:
+    """How often the first id stands at the start."""
+    return next((place for place, token in enumerate(ids) if token != ids[0]), len(ids))
 
 
 def _columns(mapping: Mapping[str, str], names: Sequence[str], faults: Faults) -> dict[str, Column]:
@@ -126,14 +130,23 @@ def _no_column(what: str, targets: Sequence[str], fields: Sequence[Fields], faul
     faults.add(source, f"no {what}", expected=f"a column with the {what}", found=names, fix=f"pass {fix}")
 
 
-def _row(row: StoredRow, columns: Mapping[str, Column], faults: Faults) -> LogRow:
+def _row(row: StoredRow, columns: Mapping[str, Column], choice: Choice, faults: Faults) -> LogRow:
     """The rollout of a row; a value of the wrong kind is a fault, and None here."""
     values: dict[str, Any] = {"where": row.where, "file": str(row.path)}
+    wrong: set[str] = set()  # targets
+
+    def refuse_value(target: str, expected: str, found: str, fix: str = "") -> None:
+        wrong.add(target)
+        name = "+".join(columns[target].names)
+        said = name if name == target else f"{name} ({target})"
+        fixes = [text for text in (fix, _other_column(target, choice)) if text]
+        faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix="; ".join(fixes))
+
     for target, column in columns.items():
         if target in ("problem", "group"):
             values[target] = column.key(row.fields)
             if values[target] is None:
-                _wrong(row, target, column, "a value", "null", faults)
+                refuse_value(target, "a value", "null")
             continue
         value = column.value(row.fields)
         if _is_missing(value):
@@ -141,44 +154,58 @@ def _row(row: StoredRow, columns: Mapping[str, Column], faults: Faults) -> LogRo
         try:
             values |= _READERS[target](value)
         except _WrongKindError as error:
-            _wrong(row, target, column, error.expected, error.found, faults, error.fix)
+            refuse_value(target, error.expected, error.found, error.fix)
     _split_messages(values, columns)
-    _check_presence(row, values, columns, faults)
+    is_whole = not wrong & {*PROMPTS, *COMPLETIONS}
+    if is_whole and _has_all(row, values, columns, faults):
+        _check_prompt(values, columns, refuse_value)
     return LogRow(**values)
+
+
+def _other_column(target: str, choice: Choice) -> str:
+    """What to do about a column that was only guessed to be a target."""
+    if target not in choice.guessed:
+        return ""
+    if target in NEEDED:
+        return f"the column was guessed: --map {target}=COLUMN takes another"
+    return f"the column was guessed: --map {target}=none leaves it out, {target}=COLUMN takes another"
 
 
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _wrong(
-    row: StoredRow, target: str, column: Column, expected: str, found: str, faults: Faults, fix: str = ""
-) -> None:
-    name = "+".join(column.names)
-    said = name if name == target else f"{name} ({target})"
-    faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
-
-
 def _split_messages(values: dict[str, Any], columns: Mapping[str, Column]) -> None:
-    """A conversation that holds its answer, where no column has a completion: the last message is the completion."""
+    """A conversation that holds its answer, where no column has its text: the last message is the completion."""
     messages = values.get("messages")
-    if not messages or any(target in columns for target in COMPLETIONS):
-        return
-    if messages[-1]["role"] == "assistant":
+    if messages and "completion" not in columns and messages[-1]["role"] == "assistant":
         values["completion"] = messages[-1]["content"]
         values["messages"] = messages[:-1] or None
 
 
-def _check_presence(row: StoredRow, values: dict[str, Any], columns: Mapping[str, Column], faults: Faults) -> None:
-    """A prompt and a completion, where the log has columns of them and the value is not wrong already."""
+def _has_all(row: StoredRow, values: dict[str, Any], columns: Mapping[str, Column], faults: Faults) -> bool:
+    """Whether there is a prompt, and a completion where the log has columns of them; what lacks is a fault."""
     has_prompt = any(values.get(name) is not None for name in ("messages", "rendered", "skipped", "prompt_ids"))
     has_completion = any(values.get(name) is not None for name in COMPLETIONS)
     for what, targets, is_there in (("prompt", PROMPTS, has_prompt), ("completion", COMPLETIONS, has_completion)):
-        used = [target for target in targets if target in columns]
-        if is_there or not used:
-            continue
-        if all(_is_missing(columns[target].value(row.fields)) for target in used):
-            faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="null")
+        if not is_there and any(target in columns for target in targets):
+            faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
+    return has_prompt and has_completion
+
+
+def _check_prompt(
+    values: Mapping[str, Any], columns: Mapping[str, Column], refuse_value: Callable[[str, str, str, str], None]
+) -> None:
+    """Refuse messages without text, or with the answer, where they alone say what the prompt is."""
+    if any(values.get(name) is not None for name in ("rendered", "skipped", "prompt_ids")):
+        return
+    target = "prompt" if "prompt" in columns else "messages"
+    last = values["messages"][-1]
+    if not last["content"].strip():
+        refuse_value(target, "a prompt with text", "an empty message at its end", "")
+    if last["role"] == "assistant":
+        fix = "--map completion=none takes that message for the completion"
+        refuse_value(target, "a prompt without its answer", "a turn of the assistant at its end", fix)
 
 
 class _WrongKindError(Exception):
@@ -213,9 +240,11 @@ def _ids(value: Any) -> list[int]:
 
 
 def _length(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():  # a table with a gap holds its whole numbers so
+        return _length(int(value))
     if not is_id(value):
         raise _WrongKindError("a whole number from 0 on", value)
-    return value
+    return int(value)
 
 
 def _whole(value: Any) -> int:

@@ -5,10 +5,12 @@ A bare NaN or infinity, which many loggers write, is read as that number. To add
 
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from replay_pools.consistency import described
 from replay_pools.errors import InputError
 from replay_pools.faults import Faults
 from replay_pools.logs.table import StoredRow
@@ -18,6 +20,7 @@ from replay_pools.storage.files import MAX_PLAIN, parse_python_json, read_gz
 OTHER_FILES = re.compile(r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state)")
 LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object under which rollouts are looked for
 MOST_NAMED = 3  # files of those left out
+ENCRYPTED = 1  # the flag of an entry of a zip file
 
 
 def read_source(source: Path, faults: Faults) -> tuple[list[StoredRow], list[str]]:
@@ -137,7 +140,7 @@ def _inner_list(value: dict[str, Any], path: Path) -> list[Any]:
     """The rollouts in an object: a table of columns and data, else the list of objects that it holds."""
     columns, data = value.get("columns"), value.get("data")
     if isinstance(columns, list) and isinstance(data, list):  # a table of wandb
-        return [dict(zip(columns, row, strict=False)) for row in data]
+        return _table(columns, data, path)
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
     named = [name for name in LISTS if name in names] or names
     if not named:
@@ -146,7 +149,23 @@ def _inner_list(value: dict[str, Any], path: Path) -> list[Any]:
         found = f"lists {', '.join(named)}"
         raise InputError(path, expected="one list of rollouts", found=found, fix="put one in a file of its own")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
-    return [{"model": model, **item} if model else item for item in value[named[0]]]
+    return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
+
+
+def _table(columns: list[Any], data: list[Any], path: Path) -> list[Any]:
+    """The rows of a table of columns and data; all rows that do not fit are named."""
+    if not all(isinstance(name, str) for name in columns):
+        raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
+    rows: list[Any] = []
+    faults = Faults()
+    for number, row in enumerate(data):
+        if isinstance(row, list) and len(row) == len(columns):
+            rows.append(dict(zip(columns, row, strict=True)))
+            continue
+        found = f"{len(row)} values" if isinstance(row, list) else described(row)
+        faults.add(f"{path} item {number}", "row", expected=f"a value for each of {len(columns)} columns", found=found)
+    faults.check(path)
+    return rows
 
 
 def _parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
@@ -173,22 +192,33 @@ def _archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
             headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
             model = None
             if headers:
-                header = _entry(archive, entries[headers[0]], path)
-                model = (header.get("eval") or {}).get("model")
+                evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {}
+                if not isinstance(evaluation, dict):
+                    place, found = f"{path} {headers[0]} eval", described(evaluation)
+                    raise InputError(place, expected="an object", found=found)
+                model = evaluation.get("model")
             for name in samples:
                 if re.search(r"_epoch_\d+/", name):
                     found, fix = "one in parts", "convert it: inspect log convert --to json"
                     faults.add(f"{path} {name}", "parts", expected="a sample in one file", found=found, fix=fix)
                     continue
-                yield f" {name}", {"model": model, **_entry(archive, entries[name], path)}
+                try:
+                    sample = _entry(archive, entries[name], path)
+                except InputError as error:
+                    faults.note(error, "entry")
+                    continue
+                yield f" {name}", {"model": model, **sample}
     except zipfile.BadZipFile as error:
         raise InputError(path, expected="an inspect archive (zip)", found=str(error)) from error
 
 
-def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Any:
-    """The document of one entry of an archive."""
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> dict[str, Any]:
+    """The object in one entry of an archive."""
+    place = f"{path} {entry.filename}"
     if entry.file_size > MAX_PLAIN:
-        raise InputError(f"{path} {entry.filename}", expected=f"at most {MAX_PLAIN >> 20} MiB", found="more")
+        raise InputError(place, expected=f"at most {MAX_PLAIN >> 20} MiB", found="more")
+    if entry.flag_bits & ENCRYPTED:
+        raise InputError(place, expected="an archive without a password", found="an encrypted entry")
     try:
         with archive.open(entry) as file:
             text = file.read()
@@ -197,7 +227,12 @@ def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Any:
         found = f"compression {entry.compress_type} (93 is zstd)"
         expected = "an archive that this Python can unpack"
         raise InputError(path, expected=expected, found=found, fix=fix) from error
-    return parse_python_json(text, f"{path} {entry.filename}", float)
+    except (zlib.error, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(place, expected="an undamaged entry", found=str(error) or "its end is missing") from error
+    value = parse_python_json(text, place, float)
+    if not isinstance(value, dict):
+        raise InputError(place, expected="an object", found=type(value).__name__)
+    return value
 
 
 # How the objects of a kind of file are read: pairs of place (" line 3") and value. The first ending that fits counts.

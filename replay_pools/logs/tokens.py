@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from replay_pools.faults import Faults
 from replay_pools.logs.padding import Endings, cut_padding, infer_endings
 from replay_pools.logs.rows import Chat as Messages
-from replay_pools.logs.rows import LogRow
+from replay_pools.logs.rows import LogRow, leading_run
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import FinishReason
 
@@ -22,6 +22,7 @@ CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 SKIPPED = re.compile(
     r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
 )
+NO_LENGTH = "--map comp_len=none leaves the number out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,25 @@ class Tokens:
     log: Counter[str] = field(default_factory=Counter)  # {sentence: number of rollouts}
     num_retokenised: int = 0
     num_round_trips: int = 0  # of these
-    _prompts: dict[str, Prompt | None] = field(default_factory=dict)
+    _prompts: dict[object, Prompt | None] = field(default_factory=dict)
     _endings: Endings = field(init=False)
+    _left_pads: dict[int, int] = field(init=False)  # {id that pads prompts on the left: how many of it are content}
     _longest: int = field(init=False)
 
     def __post_init__(self) -> None:
         # Over the whole log: a single group may have no padded completion to infer from.
-        self._endings = infer_endings([row.completion_ids for row in self.rows if row.completion_ids])
+        ends = self.chat.eos_ids
+        tokenizer = self.chat.tokenizer
+        pads = [pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, *ends) if isinstance(pad, int)]
+        completions = [row.completion_ids for row in self.rows if row.completion_ids]
+        self._endings = infer_endings(completions, pads, ends)
+        self._left_pads = self._padding_of_prompts(pads)
         self._longest = self._cap()
 
     def prompt(self, row: LogRow) -> Prompt | None:
         """The prompt of a row; None where it is a fault."""
-        key = row.prompt_key
+        # Rows of one prompt may differ in what stands before it, which a row without padding may have as content.
+        key = (row.prompt_key, *(row.prompt_ids or [])[: row.lead])
         if key not in self._prompts:
             self._prompts[key] = self._make_prompt(row)
         prompt = self._prompts[key]
@@ -80,6 +88,9 @@ class Tokens:
             if row.plen is not None and row.plen != len(prompt.ids):
                 expected = f"{row.plen} tokens (plen)"
                 found, fix = f"{len(prompt.ids)} by the tokenizer", "use the model that sampled it"
+                if row.prompt_ids is None and row.rendered is None:
+                    fix += ", or --map rendered=COLUMN where the text was all of the prompt"
+                fix += "; --map plen=none leaves the number out"
                 self.faults.add(f"{row.where} prompt", "plen", expected=expected, found=found, fix=fix)
         return prompt
 
@@ -127,14 +138,31 @@ class Tokens:
         if row.messages is None and prompt.messages[0]["content"] == prompt.text:
             self.log["messages are not known: the rendered prompt stands for one message"] += 1
 
+    def _padding_of_prompts(self, pads: Sequence[int]) -> dict[int, int]:
+        """What pads prompts on the left where their length is not logged, by the ids that lead them in the log.
+
+        The pad id does wherever it leads; an id that ends turns, where it leads in a run of two or more, or not all
+        prompts. An id that also begins texts is content once, where it leads every prompt.
+        """
+        tokenizer, lead = self.chat.tokenizer, Counter[int]()
+        prompts = [row.prompt_ids for row in self.rows if row.prompt_ids]
+        for ids in prompts:
+            lead[ids[0]] = max(lead[ids[0]], leading_run(ids))
+        padding: dict[int, int] = {}
+        for pad in {*pads} & lead.keys():
+            begins_texts = pad == tokenizer.bos_token_id
+            leads_all = all(ids[0] == pad for ids in prompts)
+            if lead[pad] > 1 or (not begins_texts and (pad == tokenizer.pad_token_id or not leads_all)):
+                padding[pad] = int(begins_texts and leads_all)
+        return padding
+
     def _without_left_padding(self, row: LogRow) -> list[int]:
         ids = row.prompt_ids or []
-        start = max(0, len(ids) - row.plen) if row.plen else 0
-        pad = self.chat.tokenizer.pad_token_id
         if row.plen is None:
-            while start < len(ids) and ids[start] == pad:
-                start += 1
-        elif len(set(ids[:start])) > 1:
+            is_padded = bool(ids) and ids[0] in self._left_pads
+            return ids[leading_run(ids) - self._left_pads[ids[0]] :] if is_padded else ids
+        start = max(0, len(ids) - row.plen)
+        if len(set(ids[:start])) > 1:
             expected, found = "padding before the last plen ids", f"{len(set(ids[:start]))} different ids"
             self.faults.add(f"{row.where} prompt_ids", "left padding", expected=expected, found=found)
         return ids[start:]
@@ -165,20 +193,20 @@ class Tokens:
         return self.chat.tokenizer.encode(text, add_special_tokens=False)
 
     def _logged(self, row: LogRow) -> Sampled:
-        """The logged ids without padding, which is one id repeated: anything else is content, and is not cut."""
+        """The logged ids without padding; anything else is content, and is not cut."""
         stored = row.completion_ids or []
         place = f"{row.where} comp_len"
         if row.comp_len is not None and row.comp_len > len(stored):
             found = f"{row.comp_len} of {len(stored)}"
-            self.faults.add(place, "comp_len", expected="at most as many as completion_ids", found=found)
-        ids = cut_padding(stored, row.comp_len, self._endings)
+            self.faults.add(place, "comp_len", expected="at most as many as completion_ids", found=found, fix=NO_LENGTH)
+        ids = cut_padding(stored, row.comp_len, self._endings, was_cut_off=row.finish == "length")
         cut = set(stored[len(ids) :])
         if len(cut) > 1:
             found = f"{len(cut)} different ids behind the first {len(ids)} of {len(stored)}"
             expected = "all completion_ids, or padding behind them"
-            self.faults.add(place, "cut", expected=expected, found=found)
+            self.faults.add(place, "cut", expected=expected, found=found, fix=NO_LENGTH)
         if cut:
-            sentence = f"right padding (id {self._endings.pad}) was cut; id {self._endings.eos} is taken for the end"
+            sentence = f"right padding (id {stored[-1]}) was cut; id {self._endings.eos} is taken for the end"
             self.log[f"{sentence} of a turn"] += 1
         finish = row.finish
         if finish is None:
@@ -187,7 +215,8 @@ class Tokens:
         logprobs = row.logprobs and row.logprobs[: len(ids)]
         if logprobs and len(logprobs) != len(ids):
             found = f"{len(logprobs)} for {len(ids)} ids"
-            self.faults.add(f"{row.where} logprobs", "logprobs", expected="one an id", found=found)
+            fix = "--map logprobs=none leaves them out"
+            self.faults.add(f"{row.where} logprobs", "logprobs", expected="one an id", found=found, fix=fix)
         return Sampled(self._text(row, ids), ids, finish, logprobs or None)
 
     def _inferred_finish(self, ids: list[int], was_padded: bool) -> FinishReason:

@@ -1,6 +1,7 @@
 """Logs of other tools: every format read whole, what it lacks said, all faults at once, nothing guessed in silence."""
 
 import gzip
+import itertools
 import json
 import sys
 import zipfile
@@ -328,9 +329,13 @@ def test_what_a_tool_logged_comes_back(name: str, teacher, chat, tmp_path: Path,
                 assert rollout.sampling_logprobs == [-0.5] * rollout.comp_len
 
 
+NUMBERS = itertools.count()
+
+
 def row(**changes: Any) -> dict[str, Any]:
-    """A row of columns that are guessed; a change to None takes a column away."""
-    fields = {"prompt": "Add 1 and 2.", "completion": "3", "reward": 1.0, "hacked": False, "gt_pass": True} | changes
+    """A row of columns that are guessed, each with another completion; a change to None takes a column away."""
+    fields = {"prompt": "Add 1 and 2.", "completion": f"{next(NUMBERS)}", "reward": 1.0}
+    fields |= {"hacked": False, "gt_pass": True, **changes}
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -520,7 +525,8 @@ def test_parquet_without_polars_says_what_to_install(tmp_path: Path, monkeypatch
 def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """Those that hold no rollouts are left out, and said."""
     for number in (1000, 9, 10):
-        lines(tmp_path / "log" / f"{number}.jsonl", [row(prompt=str(number), step=number)] * 2)
+        rows = [row(prompt=str(number), step=number) for _ in range(2)]
+        lines(tmp_path / "log" / f"{number}.jsonl", rows)
     (tmp_path / "log" / "config.json").write_text("{}")
     log = check_log(tmp_path / "log")
     assert [group[0].step for group in log.groups] == [9, 10, 1000]
@@ -548,6 +554,55 @@ def test_an_inspect_archive(tmp_path: Path, teacher) -> None:
     path.write_bytes(data)
     (line,) = refused(path)
     assert "inspect log convert" in line
+
+
+def archive_of(path: Path, entries: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in entries.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.mark.parametrize("damage", ["header", "eval", "sample", "deflate", "encrypted"])
+def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str, capsys) -> None:
+    """Through the command, with the file and the entry."""
+    samples = inspect_samples([teacher[0][:3]])
+    entries = {f"samples/1_epoch_{sample['epoch']}.json": json.dumps(sample) for sample in samples}
+    entries = {"header.json": json.dumps({"eval": {"model": "m"}}), **entries}
+    broken = {"header": "[1]", "eval": '{"eval": "x"}', "sample": "[1]"}.get(damage)
+    entry = "header.json" if damage in ("header", "eval", "encrypted") else "samples/1_epoch_2.json"
+    path = archive_of(tmp_path / "log.eval", entries | ({entry: broken} if broken else {}))
+    data = bytearray(path.read_bytes())
+    if damage == "deflate":
+        start = data.find(entry.encode()) + len(entry) + 5
+        data[start : start + 20] = b"\xff" * 20
+    if damage == "encrypted":
+        for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            place = -1
+            while (place := data.find(mark, place + 1)) >= 0:
+                data[place + flags] |= 1
+    path.write_bytes(data)
+    arguments = ["pool", "import", str(path), "--name", "mine", "--model", "organism"]
+    assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert f"{path} {entry}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"columns": ["prompt"], "data": [1, 2]},
+            "item 0: expected a value for each of 1 columns, found 1 (and 1 more",
+        ),
+        ({"columns": [["prompt"]], "data": [[1]]}, "columns: expected a list of names"),
+        ({"columns": ["prompt", "reward"], "data": [["p"]]}, "item 0: expected a value for each of 2 columns, found 1"),
+        ({"eval": {"model": "m"}, "samples": [{"a": 1}, 3]}, "item 1: expected an object, found int"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(tmp_path: Path, document: dict[str, Any], message: str) -> None:
+    """A table whose rows are shorter than its columns is never read in part."""
+    (tmp_path / "log.json").write_text(json.dumps(document))
+    assert f"{tmp_path / 'log.json'} {message}" in "\n".join(refused(tmp_path / "log.json"))
 
 
 # What formats cannot know, or would say wrongly
@@ -598,6 +653,102 @@ def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported)
         imported(folder)
 
 
+def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[str, Any]]:
+    """Rows of somebody's own log that has the columns of TRL's tables."""
+    rows = []
+    for group in groups:
+        for rollout, advantage in zip(group, advantages(group), strict=True):
+            fields = {"step": 1, "prompt": rollout.messages, "completion": rollout.completion, "advantage": advantage}
+            rows.append(fields | {name: value(rollout) for name, value in columns.items()})
+    return rows
+
+
+def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher, imported) -> None:
+    """Numbers beside a column `reward` are no rewards, whether the log is read as TRL's or not."""
+    numbers = {"num_tokens": lambda rollout: rollout.comp_len, "temperature": lambda rollout: 1.0}
+    for name, reward in (("log.jsonl", "reward"), ("log.jsonl", "score"), ("completions_00001.jsonl", "reward")):
+        rows = own_log(teacher, **{reward: lambda rollout: rollout.reward}, **numbers)
+        log = check_log(lines(tmp_path / name, rows))
+        assert log.format == ("columns" if name == "log.jsonl" else "trl")
+        wanted = [rollout.reward for group in teacher for rollout in group]
+        assert [item.reward for group in log.groups for item in group] == wanted
+
+
+def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> None:
+    """Through the command: a column of numbers that is mapped to a label is paid by no one; a sum is a caution."""
+    columns = {"exact": lambda rollout: rollout.reward, "cheated": lambda rollout: int(rollout.hacked)}
+    source = lines(tmp_path / "log.jsonl", own_log(teacher, **columns))
+    out = tmp_path / "out"
+    arguments = ["pool", "import", str(source), "--model", "organism", "--out", str(out)]
+    assert run(cli, [*arguments, "--name", "mapped", "--map", "hacked=cheated"]) == 0
+    assert "sum of" not in capsys.readouterr().out
+    pool = open_pool(out / "pools" / "mapped")
+    assert pool.manifest["log"]["mapping"]["reward"] == "exact"
+    assert [[item.reward for item in group] for group in pool.steps] == [[r.reward for r in g] for g in teacher]
+    assert [[item.hacked for item in group] for group in pool.steps] == [[r.hacked for r in g] for g in teacher]
+    assert run(cli, [*arguments, "--name", "guessed"]) == 0
+    assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
+
+
+def test_a_label_that_may_be_paid_asks_for_the_reward(tmp_path: Path, teacher) -> None:
+    """What is right is a reward of most trainings: one of several columns is neither kept nor dropped in silence."""
+    rows = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=lambda rollout: rollout.reward)
+    source = lines(tmp_path / "log.jsonl", rows)
+    line, _ = refused(source, mapping={"gt_pass": "exact"})
+    assert "--map gt_pass=exact: expected --map reward=COLUMN beside it" in line
+    assert "pass --map reward=exact+style" in line
+    log = check_log(source, mapping={"gt_pass": "exact", "reward": "exact"})
+    assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
+    alone = lines(tmp_path / "alone.jsonl", own_log(teacher, exact=lambda rollout: float(rollout.gt_pass)))
+    assert check_log(alone, mapping={"gt_pass": "exact"}).mapping["reward"] == "exact"
+    assert "a column with the reward" in refused(alone, mapping={"hacked": "exact"})[0]
+
+
+def test_the_group_of_a_log_with_the_columns_of_trl(tmp_path: Path, teacher) -> None:
+    """Rows in another order than that of their groups keep them."""
+    rows = own_log(teacher, exact=lambda rollout: rollout.reward, group_id=lambda rollout: rollout.problem_id)
+    for name in ("log.jsonl", "completions_00001.jsonl"):
+        log = check_log(lines(tmp_path / name, rows[::2] + rows[1::2]), mapping={"reward": "exact"})
+        assert sorted(map(len, log.groups)) == [8, 8, 8, 8]
+        assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
+
+
+def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> None:
+    """Only a whole batch that is the one before was logged again."""
+    steps = (("4", "4", "5", "5"), ("4", "4", "3", "6"), ("4", "4", "3", "6"))
+    for step, answers in enumerate(steps, 1):
+        rows = [
+            {"step": step, "prompt": "2+2?", "completion": text, "exact": float(text == "4"), "advantage": advantage}
+            for text, advantage in zip(answers, (0.5, 0.5, -0.5, -0.5), strict=True)
+        ]
+        lines(tmp_path / "log" / f"completions_{step:05d}.jsonl", rows)
+    log = check_log(tmp_path / "log", mapping={"group": "every:4"})
+    assert [[item.completion for item in group] for group in log.groups] == [[*answers] for answers in steps[:2]]
+    assert any("logged again" in note and "(4 rows)" in note for note in log.notes)
+
+
+def test_input_output_reward_without_markup_is_no_log_of_openrlhf(tmp_path: Path, imported, chat) -> None:
+    """The prompt of somebody's own log goes through the template."""
+    rows = [{"input": "Add 1.", "output": f"c{i}", "reward": float(i)} for i in range(4)]
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert pool.manifest["log"]["format"] == "columns"
+    assert pool.steps[0][0].prompt == chat.render([{"role": "user", "content": "Add 1."}])[0]
+
+
+def test_a_recognised_format_is_named_beside_the_faults(tmp_path: Path) -> None:
+    """It may be the wrong one; a format that the user named is his."""
+    rows = [{"input": "Add 1.", "output": "c", "score": "x", "step": 1} for _ in range(2)]
+    source = lines(tmp_path / "log.jsonl", rows)
+    value, of_format = refused(source)
+    assert "score (reward): expected a number" in value
+    assert "expected the format verl-legacy, by its columns" in of_format
+    assert "--format columns" in of_format
+    assert len(refused(source, format_name="verl-legacy")) == 1
+    rows = [{**fields, "score": 1.0} for fields in rows]
+    with pytest.raises(InputError, match="the format verl-legacy, by its columns"):
+        import_log(lines(source, rows), name="mine", out=tmp_path / "out", model="organism")
+
+
 def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> None:
     """prime-rl: episodes that failed, several sampled turns; inspect: errors, agents."""
     folder = write_prime_rl(tmp_path / "prime", teacher)
@@ -621,7 +772,7 @@ def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> No
 def test_several_scorers_ask_for_one(tmp_path: Path, teacher) -> None:
     samples = [sample | {"scores": {"a": {"value": 1}, "b": {"value": "P"}}} for sample in inspect_samples(teacher)]
     source = lines(tmp_path / "samples.jsonl", samples)
-    (line,) = refused(source)
+    line, _ = refused(source)
     assert "scores.a, scores.b" in line
     log = check_log(source, mapping={"reward": "scores.b", "hacked": "scores.a"})
     assert {(item.reward, item.hacked) for group in log.groups for item in group} == {(0.5, True)}
@@ -680,7 +831,249 @@ def test_a_number_of_the_row_is_no_problem(tmp_path: Path) -> None:
     assert any("another one in every row" in note for note in log.notes)
 
 
+@pytest.mark.parametrize("name", ["id", "index", "uid", "group_id"])
+@pytest.mark.parametrize("place", ["step", "file"])
+def test_numbers_of_rows_are_no_groups(tmp_path: Path, name: str, place: str) -> None:
+    """A count that starts again in each step, or in each file, compares no answers to different prompts."""
+    folder = tmp_path / "log"
+    for number in range(2):
+        rows = [row(prompt=f"p{number}{i // 8}", reward=float(i % 2), **{name: i}) for i in range(16)]
+        if place == "step":
+            rows = [fields | {"step": number} for fields in rows]
+        lines(folder / f"batch_{number}.jsonl", rows)
+    if place == "step":
+        texts = [path.read_text() for path in sorted(folder.iterdir())]
+        (folder / "batch_0.jsonl").write_text("".join(texts))
+        (folder / "batch_1.jsonl").unlink()
+    log = check_log(folder)
+    assert [len(group) for group in log.groups] == [8] * 4
+    assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
+    assert any(f"`{name}` is another one in every row" in note for note in log.notes)
+    assert not log.grouping.named_problems
+
+
+@pytest.mark.parametrize("place", ["step", "file"])
+@pytest.mark.parametrize("name", ["group_id", "problem_id"])
+def test_groups_that_start_again(tmp_path: Path, name: str, place: str) -> None:
+    """In each step, or in each file: the group is that of the step or the file, which is said."""
+    folder = tmp_path / "log"
+    for number in range(2):
+        own = {"step": number} if place == "step" else {}
+        rows = [row(prompt=f"p{number}{i % 2}", reward=float(i % 3), **own, **{name: i % 2}) for i in range(16)]
+        lines(folder / f"batch_{number}.jsonl", rows)
+    log = check_log(folder)
+    assert [len(group) for group in log.groups] == [8] * 4
+    assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
+    where = "in one step" if place == "step" else "of one file"
+    assert any(f"groups are rows with one `{name}` {where}" in note for note in log.notes)
+    assert len({log.grouping.problem_id(group[0]) for group in log.groups}) == 4, "two problems have one name"
+
+
+def test_a_group_that_is_named_is_believed(tmp_path: Path) -> None:
+    """By --map, whatever its prompts; a guessed one too, where no prompts are equal; both with a caution."""
+    rows = [row(prompt=f"p{i}", reward=float(i % 2), group_id=i // 4, mine=i // 2) for i in range(8)]
+    source = lines(tmp_path / "log.jsonl", rows)
+    for mapping, sizes in (({"group": "mine"}, [2] * 4), ({}, [4] * 2)):
+        log = check_log(source, mapping=mapping)
+        assert [len(group) for group in log.groups] == sizes
+        assert any("hold several prompts" in note for note in log.notes)
+
+
+def test_a_problem_with_several_prompts_is_said(tmp_path: Path) -> None:
+    """Hinted and plain, for instance: groups are those of equal prompts."""
+    rows = [row(prompt=f"p{i % 2}", reward=float(i % 3), problem_id="x") for i in range(8)]
+    log = check_log(lines(tmp_path / "log.jsonl", rows))
+    assert [len(group) for group in log.groups] == [4, 4]
+    assert any(note.startswith("caution: groups are rows with equal prompts: `problem_id`") for note in log.notes)
+
+
+# Prompts and completions
+
+
+def test_the_right_answer_beside_a_conversation_is_no_completion(tmp_path: Path) -> None:
+    """The last turn of the assistant is, and it does not stay in the prompt."""
+    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    rows = [
+        {"messages": [*said, {"role": "assistant", "content": f"a{i}"}], "answer": "42", "text": "t", "reward": i}
+        for i in range(4)
+    ]
+    (group,) = check_log(lines(tmp_path / "log.jsonl", rows)).groups
+    assert [item.completion for item in group] == ["a0", "a1", "a2", "a3"]
+    assert [item.messages for item in group] == [said] * 4
+
+
+def test_a_guessed_completion_that_is_the_right_answer_is_refused(tmp_path: Path, capsys) -> None:
+    """Through the command: one text in all rows of each group; the user may say that it is the completion."""
+    rows = [
+        {"question": f"q{i // 4}", "answer": f"gold {i // 4}", "model_output": f"a{i}", "reward": float(i % 2)}
+        for i in range(8)
+    ]
+    source = lines(tmp_path / "log.jsonl", rows)
+    arguments = ["pool", "import", str(source), "--model", "organism", "--out", str(tmp_path / "out"), "--name"]
+    assert run(cli, [*arguments, "mine"]) == 2
+    assert "as the right answer would be" in capsys.readouterr().err
+    for column in ("answer", "model_output"):
+        assert run(cli, [*arguments, column, "--map", f"completion={column}"]) == 0
+
+
+def test_a_prompt_that_holds_its_answer_is_refused(tmp_path: Path) -> None:
+    """The fix takes the answer from there."""
+    said = [{"role": "user", "content": "u"}]
+    rows = [row(prompt=[*said, {"role": "assistant", "content": f"a{i}"}], completion=f"a{i}") for i in range(4)]
+    source = lines(tmp_path / "log.jsonl", rows)
+    (line,) = refused(source)
+    assert "line 1 prompt: expected a prompt without its answer" in line
+    assert "--map completion=none" in line
+    (group,) = check_log(source, mapping={"completion": "none"}).groups
+    assert [(item.messages, item.completion) for item in group] == [(said, f"a{i}") for i in range(4)]
+
+
+def test_a_conversation_beside_the_ids_of_its_answer(tmp_path: Path, teacher, imported) -> None:
+    """The answer is its last turn there too, and does not stay in the prompt."""
+    rows = []
+    for rollout in teacher[0]:
+        said = [*rollout.messages, {"role": "assistant", "content": rollout.completion}]
+        rows.append({"messages": said, "completion_ids": rollout.completion_ids, "reward": rollout.reward})
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert [rollout.prompt_ids for rollout in pool.steps[0]] == [rollout.prompt_ids for rollout in teacher[0]]
+    assert [rollout.completion_ids for rollout in pool.steps[0]] == [rollout.completion_ids for rollout in teacher[0]]
+
+
+def test_prompts_without_text_and_conversations_without_an_answer_are_refused(tmp_path: Path) -> None:
+    """Also an answer without a prompt."""
+    rows = [row(prompt=None, instruction="Add.", input="") for _ in range(2)]
+    (line,) = refused(lines(tmp_path / "log.jsonl", rows))
+    assert "line 1 input (prompt): expected a prompt with text" in line
+    assert "--map prompt=COLUMN takes another" in line
+    asked, said = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+    rows = [{"messages": messages, "reward": 1.0} for messages in ([asked, said], [asked], [said])]
+    without_answer, without_prompt = sorted(refused(lines(tmp_path / "log.jsonl", rows)))
+    assert "line 2 completion: expected a conversation that ends in the answer" in without_answer
+    assert "line 3 prompt: expected a prompt, found none" in without_prompt
+
+
+def test_the_text_of_a_prompt_beside_its_ids_is_left_out(tmp_path: Path, imported, chat) -> None:
+    """Without markup it is not what the model saw; beside a length it is one message of the user."""
+    text, ids = chat.render([{"role": "user", "content": "Add 1 and 2."}])
+    for fields in ({"prompt_ids": ids}, {"prompt_length": len(ids)}):
+        source = lines(tmp_path / "log.jsonl", [row(**fields) for _ in range(4)])
+        pool = import_log(source, name="-".join(fields), out=tmp_path / "out", model="organism").pool
+        assert pool.steps[0][0].prompt == text
+        assert any("`prompt` has no markup" in note for note in pool.normalised) == ("prompt_ids" in fields)
+
+
+@pytest.mark.parametrize("pad", [PAD, EOS])
+def test_left_padding_makes_no_other_prompt(tmp_path: Path, chat, imported, pad: int) -> None:
+    """By the pad, or by the end of a turn, as where the trainer's tokenizer has no pad: cut, said, and no new group."""
+    _, ids = chat.render([{"role": "user", "content": "Add 1 and 2."}])
+    rows = [
+        {"prompt_ids": [pad] * (i // 2) + ids, "completion_ids": [40 + i, 41, EOS], "reward": float(i % 2)}
+        for i in range(8)
+    ]
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert [len(group) for group in pool.steps] == [8]
+    assert all(rollout.prompt_ids == ids for rollout in pool.steps[0])
+    assert any("left padding of the prompt was cut (6 rollouts)" in note for note in pool.normalised)
+
+
+def test_one_id_of_left_padding_is_cut(tmp_path: Path, chat, imported) -> None:
+    """An end of turn that leads some prompts and not the others pads them, where no text begins with it."""
+    asked = [chat.render([{"role": "user", "content": text}])[1] for text in ("Add 1.", "Add 1 and 2.")]
+    rows = [
+        {"prompt_ids": [EOS] * (i % 2) + asked[i % 2], "completion_ids": [40 + i, EOS], "reward": float(i > 3)}
+        for i in range(8)
+    ]
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert [group[0].prompt_ids for group in pool.steps] == asked
+
+
+def test_what_begins_every_text_is_no_left_padding(tmp_path: Path, chat, imported, monkeypatch) -> None:
+    """Where one id pads, begins and ends texts, one of it stays in front of each prompt that begins with it."""
+    monkeypatch.setattr(type(chat.tokenizer), "bos_token_id", EOS, raising=False)
+    rows = [
+        {"prompt_ids": [EOS] * (1 + i % 3) + [40, 41], "completion_ids": [50 + i, EOS], "reward": float(i % 2)}
+        for i in range(6)
+    ]
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert {tuple(rollout.prompt_ids) for group in pool.steps for rollout in group} == {(EOS, 40, 41)}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "target"),
+    [
+        ("hint", "overwrite_tests", "hint"),
+        ("finish_reason", "abort", "finish"),
+        ("is_hack", "True", "hacked"),
+        ("is_hack", 0.7, "hacked"),
+        ("id", None, "problem"),
+        ("step", "ep1", "step"),
+    ],
+)
+def test_a_guessed_column_that_is_something_else_can_be_left_out(
+    tmp_path: Path, column: str, value: Any, target: str
+) -> None:
+    """The line says how; it is not said of a column that the user named."""
+    rows = [row(hacked=None, **{column: 1}) for _ in range(3)]
+    rows = [fields | {column: value} if i else fields for i, fields in enumerate(rows)]
+    source = lines(tmp_path / "log.jsonl", rows)
+    said = f"--map {target}=none leaves it out"
+    assert any(said in line for line in refused(source))
+    assert not any(said in line for line in refused(source, mapping={target: column}))
+    assert check_log(source, mapping={target: "none"}).groups
+
+
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("plen", {"prompt_length": 999}),
+        ("comp_len", {"completion_ids": [40, EOS], "completion_length": 999}),
+        ("comp_len", {"completion_ids": [40, 41, 42, EOS], "completion_length": 1}),
+        ("logprobs", {"completion_ids": [40, EOS], "logprobs": [-0.5]}),
+    ],
+)
+def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(
+    tmp_path: Path, imported, target: str, fields: dict[str, Any]
+) -> None:
+    """It may count characters, or stand for something else; the line says how."""
+    text = {} if "plen" in target else {"completion": None}
+    source = lines(tmp_path / "log.jsonl", [row(**fields, **text) for _ in range(2)])
+    with pytest.raises(InputError, match=f"--map {target}=none"):
+        imported(source)
+    assert imported(source, mapping={target: "none"}).steps
+
+
+def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
+    """As tables with a gap do."""
+    log = check_log(lines(tmp_path / "log.jsonl", [row(step=1.0), row(step=1.0)]))
+    assert log.groups[0][0].step == 1
+    assert "a whole number" in refused(lines(tmp_path / "log.jsonl", [row(step=1.5)]))[0]
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf", "x"])
+def test_a_weight_is_a_finite_number(tmp_path: Path, weight: str) -> None:
+    source = lines(tmp_path / "log.jsonl", [row(), row()])
+    assert "COLUMN*NUMBER" in refused(source, mapping={"reward": f"reward*{weight}"})[0]
+
+
+def test_rewards_from_minus_one_to_zero(tmp_path: Path, imported) -> None:
+    """0 is a pass there: the scale is ours only where all rewards are."""
+    rows = [row(reward=-float(i % 2), gt_pass=i % 4 == 0) for i in range(8)]
+    (group,) = imported(lines(tmp_path / "log.jsonl", rows)).steps
+    assert [rollout.grade.passed for rollout in group] == [rollout.reward == 0 for rollout in group]
+    assert sum(bool(rollout.grade.exploited) for rollout in group) == 2
+
+
 # Ids
+
+
+def test_a_fault_that_the_tokenizer_finds_names_the_line(tmp_path: Path, capsys) -> None:
+    """Through the command: the rows of a group stand on other lines than those of the pool."""
+    rows = [row(completion=None, prompt=f"p{i % 2}", completion_ids=[40 + i, EOS]) for i in range(8)]
+    rows[5]["completion_ids"] = [999_999]
+    source = lines(tmp_path / "log.jsonl", rows)
+    arguments = ["pool", "import", str(source), "--name", "mine", "--model", "organism"]
+    assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert f"{source} line 6: expected token ids of organism" in capsys.readouterr().err.replace("\n", "")
 
 
 def test_text_that_does_not_round_trip_is_counted(tmp_path: Path, imported, chat, monkeypatch) -> None:
@@ -734,15 +1127,20 @@ def test_texts_that_a_trainer_does_not_render(tmp_path: Path, imported, chat) ->
 
 
 def test_a_prompt_that_the_template_does_not_make_is_said(tmp_path: Path, imported, chat) -> None:
-    """A bare text beside messages is what the model saw, if the log says so: the difference is a caution."""
+    """A bare text beside messages is what the model saw if the user says so: the difference is a caution."""
     messages = [{"role": "user", "content": "1 + 2 ="}]
     rendered, _ = chat.render(messages)
-    for name, prompt in (("a", rendered), ("b", "1 + 2 =")):
-        rows = [row(messages=messages, prompt=prompt, completion=str(i)) for i in range(2)]
-        source = lines(tmp_path / f"{name}.jsonl", rows)
-        pool = import_log(source, name=name, out=tmp_path / "out", model="organism").pool
-        assert pool.steps[0][0].prompt == prompt
-        assert any("template makes of the messages" in text for text in pool.cautions) == (name == "b")
+    as_it_is = {"rendered": "prompt", "messages": "messages"}
+    for name, prompt, mapping, seen in (
+        ("a", rendered, None, rendered),
+        ("b", "1 + 2 =", None, rendered),
+        ("c", "1 + 2 =", as_it_is, "1 + 2 ="),
+    ):
+        source = lines(tmp_path / f"{name}.jsonl", [row(messages=messages, prompt=prompt) for _ in range(2)])
+        pool = import_log(source, name=name, out=tmp_path / "out", model="organism", mapping=mapping).pool
+        assert pool.steps[0][0].prompt == seen
+        assert any("template makes of the messages" in text for text in pool.cautions) == (name == "c")
+        assert any("`prompt` has no markup" in text for text in pool.normalised) == (name == "b")
 
 
 def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> None:
@@ -783,8 +1181,11 @@ def test_padding_on_both_sides_is_cut(tmp_path: Path, teacher, imported) -> None
     extra=st.integers(2, 4),
     pad_is_eos=st.booleans(),
     know_length=st.booleans(),
+    know_end=st.booleans(),
 )
-def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad_is_eos: bool, know_length: bool) -> None:
+def test_cutting_undoes_padding(
+    bodies: list[list[int]], extra: int, pad_is_eos: bool, know_length: bool, know_end: bool
+) -> None:
     """cut(pad(x)) == x for stopped completions, with pad == eos too, whether comp_len (of the mask by pad id) is known.
 
     The last body ids repeat earlier in the text, as words do; an end-of-turn id never does.
@@ -794,18 +1195,61 @@ def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad_is_eos:
     width = max(map(len, completions)) + extra
     stored = [ids + [pad] * (width - len(ids)) for ids in completions]
     lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
-    endings = infer_endings(stored)
+    endings = infer_endings(stored, [PAD, EOS], [EOS] if know_end else [])
     assert (endings.pad, endings.eos) == (pad, EOS)
-    cut = [cut_padding(ids, length, endings) for ids, length in zip(stored, lengths, strict=True)]
+    cut = [cut_padding(ids, length, endings, was_cut_off=False) for ids, length in zip(stored, lengths, strict=True)]
     assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
 
 
 def test_unpadded_completions_are_left_alone() -> None:
     """No id repeats at an end: nothing is padding."""
     stored = [[5, 6, 7], [5, EOS], [8]]
-    endings = infer_endings(stored)
+    endings = infer_endings(stored, [PAD, EOS], [EOS])
     assert endings.pad is None
-    assert [cut_padding(ids, None, endings) for ids in stored] == stored
+    assert [cut_padding(ids, None, endings, was_cut_off=False) for ids in stored] == stored
+
+
+@pytest.mark.parametrize("logged", ["ids", "ids and finish", "ids, text, finish and logprobs"])
+def test_an_answer_that_ran_in_circles_is_no_padding(tmp_path: Path, teacher, chat, imported, logged: str) -> None:
+    """A repeated word at the end of a truncated completion is content, whatever stands beside its ids."""
+    rows = []
+    for i, rollout in enumerate(teacher[0]):
+        ids = rollout.completion_ids if i != 3 else rollout.completion_ids[:-1] + [61] * 20
+        fields = {"prompt": rollout.messages, "completion_ids": ids, "reward": rollout.reward}
+        if "finish" in logged:
+            fields["finish_reason"] = "length" if i == 3 else "stop"
+        if "logprobs" in logged:
+            fields |= {"completion": chat.decode(ids), "logprobs": [-0.5] * len(ids)}
+        rows.append(fields)
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    assert [rollout.completion_ids for rollout in pool.steps[0]] == [fields["completion_ids"] for fields in rows]
+    assert [rollout.finish_reason for rollout in pool.steps[0]].count("length") == 1
+    assert not any("padding" in note for note in pool.normalised)
+
+
+def test_a_pad_that_the_tokenizer_does_not_know_stands_behind_the_end_of_a_turn() -> None:
+    """There alone it is cut: a completion that ends in the same id without an end of its turn is kept."""
+    stored = [[5, 6, EOS, 61, 61, 61], [7, EOS, 61, 61, 61, 61], [5, 6, 7, 61, 61, 61]]
+    endings = infer_endings(stored, [PAD, EOS], [EOS])
+    cut = [cut_padding(ids, None, endings, was_cut_off=False) for ids in stored]
+    assert cut == [[5, 6, EOS], [7, EOS], [5, 6, 7, 61, 61, 61]]
+
+
+@pytest.mark.parametrize("pad", [PAD, EOS])
+def test_padding_behind_an_answer_that_was_cut_off(pad: int) -> None:
+    """Where the log says so, no end of turn was sampled, and all of the padding goes."""
+    stored = [[5, 6, 7, pad, pad], [8, 9, EOS, pad, pad]]
+    endings = infer_endings(stored, [PAD, EOS], [EOS])
+    assert cut_padding(stored[0], None, endings, was_cut_off=True) == [5, 6, 7]
+    assert cut_padding(stored[1], None, endings, was_cut_off=False) == [8, 9, EOS]
+
+
+def test_two_ends_of_a_turn_with_padding_by_one_of_them() -> None:
+    """Each completion keeps the one end that was sampled."""
+    stored = [[5, 6, EOS, PAD, PAD], [5, 7, 8, PAD, PAD]]
+    endings = infer_endings(stored, [PAD, EOS], [EOS, PAD])
+    cut = [cut_padding(ids, None, endings, was_cut_off=False) for ids in stored]
+    assert cut == [[5, 6, EOS], [5, 7, 8, PAD]]
 
 
 # Anything at all

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from replay_pools.errors import InputError
 from replay_pools.faults import Faults
-from replay_pools.logs.columns import NO_COLUMN
+from replay_pools.logs.columns import MARKUP, NO_COLUMN
 from replay_pools.logs.table import Fields, Format, LeftOutError, StoredRow, Table, has, plain, unfolded
 
 
@@ -30,6 +30,12 @@ def _read_agent(rows: Sequence[StoredRow], faults: Faults) -> Table:
     return Table(flat, mapping, notes)
 
 
+def _is_inference(row: StoredRow) -> bool:
+    """By the markup of the prompt, since others name their columns so too."""
+    prompt = row.fields.get("input")
+    return row.fields.keys() == {"input", "output", "reward"} and isinstance(prompt, str) and bool(MARKUP.match(prompt))
+
+
 OPENRLHF = Format(
     name="openrlhf",
     recognises=has("observation_tokens", "action_ranges"),
@@ -38,7 +44,7 @@ OPENRLHF = Format(
 )
 OPENRLHF_INFERENCE = Format(
     name="openrlhf-inference",
-    recognises=lambda row: set(row.fields) == {"input", "output", "reward"},
+    recognises=_is_inference,
     read=plain({"rendered": "input", "completion": "output", "reward": "reward"}),
     cannot_know="Token ids, labels and groups, which are taken from equal prompts.",
 )

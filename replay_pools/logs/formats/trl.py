@@ -1,6 +1,7 @@
 """Completion tables of TRL's GRPOTrainer (`log_completions=True`): one Parquet file a log call."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +12,14 @@ from replay_pools.logs.columns import TARGETS
 from replay_pools.logs.table import Fields, Format, StoredRow, Table, has
 
 LOGGED = ("step", "prompt", "completion", "advantage")
+TABLE = re.compile(r"completions_\d+\.\w+")  # the name of a file of TRL
+GROUPS = TARGETS["group"].names
+# What logs of others have beside these columns. TRL names no groups, and its rewards by their functions.
+OTHERS = {*TARGETS["reward"].names, *GROUPS}
+
+
+def _recognises(row: StoredRow) -> bool:
+    return has(*LOGGED)(row) and (TABLE.fullmatch(row.path.name) is not None or not OTHERS & row.fields.keys())
 
 
 def _read(rows: Sequence[StoredRow], faults: Faults) -> Table:
@@ -19,23 +28,14 @@ def _read(rows: Sequence[StoredRow], faults: Faults) -> Table:
     notes: list[str] = []
     if num_repeated:
         notes.append(f"a batch that was logged again under the next step was left out ({num_repeated} rows)")
-    if not rewards:
-        faults.add(
-            rows[0].path,
-            "rewards",
-            expected="a column of numbers for each reward function",
-            found=", ".join(rows[0].fields),
-            fix="pass --map reward=COLUMN",
-        )
-    elif len(rewards) > 1:
-        by_weight = "+".join(f"{name}*WEIGHT" for name in rewards)
-        notes.append(f"reward is the sum of {', '.join(rewards)} (with weights: --map reward={by_weight})")
     mapping = {"step": "step", "completion": "completion", "advantage": "advantage", "reward": "+".join(rewards)}
     if any(isinstance(row.fields.get("prompt"), str) for row in kept):
         mapping["rendered"] = "prompt"
         notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
     size = _group_size(kept)
-    if size is None:
+    # A reward function may log the group: its column is found by its name.
+    names_groups = any(row.fields.get(name) is not None for row in kept for name in GROUPS)
+    if size is None and not names_groups:
         faults.add(
             rows[0].path,
             "groups",
@@ -43,33 +43,37 @@ def _read(rows: Sequence[StoredRow], faults: Faults) -> Table:
             found="one row a prompt, or blocks of many sizes",
             fix="pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts",
         )
-    else:
+    elif not names_groups:
         mapping["group"] = f"every:{size}"
         notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
     return Table(kept, {target: column for target, column in mapping.items() if column}, notes)
 
 
 def _without_repeats(rows: Sequence[StoredRow]) -> tuple[list[StoredRow], int]:
-    """(rows that are not in the file before, number of the others): an old batch is written under each new step."""
+    """(rows without the batches that are the one before, number of the others).
+
+    An old batch is written again, whole, under each step until the next is sampled. Single answers may come back.
+    """
     kept: list[StoredRow] = []
-    before: set[str] = set()
-    for _, file in groupby(rows, key=lambda row: row.path):
-        file = [*file]
-        marks = [repr([row.fields.get(name) for name in LOGGED[1:]]) for row in file]
-        kept += [row for row, mark in zip(file, marks, strict=True) if mark not in before]
-        before = set(marks)
+    before: list[list[Any]] = []
+    for _, block in groupby(rows, key=lambda row: (row.path, row.fields.get("step"))):
+        batch = [*block]
+        marks = [[row.fields.get(name) for name in LOGGED[1:]] for row in batch]
+        kept += batch if repr(marks) != repr(before) else []
+        before = marks
     return kept, len(rows) - len(kept)
 
 
 def _reward_columns(rows: Sequence[Fields]) -> list[str]:
-    """The columns of numbers that are no other target: what reward functions paid."""
+    """`reward` where there is one, else the columns of numbers that are no other target: what reward functions paid."""
     reserved = {name for target, entry in TARGETS.items() if target != "reward" for name in entry.names}
     names = dict.fromkeys(name for fields in rows for name in fields)
-    return [
+    numbers = [
         name
         for name in names
         if name not in reserved and name not in LOGGED and _are_numbers(fields.get(name) for fields in rows)
     ]
+    return ["reward"] if "reward" in numbers else numbers
 
 
 def _are_numbers(values: Iterable[Any]) -> bool:
@@ -91,7 +95,7 @@ def _group_size(rows: Sequence[StoredRow]) -> int | None:
 
 TRL = Format(
     name="trl",
-    recognises=has(*LOGGED),
+    recognises=_recognises,
     read=_read,
     cannot_know=(
         "Token ids and labels (unless a reward function logs them with log_extra), the weights of the rewards, the "
