@@ -1,6 +1,5 @@
 """How to repeat a run: what `probe replay` and `probe extract` have to be told, because it is not their default."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -8,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from probe.records.run import Run
-from probe.settings.presets import configure
-from replay_pools.storage.tables import NO_VALUE, flat
+from probe.settings.presets import configure, setting_text
+from replay_pools.storage.tables import flat
 
 K = "intervention.extraction.k"
 USUAL_K = configure("replay").intervention.extraction.k
@@ -89,5 +88,4 @@ def _plain(value: Any) -> Any:
 def _option(key: str, value: Any) -> str:
     if key in FLAGS:
         return f"{FLAGS[key]} {shlex.quote(str(value))}"
-    text = NO_VALUE if value is None else value if isinstance(value, str) else json.dumps(value)
-    return f"--set {shlex.quote(f'{key}={text}')}"
+    return f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
