@@ -4,8 +4,7 @@ The parts are verbs of their own, and this one calls what they call: `probe pool
 what its cache lacks), `replay`, `analyze` and `report`.
 """
 
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,11 @@ from probe.cli._frame import echo, echo_json, elsewhere, json_option, name_optio
 from probe.cli._running import running
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.cli.report import report_command, report_of_runs
-from probe.settings.presets import configure
+from probe.settings.presets import configure, parse_setting
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.storage.files import dump_json, sha256
+from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:
     from replay_pools.logs.importing import CheckedLog, ImportedLog
@@ -35,6 +35,21 @@ FLAGS = {
     "seed": "seed",
 }
 ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
+# Settings that follow from what the command is given: a value of one's own would be ignored.
+OWN = {
+    "source.replay_dirs": InputError(
+        "--set source.replay_dirs", expected="no other pool than that of ROLLOUTS", found="one", fix="use probe replay"
+    ),
+    "intervention.arms": InputError(
+        "--set intervention.arms", expected=f"the arms {', '.join(ARMS)}", found="others", fix="use probe replay"
+    ),
+    "intervention.v_hack": InputError(
+        "--set intervention.v_hack",
+        expected="the direction of --pairs",
+        found="a file",
+        fix="use probe replay --v-hack",
+    ),
+}
 NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 DIGITS = 6  # of the hash in a default name
 
@@ -81,32 +96,43 @@ def check(
     mapping = parse_mapping(",".join(mappings))
     config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
-    log, pair_notes = _checked(rollouts, format_name, mapping, config, has_pairs=ctx.params["pairs"] is not None)
+    given = {key for text in settings for key in flat(parse_setting(text))}
+    wrong = [OWN[key] for key in OWN if key in given]
+    log, pair_notes = _checked(rollouts, format_name, mapping, config, wrong, has_pairs=ctx.params["pairs"] is not None)
     name = name or _default_name(rollouts, log, config)
     from replay_pools.logs.importing import import_checked
 
     imported = import_checked(log, name=name, out=out, model=str(config.model.name))
     if not as_json:
         first, *others = pair_notes
-        echo("\n".join([*_log_lines(rollouts, log, imported), first, *(f"  {note}" for note in others)]) + "\n")
-    has_size = preset is not None or any(text.startswith("source.per_pool") for text in settings)
+        echo("\n".join([*_log_lines(rollouts, log, imported, out), first, *(f"  {note}" for note in others)]) + "\n")
+    has_size = preset is not None or "source.per_pool" in given
     config = _of_the_log(config, name, None if has_size else _group_size(log))
     directory = out / "runs" / name
     _replay(config, directory, out)
-    _judge(directory, name, out, config, as_json)
+    _judge(directory, name, out, as_json)
 
 
 def _checked(
-    rollouts: Path, format_name: str | None, mapping: dict[str, str], config: RunConfig, *, has_pairs: bool
+    rollouts: Path,
+    format_name: str | None,
+    mapping: dict[str, str],
+    config: RunConfig,
+    wrong: Sequence[InputError],
+    *,
+    has_pairs: bool,
 ) -> "tuple[CheckedLog, list[str]]":
     """The log without faults, and what was decided of the pairs.
+
+    Args:
+        wrong: what is known already, to be raised with the rest.
 
     Raises:
         InputError: everything that is wrong with the log, the pairs and the model's name.
     """
     from replay_pools.logs.importing import check_log
 
-    errors: list[InputError] = []
+    errors = [*wrong]
     log = _gathered(errors, lambda: check_log(rollouts, format_name=format_name, mapping=mapping))
     if config.model.name is None:
         fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
@@ -187,7 +213,7 @@ def _mapped(rollouts: Path, log: "CheckedLog") -> str:
     )
 
 
-def _log_lines(rollouts: Path, log: "CheckedLog", imported: "ImportedLog") -> list[str]:
+def _log_lines(rollouts: Path, log: "CheckedLog", imported: "ImportedLog", out: Path) -> list[str]:
     """What was recognised and chosen, and what limits the answer: cautions, and what no log can say."""
     cautions = [note for note in imported.notes if note.startswith("caution")]
     chosen = [note for note in log.notes if note not in cautions]
@@ -200,7 +226,8 @@ def _log_lines(rollouts: Path, log: "CheckedLog", imported: "ImportedLog") -> li
     if largest > size:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
         lines.append(f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)")
-    others = f"; {num_others} details: probe pool show {imported.pool.name}" if num_others else ""
+    details = f"probe pool show {imported.pool.name}{elsewhere(out)}"
+    others = f"; {num_others} details: {details}" if num_others else ""
     return [*lines, f"  cannot know: {imported.cannot_know.rstrip('.')}{others}"]
 
 
@@ -224,20 +251,21 @@ def _replay(config: RunConfig, directory: Path, out: Path) -> None:
         replay(config, directory, out_dir=out, world=world)
 
 
-def _judge(directory: Path, name: str, out: Path, config: RunConfig, as_json: bool) -> None:
+def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
     """Print the verdict, write the page, and name what goes on from there."""
     from probe.analysis.text_report import format_verdict
+    from probe.analysis.verdict.commands import extract_own
+    from probe.analysis.verdict.run_options import run_options
     from probe.report.build import write_report
 
     contents = report_of_runs([directory], name, NULLS, report_command((directory,), name, out, NULLS))
     written = write_report(contents, out)
-    analysis = contents.views[0].analysis
+    view = contents.views[0]
+    analysis = view.analysis
     if as_json:
         echo_json({"run": str(directory), "html": str(written.html), **analysis.to_json()})
         return
     echo(format_verdict(analysis).rstrip())
-    extraction = config.intervention.extraction
-    columns = ["--pairs-map", extraction.pairs_map] if extraction.pairs_map else []
-    extract = ["probe", "extract", "--pairs", extraction.pairs, *columns, "--model", str(config.model.name)]
     echo(f"page {written.html}; more: probe analyze {name} --full{elsewhere(out)}")
-    echo(f"the direction for your trainer (probe.attach): {shlex.join(extract)} --name {name}{elsewhere(out)}")
+    extract = extract_own(run_options(view.run), "svd", name)  # the basis of ARMS
+    echo(f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}")
