@@ -62,14 +62,15 @@ def extract(
     from extraction.pairs import selected_pairs
     from probe.runs.card import write_card
     from probe.runs.policies import configured_policy
-    from replay_pools.policy.load import load_served_policy
+    from replay_pools.vocabulary import load_vocabulary
 
     config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
     model, extraction = config.model, config.intervention.extraction
     # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
-    check_pairs(load_served_policy(str(model.name)), selected_pairs(extraction))
+    for sentence in check_pairs(load_vocabulary(str(model.name)), selected_pairs(extraction), extraction.k):
+        say(sentence)
     path = out / "directions" / f"{name}.safetensors"
     with locked(path):
         stored = load_directions(path).metadata if path.exists() else None
