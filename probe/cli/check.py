@@ -109,16 +109,8 @@ def check(
     imported = import_checked(log, name=name, out=out, model=str(config.model.name))
     if not as_json:
         first, *others = pair_notes
-        echo(
-            "\n".join(
-                [
-                    *_log_lines(rollouts, log, imported, str(config.model.name), out),
-                    first,
-                    *(f"  {note}" for note in others),
-                ]
-            )
-            + "\n"
-        )
+        lines = _log_lines(rollouts, log, imported, str(config.model.name), out)
+        echo("\n".join([*lines, first, *(f"  {note}" for note in others)]) + "\n")
     config = _of_the_log(config, name, None if has_size else group_size(log))
     directory = out / "runs" / name
     _replay(config, directory, out)

@@ -14,9 +14,8 @@ ARMS: dict[Basis, str] = {"svd": "vanilla,projected", "lora": "projected-lora"}
 
 def extract(evidence: Evidence) -> str:
     """Directions of other pairs, comparable with those of the run."""
-    return " ".join(
-        ["probe extract --pairs FILE.jsonl", *_extraction(evidence.options, evidence.basis), "--name OTHER"]
-    )
+    options = _extraction(evidence.options, evidence.basis)
+    return " ".join(["probe extract --pairs FILE.jsonl", *options, "--name OTHER"])
 
 
 def direction(evidence: Evidence) -> str:
