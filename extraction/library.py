@@ -11,7 +11,7 @@ Pair gradients need a forward and backward of the model and are cached under a h
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 import torch
@@ -37,7 +37,10 @@ from replay_pools.errors import InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
 from replay_pools.storage.files import sha256
+from replay_pools.vocabulary import Vocabulary
 
+Side = Literal["hack", "clean"]
+SIDES: tuple[Side, ...] = get_args(Side)
 FORMAT = 2  # of the cache; raise it when the meaning of cached pair gradients changes
 
 
@@ -98,24 +101,37 @@ def measure_pair_gradients(
     )
 
 
-def check_pairs(chat: Chat, pairs: Sequence[Pair]) -> None:
+def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:
     """Refuse what the extraction would refuse of the pairs, all of it at once, before any weights are loaded.
 
+    Returns:
+        What is doubtful of them, a sentence each.
+
     Raises:
-        InputError: a completion with an end-of-turn token in its text, or a tokenizer without a chat template.
+        InputError: a completion with an end-of-turn token in its text, a tokenizer without a chat template, texts
+            longer than the model can read, or more directions in a module than pairs to extract from.
     """
-    errors: dict[tuple[str, str], InputError] = {}  # the first of a kind stands for those of the other pairs
+    errors: dict[str, InputError] = {}  # the first of a kind stands for those of the other pairs
+    lengths: list[int] = []
     for pair in pairs:
         try:
-            chat.render(pair.messages)
-            _completion_ids(chat, pair, "hack")
-            _completion_ids(chat, pair, "clean")
+            num_prompt = len(vocabulary.chat.render(pair.messages)[1])
+            for side in SIDES:
+                num_completion = len(_completion_ids(vocabulary.chat, pair, side))
+                lengths.append(num_prompt + num_completion)
+                if too_long := vocabulary.length_fault(f"pair {pair.pair_id} {side}", num_prompt, num_completion):
+                    errors.setdefault(too_long.expected, too_long)
         except InputError as error:
-            errors.setdefault((error.expected, error.found), error)
+            errors.setdefault(error.expected, error)
+    num_used = sum(not pair.held_out for pair in pairs)
+    if k > num_used:
+        expected = f"at most {num_used}, the pairs that are not held out"
+        errors["k"] = InputError("--k", expected=expected, found=str(k), fix="write more pairs, or pass a smaller --k")
     refuse([*errors.values()])
+    return vocabulary.length_cautions(lengths, "answers of pairs")
 
 
-def _completion_ids(policy: Chat, pair: Pair, side: Literal["hack", "clean"]) -> list[int]:
+def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
     """The token ids of one completion of a pair, with the end-of-turn token added."""
     ids = policy.completion_ids(getattr(pair, side))
     early_ends = [token for token in ids[:-1] if token in policy.eos_ids]

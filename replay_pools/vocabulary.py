@@ -1,11 +1,11 @@
-"""Checks of stored token ids against the model that they are of: its vocabulary, its ends of turn, its texts.
+"""Checks of token ids against the model that they are of: its vocabulary, its positions, its ends of turn, its texts.
 
 vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
 faults = vocabulary.faults(pool)
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -14,6 +14,7 @@ from torch import nn
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
+from replay_pools.policy.window import Window, window_of
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
 
@@ -23,10 +24,11 @@ EXCERPT = 12  # characters of a text in an error
 @final
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What ids a model knows, which of them end a turn, and what they say."""
+    """What ids a model knows, how many of them it reads, which of them end a turn, and what they say."""
 
     chat: Chat
     size: int  # rows of the embedding, which may be more than the tokenizer has tokens
+    window: Window | None = None  # of its positions; None: not known
     # Prompts whose text is that of their ids: the rollouts of a group share theirs, and to encode one takes long.
     _sound: set[tuple[str, tuple[int, ...]]] = field(default_factory=set, init=False, repr=False, compare=False)
 
@@ -62,6 +64,31 @@ class Vocabulary:
             found = "; ".join(str(fault) for fault in faults)
             raise InputError(f"pool {pool.name}", expected=f"rollouts of {self.chat.base_model}", found=found)
 
+    def cautions(self, pool: Pool) -> list[str]:
+        """What is doubtful of a pool without faults, a sentence each."""
+        lengths = [len(rollout.prompt_ids) + rollout.comp_len for group in pool.steps for rollout in group]
+        return self.length_cautions(lengths, "rollouts")
+
+    def length_cautions(self, lengths: Sequence[int], what: str) -> list[str]:
+        """A sentence where texts of `lengths` tokens are longer than those that the model was trained on."""
+        longer = [length for length in lengths if self.window is not None and length > self.window.size]
+        if not longer or self.window is None or self.window.is_bound:
+            return []
+        window = f"the {self.window.size} positions that {self.chat.base_model} was trained on"
+        return [f"caution: {len(longer)} of {len(lengths)} {what} are longer than {window}: up to {max(longer)} tokens"]
+
+    def length_fault(self, where: str, num_prompt: int, num_completion: int) -> InputError | None:
+        """The fault of a prompt and a completion of so many tokens, where the model has no position for the last."""
+        num_tokens = num_prompt + num_completion
+        if self.window is None or not self.window.is_bound or num_tokens <= self.window.size:
+            return None
+        return InputError(
+            where,
+            expected=f"at most {self.window.size} tokens, the positions of {self.chat.base_model}",
+            found=f"{num_tokens}: {num_prompt} of the prompt, {num_completion} of the completion",
+            fix="leave it out, or is another --model meant?",
+        )
+
     def text(self, rollout: Rollout) -> str:
         """What the completion is where its ids and its text say the same: the text of its ids, else the stored one.
 
@@ -79,6 +106,8 @@ class Vocabulary:
             expected = f"token ids of {model}, 0 to {self.size - 1}"
             yield "ids", InputError(place, expected=expected, found=f"{len(outside)} others, the first {outside[0]}")
             return  # which no tokenizer turns into text
+        if too_long := self.length_fault(place, len(rollout.prompt_ids), len(rollout.completion_ids)):
+            yield "positions", too_long
         turn_ends = self.chat.eos_ids
         ends = [i for i, token in enumerate(rollout.completion_ids) if token in turn_ends]
         if ends and ends[0] + 1 < rollout.comp_len:
@@ -130,9 +159,10 @@ def load_vocabulary(name: str) -> Vocabulary:
     Raises:
         InputError: no such model.
     """
-    embedding = load_skeleton(name).get_input_embeddings()
+    skeleton = load_skeleton(name)
+    embedding = skeleton.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    return Vocabulary(load_served_policy(name), embedding.num_embeddings)
+    return Vocabulary(load_served_policy(name), embedding.num_embeddings, window_of(skeleton))
 
 
 def _difference(expected: str, actual: str) -> str:

@@ -4,11 +4,14 @@ A rendered prompt is parsed into messages, which the model's own template render
 stands, since its last line break or think block may be that of another template.
 """
 
-import json
 import re
 from typing import Any
 
 from extraction.pair_files.pair import Messages
+from replay_pools.consistency import is_text
+from replay_pools.errors import InputError
+from replay_pools.logs.rows import MESSAGES_AS_TEXT
+from replay_pools.storage.files import parse_python_json
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 _TURN = re.compile(rf"{re.escape(TURN_START)}(\w+)\n(.*?){re.escape(TURN_END)}\s*", re.S)
@@ -42,7 +45,7 @@ def messages_of(value: Any) -> Messages:
     value = _decoded(value)
     if isinstance(value, list):
         return _checked(value)
-    if not isinstance(value, str) or not value.strip():
+    if not is_text(value) or not value.strip():
         raise ValueFault("a text, or messages with role and content", _shown(value))
     if is_rendered(value):
         return _parsed(value)
@@ -69,9 +72,18 @@ def answer_of(value: Any) -> str:
             roles = ", ".join(message["role"] for message in messages) or "none"
             raise ValueFault("a text, or one assistant message", f"messages of {roles}")
         value = messages[0]["content"]
-    if not isinstance(value, str):
+    if not is_text(value):
         raise ValueFault("a text, or one assistant message", _shown(value))
     return value.rstrip().removesuffix(TURN_END).rstrip("\n") if value.rstrip().endswith(TURN_END) else value
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a completion is a whole conversation: messages, of which the last is the answer."""
+    try:
+        value = _decoded(value)
+    except ValueFault:
+        return False
+    return isinstance(value, list) and len(value) > 1
 
 
 def split_conversations(first: Any, second: Any) -> tuple[Messages, str, str]:
@@ -94,14 +106,22 @@ def split_conversations(first: Any, second: Any) -> tuple[Messages, str, str]:
 
 
 def _decoded(value: Any) -> Any:
-    """A JSON text of messages as messages; any other value as it is."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        try:
-            decoded = json.loads(value)
-        except ValueError:
-            return value
-        is_messages = isinstance(decoded, list) and all(isinstance(item, dict) and "role" in item for item in decoded)
-        return decoded if is_messages else value
+    """A JSON text of messages as messages; any other value as it is.
+
+    Raises:
+        ValueFault: a text that looks like messages and is no JSON of them, as Python prints them: as a text it would
+            be one message of the user.
+    """
+    if not is_text(value) or not value.lstrip().startswith("["):
+        return value
+    try:
+        decoded = parse_python_json(value.encode(), "messages", float)
+    except InputError:
+        decoded = None
+    if isinstance(decoded, list) and decoded and all(isinstance(item, dict) and "role" in item for item in decoded):
+        return decoded
+    if MESSAGES_AS_TEXT.match(value):
+        raise ValueFault("messages, as a list or as the JSON text of one", _shown(value))
     return value
 
 
@@ -111,7 +131,7 @@ def _checked(value: list[Any]) -> Messages:
     for message in value:
         fields = message if isinstance(message, dict) else {}
         role, content = fields.get("role"), fields.get("content")
-        if not isinstance(role, str) or not isinstance(content, str):
+        if not is_text(role) or not is_text(content):
             raise ValueFault('a list of {"role", "content"} texts', _shown(value))
         # In the order of the file, by which the hash of a set of pairs goes.
         messages.append({key: text for key, text in fields.items() if key in ("role", "content")})

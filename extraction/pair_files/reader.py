@@ -7,13 +7,22 @@ from difflib import get_close_matches
 from statistics import median
 from typing import Any
 
-from extraction.pair_files.chat import ValueFault, answer_of, is_rendered, messages_of, split_conversations
+from extraction.pair_files.chat import (
+    ValueFault,
+    answer_of,
+    is_conversation,
+    is_rendered,
+    messages_of,
+    split_conversations,
+)
 from extraction.pair_files.formats import FIELDS, MAP, OPTIONAL, parse_map, recognise
 from extraction.pair_files.pair import Pair
 from extraction.pair_files.rows import read_rows
 from extraction.pair_files.split import split_by_prompt
+from replay_pools.consistency import described, is_text
 from replay_pools.errors import InputError
 from replay_pools.faults import Faults
+from replay_pools.storage.files import dump_json
 
 MOST_SHOWN = 60  # characters of a text in an example
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
@@ -38,9 +47,13 @@ class _Reading:
     faults: Faults
     dropped: Counter[str] = field(default_factory=Counter)  # {why: pairs}
     num_rendered: int = 0  # prompts that were ChatML
+    seen: set[tuple[bytes, str, str]] = field(default_factory=set)  # prompt, hack and clean of the pairs so far
 
     def pair(self, row: Mapping[str, Any], where: str, number: int) -> Pair | None:
-        """The pair of a row; None where a side is empty or both are equal. A row with faults gives None, too."""
+        """The pair of a row; None where a side is empty, both are equal, or a row before it has the same texts.
+
+        A row with faults gives None, too.
+        """
         missing = [column for name, column in self.columns.items() if name not in OPTIONAL and column not in row]
         for column in missing:
             self.faults.add(
@@ -59,17 +72,25 @@ class _Reading:
         if hack == clean:
             self.dropped["the same text on both sides"] += 1
             return None
+        # Once: a pair that counts several times would make every interval narrower than what is known.
+        texts = (dump_json(messages), hack, clean)
+        if texts in self.seen:
+            self.dropped["the same prompt and answers as one before"] += 1
+            return None
+        self.seen.add(texts)
         return Pair(messages=messages, hack=hack, clean=clean, **names)
 
     def _texts(self, row: Mapping[str, Any], where: str) -> tuple[list[dict[str, str]], str, str] | None:
         """(messages, hack, clean) of a row; None where one of them is at fault."""
         hack_column, clean_column = self.columns["hack"], self.columns["clean"]
-        if "prompt" not in self.columns:
-            try:
+        try:
+            if "prompt" not in self.columns:
                 return split_conversations(row[hack_column], row[clean_column])
-            except ValueFault as fault:
-                self._note(fault, where, f"{hack_column}, {clean_column}")
-                return None
+            if is_conversation(row[hack_column]) and is_conversation(row[clean_column]):
+                return self._whole(row)
+        except ValueFault as fault:
+            self._note(fault, where, f"{hack_column}, {clean_column}")
+            return None
         values: list[Any] = []
         for name, parse in (("prompt", messages_of), ("hack", answer_of), ("clean", answer_of)):
             try:
@@ -80,6 +101,14 @@ class _Reading:
             return None
         self.num_rendered += is_rendered(row[self.columns["prompt"]])
         return values[0], values[1], values[2]
+
+    def _whole(self, row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str]:
+        """(messages, hack, clean) of a row whose sides are conversations, its prompt once more within them."""
+        messages, hack, clean = split_conversations(row[self.columns["hack"]], row[self.columns["clean"]])
+        prompt = messages_of(row[self.columns["prompt"]])
+        if messages[-len(prompt) :] != prompt:
+            raise ValueFault("conversations with the prompt of the row before their answers", "another one")
+        return messages, hack, clean
 
     def _names(self, row: Mapping[str, Any], where: str, number: int) -> dict[str, Any] | None:
         """pair_id, problem_id, flavour and held_out of a row, with their defaults; None where one is at fault."""
@@ -95,9 +124,9 @@ class _Reading:
             if value is None:
                 continue
             kind = "true or false" if name == "held_out" else "a text or a whole number"
-            is_kind = isinstance(value, bool) == (name == "held_out") and isinstance(value, bool | str | int)
+            is_kind = isinstance(value, bool) == (name == "held_out") and (isinstance(value, int) or is_text(value))
             if not is_kind:
-                self._note(ValueFault(kind, repr(value)), where, self.columns[name])
+                self._note(ValueFault(kind, described(value)), where, self.columns[name])
                 is_sound = False
             names[name] = value if name == "held_out" else str(value)
         return names if is_sound else None
@@ -146,6 +175,9 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
         notes.append(_split_note(pairs, split_seed))
+    elif both := _on_both_sides(pairs):
+        why = "such held-out pairs do not show whether the sign transfers to other prompts"
+        notes.append(f"caution: {both} prompts have pairs that are held out and pairs that are not: {why}")
     notes.append(_lengths(pairs))
     return PairFile(pairs=pairs, format=name, columns=fields, notes=notes)
 
@@ -198,6 +230,12 @@ def _split_note(pairs: Sequence[Pair], split_seed: int) -> str:
     how = f'split by prompt with {SPLIT_SEED} {split_seed}, since no row says "held_out"'
     few = f"; fewer than {FEWEST_FOR_A_SIGN} prove no sign" if num_held_out < FEWEST_FOR_A_SIGN else ""
     return f"held out: {num_held_out} of {len(pairs)} pairs, {how}{few}"
+
+
+def _on_both_sides(pairs: Sequence[Pair]) -> int:
+    """Prompts with held-out pairs and with others."""
+    held_out = {dump_json(pair.messages) for pair in pairs if pair.held_out}
+    return len(held_out & {dump_json(pair.messages) for pair in pairs if not pair.held_out})
 
 
 def _lengths(pairs: Sequence[Pair]) -> str:

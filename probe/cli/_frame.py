@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -195,7 +196,7 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None
 
 def elsewhere(out: Path) -> str:
     """` --out OUT`, to append to a command that a verb proposes as the next one; "" for the default folder."""
-    return "" if out == Path("out") else f" --out {out}"
+    return "" if out == Path("out") else f" --out {shlex.quote(str(out))}"
 
 
 def echo(text: str = "", *, err: bool = False) -> None:

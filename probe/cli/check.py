@@ -4,8 +4,7 @@ The parts are verbs of their own, and this one calls what they call: `probe pool
 what its cache lacks), `replay`, `analyze` and `report`.
 """
 
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,15 @@ import click
 
 from probe.cli._analysis_options import one_blas_thread
 from probe.cli._frame import echo, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._replayable import check_coordinates, check_loss, check_machine, group_size, log_faults
 from probe.cli._running import running
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.cli.report import report_command, report_of_runs
-from probe.settings.presets import configure
+from probe.settings.presets import configure, parse_setting
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.storage.files import dump_json, sha256
+from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:
     from replay_pools.logs.importing import CheckedLog, ImportedLog
@@ -35,6 +36,21 @@ FLAGS = {
     "seed": "seed",
 }
 ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
+# Settings that follow from what the command is given: a value of one's own would be ignored.
+DECIDED = {
+    "source.replay_dirs": InputError(
+        "--set source.replay_dirs", expected="no other pool than that of ROLLOUTS", found="one", fix="use probe replay"
+    ),
+    "intervention.arms": InputError(
+        "--set intervention.arms", expected=f"the arms {', '.join(ARMS)}", found="others", fix="use probe replay"
+    ),
+    "intervention.v_hack": InputError(
+        "--set intervention.v_hack",
+        expected="the direction of --pairs",
+        found="a file",
+        fix="use probe replay --v-hack",
+    ),
+}
 NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 DIGITS = 6  # of the hash in a default name
 
@@ -81,33 +97,54 @@ def check(
     mapping = parse_mapping(",".join(mappings))
     config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
-    log, pair_notes = _checked(rollouts, format_name, mapping, config, has_pairs=ctx.params["pairs"] is not None)
+    given = {key for text in settings for key in flat(parse_setting(text))}
+    wrong = [DECIDED[key] for key in DECIDED if key in given]
+    has_size = preset is not None or "source.per_pool" in given
+    log, pair_notes = _checked(
+        rollouts, format_name, mapping, config, wrong, has_pairs=ctx.params["pairs"] is not None, has_size=has_size
+    )
     name = name or _default_name(rollouts, log, config)
     from replay_pools.logs.importing import import_checked
 
     imported = import_checked(log, name=name, out=out, model=str(config.model.name))
     if not as_json:
         first, *others = pair_notes
-        echo("\n".join([*_log_lines(rollouts, log, imported), first, *(f"  {note}" for note in others)]) + "\n")
-    has_size = preset is not None or any(text.startswith("source.per_pool") for text in settings)
-    config = _of_the_log(config, name, None if has_size else _group_size(log))
+        lines = _log_lines(rollouts, log, imported, str(config.model.name), out)
+        echo("\n".join([*lines, first, *(f"  {note}" for note in others)]) + "\n")
+    config = _of_the_log(config, name, None if has_size else group_size(log))
     directory = out / "runs" / name
     _replay(config, directory, out)
-    _judge(directory, name, out, config, as_json)
+    _judge(directory, name, out, as_json)
 
 
 def _checked(
-    rollouts: Path, format_name: str | None, mapping: dict[str, str], config: RunConfig, *, has_pairs: bool
+    rollouts: Path,
+    format_name: str | None,
+    mapping: dict[str, str],
+    config: RunConfig,
+    wrong: Sequence[InputError],
+    *,
+    has_pairs: bool,
+    has_size: bool,
 ) -> "tuple[CheckedLog, list[str]]":
     """The log without faults, and what was decided of the pairs.
 
+    Args:
+        wrong: what is known already, to be raised with the rest.
+        has_size: the settings say how many rollouts a group has.
+
     Raises:
-        InputError: everything that is wrong with the log, the pairs and the model's name.
+        InputError: everything that is wrong with the log, the pairs, the model's name and the settings.
     """
     from replay_pools.logs.importing import check_log
 
-    errors: list[InputError] = []
+    errors = [*wrong]
     log = _gathered(errors, lambda: check_log(rollouts, format_name=format_name, mapping=mapping))
+    if log is not None:
+        assert config.source is not None
+        errors += log_faults(log, config, config.source.per_pool if has_size else None)
+    _gathered(errors, lambda: check_loss(config, rollouts))
+    _gathered(errors, lambda: check_machine(config))
     if config.model.name is None:
         fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
         errors.append(InputError("--model", expected="a model", found="none", fix=fix))
@@ -139,13 +176,15 @@ def _checked_pairs(config: RunConfig) -> list[str]:
     """What was decided of the pairs, once they are sound for the tokenizer of the model; no weights are loaded."""
     from extraction.library import check_pairs
     from extraction.pairs import pair_notes, selected_pairs
-    from replay_pools.policy.load import load_served_policy
+    from replay_pools.vocabulary import load_vocabulary
 
     extraction = config.intervention.extraction
     pairs = selected_pairs(extraction)
+    cautions: list[str] = []
     if config.model.name is not None:
-        check_pairs(load_served_policy(config.model.name), pairs)
-    return pair_notes(extraction) or [f"pairs {extraction.pairs}: {len(pairs)}"]
+        cautions = check_pairs(load_vocabulary(config.model.name), pairs, extraction.k)
+        check_coordinates(config)
+    return [*(pair_notes(extraction) or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
 
 
 def _no_pairs() -> InputError:
@@ -187,27 +226,25 @@ def _mapped(rollouts: Path, log: "CheckedLog") -> str:
     )
 
 
-def _log_lines(rollouts: Path, log: "CheckedLog", imported: "ImportedLog") -> list[str]:
+def _log_lines(rollouts: Path, log: "CheckedLog", imported: "ImportedLog", model: str, out: Path) -> list[str]:
     """What was recognised and chosen, and what limits the answer: cautions, and what no log can say."""
+    from replay_pools.vocabulary import load_vocabulary
+
     cautions = [note for note in imported.notes if note.startswith("caution")]
+    doubts = load_vocabulary(model).cautions(imported.pool)
     chosen = [note for note in log.notes if note not in cautions]
     num_others = len(imported.notes) - len(cautions) - len(chosen)
     lines = [_mapped(rollouts, log)]
     if chosen:
         lines.append(f"  {'; '.join(chosen)}")
-    lines += [f"  {note}" for note in cautions]
-    largest, size = max(map(len, log.groups)), _group_size(log)
+    lines += [f"  {note}" for note in [*cautions, *doubts]]
+    largest, size = max(map(len, log.groups)), group_size(log)
     if largest > size:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
         lines.append(f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)")
-    others = f"; {num_others} details: probe pool show {imported.pool.name}" if num_others else ""
+    details = f"probe pool show {imported.pool.name}{elsewhere(out)}"
+    others = f"; {num_others} details: {details}" if num_others else ""
     return [*lines, f"  cannot know: {imported.cannot_know.rstrip('.')}{others}"]
-
-
-def _group_size(log: "CheckedLog") -> int:
-    """Rollouts in a group that every problem with rewards fills; two at least, since one alone has no update."""
-    sizes = [sum(row.reward is not None for row in group) for group in log.groups]
-    return max(2, min(filter(None, sizes), default=2))
 
 
 def _of_the_log(config: RunConfig, name: str, per_pool: int | None) -> RunConfig:
@@ -224,20 +261,21 @@ def _replay(config: RunConfig, directory: Path, out: Path) -> None:
         replay(config, directory, out_dir=out, world=world)
 
 
-def _judge(directory: Path, name: str, out: Path, config: RunConfig, as_json: bool) -> None:
+def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
     """Print the verdict, write the page, and name what goes on from there."""
     from probe.analysis.text_report import format_verdict
+    from probe.analysis.verdict.commands import extract_command
+    from probe.analysis.verdict.run_options import run_options
     from probe.report.build import write_report
 
     contents = report_of_runs([directory], name, NULLS, report_command((directory,), name, out, NULLS))
     written = write_report(contents, out)
-    analysis = contents.views[0].analysis
+    view = contents.views[0]
+    analysis = view.analysis
     if as_json:
         echo_json({"run": str(directory), "html": str(written.html), **analysis.to_json()})
         return
     echo(format_verdict(analysis).rstrip())
-    extraction = config.intervention.extraction
-    columns = ["--pairs-map", extraction.pairs_map] if extraction.pairs_map else []
-    extract = ["probe", "extract", "--pairs", extraction.pairs, *columns, "--model", str(config.model.name)]
     echo(f"page {written.html}; more: probe analyze {name} --full{elsewhere(out)}")
-    echo(f"the direction for your trainer (probe.attach): {shlex.join(extract)} --name {name}{elsewhere(out)}")
+    extract = extract_command(run_options(view.run), "svd", name)  # the basis of ARMS
+    echo(f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}")

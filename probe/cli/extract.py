@@ -1,23 +1,25 @@
 """probe extract: directions from contrast pairs, as a file."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from extraction.words import BASES, Basis, ExtractionSettings
+from extraction.words import BASES, Basis
+from probe.analysis.verdict.run_options import changed_options
 from probe.cli._frame import echo, echo_json, elsewhere, json_option, name_option, out_option
 from probe.cli._output import rounding_line
 from probe.cli._progress import say
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.cli.directions import print_card
-from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig, normaliser
 from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
+from replay_pools.storage.tables import flat
 
+DIVISOR = "objective.max_completion_length"  # of dr_grpo
 FLAGS = {
     "model": "model.name",
     "device": "model.device",
@@ -60,14 +62,15 @@ def extract(
     from extraction.pairs import selected_pairs
     from probe.runs.card import write_card
     from probe.runs.policies import configured_policy
-    from replay_pools.policy.load import load_served_policy
+    from replay_pools.vocabulary import load_vocabulary
 
     config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
     model, extraction = config.model, config.intervention.extraction
     # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
-    check_pairs(load_served_policy(str(model.name)), selected_pairs(extraction))
+    for sentence in check_pairs(load_vocabulary(str(model.name)), selected_pairs(extraction), extraction.k):
+        say(sentence)
     path = out / "directions" / f"{name}.safetensors"
     with locked(path):
         stored = load_directions(path).metadata if path.exists() else None
@@ -105,13 +108,11 @@ def _more(config: RunConfig, basis: Basis) -> str:
     """What a replay along these directions must be told, because it is not the default."""
     from extraction.library import shared_settings
 
-    given = shared_settings(config.intervention.extraction, normaliser(config.objective))
-    plain = shared_settings(ExtractionSettings(), normaliser(LossSettings()))
-    parts = [f" --set {key}={value}" for key, value in given.items() if value != plain[key]]
-    if config.model.name != "organism":
-        parts.append(f" --model {config.model.name}")
-    if config.model.adapter is not None:
-        parts.append(f" --set model.adapter={config.model.adapter}")
+    shared = {*shared_settings(config.intervention.extraction, normaliser(config.objective)), DIVISOR}
+    options = changed_options(flat(asdict(config)))
+    if config.model.name == "organism":
+        del options["model.name"]
+    parts = [option for key, option in options.items() if key in shared or key.startswith("model.")]
     if basis == "lora":
-        parts.append(" --arm projected-lora")
-    return "".join(parts)
+        parts.append("--arm projected-lora")
+    return "".join(f" {part}" for part in parts)

@@ -1,5 +1,6 @@
 """probe finetune: train a LoRA on completions: a teacher that hacks, or a policy that solves."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -143,5 +144,5 @@ def _print(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -
     echo(f"{directory}: {len(losses)} steps of {card['settings']['batch']} {card['source']['completions']} completions")
     mean = sum(losses[-last:]) / last
     echo(f"loss {losses[0]:.3f} nats a token at the first step, {mean:.3f} over the last {last}")
-    use = f"--model {directory}" if merge else f"--model {model} --adapter {directory}"
-    echo(f"next: probe pool generate {use} --name NAME{elsewhere(out)}")
+    use = ["--model", str(directory)] if merge else ["--model", model, "--adapter", str(directory)]
+    echo(f"next: probe pool generate {shlex.join(use)} --name NAME{elsewhere(out)}")

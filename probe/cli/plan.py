@@ -1,5 +1,6 @@
 """probe plan: what a spec can detect and what it costs, before anything is run; the training spec that a GO buys."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ def plan(
     else:
         _print(spec, spec_plan)
         if written is not None:
-            echo(f"next: read {target}, then probe sweep {target}{elsewhere(out)}")
+            echo(f"next: read {target}, then probe sweep {shlex.quote(str(target))}{elsewhere(out)}")
     ctx.exit(1 if check and spec_plan.vacuous else 0)
 
 

@@ -1,5 +1,6 @@
 """probe replay: stored rollouts through the step, every arm measured against its directions."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
     say(describe_timings(directory))
     for line in _precision_lines(**precision):
         echo(line)
-    echo(f"means over steps; run in {directory}; next: probe analyze {directory}")
+    echo(f"means over steps; run in {directory}; next: probe analyze {shlex.quote(str(directory))}")
 
 
 def _cell(value: Any) -> Any:

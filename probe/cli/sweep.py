@@ -182,4 +182,4 @@ def _print(table: "SweepState", spec_file: Path, out: Path) -> None:
     if table.stopped:
         echo(f"stopped: {table.stopped}")
     echo(f"logs in {out / 'sweeps' / table.spec.partition('@')[0] / 'logs'}")
-    echo(f"next: probe analyze {spec_file}{elsewhere(out)}")
+    echo(f"next: probe analyze {shlex.quote(str(spec_file))}{elsewhere(out)}")

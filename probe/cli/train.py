@@ -1,5 +1,6 @@
 """probe train: train one arm with GRPO on live rollouts (the step of `probe replay`), evaluate on held-out problems."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ def _print_run(directory: Path, as_json: bool) -> None:
     if unmoved := sum(step.cos_update is None for step in run.steps):
         echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
     say(describe_timings(directory))
-    echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: probe report {directory}")
+    report = f"probe report {shlex.quote(str(directory))}"
+    echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {report}")
 
 
 def _labelled(item: tuple[str, float | None]) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -267,9 +268,13 @@ def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -
 
 
 def _whole(model: nn.Module) -> nn.Module:
-    """The model without DistributedDataParallel; InputError when its parameters are sharded or on several devices."""
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    """The model without DistributedDataParallel and torch.compile.
+
+    Raises:
+        InputError: its parameters are sharded or on several devices.
+    """
+    while isinstance(model, DistributedDataParallel | OptimizedModule):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
     if isinstance(model, nn.DataParallel):
         fix = "train with torchrun, a process for each GPU"
         raise InputError("model", expected="one copy in a process", found="DataParallel", fix=fix)

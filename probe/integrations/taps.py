@@ -4,9 +4,12 @@
 
 x is what a layer reads and y what it gives, its adapters included: dL/dW is the gradient of a change of W below them.
 Padding has dL/dy = 0. A forward without gradients (generation, a reference) is not watched; one that is done twice, as
-under activation checkpointing, has one backward. Sums live as long as `.grad` does: over the micro-batches of a step,
-until the trainer zeroes the gradients. Under DistributedDataParallel they are averaged over the processes, as it
-averages `.grad`.
+under activation checkpointing, has one backward; `torch.autograd.grad`, which adds to no `.grad`, is none. Sums live as
+long as `.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients. Under
+DistributedDataParallel they are averaged over the processes, as it averages `.grad`.
+
+Whether it has zeroed them is asked of one parameter, the witness, before a backward adds to anything. Where zeros stand
+in the place of None, only the values tell: they are compared where they lie, since a GPU would have to be waited for.
 """
 
 from collections.abc import Mapping
@@ -20,6 +23,8 @@ from extraction.adapters.interface import OutputTap
 from extraction.gradients import watch_output
 from extraction.rows import Segments
 from replay_pools.errors import InputError
+
+NO_BACKWARD = -1  # the number of the backward in which code runs that runs in none
 
 
 class Taps:
@@ -36,10 +41,11 @@ class Taps:
     ) -> None:
         self._layers, self._scaler = layers, scaler
         self._taps = {module: frames[module].tap(module) for module in layers}
-        self._sums: dict[str, Tensor] = {}
-        for module in layers:
-            device = next(layers[module].parameters()).device
-            self._sums[module] = torch.zeros(frames[module].size, dtype=frames[module].dtype, device=device)
+        sizes = [frames[module].size for module in layers]
+        device = next(next(iter(layers.values())).parameters()).device
+        # In one piece, so that one operation sets all of it to 0. All frames of a model have one dtype.
+        self._total = torch.zeros(sum(sizes), dtype=next(iter(frames.values())).dtype, device=device)
+        self._sums = dict(zip(layers, self._total.split(sizes), strict=True))
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._has_seen = False
 
@@ -47,7 +53,8 @@ class Taps:
         """Watch the layers; `witness` is a parameter that the trainer steps, and whose `.grad` it zeroes."""
         self.stop()
         self._witness = witness
-        self._is_empty, self._has_stepped = True, False
+        self._is_empty, self._has_stepped, self._may_be_zeroed = True, False, False
+        self._was_filled = torch.zeros((), dtype=torch.bool, device=self._total.device)
         self._handles = [
             # Before and after a gradient is added to `.grad`, which may come before or after the layers' own.
             witness.register_hook(lambda _: self._empty_with_grad()),
@@ -75,7 +82,7 @@ class Taps:
                 found="none",
                 fix="give attach the model that is trained, before it first runs if it is compiled",
             )
-        total = torch.cat(list(self._sums.values()))
+        total = self._total.clone()
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             distributed.all_reduce(total)
             total = total / distributed.get_world_size()
@@ -86,33 +93,44 @@ class Taps:
 
     def stepped(self) -> None:
         """The optimizer has stepped: the next gradients start anew, unless the trainer keeps the old ones."""
-        self._has_stepped, self._is_empty = True, False
+        self._has_stepped, self._may_be_zeroed, self._is_empty = True, True, False
 
     def _empty_with_grad(self) -> None:
         """Set the sums to 0 if the trainer has zeroed `.grad` since they were last added to.
 
-        Not at the optimizer's step alone: a loss scaler skips a step whose gradients overflow.
+        Not at the optimizer's step alone: a loop skips a step whose gradients overflow.
         """
         gradient = self._witness.grad
-        # Zeros in place of None are looked for after a step alone, since a GPU has to be waited for.
-        is_zeroed = gradient is None or (self._has_stepped and not bool(gradient.any()))
-        if is_zeroed and not self._is_empty:
-            for part in self._sums.values():
-                part.zero_()
-            self._is_empty = True
-        self._has_stepped = False
+        if gradient is None:
+            if not self._is_empty:
+                self._total.zero_()
+                self._is_empty = True
+        elif self._may_be_zeroed:
+            is_zero = ~gradient.any()
+            # Without a step, zeros may be what the last backward gave.
+            self._total.masked_fill_(is_zero if self._has_stepped else is_zero & self._was_filled, 0.0)
+        # Once a backward: from its first gradient on, `.grad` may have zeros that are not yet added to.
+        self._has_stepped = self._may_be_zeroed = False
 
     def _fill(self) -> None:
         """The witness has a `.grad` now, and so the sums are no longer empty."""
         self._is_empty = False
+        if self._witness.grad is not None:
+            self._was_filled = self._witness.grad.any()
 
     def _watch(self, tap: OutputTap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         """Forward hook: where a backward can follow, let dL/dy pass by `_add`."""
+        # A forward within a backward, as under checkpointing, comes after its first gradient; compiled code has none.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD:
+            self._may_be_zeroed = True
         if not torch.is_grad_enabled():
             return None
         return watch_output(partial(self._add, tap), tap.keep, layer, inputs, output)
 
     def _add(self, tap: OutputTap, kept: Tensor, gradient: Tensor) -> None:
+        # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
+        if not torch.autograd._is_checkpoint_valid():
+            return
         if gradient.dtype == torch.float16 and self._scaler is None:
             raise InputError(
                 f"gradient of module {tap.module}",

@@ -39,7 +39,7 @@ class ReplayInputs:
 
     def __init__(self, config: RunConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
         assert config.source is not None  # `RunConfig` refuses a replay without one
-        self.source, self._device = config.source, device
+        self.source, self._device, self._say = config.source, device, say
         paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
         self.pools = [open_pool(path) for path in paths]
         for pool in self.pools:
@@ -65,11 +65,15 @@ class ReplayInputs:
         for pool in self.pools:
             _check_hash(pool, "tokenizer_sha256", self._vocabulary.chat.tokenizer_sha(), self.model_name)
             self._vocabulary.check(pool)
+            for sentence in self._vocabulary.cautions(pool):
+                self._say(f"pool {pool.name}: {sentence}")
 
     def check_pairs(self) -> None:
         """InputError with all faults of the pairs to extract from; loads no weights."""
         if self.config.intervention.v_hack is None:
-            check_pairs(self._vocabulary.chat, selected_pairs(self.config.intervention.extraction))
+            extraction = self.config.intervention.extraction
+            for sentence in check_pairs(self._vocabulary, selected_pairs(extraction), extraction.k):
+                self._say(sentence)
 
     @cached_property
     def model_name(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from probe.settings.run import KEYS, TABLES, RunConfig, tables_of
 from probe.settings.words import Verb
 from replay_pools.errors import InputError
-from replay_pools.storage.tables import nearest, overlaid, read_toml
+from replay_pools.storage.tables import NO_VALUE, nearest, overlaid, read_toml, toml_text
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
@@ -119,14 +119,27 @@ def parse_setting(text: str) -> dict[str, Any]:
         near = nearest(key, KEYS)
         fix = f"did you mean {near}?" if near else f"the tables are {', '.join(TABLES)}"
         raise InputError(f"--set {key}", expected="a setting of a run", found="an unknown key", fix=fix)
-    toml_value = value
-    if WORD.fullmatch(value) and value not in ("true", "false", "inf", "nan"):
-        toml_value = f'"{value}"'
+    toml_value = f'"{value}"' if _needs_no_quotes(value) else value
     try:
         return tomllib.loads(f"{key} = {toml_value}")
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         fix = f"""a text with blanks needs quotes: --set '{key}="..."'"""
         raise InputError(f"--set {key}", expected="a value in TOML", found=repr(value), fix=fix) from error
+
+
+def setting_text(value: Any) -> str:
+    """A value as the text behind `=` that `parse_setting` reads: a single word bare, None as `none`, else TOML.
+
+    >>> setting_text("base"), setting_text("2024-teacher"), setting_text(None)
+    ('base', '"2024-teacher"', 'none')
+    """
+    text = NO_VALUE if value is None else value
+    return text if isinstance(text, str) and _needs_no_quotes(text) else toml_text(value)
+
+
+def _needs_no_quotes(text: str) -> bool:
+    """Whether a text is one word, and none of the four that TOML reads as values."""
+    return WORD.fullmatch(text) is not None and text not in ("true", "false", "inf", "nan")
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:

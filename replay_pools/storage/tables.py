@@ -6,6 +6,7 @@
 value of another type. pydantic validates; this file turns its complaints into an `InputError` of one line.
 """
 
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -74,6 +75,20 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise InputError(path, expected="TOML in UTF-8", found=str(error)) from error
     except RecursionError as error:
         raise InputError(path, expected="TOML of a few levels", found="nested too deep") from error
+
+
+def toml_text(value: Any) -> str:
+    """A value in TOML: of JSON what TOML has too, tables on one line, `"none"` for None.
+
+    >>> toml_text({"a": [1, None], "b": "two words"})
+    '{a = [1, "none"], b = "two words"}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {toml_text(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_text, value)) + "]"
+    text = json.dumps(NO_VALUE if value is None else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # a control character that JSON takes as it is
 
 
 def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

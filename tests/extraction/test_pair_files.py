@@ -94,6 +94,30 @@ def test_messages_as_text_and_as_one_answer(read: Callable[..., PairFile]) -> No
     rows = [{"prompt": json.dumps(USER), "hack": [{"role": "assistant", "content": "a"}], "clean": "b"}]
     (pair,) = read(rows).pairs
     assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
+    answer = [{"role": "assistant", "content": "a"}]
+    pretty = {"prompt": json.dumps(USER, indent=1), "hack": json.dumps(answer, indent=1), "clean": '[{"value": 1}]'}
+    (pair,) = read([pretty]).pairs
+    assert (pair.messages, pair.hack, pair.clean) == (USER, "a", '[{"value": 1}]')
+
+
+def test_messages_that_are_no_json_are_refused(read: Callable[..., PairFile]) -> None:
+    """As a text they would be one message of the user, markup and all."""
+    answer = [{"role": "assistant", "content": "a"}]
+    row = {"prompt": str(USER), "hack": str(answer), "clean": json.dumps(answer, indent=1)[:-1]}
+    with pytest.raises(InputErrors) as refusal:
+        read([row])
+    for error, column in zip(refusal.value.errors, row, strict=True):
+        assert error.where.endswith(column)
+        assert error.expected == "messages, as a list or as the JSON text of one"
+
+
+@pytest.mark.parametrize("column", ["prompt", "hack", "clean", "pair_id", "flavour"])
+@pytest.mark.parametrize("as_messages", [False, True])
+def test_text_that_is_not_unicode_is_refused(read: Callable[..., PairFile], column: str, as_messages: bool) -> None:
+    role = "user" if column == "prompt" else "assistant"
+    value = [{"role": role, "content": "\ud800"}] if as_messages else "\ud800"
+    with pytest.raises(InputError, match=rf"line 1 {column}: expected .*ud800"):
+        read([three_keys()[0] | {column: value}])
 
 
 def test_sides_without_a_contrast_are_dropped(read: Callable[..., PairFile]) -> None:
@@ -105,6 +129,23 @@ def test_sides_without_a_contrast_are_dropped(read: Callable[..., PairFile]) -> 
     assert "dropped: 1 pairs with the same text on both sides" in file.notes
     with pytest.raises(InputError, match="expected at least one pair, found 1 with an empty side"):
         read(rows[4:5])
+
+
+def test_a_pair_counts_once(read: Callable[..., PairFile]) -> None:
+    """However often it was written; another answer to the same prompt is another pair."""
+    rows = three_keys(6)
+    file = read(rows * 8)
+    assert file.pairs == read(rows).pairs
+    assert "dropped: 42 pairs with the same prompt and answers as one before" in file.notes
+    assert any("held out: 2 of 6 pairs" in note for note in file.notes)
+    assert len(read([*rows, rows[0] | {"clean": "return 7"}]).pairs) == 7
+
+
+def test_a_prompt_on_both_sides_of_a_marked_split_is_told(read: Callable[..., PairFile]) -> None:
+    rows = [row | {"held_out": i > 3} for i, row in enumerate(three_keys(6))]
+    assert not any(note.startswith("caution") for note in read(rows).notes)
+    rows[5]["prompt"] = rows[0]["prompt"]
+    assert any(note.startswith("caution: 1 prompts have pairs that are held out") for note in read(rows).notes)
 
 
 def test_lengths_are_told(read: Callable[..., PairFile]) -> None:
@@ -137,6 +178,25 @@ def test_an_implicit_prompt_is_what_both_conversations_share(read: Callable[...,
     with pytest.raises(InputErrors) as refusal:
         read(rows, "hack=chosen,clean=rejected")
     assert len(refusal.value.errors) == 2
+
+
+def test_a_prompt_beside_whole_conversations(read: Callable[..., PairFile]) -> None:
+    """The layout of UltraFeedback: the prompt as a text, and once more in both sides."""
+    system = {"role": "system", "content": "Be brief."}
+
+    def row(prompt: Any, *before: dict[str, str]) -> dict[str, Any]:
+        sides = {"chosen": "a", "rejected": "b"}
+        return {"prompt": prompt} | {
+            name: [*before, {"role": "assistant", "content": answer}] for name, answer in sides.items()
+        }
+
+    columns = "hack=chosen,clean=rejected"
+    for prompt in ("Task 0.", USER):
+        for before in ([*USER], [system, *USER]):
+            (pair,) = read([row(prompt, *before)], columns).pairs
+            assert (pair.messages, pair.hack, pair.clean) == (before, "a", "b")
+    with pytest.raises(InputError, match="chosen, rejected: expected conversations with the prompt of the row"):
+        read([row("Task 1.", *USER)], columns)
 
 
 PUBLISHED = {

@@ -1,6 +1,7 @@
 """What advice proposes: commands that repeat the settings of the run, and that mend the part which is broken."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -80,6 +81,14 @@ def test_commands_repeat_what_the_run_was_told(tmp_path: Path) -> None:
     named = replay_again(evidence(options=options(settings, tmp_path / "b")))
     assert "--v-hack mine " in named
     assert "--pairs" not in named
+
+
+@pytest.mark.parametrize("adapter", ["2024-teacher", "my adapters/one", "a=b"])
+def test_texts_that_are_no_word_are_quoted(tmp_path: Path, adapter: str) -> None:
+    """What is printed is a command: the shell and `--set` read the text back."""
+    words = shlex.split(options({"model": {"adapter": adapter}}, tmp_path).replay["model.adapter"])
+    assert words[0] == "--set"
+    assert configure("replay", settings=words[1:]).model.adapter == adapter
 
 
 def test_the_default_group_is_the_presets() -> None:

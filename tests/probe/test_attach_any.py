@@ -173,8 +173,20 @@ def test_checkpointing_counts_once(basis, cache: Path, reentrant: bool) -> None:
     assert_equal(watched.gradients(), expected)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, about its own tracing
+def test_a_compiled_model_is_the_model(basis, cache: Path) -> None:
+    """Compiled before the probe is attached, and run after it."""
+    directions, expected, _ = basis
+    model = torch.compile(stock_lora(), backend="eager")
+    watched = Watched(model, directions, cache)
+    for turn in (1, 0):
+        watched.optimizer.zero_grad(set_to_none=False)
+        loss_of(model, turn=turn).backward()
+    assert_equal(watched.gradients(), expected)
+
+
 def test_what_is_not_differentiated_is_not_measured(basis, cache: Path) -> None:
-    """Generation, a reference without adapter, a forward whose loss is dropped."""
+    """Generation, a reference without adapter, a forward whose loss is dropped, gradients that go to no `.grad`."""
     directions, expected, _ = basis
     model = stock_lora()
     watched = Watched(model, directions, cache)
@@ -185,11 +197,16 @@ def test_what_is_not_differentiated_is_not_measured(basis, cache: Path) -> None:
     with torch.inference_mode():
         loss_of(model, turn=1)
     loss_of(model, turn=2)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.autograd.grad(loss_of(model, turn=3), trained)
     loss_of(model).backward()
+    torch.autograd.grad(loss_of(model, turn=3), trained)
     assert_equal(watched.gradients(), expected)
 
 
-@pytest.mark.parametrize(("make", "to_none"), [(stock_lora, True), (stock_lora, False), (last_norm, True)])
+@pytest.mark.parametrize(
+    ("make", "to_none"), [(stock_lora, True), (stock_lora, False), (last_norm, True), (last_norm, False)]
+)
 def test_sums_live_as_long_as_grad_does(basis, cache: Path, make, to_none: bool) -> None:
     """Zeroed after a step, or kept where the loop keeps `.grad`; a loss between forward and zero_grad is none of it."""
     directions, expected, _ = basis
@@ -205,11 +222,44 @@ def test_sums_live_as_long_as_grad_does(basis, cache: Path, make, to_none: bool)
     watched.step()
     loss_of(model).backward()
     assert_equal(watched.gradients(), expected, factor=2)
-    # A step that was skipped, as a loss scaler skips one that overflowed.
-    watched.optimizer.zero_grad()
-    loss_of(model, turn=1).backward()
-    watched.optimizer.zero_grad()
-    loss_of(model).backward()
+    # Steps that were skipped, as a loss scaler skips one that overflowed, and then micro-batches.
+    for turn in (1, 2):
+        watched.optimizer.zero_grad(set_to_none=to_none)
+        loss_of(model, turn=turn).backward()
+    watched.optimizer.zero_grad(set_to_none=to_none)
+    for samples in (slice(0, 1), slice(1, 2)):
+        loss_of(model, samples=samples).backward()
+    assert_equal(watched.gradients(), expected)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers renames its method
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_zeros_are_looked_for_once_a_backward(basis, cache: Path, reentrant: bool) -> None:
+    """Forwards and backwards within a backward come when `.grad` of the witness is not yet added to."""
+    directions, expected, _ = basis
+    model = lora_of_all().train()
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    watched = Watched(model, directions, cache)
+    for turn in (1, 0):
+        watched.optimizer.zero_grad(set_to_none=False)
+        loss_of(model, turn=turn).backward()
+    assert_equal(watched.gradients(), expected)
+
+
+def test_a_backward_without_a_gradient_is_no_zeroing(basis, cache: Path) -> None:
+    """Micro-batches of which one says nothing to the witness: what the others said stays."""
+    directions, expected, _ = basis
+    model = stock_lora()
+    watched = Watched(model, directions, cache)
+    witness = next(parameters[-1] for parameters in watched.probe._measured.stepped().values())
+    hook = witness.register_hook(torch.zeros_like)
+    loss_of(model, samples=slice(0, 1)).backward()
+    hook.remove()
+    loss_of(model, samples=slice(1, 2)).backward()
     assert_equal(watched.gradients(), expected)
 
 

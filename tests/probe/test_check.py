@@ -1,16 +1,25 @@
 """`probe check` through the real command: from logs with text alone and pairs of three keys to a verdict and a page."""
 
 import json
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from small import small_model
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from extraction.directions import load_directions
 from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.runs.run_directions import direction_file
+from probe.settings.run import RunConfig
+from replay_pools.policy.load import ORGANISM_WEIGHTS
 from replay_pools.pool import BUILTIN, open_pool
 
 GROUPS = 5
@@ -85,6 +94,43 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, out: Path) -> None:
     code, again, _ = check(*command)
     assert (code, again) == (0, text)
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()} == before
+
+
+def test_the_direction_that_is_printed_is_the_one_that_was_judged(write, check, out: Path, capsys) -> None:
+    """With its k, split and seed: the command is run as it stands, in a folder whose name has a blank."""
+    elsewhere = out / "el se"
+    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("my pairs.jsonl", three_keys())
+    settings = ("intervention.extraction.split_seed=5", "intervention.extraction.tau=0.1", "objective.loss_type=dapo")
+    options = [part for setting in settings for part in ("--set", setting)]
+    command = ["--pairs", pairs, "--model", "organism", "--k", "2", *options, "--name", "kk"]
+    assert run(cli, ["check", log, *command, "--steps", "2", "--out", str(elsewhere)]) == 0
+    text = capsys.readouterr().out
+    extract = shlex.split(text.splitlines()[-1].partition("(probe.attach): ")[2])
+    assert run(cli, extract[1:]) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words[:4] == ["next:", "probe", "replay", "--v-hack"]
+    assert words[-2:] == ["--out", str(elsewhere)]
+    judged = read_run(elsewhere / "runs" / "kk")
+    _, file = direction_file(judged, RunConfig.from_json(judged.settings, ""), elsewhere)
+    assert file is not None
+    one, other = load_directions(file), load_directions(elsewhere / "directions" / "kk.safetensors")
+    assert one.metadata == other.metadata
+    assert all(torch.equal(V, other.vectors[module]) for module, V in one.vectors.items())
+    details = next(line for line in text.splitlines() if "details: probe" in line)
+    shown = shlex.split(details.partition("details: ")[2])
+    assert run(cli, shown[1:]) == 0
+
+
+def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) -> None:
+    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
+    values = {"source.replay_dirs": '["a"]', "intervention.arms": '["vanilla"]', "intervention.v_hack": "mine"}
+    options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    code, _, errors = check(log, "--pairs", pairs, "--model", "organism", "--name", "own-way", *options)
+    assert code == 2
+    assert [line.split(": expected")[0] for line in errors.splitlines()] == [
+        f"probe: error: --set {key}" for key in values
+    ]
+    assert not (out / "pools" / "own-way").exists()
 
 
 def test_other_columns_are_the_same_log_by_the_map(write, check, out: Path) -> None:
@@ -170,7 +216,102 @@ def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, out: P
     assert len(read_run(out / "runs" / "uneven").samples) == 2 * 3 * 4
     code, _, errors = check(*command[:-2], "--name", "larger", "--set", "source.per_pool=8")
     assert code == 2
-    assert "expected at least 8 rollouts" in errors
+    assert "--set source.per_pool: expected at most 4, the rollouts with a reward in the group of " in errors
+
+
+def test_what_cannot_be_replayed_is_said_before_anything_is_written(write, check, out: Path) -> None:
+    """In the words of this command, all of it at once."""
+    rows = logged(*LOGGED, groups=2)
+    log, pairs = write("mine.jsonl", rows), write("pairs.jsonl", three_keys())
+    command = (log, "--pairs", pairs, "--model", "organism", "--name", "unmade")
+    k = ("--k: expected at most 12, the pairs that are not held out, found 50",)
+    size = ("--set source.per_pool: expected at most 8, the rollouts with a reward in the group of ",)
+    steps = ("--steps: expected at most 2, the groups of 8 rollouts in ",)
+    device = ("--device: expected auto, cpu or a present device",)
+    divisor = ("--set objective.max_completion_length: expected tokens, the divisor of dr_grpo, found none given",)
+    for options, messages in (
+        (("--k", "50"), k),
+        (("--set", "source.per_pool=20"), size),
+        (("--set", "source.per_pool=1"), ("--set source.per_pool: expected 2 or more",)),
+        (("--steps", "100"), steps),
+        (("--set", "source.per_pool=3", "--steps", "5"), ("--steps: expected at most 4, the groups of 3 rollouts",)),
+        (("--device", "cuda:99"), device),
+        (("--set", "objective.loss_type=dr_grpo"), divisor),
+        (("--set", "objective.old_logprobs=recorded"), ("sampler: expected ",)),
+        (("--set", "model.adapter=nowhere/at-all"), ("nowhere/at-all",)),
+        (("--steps", "100", "--device", "cuda:99", "--k", "50"), (*steps, *device, *k)),
+    ):
+        code, text, errors = check(*command, *options)
+        assert (code, text) == (2, ""), options
+        assert len(errors.splitlines()) == len(messages), errors
+        for line, message in zip(errors.splitlines(), messages, strict=True):
+            assert message in line
+    many = [{"prompt": f"Task {i}.", "hack": "exit()", "clean": f"return {i}"} for i in range(360)]
+    large = (log, "--pairs", write("many.jsonl", many), *command[3:], "--k", "200")
+    code, _, errors = check(*large)
+    assert code == 2
+    assert "--k: expected at most 192, the coordinates of model.layers.0.self_attn.q_proj, found 200" in errors
+    assert not (out / "pools" / "unmade").exists()
+    assert not (out / "runs" / "unmade").exists()
+
+
+def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, check, out: Path) -> None:
+    rows = logged(*LOGGED)
+    alone = [{**row, "problem_id": f"p{i}", "prompt": f"Task {i}."} for i, row in enumerate(rows)]
+    unknown = [{**row, "reward": float("nan")} for row in rows]
+    half = [{**row, "reward": float("nan")} if i in range(1, 8) else row for i, row in enumerate(rows)]
+    pairs = write("pairs.jsonl", three_keys())
+    for name, log, messages in (
+        ("alone", alone, ("expected several rollouts with a reward to one prompt", "--map group=COLUMN")),
+        ("unknown", unknown, ("expected rewards that are numbers, found none of 40", "--map reward=COLUMN")),
+        ("equal", [{**row, "reward": 1.0} for row in rows], ("expected a group whose rewards differ",)),
+        ("half", half, ("expected two rollouts with a reward in every group, found 1 in that of ",)),
+    ):
+        code, _, errors = check(write(f"{name}.jsonl", log), "--pairs", pairs, "--model", "organism", "--name", name)
+        assert code == 2
+        assert len(errors.splitlines()) == 1
+        assert all(message in errors for message in messages), errors
+        assert "--env" not in errors
+        assert not (out / "pools" / name).exists()
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with learned positions, fewer of them than the rollouts have tokens; its tokenizer is the organism's."""
+    folder = tmp_path_factory.mktemp("short") / "model"
+    shutil.copytree(ORGANISM_WEIGHTS, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shape = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        GPT2LMHeadModel(GPT2Config(vocab_size=1024, **shape, bos_token_id=0, eos_token_id=2)).save_pretrained(folder)
+    return str(folder)
+
+
+def test_texts_beyond_the_last_position_are_refused(write, check, short: str, out: Path) -> None:
+    """Of rollouts and of pairs: a forward would fail at the first of them, without its name."""
+    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
+    brief = write("brief.jsonl", [{"prompt": f"Task {i}.", "hack": "exit()", "clean": f"x{i}"} for i in range(9)])
+    expected = f"expected at most 64 tokens, the positions of {short}, found "
+    code, _, errors = check(log, "--pairs", pairs, "--model", short, "--name", "short")
+    assert code == 2
+    assert f"pair 001 hack: {expected}" in errors
+    code, _, errors = check(log, "--pairs", brief, "--model", short, "--name", "short")
+    assert code == 2
+    assert f"step 0 sample 0: {expected}" in errors
+    assert not (out / "pools" / "short").exists()
+
+
+def test_texts_beyond_the_trained_positions_are_told(write, check, tmp_path: Path) -> None:
+    """Rotary positions go on: it is a caution alone."""
+    folder = small_model(tmp_path / "rotary")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys())
+    code, text, errors = check(log, "--pairs", pairs, "--model", str(folder), "--name", "rotary")
+    assert code == 0, errors
+    trained = f"are longer than the 64 positions that {folder} was trained on: up to "
+    assert f"caution: 16 of 16 rollouts {trained}" in text
+    assert f"caution: 36 of 36 answers of pairs {trained}" in text
 
 
 MARKDOWN = """## shortcuts

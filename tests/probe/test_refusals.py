@@ -44,7 +44,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--set", "planning_phrases=nowhere.txt"], "expected a list, found 'nowhere.txt'"),
         (["--planning-phrases", "nowhere.txt"], "say --set planning_phrases=VALUE"),
         (["--set", "intervention.extraction.tokens_per_batch=0"], "tokens_per_batch: expected at least 1"),
-        (["--k", "33"], "32 pairs"),
+        (["--k", "33"], "--k: expected at most 32, the pairs that are not held out"),
         (["--pairs", "nowhere.jsonl"], "no such file"),
         (["--pairs", "builtin:nothing"], "placebo"),
         (["--v-hack", "nowhere.safetensors"], "probe extract"),

@@ -29,6 +29,7 @@ from probe.settings.presets import (
     parse_setting,
     preset_names,
     preset_table,
+    setting_text,
 )
 from probe.settings.remedy import TRAITS, RemedyConfig
 from probe.settings.rollouts import PastSelfConfig, RolloutConfig, SourceConfig, TeacherConfig
@@ -756,6 +757,18 @@ def test_a_setting_is_its_key_and_its_value(key: str, value: Any, blanks: str) -
     """Any value in TOML is read as it is, with or without blanks around the sign."""
     assert parse_setting(f"{key}{blanks}={blanks}{toml(value)}") == nested({key: value})
     assert [*flat(nested({key: value}))] == [key]
+
+
+@settings(deadline=None, max_examples=300)
+@given(key=st.sampled_from(KEYS), value=VALUES | WORD | st.text() | st.sampled_from(["true", "nan", "2024-teacher"]))
+def test_what_a_command_prints_of_a_setting_is_read_back(key: str, value: Any) -> None:
+    assert parse_setting(f"{key}={setting_text(value)}") == nested({key: value})
+
+
+def test_no_value_is_a_word_and_a_table_stands_on_one_line() -> None:
+    assert setting_text(None) == "none"
+    value = [{"name": "capped", "changes": {"advantage_clip": 2.0}}]
+    assert parse_setting(f"conditions={setting_text(value)}") == {"conditions": value}
 
 
 @settings(deadline=None, max_examples=150)

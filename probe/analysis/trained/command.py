@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from probe.settings.presets import PRESETS, WORD, configure, preset_names
+from probe.settings.presets import PRESETS, configure, preset_names, setting_text
 from replay_pools.storage.files import dump_json, parse_json
 from replay_pools.storage.tables import flat, read_toml
 
@@ -28,7 +28,7 @@ def train_command(
     nearest = min(different, key=lambda preset: len(different[preset]))
     words = ["probe", "train", "--preset", nearest, "--arm", arm, "--seed", str(seed)]
     for key in different[nearest]:
-        words += ["--set", f"{key}={_text(settings[key])}"]
+        words += ["--set", f"{key}={setting_text(settings[key])}"]
     return shlex.join([*words, "--name", name])
 
 
@@ -41,10 +41,3 @@ def _different(settings: Mapping[str, Any], preset: str) -> list[str]:
     table = parse_json(dump_json(asdict(configure("train", preset=preset))), preset)
     known = flat(table)
     return [key for key, value in settings.items() if key not in BESIDE and value != known.get(key)]
-
-
-def _text(value: Any) -> str:
-    """A value as --set takes it: JSON is TOML but for null, which settings spell `none`, and a word needs no quotes."""
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) and WORD.fullmatch(value) else dump_json(value).decode().strip()

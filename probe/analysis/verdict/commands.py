@@ -6,7 +6,7 @@ from pathlib import Path
 
 from extraction.words import Basis
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
-from probe.analysis.verdict.run_options import FLAGS, OF_FILE, K
+from probe.analysis.verdict.run_options import FLAGS, OF_FILE, K, RunOptions
 from probe.settings.presets import configure
 
 ARMS: dict[Basis, str] = {"svd": "vanilla,projected", "lora": "projected-lora"}
@@ -14,7 +14,8 @@ ARMS: dict[Basis, str] = {"svd": "vanilla,projected", "lora": "projected-lora"}
 
 def extract(evidence: Evidence) -> str:
     """Directions of other pairs, comparable with those of the run."""
-    return " ".join(["probe extract --pairs FILE.jsonl", *_extraction(evidence), "--name OTHER"])
+    options = _extraction(evidence.options, evidence.basis)
+    return " ".join(["probe extract --pairs FILE.jsonl", *options, "--name OTHER"])
 
 
 def direction(evidence: Evidence) -> str:
@@ -23,15 +24,19 @@ def direction(evidence: Evidence) -> str:
     if "intervention.v_hack" in options.replay:
         file = options.replay["intervention.v_hack"].removeprefix("--v-hack ")
         return f"probe directions show {file}"
-    pairs = [option for key, option in options.replay.items() if key in OF_FILE]
     name = Path(shlex.split(options.name)[0]).name  # of a run elsewhere the path is given
-    return " ".join(["probe extract", *pairs, *_extraction(evidence), f"--name {name}"])
+    return extract_command(options, evidence.basis, name)
 
 
-def _extraction(evidence: Evidence) -> list[str]:
+def extract_command(options: RunOptions, basis: Basis, name: str) -> str:
+    """The extraction of a run from its own pairs: what it measured along, as a file."""
+    pairs = [option for key, option in options.replay.items() if key in OF_FILE]
+    return " ".join(["probe extract", *pairs, *_extraction(options, basis), f"--name {name}"])
+
+
+def _extraction(options: RunOptions, basis: Basis) -> list[str]:
     """Options of `probe extract` that directions need to be comparable with those of the run."""
-    basis = [] if evidence.basis == "svd" else [f"--basis {evidence.basis}"]
-    return [*basis, *evidence.options.extract.values()]
+    return [*([] if basis == "svd" else [f"--basis {basis}"]), *options.extract.values()]
 
 
 def replay(

@@ -1,6 +1,5 @@
 """How to repeat a run: what `probe replay` and `probe extract` have to be told, because it is not their default."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -8,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from probe.records.run import Run
-from probe.settings.presets import configure
-from replay_pools.storage.tables import NO_VALUE, flat
+from probe.settings.presets import configure, setting_text
+from replay_pools.storage.tables import flat
 
 K = "intervention.extraction.k"
 USUAL_K = configure("replay").intervention.extraction.k
@@ -44,11 +43,10 @@ class RunOptions:
 
 def run_options(run: Run) -> RunOptions:
     """The options of a run; none of one whose config says nothing."""
-    usual = flat(asdict(configure("replay")))
-    replay = {}
-    for key, value in flat(run.settings).items():
-        if key not in CHOSEN and key in usual and _plain(value) != _plain(usual[key]):
-            replay[key] = _option(key, _named(key, value, run))
+    settings = flat(run.settings)
+    if settings.get("intervention.v_hack") is not None:
+        settings["intervention.v_hack"] = _named(settings["intervention.v_hack"], run)
+    replay = changed_options(settings)
     # A direction file holds its pairs.
     if "intervention.v_hack" in replay:
         for key in OF_FILE:
@@ -61,10 +59,31 @@ def run_options(run: Run) -> RunOptions:
     model = run.config.get("model")
     # A replay takes the model that its pools name, an extraction the organism.
     if model not in (None, "organism"):
-        extract = {"model.name": _option("model.name", model), **extract}
+        extract = {"model.name": setting_option("model.name", model), **extract}
     dtype = (run.settings.get("model") or {}).get("dtype", "float32")
-    num_directions = flat(run.settings).get(K, USUAL_K)
+    num_directions = settings.get(K, USUAL_K)
     return RunOptions(name=_run_name(run), replay=replay, extract=extract, dtype=dtype, num_directions=num_directions)
+
+
+def changed_options(settings: Mapping[str, Any]) -> dict[str, str]:
+    """{setting: option} of what is not the default of a replay, without what the advice chooses itself.
+
+    Args:
+        settings: {key with dots: value}.
+    """
+    usual = flat(asdict(configure("replay")))
+    changed = {}
+    for key, value in settings.items():
+        if key not in CHOSEN and key in usual and _plain(value) != _plain(usual[key]):
+            changed[key] = setting_option(key, value)
+    return changed
+
+
+def setting_option(key: str, value: Any) -> str:
+    """The option of `probe replay` and `probe extract` that gives a setting this value, quoted for a shell."""
+    if key in FLAGS:
+        return f"{FLAGS[key]} {shlex.quote(str(value))}"
+    return f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
 
 
 def _run_name(run: Run) -> str:
@@ -73,21 +92,12 @@ def _run_name(run: Run) -> str:
     return run.path.name if in_default else shlex.quote(str(run.path))
 
 
-def _named(key: str, value: Any, run: Run) -> Any:
+def _named(v_hack: str, run: Run) -> str:
     """A direction file in OUT/directions by its name."""
-    if key != "intervention.v_hack":
-        return value
-    path = Path(value)
-    return path.stem if path.resolve().parent == run.path.resolve().parent.parent / "directions" else value
+    path = Path(v_hack)
+    return path.stem if path.resolve().parent == run.path.resolve().parent.parent / "directions" else v_hack
 
 
 def _plain(value: Any) -> Any:
     """A value as JSON has it, in which a tuple is a list."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _option(key: str, value: Any) -> str:
-    if key in FLAGS:
-        return f"{FLAGS[key]} {shlex.quote(str(value))}"
-    text = NO_VALUE if value is None else value if isinstance(value, str) else json.dumps(value)
-    return f"--set {shlex.quote(f'{key}={text}')}"

@@ -7,8 +7,7 @@ replay cannot know is an assumption, and says so in the file: the effect, its st
 preset of the training, the strength of the rival penalty.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 from replay_pools.storage.files import read_json, write_atomic
-from replay_pools.storage.tables import NO_VALUE, flat
+from replay_pools.storage.tables import flat, toml_text
 
 CONTROLS = ("random", "permuted")
 LEAST_SEEDS, MOST_SEEDS = 3, 50
@@ -183,9 +182,9 @@ def _text(
 # Written by `probe plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of a
 # hack rate) and its standard deviation between seeds ({sd}), from which the number of seeds follows, the training
 # itself (preset {settings["preset"]}) and the strength of the rival penalty.
-arms = {_toml(["vanilla", arm, *CONTROLS])}
+arms = {toml_text(["vanilla", arm, *CONTROLS])}
 # {seeds} seeds see {effect} with {POWER:.0%} power, by paired differences of arms that do not go together.
-seeds = {_toml([*range(seeds)])}
+seeds = {toml_text([*range(seeds)])}
 """,
         _table(
             "[experiment]",
@@ -299,13 +298,4 @@ def _decisions(arm: str) -> list[str]:
 
 def _table(header: str, values: Mapping[str, Any]) -> str:
     """A table of TOML, a key a line."""
-    return "\n".join([header, *(f"{key} = {_toml(value)}" for key, value in values.items())]) + "\n"
-
-
-def _toml(value: object) -> str:
-    """A value in TOML, which reads the texts, numbers and lists of JSON."""
-    if value is None:
-        return f'"{NO_VALUE}"'
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return "\n".join([header, *(f"{key} = {toml_text(value)}" for key, value in values.items())]) + "\n"
