@@ -297,7 +297,7 @@ def test_texts_beyond_the_last_position_are_refused(write, check, short: str, ou
     assert f"pair 001 hack: {expected}" in errors
     code, _, errors = check(log, "--pairs", brief, "--model", short, "--name", "short")
     assert code == 2
-    assert f"step 0 sample 0: {expected}" in errors
+    assert f"{log} line 1: {expected}" in errors
     assert not (out / "pools" / "short").exists()
 
 
