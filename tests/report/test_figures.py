@@ -15,8 +15,9 @@ from probe.analysis.statistics.power import mde
 from probe.report.figures.distribution import distribution
 from probe.report.figures.forest import ForestRow, forest
 from probe.report.figures.hack_vs_clean import cells
+from probe.report.figures.learning import BOTTOM, NAME_HEIGHT, write_names
 from probe.report.figures.modules import module_map, place
-from probe.report.figures.panel import Scale, scale_of, tick_label
+from probe.report.figures.panel import Panel, Scale, scale_of, tick_label
 from probe.report.figures.power import prompts_power
 from probe.report.figures.scatter import LENGTH, scatter
 from probe.report.figures.trajectory import extent_of, trajectory
@@ -189,6 +190,21 @@ def test_the_prompts_curve_is_the_one_sample_effect() -> None:
     expected = mde(float(np.std(values, ddof=1)), 6, paired_correlation=0.5)
     assert tips(drawn, "circle", "mark") == [f"6 prompts: {expected:.3f}"]
     assert prompts_power("p", "run", [0.1]) is None
+
+
+def test_names_beside_curves_keep_apart_and_move_no_further_than_they_have_to() -> None:
+    """Four curves that end at the axis push one another up, and not the name of one that ends far above."""
+    panel = Panel("p", "title", BOTTOM + 40)
+    ends = {"far": 80.0, "a": 204.0, "b": 205.0, "c": 206.0, "d": 206.0}
+    write_names(panel, [(height, name, 0) for name, height in ends.items()])
+    written = {}
+    for text in panel.figure().svg.iter("text"):
+        if text.text in ends:
+            written[text.text] = float(text.attrib["y"]) - 3.5
+    assert written["far"] == 80.0
+    assert written["d"] == BOTTOM
+    places = [written[name] for name in "abcd"]
+    assert np.diff(places).tolist() == [NAME_HEIGHT] * 3
 
 
 def test_runs_of_one_arm_under_other_settings_are_another_curve() -> None:

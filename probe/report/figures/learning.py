@@ -5,6 +5,7 @@ step records say of the rollouts that are trained on. To add a rate of evals.jso
 field of the step records: a row in OF_STEPS.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from probe.analysis.formatting import short
@@ -144,13 +145,18 @@ def _draw_named(panel: Panel, x: Scale, y: Scale, metric: str, treatment: Treatm
 def write_names(panel: Panel, names: Sequence[tuple[float, str, int]]) -> None:
     """Write each (height, name, color) to the right of the axes, at the height where its curve ends.
 
-    A name moves down where it would touch the one above; all move up if the last one falls below the axis.
+    A name moves down where it would touch the one above. Where the last one falls below the axis, it moves up to it,
+    and those above it as far as they have to.
     """
-    placed: list[tuple[float, str, int]] = []
-    for height, name, color in sorted(names):
-        if placed:
-            height = max(height, placed[-1][0] + NAME_HEIGHT)
-        placed.append((height, name, color))
-    over = max(0.0, placed[-1][0] - BOTTOM) if placed else 0.0
-    for height, name, color in placed:
-        panel.text(END + 8, height - over + 3.5, short(name, 16), f"fill-{color}" if color else "")
+    ordered = sorted(names)
+    heights: list[float] = []
+    above = -math.inf
+    for height, _, _ in ordered:
+        above = max(height, above + NAME_HEIGHT)
+        heights.append(above)
+    below = math.inf
+    for place in reversed(range(len(heights))):
+        heights[place] = min(heights[place], below - NAME_HEIGHT, BOTTOM)
+        below = heights[place]
+    for height, (_, name, color) in zip(heights, ordered, strict=True):
+        panel.text(END + 8, height + 3.5, short(name, 16), f"fill-{color}" if color else "")
