@@ -73,13 +73,13 @@ def test_logs_reach_the_verdict_that_their_data_say(logged, out: Path, capsys: p
 
 
 def test_ids_that_the_model_does_not_have_are_named(logged, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Step and sample, before anything is written."""
+    """By the line of the log, before anything is written."""
     source = logged("strange", 999_999)
     capsys.readouterr()
     assert run(cli, ["pool", "import", source, "--name", "strange", "--model", "organism", "--out", str(out)]) == 2
     assert not (out / "pools" / "strange").exists()
     error = capsys.readouterr().err
-    assert "pool strange step 0 sample 0: expected token ids of organism" in error
+    assert "step_000.jsonl.gz line 1: expected token ids of organism" in error
     assert "999999" in error
 
 

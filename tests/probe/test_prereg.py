@@ -374,6 +374,16 @@ RUNS = {
     ],
     "phase3-replication": ["gradient-vanilla", "gradient-projected", "gradient-random", "kl-vanilla"],
     "reference-bypass": ["ema-vanilla", "bypassed-vanilla"],
+    "hard-base": [
+        *(f"{name}-vanilla" for name in ("plain", "closed")),
+        *("k8-projected", "k8-permuted-dosed", "k16-projected"),
+        *(f"kl-{beta}-vanilla" for beta in (0.3, 1.0, 3.0)),
+    ],
+    "second-organism": [
+        *(f"{name}-vanilla" for name in ("plain", "closed")),
+        *("k8-projected", "k8-permuted-dosed"),
+        *(f"kl-{beta}-vanilla" for beta in (0.3, 1.0)),
+    ],
     "remedies-gate": [
         *(f"plain-{arm}" for arm in ("vanilla", "projected", "route", "permuted-dosed")),
         "closed-vanilla",
@@ -403,6 +413,7 @@ RUNS = {
 TRAININGS = (
     "foretell",
     "grpo-grouping",
+    "hard-base",
     "kl-control",
     "mlp-stability",
     "phase3",
@@ -414,6 +425,7 @@ TRAININGS = (
     "remedies-loss",
     "remedies-monitor",
     "reward-structure",
+    "second-organism",
     "stability-training",
 )
 
@@ -605,6 +617,20 @@ REMEDIES: dict[str, list[tuple[str, dict[str, object]]]] = {
         ("clip-kl", CLIP | {"objective.beta": 0.1}),
     ],
 }
+K8 = ("k8", {"intervention.extraction.k": 8})
+ON_OTHER_MODELS: dict[str, tuple[dict[str, object], list[tuple[str, dict[str, object]]]]] = {
+    "hard-base": (
+        BENCH | {"model.name": "out/models/hard-base"},
+        [
+            *(*BOTH, K8, ("k16", {"intervention.extraction.k": 16})),
+            *((f"kl-{beta}", {"objective.beta": beta}) for beta in (0.3, 1.0, 3.0)),
+        ],
+    ),
+    "second-organism": (
+        BENCH | {"model.name": "out/models/second-organism", "rollouts.teacher.pool": "second-teacher-four-families"},
+        [*BOTH, K8, *((f"kl-{beta}", {"objective.beta": beta}) for beta in (0.3, 1.0))],
+    ),
+}
 SELECTIONS: list[tuple[str, str, object]] = [
     *((f"k{k}", "k", k) for k in (1, 2, 8)),
     ("unseen-simple", "leave_out", ("pass", "return_true", "assert_true", "print_only")),
@@ -703,6 +729,7 @@ SETTINGS: list[tuple[str, str, dict[str, object]]] = [
     ("reference-bypass", "ema", BYPASS | {"objective.reference": "ema", "control.ema_decay": 0.5}),
     ("reference-bypass", "bypassed", BYPASS | {"objective.reference": "base"}),
     *((spec, name, BENCH | settings) for spec, rows in REMEDIES.items() for name, settings in rows),
+    *((spec, name, base | settings) for spec, (base, rows) in ON_OTHER_MODELS.items() for name, settings in rows),
     ("stability-ablation", "A-baseline", MIXED | {"model.lora_rank": 16}),
     ("stability-ablation", "C-token-level", MIXED | {"model.lora_rank": 16, "objective.loss_type": "dapo"}),
     ("stability-ablation", "D-rank-32", MIXED | {"model.lora_rank": 32}),

@@ -24,12 +24,11 @@ VALUES = st.recursive(
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(VALUES, max_size=4))
 def test_jsonl_gz_round_trip(tmp_path: Path, rows: list[object]) -> None:
-    """read(write(rows)) == rows, and the returned hash is that of the stdlib's decompressed bytes."""
+    """read(write(rows)) == rows, one document a line for any other reader of gzip."""
     path = tmp_path / "rows.jsonl.gz"
-    digest = files.write_jsonl_gz(path, rows)
+    files.write_jsonl_gz(path, rows)
     plain = gzip.decompress(path.read_bytes())
     assert files.read_jsonl_gz(path) == rows
-    assert digest == files.sha256(plain)
     assert [json.loads(line) for line in plain.decode().split("\n")[:-1]] == rows, "one document a line"
 
 
