@@ -71,10 +71,8 @@ def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str], fa
         may_be_paid = bool(takers) and {*takers} <= {*PAID}
         if may_be_paid and len(parts) > 1:
             expected = f"--map reward=COLUMN beside it, since {part} may also be paid"
-            found, fix = (
-                f"no reward named, of {', '.join(parts)}",
-                f"pass --map reward={'+'.join(parts)}, or those paid",
-            )
+            found = f"no reward named, of {', '.join(parts)}"
+            fix = f"pass --map reward={'+'.join(parts)}, or those paid"
             faults.add(f"--map {takers[0]}={part}", "reward", expected=expected, found=found, fix=fix)
         if may_be_paid or not takers:
             kept.append(part)

@@ -158,16 +158,22 @@ def test_micro_batches_add_up(basis, cache: Path, make) -> None:
     assert_equal(watched.gradients(), expected)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers renames its method
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_counts_once(basis, cache: Path, reentrant: bool) -> None:
-    directions, expected, _ = basis
-    model = stock_lora().train()
+def checkpointed(model, reentrant: bool):
+    """The model as it trains under activation checkpointing, without dropout, so that gradients repeat."""
+    model.train()
     model.enable_input_require_grads()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers renames its method
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_counts_once(basis, cache: Path, reentrant: bool) -> None:
+    directions, expected, _ = basis
+    model = checkpointed(stock_lora(), reentrant)
     watched = Watched(model, directions, cache)
     loss_of(model).backward()
     assert_equal(watched.gradients(), expected)
@@ -237,12 +243,7 @@ def test_sums_live_as_long_as_grad_does(basis, cache: Path, make, to_none: bool)
 def test_zeros_are_looked_for_once_a_backward(basis, cache: Path, reentrant: bool) -> None:
     """Forwards and backwards within a backward come when `.grad` of the witness is not yet added to."""
     directions, expected, _ = basis
-    model = lora_of_all().train()
-    model.enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    model = checkpointed(lora_of_all(), reentrant)
     watched = Watched(model, directions, cache)
     for turn in (1, 0):
         watched.optimizer.zero_grad(set_to_none=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from probe.analysis.verdict.evidence import GateFacts, PoolFacts, PoolPlan
 from probe.records.run import OWN_POOLS, Run
-from probe.settings.presets import configure
+from probe.settings.presets import configure, setting_text
 from replay_pools.agreement import read_regrade
 from replay_pools.pool import MANIFEST_NAME, pool_names, pool_reference, resolve_pool
 from replay_pools.storage.files import dump_json, parse_json, sha256
@@ -141,7 +141,7 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
             options.append(f"--{name} {shlex.quote(str(value))}")
     for key, (value, default) in settings.items():
         if value not in (None, default):
-            options.append(f"--set {key}={value}")
+            options.append(f"--set {key}={setting_text(value)}")
     return " ".join(options)
 
 
