@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 import click
 
+from probe.records.root import DEFAULT_OUT
 from replay_pools.errors import InputError, InputErrors
 from replay_pools.storage.files import dump_json
 from replay_pools.visible import is_invisible, visible, without_secrets
@@ -169,7 +169,7 @@ class Real(click.FloatRange):
 def out_option(function: AnyFunction) -> AnyFunction:
     """`--out DIR` -> `out: Path`, the root of everything that a verb writes and looks up."""
     kind = click.Path(file_okay=False, path_type=Path)
-    return click.option("--out", type=kind, default=Path("out"), show_default=True, help="Root folder.")(function)
+    return click.option("--out", type=kind, default=DEFAULT_OUT, show_default=True, help="Root folder.")(function)
 
 
 def name_option(what: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
@@ -192,11 +192,6 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None
     if value is not None and not NAME.fullmatch(value):
         raise InputError("--name", expected="letters, digits and . _ -", found=repr(value))
     return value
-
-
-def elsewhere(out: Path) -> str:
-    """` --out OUT`, to append to a command that a verb proposes as the next one; "" for the default folder."""
-    return "" if out == Path("out") else f" --out {shlex.quote(str(out))}"
 
 
 def echo(text: str = "", *, err: bool = False) -> None:

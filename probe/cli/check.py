@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._analysis_options import one_blas_thread
-from probe.cli._frame import echo, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._replayable import check_coordinates, check_loss, check_machine, group_size, log_faults
 from probe.cli._running import running
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.cli.report import report_command, report_of_runs
+from probe.records.root import elsewhere
 from probe.settings.presets import configure, parse_setting
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError, InputErrors, refuse

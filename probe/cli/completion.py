@@ -5,10 +5,11 @@ pass `shell_complete=one_of(names)` (or `one_pool`, `one_run`, `several_of(...)`
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, shell_complete
+
+from probe.records.root import DEFAULT_OUT
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -42,7 +43,7 @@ def known_pools(ctx: click.Context) -> list[str]:
     """Pools that a name without a slash finds: those in OUT/pools, and the built-in ones."""
     from replay_pools.pool import pool_names
 
-    return pool_names(ctx.params.get("out") or Path("out"))
+    return pool_names(ctx.params.get("out") or DEFAULT_OUT)
 
 
 def one_pool(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -52,7 +53,7 @@ def one_pool(ctx: click.Context, parameter: click.Parameter, incomplete: str) ->
 
 def one_run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """A run by its name in OUT/runs, or a path."""
-    places = (ctx.params.get("out") or Path("out")).glob("runs/*/")
+    places = (ctx.params.get("out") or DEFAULT_OUT).glob("runs/*/")
     return one_of(sorted(path.name for path in places))(ctx, parameter, incomplete)
 
 

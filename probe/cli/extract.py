@@ -8,11 +8,12 @@ import click
 
 from extraction.words import BASES, Basis
 from probe.analysis.verdict.run_options import changed_options
-from probe.cli._frame import echo, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import rounding_line
 from probe.cli._progress import say
 from probe.cli._settings import SettingsCommand, given_flags, settings_options
 from probe.cli.directions import print_card
+from probe.records.root import elsewhere
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig, normaliser
 from replay_pools.errors import InputError

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import Real, echo, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import Real, echo, echo_json, json_option, name_option, out_option
 from probe.cli._progress import say, shown_progress
 from probe.cli.completion import one_pool
+from probe.records.root import elsewhere
 from probe.settings.words import Dtype
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions

@@ -8,9 +8,10 @@ import click
 
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.cli._analysis_options import one_blas_thread
-from probe.cli._frame import Real, echo, echo_json, echo_table, elsewhere, json_option, out_option
+from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
 from probe.cli._output import echo_footprint
 from probe.cli._progress import say
+from probe.records.root import elsewhere
 from probe.records.run import read_run, resolve_run
 from replay_pools.errors import InputError
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import Real, dry_run_option, echo, echo_json, elsewhere, json_option, name_option, out_option
+from probe.cli._frame import Real, dry_run_option, echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import echo_work
 from probe.cli._progress import say, shown_progress
 from probe.cli._settings import SettingsCommand, config_option, run_config, say_defaults, settings_options
+from probe.records.root import elsewhere
 from probe.settings.model import ModelConfig
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.loopholes import LOOPHOLES

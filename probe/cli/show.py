@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
 from probe.cli.completion import one_of
+from probe.records.root import DEFAULT_OUT
 from replay_pools.errors import InputError
 from replay_pools.names import unknown_name
 from replay_pools.storage.files import by_name
@@ -35,7 +36,7 @@ def _known(out: Path) -> list[str]:
 
 def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """A run or a pool by its name, or a path."""
-    return one_of(_known(ctx.params.get("out") or Path("out")))(ctx, parameter, incomplete)
+    return one_of(_known(ctx.params.get("out") or DEFAULT_OUT))(ctx, parameter, incomplete)
 
 
 @click.command()

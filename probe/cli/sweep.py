@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, elsewhere, json_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, out_option
 from probe.cli._progress import on_terminal, say
+from probe.records.root import elsewhere
 from replay_pools.errors import InputError, refuse
 from replay_pools.visible import visible
 

@@ -132,3 +132,15 @@ def test_a_broken_run_says_what_mends_it(tmp_path: Path, capsys: pytest.CaptureF
     assert "VERDICT: BROKEN" in text
     assert "probe replay --replay-dirs teacher,base-hinted --arm vanilla,projected --name again" in text
     assert "probe doctor" not in text
+
+
+@pytest.mark.parametrize(("out", "option"), [("other", " --out other"), ("out", "")])
+def test_advice_stays_in_the_root_folder_of_the_run(
+    out: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command reads and writes where the run lies."""
+    make_run(tmp_path / out / "runs" / "run", World(other_pairs=True, num_steps=12))
+    monkeypatch.chdir(tmp_path)
+    assert run(cli, ["analyze", "run", "--draws", "99", "--json", "--out", out]) == 0
+    command = json.loads(capsys.readouterr().out)["decision"]["next"]["command"]
+    assert command == f"probe replay --replay-dirs teacher,base-hinted --arm vanilla,projected --name again{option}"

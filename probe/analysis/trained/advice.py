@@ -13,6 +13,7 @@ from probe.analysis.trained.command import train_command
 from probe.analysis.trained.questions import Answer
 from probe.analysis.verdict.advice import Next
 from probe.analysis.verdict.run_options import K
+from probe.records.root import in_root
 from probe.settings.words import Outcome
 from replay_pools.storage.tables import flat
 
@@ -22,8 +23,9 @@ COUNTS = (K, "remedy.components")  # doses that are whole numbers
 
 
 def next_step(outcome: Outcome, answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings) -> Next:
-    """The next step after a verdict of `decision`."""
-    return _NEXT[outcome](answers, arm, trainings)
+    """The next step after a verdict of `decision`, in the root folder of the trainings."""
+    step = _NEXT[outcome](answers, arm, trainings)
+    return Next(command=in_root(step.command, trainings.out), text=step.text)
 
 
 def undecided(answers: Sequence[Answer]) -> list[Answer]:

@@ -15,6 +15,7 @@ intervals the repeated confidence intervals of Jennison and Turnbull (1989), wha
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from probe.analysis.statistics.crossed import Cells, Comparison, change, differe
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.training_outcome import TrainingOutcome
 from probe.analysis.verdict.training_runs import is_training, shared_settings
+from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.remedy import TRAITS, Traits
@@ -111,6 +113,7 @@ class Trainings:
     baseline: TrainedArm | None  # None: no vanilla was trained and evaluated
     treated: Sequence[TrainedArm]
     primary: TrainedArm | None = None  # among `treated`: the arm that the spec is about
+    out: Path = DEFAULT_OUT  # the root folder of its runs
     left: Callable[[float], float] = float  # of a level, what the looks at the data have left to the last; float: all
 
     def level(self, arm: TrainedArm) -> float:
@@ -165,7 +168,8 @@ def grouped(runs: Iterable[tuple[Run, TrainingOutcome | None]]) -> Trainings | N
         if group is not first:
             remedy = (group[2][0][0].get("remedy") or {}).get("name")
             treated.append(of_runs(_different(group[0], first[0]), group[1], group[2], remedy))
-    return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated)
+    out = out_of(trained[0][0].path)
+    return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated, out=out)
 
 
 def _different(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:

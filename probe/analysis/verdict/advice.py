@@ -17,6 +17,7 @@ from probe.analysis.verdict.needed import MANY, Needed, needed, pairs_to_reach
 from probe.analysis.verdict.questions import DECIDED_BY, Finding, decided
 from probe.analysis.verdict.unread import Reason, unread
 from probe.analysis.verdict.validity import validity
+from probe.records.root import in_root
 
 SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
 MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
@@ -35,8 +36,9 @@ class Next:
 
 
 def next_step(verdict: str, findings: Sequence[Finding], evidence: Evidence) -> Next:
-    """The next step after a verdict of `decision`."""
-    return _NEXT[verdict](findings, evidence)
+    """The next step after a verdict of `decision`, in the root folder of the run."""
+    step = _NEXT[verdict](findings, evidence)
+    return Next(command=in_root(step.command, evidence.options.out), text=step.text)
 
 
 def _broken(findings: Sequence[Finding], evidence: Evidence) -> Next:

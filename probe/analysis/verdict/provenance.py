@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.verdict.evidence import GateFacts, PoolFacts, PoolPlan
+from probe.records.root import elsewhere, out_of
 from probe.records.run import OWN_POOLS, Run
 from probe.settings.presets import configure, setting_text
 from replay_pools.agreement import read_regrade
@@ -48,7 +49,7 @@ def _facts(run: Run, name: str, directory: Path, expected: str, regrade_name: st
     elif sha256(dump_json(manifest)) != expected:
         manifest = {}
     grader = manifest.get("grader") or {}
-    out_dir = _out_dir(run)
+    out_dir = out_of(run.path)
     return PoolFacts(
         name=name,
         grader=grader.get("version"),
@@ -60,23 +61,15 @@ def _facts(run: Run, name: str, directory: Path, expected: str, regrade_name: st
     )
 
 
-def _out_dir(run: Run) -> Path:
-    """OUT of a run, which lies in OUT/runs/NAME: from here where it is below this folder, else absolute."""
-    out_dir = run.path.resolve().parent.parent
-    return out_dir.relative_to(Path.cwd()) if out_dir.is_relative_to(Path.cwd()) else out_dir
-
-
 def _regrade_command(directory: Path, regrade_name: str, out_dir: Path) -> str:
     """The command that grades the pool in `directory` again, and whose result an analysis of the run reads."""
     command = ["probe", "pool", "regrade", pool_reference(directory, out_dir), "--name", f"{regrade_name}-again"]
-    if out_dir != Path("out"):
-        command += ["--out", str(out_dir)]
-    return shlex.join(command)
+    return shlex.join(command) + elsewhere(out_dir)
 
 
 def pools_at_hand(run: Run) -> list[PoolPlan]:
     """Every finished pool in OUT/pools of the run, and every built-in one."""
-    out_dir = _out_dir(run)
+    out_dir = out_of(run.path)
     plans = []
     for name in pool_names(out_dir):
         path = resolve_pool(name, out_dir) / MANIFEST_NAME

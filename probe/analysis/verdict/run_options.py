@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import Run
 from probe.settings.presets import configure, setting_text
 from replay_pools.storage.tables import flat
@@ -35,6 +36,7 @@ class RunOptions:
     """Options of the commands that repeat a run, {setting: option}, and how a command names it."""
 
     name: str = "RUN"
+    out: Path = DEFAULT_OUT  # its root folder
     replay: Mapping[str, str] = field(default_factory=dict)
     extract: Mapping[str, str] = field(default_factory=dict)
     dtype: str = "float32"
@@ -62,7 +64,14 @@ def run_options(run: Run) -> RunOptions:
         extract = {"model.name": setting_option("model.name", model), **extract}
     dtype = (run.settings.get("model") or {}).get("dtype", "float32")
     num_directions = settings.get(K, USUAL_K)
-    return RunOptions(name=_run_name(run), replay=replay, extract=extract, dtype=dtype, num_directions=num_directions)
+    return RunOptions(
+        name=_run_name(run),
+        out=out_of(run.path),
+        replay=replay,
+        extract=extract,
+        dtype=dtype,
+        num_directions=num_directions,
+    )
 
 
 def changed_options(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -87,9 +96,8 @@ def setting_option(key: str, value: Any) -> str:
 
 
 def _run_name(run: Run) -> str:
-    """The name of a run in out/runs, else its path."""
-    in_default = run.path.resolve().parent == Path("out/runs").resolve()
-    return run.path.name if in_default else shlex.quote(str(run.path))
+    """The name of a run in OUT/runs, else its path."""
+    return run.path.name if run.path.resolve().parent.name == "runs" else shlex.quote(str(run.path))
 
 
 def _named(v_hack: str, run: Run) -> str:

@@ -30,6 +30,7 @@ from probe.experiments.spec.types import OUTCOME, VERDICT, Criterion, Role, Spec
 from probe.experiments.spec.vacuity import read_foreseen
 from probe.experiments.sweep.looks import after_looks, level_left, looks_caution, read_looks
 from probe.experiments.sweep.stopping import Look
+from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import CONFIG_FILE, settings_of
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
@@ -313,6 +314,7 @@ def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses, look
     if spec.settings["verb"] != "train" or spec.baseline is None:
         return []
     arms = {}
+    out = out_of(done[0].job.directory) if done else DEFAULT_OUT
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
             runs = []
@@ -326,7 +328,7 @@ def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses, look
     treated = [arm for key, arm in arms.items() if key != spec.baseline]
     primary = arms[spec.judged] if spec.judged != spec.baseline else None
     left = partial(level_left, looks)
-    return judge_arms(Trainings(baseline=arms[spec.baseline], treated=treated, primary=primary, left=left))
+    return judge_arms(Trainings(baseline=arms[spec.baseline], treated=treated, primary=primary, left=left, out=out))
 
 
 # Metrics in the table of outcomes of a training sweep. To show another: add its name; it needs values by seed.

@@ -22,6 +22,7 @@ from probe.experiments.spec.resolve import pool_config
 from probe.experiments.spec.stored import stored
 from probe.experiments.spec.types import Criterion, ResolvedCondition, Spec, SpecCondition
 from probe.experiments.spec.vacuity import settings_key, vacuous_parts
+from probe.records.root import DEFAULT_OUT
 from probe.settings.arms import measured_arm
 from probe.settings.loss import check_recorded
 from replay_pools.environments.registry import get_environment
@@ -32,7 +33,7 @@ from replay_pools.storage.files import by_name, read_json
 EXTREMES = ("min", "max", "n")  # all that there is of steps of training, which are autocorrelated
 
 
-def open_spec(path: Path, out_dir: Path = Path("out")) -> Spec:
+def open_spec(path: Path, out_dir: Path = DEFAULT_OUT) -> Spec:
     """Read a spec, and refuse what no run of it could answer or decide.
 
     Args:
