@@ -42,7 +42,7 @@ Status = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """The result of one check: a line of the output, an entry of `checks` with --json (the fields are its keys)."""
 
     name: str
@@ -71,33 +71,33 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
 
       probe doctor --out /data/probe
     """
-    findings = diagnose(out)
-    failed = sum(finding.status == "fail" for finding in findings)
+    results = diagnose(out)
+    failed = sum(result.status == "fail" for result in results)
     if as_json:
-        echo_json({"ok": not failed, "checks": findings})
+        echo_json({"ok": not failed, "checks": results})
     else:
-        for finding in findings:
-            fix = f"; fix: {finding.fix}" if finding.fix else ""
-            echo(f"{finding.status:<5} {finding.name:<10} {' '.join(finding.found.split())}{fix}")
+        for result in results:
+            fix = f"; fix: {result.fix}" if result.fix else ""
+            echo(f"{result.status:<5} {result.name:<10} {' '.join(result.found.split())}{fix}")
     ctx.exit(1 if failed else 0)
 
 
-def diagnose(out: Path) -> list[Finding]:
+def diagnose(out: Path) -> list[CheckResult]:
     """Run every check of CHECKS in order; `out` is the root folder that the verbs write to."""
-    return [_finding(name, check, out) for name, check in CHECKS]
+    return [_result(name, check, out) for name, check in CHECKS]
 
 
-def _finding(name: str, check: Callable[[Path], str], out: Path) -> Finding:
+def _result(name: str, check: Callable[[Path], str], out: Path) -> CheckResult:
     """Run one check. No error gets past it: the checks after a broken one still run."""
     try:
-        return Finding(name=name, status="ok", found=check(out))
+        return CheckResult(name=name, status="ok", found=check(out))
     except CheckError as error:
-        return Finding(name=name, status=error.status, found=str(error), fix=error.fix)
+        return CheckResult(name=name, status=error.status, found=str(error), fix=error.fix)
     except InputError as error:
         message = f"{error.where}: expected {error.expected}, found {error.found}"
-        return Finding(name=name, status="fail", found=message, fix=error.fix or REINSTALL)
+        return CheckResult(name=name, status="fail", found=message, fix=error.fix or REINSTALL)
     except Exception as error:
-        return Finding(name=name, status="fail", found=f"{type(error).__name__}: {error}", fix=REINSTALL)
+        return CheckResult(name=name, status="fail", found=f"{type(error).__name__}: {error}", fix=REINSTALL)
 
 
 def check_python(out: Path) -> str:

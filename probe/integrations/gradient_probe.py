@@ -1,6 +1,6 @@
 """GradientProbe: cosines and the gate, on the gradients that another trainer made.
 
-    before_step    g of the model (`Measured`): cosines before and after the gate; with `project`, `.grad` becomes gated
+    before_step    g of the model (`MeasuredModel`): cosines before and after the gate; with `project`, `.grad` is gated
     after_step     u = coordinates before the step - coordinates after it, the realised update: its cosine
 
 The trainer makes the gradients: its loss, accumulation and mean over processes. The mean has to come before the gate,
@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from extraction.adapters.existing import existing_coordinates
 from extraction.adapters.interface import check_fingerprint
 from extraction.directions import Directions, load_directions
-from probe.integrations.measured import Measured, MeasuredAdapter
+from probe.integrations.measured import MeasuredAdapter, MeasuredModel
 from probe.integrations.weights import MeasuredWeights
 from probe.records.records import GradientRecord
 from probe.settings.gate import GATES
@@ -243,7 +243,7 @@ def _measured(
     project: bool,
     cache_dir: Path | None,
     scaler: torch.amp.GradScaler | None,
-) -> Measured:
+) -> MeasuredModel:
     """What is measured of `model`: the adapter of the directions where it has that, its weights otherwise."""
     fingerprint = directions.metadata["fingerprint"]
     coordinates = existing_coordinates(model, like=fingerprint)

@@ -1,4 +1,4 @@
-"""Measured: what is read of a model at an optimizer step, as {module: (r,)} in the coordinates of a direction file.
+"""MeasuredModel: what is read of a model in a step, as {module: (r,)} in the coordinates of a direction file.
 
     MeasuredAdapter     the model carries the adapter of the directions (delta_S, or their LoRA): its `.grad`
     MeasuredWeights     any other model, in probe.integrations.weights
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from extraction.adapters.interface import Coordinates
 
 
-class Measured(ABC):
+class MeasuredModel(ABC):
     """A model whose steps are measured; r coordinates of a module.
 
     Attributes:
@@ -55,7 +55,7 @@ class Measured(ABC):
         """Stop watching."""
 
 
-class MeasuredAdapter(Measured):
+class MeasuredAdapter(MeasuredModel):
     """The adapter of the directions: its coordinates are parameters, with everything in their `.grad`."""
 
     def __init__(self, coordinates: Coordinates) -> None:

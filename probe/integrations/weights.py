@@ -36,7 +36,7 @@ from extraction.adapters.existing import is_plain
 from extraction.adapters.frames import Frame, make_frames, target_layers
 from extraction.adapters.lora import lora_factors
 from extraction.directions import Directions
-from probe.integrations.measured import Measured
+from probe.integrations.measured import MeasuredModel
 from probe.integrations.taps import Taps
 from replay_pools.errors import InputError
 
@@ -146,7 +146,7 @@ class LoraPart(Part):
         return self._scale * (self.frame.coordinates(old_B - B, old_A) + self.frame.coordinates(B, old_A - A))
 
 
-class MeasuredWeights(Measured):
+class MeasuredWeights(MeasuredModel):
     """The weights of a model in the coordinates of a direction file.
 
     Args:

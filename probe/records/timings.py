@@ -64,7 +64,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeanTimes:
     """Mean seconds over several runs: of a start, and of a step with what precedes it (sampling, evaluations)."""
 
     runs: int
@@ -72,7 +72,7 @@ class Measured:
     step: float
 
 
-def measured(directories: Iterable[Path]) -> Measured | None:
+def mean_times(directories: Iterable[Path]) -> MeanTimes | None:
     """Mean times of the runs in `directories`; None where none of them has timed a step."""
     starts: list[float] = []
     steps: list[float] = []
@@ -85,7 +85,7 @@ def measured(directories: Iterable[Path]) -> Measured | None:
             starts.append(sum(phase["seconds"] for phase in phases.values()))
     if not steps:
         return None
-    return Measured(runs=num_runs, start=sum(starts) / max(len(starts), 1), step=sum(steps) / len(steps))
+    return MeanTimes(runs=num_runs, start=sum(starts) / max(len(starts), 1), step=sum(steps) / len(steps))
 
 
 def describe_timings(directory: Path) -> str:

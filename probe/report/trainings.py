@@ -22,7 +22,7 @@ BASELINE = "vanilla"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRun:
+class EvaluatedRun:
     """The evaluations of one run, of the deployed weights."""
 
     run: Run
@@ -31,7 +31,7 @@ class TrainedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutRate:
     """A held-out rate of a treatment at one step."""
 
     value: float
@@ -44,7 +44,7 @@ class Treatment:
     """The runs of one arm under one condition, a seed each."""
 
     name: str
-    runs: Sequence[TrainedRun]
+    runs: Sequence[EvaluatedRun]
 
     @property
     def steps(self) -> list[int]:
@@ -52,7 +52,7 @@ class Treatment:
         common = set.intersection(*(set(run.by_step) for run in self.runs)) if self.runs else set()
         return sorted(common)
 
-    def rate(self, metric: str, step: int) -> HeldOut | None:
+    def rate(self, metric: str, step: int) -> HeldOutRate | None:
         """A rate at a step, of `hack`, `exploit` and `solve`; None where a run graded nothing.
 
         The interval of several seeds is over seeds, and never narrower than drawing the outcomes makes it.
@@ -64,11 +64,11 @@ class Treatment:
         if len(self.runs) == 1:
             bounds = measured[0]["interval"]
             interval = None if bounds is None else Interval(low=bounds["low"], high=bounds["high"])
-            return HeldOut(value=values[0], interval=interval, words=f"seed {self.runs[0].seed}")
+            return HeldOutRate(value=values[0], interval=interval, words=f"seed {self.runs[0].seed}")
         trials = sum(run.by_step[step]["num_rollouts"] for run in self.runs)
         compared = mean(rate([[value] for value in values], trials))
         bounds = None if compared is None else compared.bounded().interval
-        return HeldOut(
+        return HeldOutRate(
             value=sum(values) / len(values),
             # A rate is no smaller than 0.
             interval=None if bounds is None else Interval(low=max(bounds.low, 0.0), high=bounds.high),
@@ -85,7 +85,7 @@ def treatments_of(report: Report) -> list[Treatment]:
     else:
         names = [spec_name(report.spec, *report.arms_of_spec[run.path]) for run in trained]
         first = None if report.spec.baseline is None else spec_name(report.spec, *report.spec.baseline)
-    by_name: dict[str, list[TrainedRun]] = {}
+    by_name: dict[str, list[EvaluatedRun]] = {}
     for name, run in zip(names, trained, strict=True):
         by_name.setdefault(name, []).append(_trained_run(run))
     treatments = [Treatment(name=name, runs=runs) for name, runs in by_name.items()]
@@ -130,10 +130,10 @@ def group_names(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     return names
 
 
-def _trained_run(run: Run) -> TrainedRun:
+def _trained_run(run: Run) -> EvaluatedRun:
     mode = (run.settings.get("rollouts") or {}).get("mode")
     by_step = {}
     # An arm that routes also evaluates the weights that train, which nobody deploys.
     for row in deployed(run.evals):
         by_step[row["step"]] = row["rates"].get(mode) or row["rates"][ALL]
-    return TrainedRun(run=run, seed=int(run.settings["seed"]), by_step=by_step)
+    return EvaluatedRun(run=run, seed=int(run.settings["seed"]), by_step=by_step)

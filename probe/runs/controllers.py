@@ -151,7 +151,7 @@ class SepaSchedule(_Resumable):
             self.is_open = solve_rate >= self._gate
 
 
-class Measured(TypedDict):
+class Watched(TypedDict):
     """What the tripwires watch in a step; None: not measured in it."""
 
     kl_mean: float | None  # from the reference, nats per token
@@ -171,7 +171,7 @@ class Tripwires(_Resumable):
         self.baseline: dict[str, float] = {}
         self.streaks: dict[str, int] = {}
 
-    def check(self, **step: Unpack[Measured]) -> str | None:
+    def check(self, **step: Unpack[Watched]) -> str | None:
         """The reason to stop after this step, or None."""
         # By the names of the step records, where they have the number.
         measured = {
@@ -274,7 +274,7 @@ class Control:
         """The objective of the coming step."""
         return replace(self._objective, beta=self._beta.value, sepa_lambda=self._sepa.value)
 
-    def finish_step(self, *, solve_rate: float | None, **step: Unpack[Measured]) -> dict[str, float]:
+    def finish_step(self, *, solve_rate: float | None, **step: Unpack[Watched]) -> dict[str, float]:
         """Take in a step; `stopped` says whether it was the last.
 
         Args:

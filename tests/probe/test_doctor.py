@@ -12,7 +12,7 @@ import pytest
 
 from probe.cli import cli, doctor
 from probe.cli._frame import run
-from probe.cli.doctor import CHECKS, CheckError, Finding, diagnose
+from probe.cli.doctor import CHECKS, CheckError, CheckResult, diagnose
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading import honest, tiers
 from replay_pools.pool import Pool
@@ -21,17 +21,17 @@ from replay_pools.storage.files import read_json, write_json
 CHECK = dict(CHECKS)
 
 
-def finding(name: str, out: Path) -> Finding:
+def result(name: str, out: Path) -> CheckResult:
     """What one check of the table says."""
-    return doctor._finding(name, CHECK[name], out)
+    return doctor._result(name, CHECK[name], out)
 
 
 def test_this_installation_is_sound(tmp_path: Path) -> None:
     """The machine that runs the tests passes every check (warnings aside), and no file is left behind."""
-    findings = diagnose(tmp_path / "out")
-    assert [f.name for f in findings] == [name for name, _ in CHECKS]
-    assert [f"{f.name}: {f.found}" for f in findings if f.status == "fail"] == []
-    assert all(bool(f.fix) == (f.status != "ok") for f in findings), "a fix belongs to what is not ok, and to that only"
+    results = diagnose(tmp_path / "out")
+    assert [f.name for f in results] == [name for name, _ in CHECKS]
+    assert [f"{f.name}: {f.found}" for f in results if f.status == "fail"] == []
+    assert all(bool(f.fix) == (f.status != "ok") for f in results), "a fix belongs to what is not ok, and to that only"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -39,7 +39,7 @@ def test_packages_outside_their_pins_are_named(monkeypatch: pytest.MonkeyPatch, 
     """A wrong version and a missing package are in the fix; one that fits and one of an extra are not."""
     pins = ["click<1", "surely-not-a-package>=2", "orjson>=1", "surely-not-either; extra == 'test'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: pins)
-    found = finding("packages", tmp_path)
+    found = result("packages", tmp_path)
     assert found.status == "fail"
     assert found.fix == "pip install 'click<1' 'surely-not-a-package>=2'"
     assert "surely-not-a-package missing (needs >=2)" in found.found
@@ -47,15 +47,15 @@ def test_packages_outside_their_pins_are_named(monkeypatch: pytest.MonkeyPatch, 
 
 def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 4, "final", 0))
-    found = finding("python", tmp_path)
+    found = result("python", tmp_path)
     assert (found.status, found.found, found.fix) == ("fail", "3.10.4", "use Python >=3.11")
 
 
 @pytest.mark.parametrize(("name", "limit"), [("memory", "LITTLE_MEMORY"), ("disk", "LITTLE_DISK")])
 def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, limit: str) -> None:
-    assert finding(name, tmp_path).status == "ok"
+    assert result(name, tmp_path).status == "ok"
     monkeypatch.setattr(doctor, limit, 1 << 60)
-    found = finding(name, tmp_path)
+    found = result(name, tmp_path)
     assert (found.status, bool(found.fix)) == ("warn", True)
 
 
@@ -65,7 +65,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         place.parent.mkdir(exist_ok=True)
         place.write_text("a file where a folder should be")
         out = tmp_path / place.relative_to(tmp_path).parts[0]
-        found = finding("files", out)
+        found = result("files", out)
         assert found.status == "fail"
         assert str(place) in found.found
         assert "--out" in found.fix
@@ -74,7 +74,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_rename_that_does_not_replace_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A filesystem that keeps the old bytes."""
     monkeypatch.setattr(doctor, "write_atomic", lambda path, data: path.exists() or path.write_bytes(data))
-    assert "does not replace" in finding("files", tmp_path).found
+    assert "does not replace" in result("files", tmp_path).found
 
 
 def test_isolation_says_what_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_isolation_says_what_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for lacks, status in (({"A": ["bwrap"], "B": []}, "ok"), ({"A": ["bwrap"], "B": ["Landlock"]}, "fail")):
         for module in (tiers, doctor):
             monkeypatch.setattr(module, "available_tiers", lambda lacks=lacks: lacks)
-        found = finding("isolation", tmp_path)
+        found = result("isolation", tmp_path)
         assert found.status == status
         assert "tier A lacks bwrap" in found.found
         assert ("--unsafe-local" in found.fix) == (status == "fail")
@@ -93,7 +93,7 @@ def test_a_grader_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     good = MinicodeEnvironment().problems("eval")[0]
     wrong = replace(good, canonical=good.canonical.replace("return", "return None and"))
     monkeypatch.setattr(MinicodeEnvironment, "problems", lambda self, split: [wrong])
-    found = finding("grader", tmp_path)
+    found = result("grader", tmp_path)
     assert found.status == "fail"
     assert good.problem_id in found.found
 
@@ -102,7 +102,7 @@ def test_what_the_isolation_refuses_is_named(monkeypatch: pytest.MonkeyPatch, tm
     """A module that cannot be imported inside, and a use that the kernel refuses; the rest is not named."""
     monkeypatch.setattr(honest, "library_modules", lambda: ["colorsys", "not_a_module"])
     monkeypatch.setattr(honest, "USES", {"a process": "import os\nos.fork()\n", "nothing": ""})
-    found = finding("library", tmp_path)
+    found = result("library", tmp_path)
     assert found.status == "fail"
     assert found.found.startswith("2 of 4 honest solutions fail under isolation ")
     assert "a process (PermissionError" in found.found
@@ -119,14 +119,14 @@ def builtin(monkeypatch: pytest.MonkeyPatch, fake_pool: Pool) -> Path:
 
 def test_damaged_built_in_pools_are_found(builtin: Path, tmp_path: Path) -> None:
     """A truncated file is named, and so is a folder without any pool."""
-    assert finding("pools", tmp_path).status == "ok"
+    assert result("pools", tmp_path).status == "ok"
     path = builtin / "fake" / "step_001.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-9])
-    found = finding("pools", tmp_path)
+    found = result("pools", tmp_path)
     assert (found.status, found.fix) == ("fail", doctor.REINSTALL)
     assert "step_001" in found.found
     shutil.rmtree(builtin / "fake")
-    assert "no pool in" in finding("pools", tmp_path).found
+    assert "no pool in" in result("pools", tmp_path).found
 
 
 def test_other_weights_and_the_network_are_found(
@@ -136,7 +136,7 @@ def test_other_weights_and_the_network_are_found(
     manifest = read_json(builtin / "fake" / "manifest.json")
     manifest["policy"]["base_weights_sha256"] = "0" * 64
     write_json(builtin / "fake" / "manifest.json", manifest)
-    assert "pool fake is of 0000000000000000" in finding("organism", tmp_path).found
+    assert "pool fake is of 0000000000000000" in result("organism", tmp_path).found
     from replay_pools.policy import load
 
     real = load.load_policy
@@ -147,7 +147,7 @@ def test_other_weights_and_the_network_are_found(
         return real(*args, **kwargs)
 
     monkeypatch.setattr(load, "load_policy", asks_first)
-    assert "tried to reach the network" in finding("organism", tmp_path).found
+    assert "tried to reach the network" in result("organism", tmp_path).found
 
 
 def boom(out: Path) -> str:

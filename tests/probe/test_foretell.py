@@ -14,7 +14,7 @@ from trainings import plant
 from worlds import World, make_run
 
 from probe.cli import cli
-from probe.experiments.judge.foretell import MEASURES, OUTCOMES, Treatment, correlate, spearman
+from probe.experiments.judge.foretell import MEASURES, OUTCOMES, ForetoldTreatment, correlate, spearman
 from probe.experiments.planning.checks import open_spec
 from probe.experiments.spec.jobs import block, runs_of
 from probe.experiments.spec.prereg import load_spec
@@ -52,8 +52,8 @@ def test_what_does_not_vary_has_no_correlation() -> None:
     assert spearman([1, 2, 3], [3, 2, 1]) == (pytest.approx(-1), None), "three treatments have no interval"
 
 
-def treatment(number: int, half: str, fall: float, **measures: float | None) -> Treatment:
-    return Treatment(
+def treatment(number: int, half: str, fall: float, **measures: float | None) -> ForetoldTreatment:
+    return ForetoldTreatment(
         condition=f"c{number}",
         half=half,
         verdict=None,

@@ -7,7 +7,7 @@ from typing import Any
 from drawn import marks, tips
 
 from probe.report.figures.ladder import best_checkpoint, ladder
-from probe.report.trainings import TrainedRun, Treatment
+from probe.report.trainings import EvaluatedRun, Treatment
 
 
 def row(step: int, elo: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def treatment(name: str, *runs: list[dict[str, Any]]) -> Treatment:
     trained = []
     for seed, evals in enumerate(runs):
         run = SimpleNamespace(path=Path(f"{name}-{seed}"), evals=evals)
-        trained.append(TrainedRun(run=run, seed=seed, by_step={line["step"]: {} for line in evals}))  # type: ignore[arg-type]
+        trained.append(EvaluatedRun(run=run, seed=seed, by_step={line["step"]: {} for line in evals}))  # type: ignore[arg-type]
     return Treatment(name=name, runs=trained)
 
 

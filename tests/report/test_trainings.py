@@ -17,7 +17,7 @@ from probe.report.figures.learning import BOTTOM, MOST_NAMED, TOP, in_training, 
 from probe.report.figures.panel import Panel
 from probe.report.figures.pareto import pareto
 from probe.report.sections.training import _steps
-from probe.report.trainings import TrainedRun, Treatment, spec_name, treatments_of
+from probe.report.trainings import EvaluatedRun, Treatment, spec_name, treatments_of
 
 N = 64  # held-out rollouts of an evaluation
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def treatment(name: str, *hacks: tuple[float, ...], solve: float = 0.5) -> Treat
     runs = []
     for seed, values in enumerate(hacks):
         by_step = {32 * i: rates(hack=value, solve=solve) for i, value in enumerate(values)}
-        runs.append(TrainedRun(run=None, seed=seed, by_step=by_step))  # type: ignore[arg-type]
+        runs.append(EvaluatedRun(run=None, seed=seed, by_step=by_step))  # type: ignore[arg-type]
     return Treatment(name=name, runs=runs)
 
 
@@ -110,7 +110,7 @@ def stepped(name: str, *seeds: Sequence[tuple[float | None, float]]) -> Treatmen
             for number, (solve, loss) in enumerate(values)
         ]
         run = SimpleNamespace(steps=steps, manifest={"warnings": ["grad_norm above 50 in 1 of 2 steps"]})
-        runs.append(TrainedRun(run=run, seed=seed, by_step={}))  # type: ignore[arg-type]
+        runs.append(EvaluatedRun(run=run, seed=seed, by_step={}))  # type: ignore[arg-type]
     return Treatment(name=name, runs=runs)
 
 

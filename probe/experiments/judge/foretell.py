@@ -55,7 +55,7 @@ MIN_TREATMENTS = 4  # below it Fisher's interval does not exist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Treatment:
+class ForetoldTreatment:
     """One treatment; means over the seeds whose trainings are there. Field names are keys of the JSON."""
 
     condition: str
@@ -96,7 +96,7 @@ class Hits:
 class Foretold:
     """What the replays of a spec foretold of its trainings."""
 
-    treatments: list[Treatment]
+    treatments: list[ForetoldTreatment]
     correlations: list[Correlation]
     chosen: str | None  # measure with the highest correlation with the fall of hacking over the choosing treatments
     hits: list[Hits]  # by verdict: the error rates of GO and SKIP
@@ -141,7 +141,7 @@ def foretold(spec: Spec, done: Sequence[SweepRun], table: Metrics) -> Foretold |
     for half, names in (("choose", spec.foretell.choose), ("confirm", spec.foretell.confirm)):
         for name in names:
             treatments.append(
-                Treatment(
+                ForetoldTreatment(
                     condition=name,
                     half=half,
                     verdict=_verdict(replays.get(name, [])),
@@ -152,7 +152,7 @@ def foretold(spec: Spec, done: Sequence[SweepRun], table: Metrics) -> Foretold |
     return correlate(treatments)
 
 
-def correlate(treatments: Sequence[Treatment]) -> Foretold:
+def correlate(treatments: Sequence[ForetoldTreatment]) -> Foretold:
     """All correlations, and the measure that the choosing treatments choose."""
     correlations = []
     for outcome in OUTCOMES:
@@ -174,7 +174,7 @@ def correlate(treatments: Sequence[Treatment]) -> Foretold:
     )
 
 
-def _hits(treatments: Sequence[Treatment]) -> list[Hits]:
+def _hits(treatments: Sequence[ForetoldTreatment]) -> list[Hits]:
     """A row for every verdict that occurs."""
     falls: dict[str, list[float]] = {}
     for row in treatments:
@@ -228,7 +228,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> tuple[float, Interval | 
     return rho, Interval(low=math.tanh(z - half), high=math.tanh(z + half))
 
 
-def _correlation(treatments: Sequence[Treatment], outcome: str, measure: str, which: str) -> Correlation | None:
+def _correlation(treatments: Sequence[ForetoldTreatment], outcome: str, measure: str, which: str) -> Correlation | None:
     pairs = [(row.measures.get(measure), row.fall(outcome)) for row in treatments]
     both = [(value, fall) for value, fall in pairs if value is not None and fall is not None]
     if len(both) < 2:

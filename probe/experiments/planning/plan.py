@@ -25,7 +25,7 @@ from probe.experiments.spec.stored import stored_if_readable
 from probe.experiments.spec.types import Cost, ResolvedCondition, Spec
 from probe.experiments.spec.vacuity import Vacuous, vacuous_parts
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
-from probe.records.timings import Measured, measured
+from probe.records.timings import MeanTimes, mean_times
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
 from replay_pools.storage.files import read_json
@@ -199,7 +199,7 @@ def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) ->
     like = ""
     if not measured_runs:
         measured_runs, like = _trainings_like(spec, out_dir)
-    times = measured(measured_runs) if measured_runs else None
+    times = mean_times(measured_runs) if measured_runs else None
     if times is not None:
         steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
         if None not in steps.values():
@@ -241,7 +241,7 @@ def _step_kind(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     return name, settings.get("verb"), *sizes
 
 
-def _source(times: Measured, run: Path | None, like: str) -> str:
+def _source(times: MeanTimes, run: Path | None, like: str) -> str:
     """Where the hours of a price come from."""
     where = f"measured in {times.runs} {like or 'finished runs of this spec'}" if run is None else f"measured in {run}"
     return f"{where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"

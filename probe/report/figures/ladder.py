@@ -14,7 +14,7 @@ from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.training_outcome import deployed
 from probe.report.figures.learning import BOTTOM, DODGE, END, MOST_NAMED, TOP, write_names
 from probe.report.figures.panel import LEFT, Figure, Panel, Scale, scale_of, signed
-from probe.report.trainings import TrainedRun, Treatment
+from probe.report.trainings import EvaluatedRun, Treatment
 
 TITLES = {"solve": "Elo of solving, held out", "honest": "Elo of staying honest, held out"}
 
@@ -71,7 +71,7 @@ def best_checkpoint(treatments: Sequence[Treatment]) -> str | None:
     return f"Best checkpoint by solving: {run} after {best.step} steps, {signed(best.value, 0)} Elo.{chosen}{doubt}"
 
 
-def _run_points(name: str, trained: TrainedRun) -> list[Point]:
+def _run_points(name: str, trained: EvaluatedRun) -> list[Point]:
     """The evaluations of one run that recorded Elo."""
     points = []
     for row in deployed(trained.run.evals):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from probe.report.figures.labels import Box, name_marks
 from probe.report.figures.panel import LEFT, RIGHT, Figure, Panel, Scale, plural, tooltip
 from probe.report.html import node
-from probe.report.trainings import HeldOut, Treatment
+from probe.report.trainings import HeldOutRate, Treatment
 
 TOP, BOTTOM = 62, 300
 ROOM = 0.12  # of solve rates above the highest mark and below the lowest
@@ -68,7 +68,7 @@ def _start(treatments: Sequence[Treatment]) -> tuple[float, float] | None:
     return sum(hack for hack, _ in pairs) / len(pairs), sum(solve for _, solve in pairs) / len(pairs)
 
 
-def _draw_intervals(panel: Panel, x: Scale, y: Scale, hack: HeldOut, solve: HeldOut) -> None:
+def _draw_intervals(panel: Panel, x: Scale, y: Scale, hack: HeldOutRate, solve: HeldOutRate) -> None:
     if hack.interval is not None:
         panel.line(x(hack.interval.low), y(solve.value), x(hack.interval.high), y(solve.value), "faint")
     if solve.interval is not None:
