@@ -19,7 +19,7 @@ import torch
 from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
 from extraction.adapters.targets import ALL
-from extraction.batch import make_batch
+from extraction.batch import Batch, make_batch
 from extraction.controls import haar_directions, permuted_directions
 from extraction.directions import (
     Directions,
@@ -66,14 +66,11 @@ def measure_pair_gradients(
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
     normaliser = normaliser or Normaliser()
-    prompts = [policy.render(pair.messages)[1] for pair in pairs]
-    hack = [_completion_ids(policy, pair, "hack") for pair in pairs]
-    clean = [_completion_ids(policy, pair, "clean") for pair in pairs]
-    batch = make_batch([*prompts, *prompts], [*hack, *clean], policy.pad_id).to(policy.device)
+    batch = pair_batch(policy, pairs)
     gradients = per_sample_gradients(coordinates, batch, tokens_per_batch=tokens_per_batch).gradients
     pair_weights = []
-    for hack_ids, clean_ids in zip(hack, clean, strict=True):
-        lengths = torch.tensor([len(hack_ids), len(clean_ids)])
+    n = len(pairs)
+    for lengths in batch.completion_lengths.cpu().view(2, n).T:
         w = loss_weights(
             lengths,
             loss_type=normaliser.loss_type,
@@ -83,7 +80,6 @@ def measure_pair_gradients(
         pair_weights.append(w)
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
-    n = len(pairs)
     hack_gradients, clean_gradients = {}, {}
     for module, unweighted in gradients.items():
         weighted = unweighted.cpu() * weights.to(unweighted.dtype)
@@ -99,6 +95,17 @@ def measure_pair_gradients(
         held_out=torch.tensor([pair.held_out for pair in pairs]),
         metadata=metadata,
     )
+
+
+def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
+    """2n samples of n pairs, on the device of the policy: all hacking completions, then all clean ones.
+
+    Raises:
+        InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
+    """
+    prompts = [policy.render(pair.messages)[1] for pair in pairs]
+    completions = [_completion_ids(policy, pair, side) for side in SIDES for pair in pairs]
+    return make_batch([*prompts, *prompts], completions, policy.pad_id).to(policy.device)
 
 
 def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+EXIT_INPUT = 2  # the exit code of a command with bad input: run again, it would end the same way
+
 
 class InputError(Exception):
     """Bad input from the user or from a file. The command line prints it as one line and exits with 2.

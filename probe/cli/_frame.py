@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +19,10 @@ from typing import Any, TypeVar
 import click
 
 from probe.records.root import DEFAULT_OUT
-from replay_pools.errors import InputError, InputErrors
-from replay_pools.storage.files import dump_json
+from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
+from replay_pools.storage.files import PLAIN_NAME, dump_json
 from replay_pools.visible import is_invisible, visible, without_secrets
 
-EXIT_INPUT = 2
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
@@ -35,7 +33,6 @@ OS_FIXES = {
     errno.EPERM: "check the permissions, or choose another place with --out",
     errno.EROFS: "choose a writable place with --out",
 }
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -189,7 +186,7 @@ def json_option(function: AnyFunction) -> AnyFunction:
 
 
 def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not NAME.fullmatch(value):
+    if value is not None and not PLAIN_NAME.fullmatch(value):
         raise InputError("--name", expected="letters, digits and . _ -", found=repr(value))
     return value
 

@@ -35,7 +35,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from extraction.adapters.interface import Coordinates
 from extraction.attention import attending
-from extraction.batch import Batch, make_batch
+from extraction.batch import Batch
+from extraction.library import pair_batch
 from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.pass_plan import planned
@@ -68,10 +69,7 @@ class ActivationRemedy:
             raise InputError(
                 "remedy.layers", expected=f"numbers below {len(layers)}, the model's layers", found=str(wrong[0])
             )
-        prompts = [policy.render(pair.messages)[1] for pair in pairs]
-        texts = [*(pair.hack for pair in pairs), *(pair.clean for pair in pairs)]
-        completions = [policy.completion_ids(text) for text in texts]
-        batch = make_batch([*prompts, *prompts], completions, policy.pad_id).to(policy.device)
+        batch = pair_batch(policy, pairs)
         chosen = {number: layers[number] for number in numbers}
         self._edits: list[tuple[nn.Module, Edit]] = []
         for number, means in mean_activations(coordinates, batch, chosen).items():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
-from extraction.batch import make_batch
+from extraction.library import pair_batch
 from extraction.pairs import Pair
 from extraction.scoring import score
 from probe.objective.kl import kl_terms
@@ -58,10 +58,7 @@ class FrozenBatch:
     def __init__(
         self, policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]
     ) -> None:
-        prompts = [policy.render(pair.messages)[1] for pair in pairs]
-        texts = [*(pair.hack for pair in pairs), *(pair.clean for pair in pairs)]
-        completions = [policy.completion_ids(text) for text in texts]
-        self._batch = make_batch([*prompts, *prompts], completions, policy.pad_id).to(policy.device)
+        self._batch = pair_batch(policy, pairs)
         self._coordinates, self._vectors, self._num_pairs = coordinates, vectors, len(pairs)
         self._start = coordinates.values()
         self._base = score(coordinates, self._batch).token_logprobs

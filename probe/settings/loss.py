@@ -9,7 +9,6 @@ table named there; a new loss type is described in `extraction.loss`.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 from extraction.words import LossType
 from probe.settings.words import ADVANTAGE_EPS, Estimator, KlEstimator, Level, Old, Reference, Reward, Scale, Strata
 from replay_pools.errors import FieldError, InputError
+from replay_pools.storage.files import PLAIN_NAME
 from replay_pools.storage.tables import decode, nearest
 
-CONDITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # The sampler that draws from the policy's own distribution: only then do the recorded log-probabilities compare with
 # those that a step computes.
 PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -145,7 +144,7 @@ class LossCondition:
 
     def __post_init__(self) -> None:
         """Refuse a name that is no file name and keys that the loss lacks; give each value the type of its field."""
-        if not CONDITION_NAME.fullmatch(self.name):
+        if not PLAIN_NAME.fullmatch(self.name):
             raise InputError("condition name", expected="letters, digits and . _ -", found=repr(self.name))
         where = f"condition {self.name}"
         for key in self.changes:

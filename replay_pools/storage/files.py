@@ -32,6 +32,7 @@ JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 # 32,768 tokens are some 45 MB. gzip shrinks by up to a factor of 1000, so that a bomb of 3 MB is 3 GB.
 MAX_PLAIN = 512 << 20
 MAX_DIGITS = 20  # of a whole number of 64 bits, with its sign
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a file, that no shell and no option takes apart
 
 
 def write_atomic(path: Path, data: bytes) -> None:

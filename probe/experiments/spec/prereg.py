@@ -4,7 +4,6 @@ A spec says, before the data exist, what is run, which criteria are evaluated an
 hash goes into every run's config, so that a verdict can say whether its criteria are older than its data.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,10 +17,8 @@ from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
-from replay_pools.storage.files import sha256
+from replay_pools.storage.files import PLAIN_NAME, sha256
 from replay_pools.storage.tables import decode, read_toml
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def load_spec(path: Path) -> Spec:
@@ -117,7 +114,7 @@ def _check_names(spec: Spec, key: str, names: Iterable[object]) -> None:
     counts = Counter(names)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise _wrong(spec, key, "different names", f"{twice[0]!r} twice")
-    if odd := [name for name in counts if isinstance(name, str) and not NAME.fullmatch(name)]:
+    if odd := [name for name in counts if isinstance(name, str) and not PLAIN_NAME.fullmatch(name)]:
         raise _wrong(spec, key, "letters, digits and . _ -", repr(odd[0]))
 
 

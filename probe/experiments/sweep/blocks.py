@@ -32,11 +32,10 @@ from probe.experiments.spec.vacuity import write_foreseen
 from probe.experiments.sweep.launch import Launcher
 from probe.experiments.sweep.stopping import Look, look
 from probe.settings.words import Verdict
-from replay_pools.errors import InputError
+from replay_pools.errors import EXIT_INPUT, InputError
 from replay_pools.storage.files import write_json
 from replay_pools.storage.lock import locked
 
-EXIT_INPUT = 2  # of a command with bad input: another attempt would end the same way
 REFRESH_S = 0.5  # seconds between two updates of the table
 Status = Literal["waiting", "running", "done", "failed", "skipped"]
 BlockValue = Callable[[Spec, int], float | None]  # (spec, seed) -> probe.experiments.judge.sweep_metrics.block_value
