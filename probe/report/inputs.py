@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.metric_table import MetricKey
+from probe.analysis.verdict.training_runs import trains
 from probe.experiments.judge.verdict import SpecVerdict
 from probe.experiments.spec.types import Spec
 from probe.records.records import SampleRecord, StepRecord
@@ -55,8 +56,8 @@ class View:
 
     @property
     def trains(self) -> bool:
-        """An optimizer stepped: steps are autocorrelated, and the run is the unit."""
-        return any(summary.trains for summary in self.analysis.summaries)
+        """An optimizer steps: steps are autocorrelated, and the run is the unit."""
+        return trains(self.run)
 
     @property
     def prompt_cosines(self) -> list[float]:

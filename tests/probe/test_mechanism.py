@@ -47,7 +47,8 @@ def step(arm: str, **changes) -> StepRecord:
 
 
 def evidence(steps: list[StepRecord], gate: GateFacts) -> Evidence:
-    summaries = {arm: summarise(steps, arm) for arm in dict.fromkeys(step.arm for step in steps)}
+    trains = any(step.cos_update is not None for step in steps)
+    summaries = {arm: summarise(steps, arm, trains=trains) for arm in dict.fromkeys(step.arm for step in steps)}
     return Evidence(
         steps=steps,
         samples=[],
@@ -56,6 +57,7 @@ def evidence(steps: list[StepRecord], gate: GateFacts) -> Evidence:
         buckets=[],
         contrasts=[],
         specificity=None,
+        trains=trains,
         gate=gate,
     )
 

@@ -85,6 +85,7 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
     "no-effect": ((LEARNT, IDLE), 12, "NO EFFECT", "intervention.extraction.k 8 instead of 4", "ELSEWHERE"),
     "no-question": (((0.02, 0.55, 0.03, 0.6),) * 4, 4, "NO QUESTION", "vanilla alone for 128 steps", "MORE"),
     "underpowered": ((LEARNT, (0.02, 0.55, 0.5, 0.5), IDLE, BAD), 2, "UNDERPOWERED", "2 so far", "MORE"),
+    "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this difference", "SCALE"),
     "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 2, "UNDERPOWERED", "2 so far", "MORE"),
     "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "2 seeds an arm at least", "MORE"),
 }
@@ -149,6 +150,14 @@ def test_each_world_gets_its_verdict(name: str, screen: Callable[..., str]) -> N
 
 def test_every_verdict_is_in_the_table() -> None:
     assert {outcome for _, _, outcome, *_ in WORLDS.values()} == {*get_args(Outcome)}
+
+
+def test_a_training_that_never_moved_is_a_training(screen: Callable[..., str]) -> None:
+    """No group's rewards differ, so that nothing is stepped: its rates count in criteria, and the run is no replay."""
+    found = orjson.loads(screen("stuck", "after.toml", "--json"))
+    (criterion,) = found["rows"]
+    assert (criterion["verdict"], criterion["n"]) == ("PASS", 4)
+    assert "VERDICT: TRAINED" in screen("stuck", "after-gradient-projected-seed0")
 
 
 def test_json_says_what_the_screen_says(screen: Callable[..., str]) -> None:

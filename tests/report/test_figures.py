@@ -147,15 +147,15 @@ def test_trajectories_mark_every_step_once(maker, report_of) -> None:
     """A dot before and one after the gate; a cross where there is no gradient; the same axis for all arms."""
     view = report_of(maker(name="steps")).views[0]
     extent = extent_of(view.run.steps)
-    drawn = trajectory("t", view.steps("projected"), extent)
+    drawn = trajectory("t", view.steps("projected"), extent, trains=False)
     assert len(tips(drawn, "circle", "mark")) == len(tips(drawn, "circle", "hollow")) == 5
     assert len(marks(drawn, "line", "none")) == 2, "one cross, of two strokes"
-    left = trajectory("t", view.steps("vanilla"), extent)
+    left = trajectory("t", view.steps("vanilla"), extent, trains=False)
     assert not tips(left, "circle", "hollow"), "vanilla leaves the gradient alone"
     values = [s.cos_in for s in view.steps("projected") if s.cos_in is not None]
     heights = [float(dot.attrib["cy"]) for dot in marks(drawn, "circle", "mark") if dot.findtext("title")]
     assert np.argsort(values).tolist() == np.argsort(heights)[::-1].tolist()
-    assert trajectory("t", [], extent) is None
+    assert trajectory("t", [], extent, trains=False) is None
 
 
 def test_bars_of_cells_add_up_to_the_last() -> None:

@@ -45,7 +45,8 @@ def plant(
 
 
 def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header: dict[str, Any], problems: int) -> None:
-    make_run(job.directory, World(trains=True, arms=job.arms, num_steps=2))
+    # Where rewards never differ, no step moves the weights.
+    make_run(job.directory, World(trains=True, arms=job.arms, num_steps=2, rewards_differ=rates[:2] != rates[2:]))
     config = read_json(job.directory / CONFIG_FILE) | {"settings": asdict(job.config), "pools": []}
     write_json(job.directory / CONFIG_FILE, config)
     rng = np.random.default_rng([job.seed or 0, sum(map(ord, job.name))])

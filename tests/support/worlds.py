@@ -223,7 +223,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         reference=None,
         null_reason=reason,
         additivity_error=1e-6 if step == 0 else None,
-        cos_update=0.1 if world.trains else None,
+        cos_update=0.1 if world.trains and reason is None else None,
         hackward_frac_update=None,
         condition="default",
         frac_planning=0.0,

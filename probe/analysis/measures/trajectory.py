@@ -46,7 +46,7 @@ class ArmSummary:
     num_steps: int
     num_null: int
     num_prompts: int  # problems of the steps with a cosine, each once
-    trains: bool  # an optimizer stepped: steps are autocorrelated
+    trains: bool  # an optimizer steps: steps are autocorrelated
     mean_cos_in: float | None  # mean over prompts of the prompts' means
     interval: Interval | None  # 95%, over prompts
     interval_90: Interval | None  # for equivalence at 5%
@@ -80,10 +80,16 @@ def trajectory(steps: Sequence[StepRecord]) -> list[TrajectoryRow]:
     return [_row(step) for step in steps]
 
 
-def summarise(steps: Sequence[StepRecord], arm: str, *, seed: int = 0) -> ArmSummary:
-    """Summarise the steps of one arm; `seed` is that of sampled sign flips."""
+def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> ArmSummary:
+    """Summarise the steps of one arm.
+
+    Args:
+        steps: of all arms.
+        arm: whose steps are summarised.
+        trains: whether it is a run that trains; then no interval and no test over prompts is given.
+        seed: of sampled sign flips.
+    """
     arm_steps = [step for step in steps if step.arm == arm]
-    trains = any(step.cos_update is not None for step in arm_steps)
     counted = []  # steps with a cosine
     cosines = []
     haar_cosines, haar_sds = [], []  # of the steps that recorded a Haar law as well

@@ -124,6 +124,7 @@ class Evidence:
     buckets: Sequence[Bucket]  # of the measured arm
     contrasts: Sequence[Contrast]  # of the measured arm
     specificity: Specificity | None  # of cos_S_contrib in the measured arm
+    trains: bool = False  # an optimizer steps: then the run is the unit
     baselines: Sequence[Specificity] = ()  # the trivial scores
     permutation: Permutation | None = None  # None: no inner products, or they do not reproduce the records
     transfer: SignTransfer | None = None  # of v_hack to the held-out pairs; None likewise
@@ -156,11 +157,6 @@ class Evidence:
     def unlabelled(self) -> bool:
         """Whether nothing says of any sample whether it hacks."""
         return bool(self.samples) and all(sample.hacked is None for sample in self.samples)
-
-    @property
-    def trains(self) -> bool:
-        """Whether an optimizer stepped: then the run is the unit."""
-        return any(summary.trains for summary in self.summaries.values())
 
     @property
     def has_updates(self) -> bool:

@@ -1,5 +1,6 @@
 """Runs that train: which of them are compared, and the metrics of one run and of several seeds.
 
+    is_training, trains          whether it is a run of `probe train`; whether weights move in it
     siblings, starts             runs of `probe train` that differ in arm and seed alone, and their first steps
     training_run_metrics         one number a metric for a run that trains
     over_runs                    those of several seeds as one table
@@ -31,6 +32,11 @@ from replay_pools.storage.tables import overlaid
 def is_training(run: Run) -> bool:
     """Whether it is a run of `probe train`."""
     return run.verb == "train"
+
+
+def trains(run: Run) -> bool:
+    """Whether an optimizer steps in a run, of `probe train` or of a replay with a rate; it need not have moved."""
+    return is_training(run) or ((run.settings.get("optimizer") or {}).get("lr") or 0) > 0
 
 
 def siblings(run: Run, others: Iterable[Run]) -> list[Run]:

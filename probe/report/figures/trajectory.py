@@ -13,13 +13,14 @@ TOP, BOTTOM = 62, 176
 DIRECTIONS = {"v_hack": "v_hack", "haar": "Haar directions", "permuted": "permuted labels", "placebo": "placebo pairs"}
 
 
-def trajectory(name: str, steps: Sequence[StepRecord], extent: tuple[float, float]) -> Figure | None:
+def trajectory(name: str, steps: Sequence[StepRecord], extent: tuple[float, float], *, trains: bool) -> Figure | None:
     """cos_in and cos_out of one arm.
 
     Args:
         name: of the SVG file.
         steps: of one arm, in order.
         extent: of the vertical axis, which the arms of a run share (`extent_of`).
+        trains: whether they are steps of a training, along one path.
     """
     if not steps:
         return None
@@ -30,7 +31,6 @@ def trajectory(name: str, steps: Sequence[StepRecord], extent: tuple[float, floa
     _draw_bands(panel, x, y, steps)
     panel.y_axis(y, "", count=4)
     panel.x_axis(x, BOTTOM, "step", count=6, whole=True)
-    trains = any(step.cos_update is not None for step in steps)
     with_dots = len(steps) <= MOST_DOTS
     before, after = ("dot mark", "dot hollow") if with_dots else ("line curve", "line thin")
     third = ("line soft-curve", "of the update") if trains else ("rect band", "95% of Haar")

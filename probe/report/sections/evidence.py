@@ -60,8 +60,11 @@ def trajectories(report: Report) -> Section:
     def draw(view: View) -> list[Figure]:
         # The arms share one axis, so that they can be compared by eye.
         extent = extent_of([step for step in view.run.steps if step.condition == view.analysis.condition])
-        arms = view.analysis.arms
-        return drawn_only(*(trajectory(f"trajectory-{view.slug}-{arm}", view.steps(arm), extent) for arm in arms))
+        figures = []
+        for arm in view.analysis.arms:
+            name = f"trajectory-{view.slug}-{arm}"
+            figures.append(trajectory(name, view.steps(arm), extent, trains=view.trains))
+        return drawn_only(*figures)
 
     names = ("arms", "nulls", "comparisons", "gates", "steps")
     return _section(report, "trajectories", "Trajectories", TRAJECTORIES, draw, names, "No step was recorded.")
