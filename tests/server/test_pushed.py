@@ -81,6 +81,19 @@ def test_new_weights_are_pushed_once_and_old_ones_forgotten(
     assert not list(tmp_path.iterdir())
 
 
+def test_two_runs_share_a_server_and_no_adapter(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
+    """Seeds and arms begin with the same weights; when one run has moved on, the other still has its adapter."""
+    server, base = connected("vllm")
+    first, second = (PushedEngine(base, adapted[1], tmp_path / name, adapter="x") for name in ("a", "b"))
+    for engine in (first, second):
+        engine.sample([[5, 6]], SHORT, seeds=[0])
+    first.close()
+    (name,) = server.adapters
+    assert server.adapters[name] == str(tmp_path / "b" / name)
+    second.sample([[5, 6]], SHORT, seeds=[1])
+    assert server.bodies()[-1]["model"] == name
+
+
 def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
     """A trainer that died after the push finds its adapter loaded, under the name of the very same weights."""
     server, base = connected("vllm")

@@ -2,8 +2,9 @@
 
 Servers know one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
 it is (`extraction.adapters.as_lora`). It is a peft directory on a disk that trainer and server share. Its name is a
-hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
-prefixes) of an older step.
+hash of the weights and of that directory's place: the same weights are never loaded twice, no server answers with the
+weights (or the cached prefixes) of an older step, and of two runs on one server, which may begin with the same weights,
+neither unloads the adapter of the other.
 """
 
 import hashlib
@@ -97,8 +98,9 @@ class PushedEngine:
         return self._pushed[1]
 
     def _digest(self) -> str:
-        """16 hex digits over the basis and every coordinate."""
-        digest = hashlib.sha256(orjson.dumps(self._coordinates.fingerprint(), option=orjson.OPT_SORT_KEYS))
+        """16 hex digits over the place, the basis and every coordinate."""
+        digest = hashlib.sha256(str(self._directory.resolve()).encode())
+        digest.update(orjson.dumps(self._coordinates.fingerprint(), option=orjson.OPT_SORT_KEYS))
         for vector in self._coordinates.values().values():
             # As bytes: numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)
