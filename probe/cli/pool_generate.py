@@ -58,7 +58,7 @@ FLAGS = {
 @click.option(
     "--temperature",
     type=Real(0, min_open=True),
-    help="Default: 1, the policy's own law, which recorded log-probabilities need.",
+    help="Default: 1, the policy's own law, which recorded log-probabilities need; a training samples from no other.",
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Of a completion. Default: 160.")
 @click.option(

@@ -107,6 +107,8 @@ class LossSettings:
             raise FieldError("sepa_lambda", "gtpo_beta above 0: SEPA pools what GTPO weighs", "gtpo_beta 0")
         if self.beta and self.reference is None:
             raise FieldError("beta", "a reference beside it: base, ema or recorded", "none")
+        if self.beta and self.kl_estimator == "k1":
+            raise FieldError("kl_estimator", "k2, k3 or full with beta: k1 measures, and its mean gradient is 0", "k1")
         if self.loss_type == "nll" and self.has_token_terms:
             raise FieldError("loss_type", "neither ratio, KL penalty nor entropy bonus with nll", "nll beside one")
         if self.kl_estimator == "full" and self.reference == "recorded":

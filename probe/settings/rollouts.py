@@ -164,6 +164,12 @@ class RolloutConfig:
                 actual = f"{total:g} of a group with the teacher's in step {step}"
                 raise FieldError("past_self.fraction", "room for rollouts of the policy itself", actual)
 
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether every rollout of a training is sampled by the very weights of the one step that it is used in."""
+        guests = self.teacher is not None or self.past_self is not None
+        return not guests and self.iterations == 1 and not self.prefetch and self.engine == "local"
+
     def counts(self, step: int) -> tuple[int, int]:
         """(rollouts of a teacher, rollouts of the past self) in a group of a step; one or more are the policy's own."""
         taught = 0 if self.teacher is None else self.teacher.count(step, self.group)

@@ -81,7 +81,7 @@ def test_the_policy_always_has_a_rollout_of_its_own() -> None:
             },
             "a share above 0 in some step, found 0 in all of the 3 steps",
         ),
-        ({"rollouts.sampler.temperature": 0.5}, "recorded log-probabilities of the policy's own law"),
+        ({"rollouts.sampler.temperature": 0.5}, "the policy's own law, which the loss is of"),
     ],
 )
 def test_what_gives_nothing_or_too_much_is_refused(changes: dict[str, Any], message: str) -> None:

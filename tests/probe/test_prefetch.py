@@ -156,7 +156,7 @@ def test_a_run_that_stops_itself_leaves_no_batch_that_nothing_trained_on(out: Pa
     [
         ({"rollouts.prefetch": 1}, "objective.old_logprobs: expected recorded: only then is there a ratio, "),
         ({"rollouts.prefetch": -1}, "rollouts.prefetch: expected "),
-        (RECORDED | {"rollouts.prefetch": 1, "rollouts.sampler.temperature": 0.7}, "temperature"),
+        (RECORDED | {"rollouts.prefetch": 1, "rollouts.sampler.temperature": 0.7}, "own law"),
     ],
 )
 def test_what_has_no_ratio_is_refused(

@@ -73,16 +73,16 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def losses(draw: st.DrawFn, *, recorded: bool = True, advantages: bool = False) -> LossSettings:
-    """recorded: may compare with recorded log-probabilities; advantages: the loss has them, nll has not."""
+def losses(draw: st.DrawFn, *, advantages: bool = False) -> LossSettings:
+    """advantages: the loss has them, nll has not."""
     epsilon = draw(maybe(st.floats(0.01, 0.99)))
     high = None if epsilon is None else draw(maybe(POSITIVE))
     clip_above = high if high is not None else epsilon or 0.0
     kl = draw(st.sampled_from(get_args(KlEstimator)))
-    references = ["base", "ema", *(["recorded"] if recorded and kl != "full" else [])]
+    references = ["base", "ema", *(["recorded"] if kl != "full" else [])]
     reference = draw(maybe(st.sampled_from(references)))
-    old = draw(st.sampled_from(["current", *(["recorded"] if recorded else [])]))
-    beta = 0.0 if reference is None else draw(numbers())
+    old = draw(st.sampled_from(["current", "recorded"]))
+    beta = 0.0 if reference is None or kl == "k1" else draw(numbers())
     entropy = draw(st.just(0.0) | numbers(-10, 10))
     strata = draw(maybe(st.sampled_from(get_args(Strata))))
     plain = old == "current" and not beta and not entropy and strata is None
@@ -255,8 +255,8 @@ def remedies(draw: st.DrawFn, objective: LossSettings, engine: str) -> RemedyCon
 def runs(draw: st.DrawFn) -> RunConfig:
     verb = draw(st.sampled_from([*VERBS, "replay", "replay"]))  # which has the most ways
     trains = verb == "train" or (verb == "replay" and draw(FLAGS))
-    plain_law = draw(FLAGS)
-    objective = draw(losses(recorded=plain_law or verb != "train", advantages=verb == "train"))
+    plain_law = verb == "train" or draw(FLAGS)
+    objective = draw(losses(advantages=verb == "train"))
     side_by_side = draw(conditions()) if verb == "replay" and not trains else ()
     recorded = verb != "train" or objective.old_logprobs == "recorded"
     iterations = draw(st.integers(1, 3)) if recorded else 1
@@ -270,6 +270,8 @@ def runs(draw: st.DrawFn) -> RunConfig:
     )
     noise = draw(st.integers(0, 9)) if verb == "replay" else 0
     rollouts = None if verb == "replay" else draw(rollout_configs(verb, plain_law, iterations, recorded))
+    if verb == "train" and rollouts is not None and rollouts.is_on_policy and objective.reference == "recorded":
+        objective = replace(objective, beta=0.0)
     several = verb == "train" and rollouts is not None and rollouts.prompts_per_step > 1
     if several and objective.scale_rewards == "batch":
         objective = replace(objective, reward=draw(st.sampled_from(["paid", "surprise"])))
@@ -549,13 +551,12 @@ REFUSED = {
         "[rollouts]\niterations = 3\nteacher.off_step = 10",
         r"rollouts\.teacher\.off_step: expected a multiple of iterations",
     ),
-    "another law": (
-        "[rollouts]\nsampler.temperature = 0.6\n[objective]\nold_logprobs = 'recorded'",
-        r"rollouts\.sampler sampler: expected .*'temperature': 1\.0",
-    ),
-    "another law's reference": (
-        "[rollouts]\nsampler.top_k = 20\n[objective]\nreference = 'recorded'",
-        "recorded log-probabilities of the policy's own law",
+    "another law": ("[rollouts]\nsampler.temperature = 0.6", r"rollouts\.sampler: expected .*the policy's own law"),
+    "fewer tokens to choose from": ("[rollouts]\nsampler.top_k = 20", r"rollouts\.sampler: expected .*own law"),
+    "a penalty of nothing": ("[objective]\nreference = 'base'\nbeta = 0.1\nkl_estimator = 'k1'", "gradient is 0"),
+    "a penalty for being itself": (
+        "[objective]\nreference = 'recorded'\nbeta = 0.1",
+        r"objective\.reference: expected base or ema, where the policy has just sampled all rollouts",
     ),
     "all teacher": ("[rollouts.teacher]\nfraction = 1.0", r"teacher\.fraction: expected a number between 0 and 1"),
     "no teacher": ("[rollouts.teacher]\noff_step = 0", r"teacher\.off_step: expected at least 1"),

@@ -156,24 +156,16 @@ def _ratio(spec: Spec) -> Reasons:
             if condition.config.objective.old_logprobs == "current":
                 why = "old log-probabilities are the current ones: the ratio is 1 in every step and the clip never acts"
                 yield settings_key(name, key), why
-            elif _always_on_policy(condition):
+            elif condition.config.rollouts is not None and condition.config.rollouts.is_on_policy:
                 why = "every rollout is sampled by the weights of its one step: the ratio is 1 and the clip never acts"
                 yield settings_key(name, key), why
-
-
-def _always_on_policy(condition: ResolvedCondition) -> bool:
-    """Whether a training takes one step on what its policy has just sampled, and has no other rollouts."""
-    rollouts = condition.config.rollouts
-    if rollouts is None or rollouts.teacher is not None or rollouts.past_self is not None:
-        return False
-    return rollouts.iterations == 1 and not rollouts.prefetch and rollouts.engine == "local"
 
 
 def _penalty(spec: Spec) -> Reasons:
     """A KL penalty whose gradient is 0, and controllers of a penalty or a reference that is not there."""
     for name, condition in spec.resolved.items():
         loss = condition.config.objective
-        if condition.frozen and loss.beta and loss.reference in ("base", "ema") and loss.kl_estimator != "k1":
+        if condition.frozen and loss.beta and loss.reference in ("base", "ema"):
             why = "at frozen weights the policy is its reference: the KL and its gradient are 0"
             yield settings_key(name, "objective.beta"), why
         for key in ("control.ema_decay", "control.ema_every"):
