@@ -26,7 +26,7 @@ from probe.runs.sources.live import LiveSource
 from probe.runs.sources.mixed import Guest, MixedSource, PastRollouts, Teacher, same_prompt, taught_problems
 from probe.runs.sources.prefetch import AheadEngine, Background, PrefetchedSource
 from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, check_width, choose_problems
-from probe.runs.sources.rewards import PAYS, SurpriseSource, check_counted
+from probe.runs.sources.rewards import PAYS, SurpriseSource, check_payable
 from probe.runs.sources.served import PushedEngine
 from probe.settings.loss import check_recorded
 from probe.settings.rollouts import RolloutConfig
@@ -125,8 +125,9 @@ def open_teacher(config: RunConfig, out_dir: Path) -> Pool | None:
     """The pool of `rollouts.teacher`; None for a run without a teacher.
 
     Raises:
-        InputError: no such pool, a pool with the name of the run's own, or one whose sampler changed the distribution
-            (temperature, top_p, top_k) where the objective compares with recorded log-probabilities.
+        InputError: no such pool, a pool with the name of the run's own, one whose rollouts cannot be paid beside the
+            policy's, or one whose sampler changed the distribution (temperature, top_p, top_k) where the objective
+            compares with recorded log-probabilities.
     """
     teacher = rollouts_of(config).teacher
     if teacher is None:
@@ -136,8 +137,8 @@ def open_teacher(config: RunConfig, out_dir: Path) -> Pool | None:
     if pool.name in OWN_POOLS:
         expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
         raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
-    if rollouts_of(config).pay == "tests":
-        check_counted(pool)
+    reads_labels = config.remedy is not None and config.remedy.traits.has_oracle
+    check_payable(pool, pay=rollouts_of(config).pay, reads_labels=reads_labels)
     check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
     return pool
 

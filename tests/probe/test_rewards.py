@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from probe.objective.advantages import ESTIMATORS
 from probe.objective.objective import sample_advantages
 from probe.runs.remedies import AppliedRemedy
-from probe.runs.sources.rewards import PAYS, SurpriseSource, check_counted
+from probe.runs.sources.rewards import PAYS, SurpriseSource, check_payable
 from probe.runs.sources.tally import Counts
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
 from probe.step.groups import Group, RolloutKey, make_group
+from replay_pools.consistency import LOGGED_GRADER
 from replay_pools.errors import InputError
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
@@ -80,12 +81,37 @@ def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
         assert AppliedRemedy(RemedyConfig(name="closed"), seed=0, chat=None, pay=pay).reward(key, hack) == expected  # pyright: ignore
 
 
-def test_a_pool_that_did_not_count_its_tests_is_refused(graded, pool_header: dict[str, Any], tmp_path: Path) -> None:
-    writer = PoolWriter(tmp_path / "log", header=pool_header)
-    rollout = graded(True, False, 0)
-    writer.write_step(0, [replace(rollout, grade=replace(rollout.grade, num_tests=0))])
-    with pytest.raises(InputError, match="pool log step 0 sample 0: expected a grade with the number of tests"):
-        check_counted(writer.finish())
+@pytest.mark.parametrize(
+    ("changes", "reward", "pay", "reads_labels", "message"),
+    [
+        ({"num_tests": 0}, 0.5, "tests", False, "expected a grade with the number of tests"),
+        ({}, 1.0, "pass", False, r"as the policy's own rollouts have \(0.5 by its grade\), found 1"),
+        ({"hacked": None}, 0.5, "pass", True, "expected labels of hacks and right answers"),
+        ({"gt_correct": None, "exploited": None}, 0.5, "pass", True, "expected labels of hacks and right answers"),
+    ],
+)
+def test_a_log_that_cannot_be_paid_beside_the_policy_is_no_teacher(
+    graded,
+    pool_header: dict[str, Any],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    reward: float,
+    pay: Pay,
+    reads_labels: bool,
+    message: str,
+) -> None:
+    """Rewards of another scale, and labels that a log does not say, would pay by who sampled a rollout."""
+    sound = graded(True, False, 0)
+    grade = replace(sound.grade, grader=LOGGED_GRADER, **changes)
+    unpayable = replace(sound, grade=grade, reward=reward, hacked=grade.hacked, gt_pass=grade.gt_correct)
+    pools = []
+    for rollout in (sound, unpayable):
+        writer = PoolWriter(tmp_path / f"log{len(pools)}", header=pool_header)
+        writer.write_step(0, [rollout])
+        pools.append(writer.finish())
+    check_payable(pools[0], pay=pay, reads_labels=reads_labels)
+    with pytest.raises(InputError, match=f"pool log1 step 0 sample 0: .*{message}"):
+        check_payable(pools[1], pay=pay, reads_labels=reads_labels)
 
 
 class Source:

@@ -35,22 +35,41 @@ def _by_tests(rollout: Rollout) -> float:
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
 
 
-def check_counted(pool: Pool) -> None:
-    """Refuse a pool whose grades do not say how many tests hold, where the tests pay.
+def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
+    """Refuse a pool whose rollouts cannot be paid beside those that a training samples and grades.
+
+    Args:
+        pool: of a teacher.
+        pay: what the training pays for.
+        reads_labels: whether its remedy acts on the labels of hacks and of right answers.
 
     Raises:
         InputError: names the first such rollout.
     """
     for step in pool.steps:
         for rollout in step:
-            grade = rollout.grade
-            if rollout.labelled and not grade.num_tests and grade.detectors.get("assertions") is None:
+            fault = _unpayable(rollout, pay, reads_labels) if rollout.labelled else None
+            if fault is not None:
                 raise InputError(
                     f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}",
-                    expected="a grade with the number of tests, which rollouts.pay tests pays by",
-                    found="none",
+                    expected=fault[0],
+                    found=fault[1],
                     fix="grade the pool again: probe pool regrade",
                 )
+
+
+def _unpayable(rollout: Rollout, pay: Pay, reads_labels: bool) -> tuple[str, str] | None:
+    """(what was expected, what was found) of a rollout that cannot be paid; None where it can."""
+    grade = rollout.grade
+    if rollout.reward != grade.reward:
+        scale = f"{REWARD_COMPILES:g} for source that compiles and {REWARD_PASSED:g} for a pass"
+        expected = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
+        return expected, f"{rollout.reward:g}"
+    if reads_labels and None in (rollout.hacked, grade.gt_correct):
+        return "labels of hacks and right answers, which the remedy acts on", "none"
+    if pay == "tests" and not grade.num_tests and grade.detectors.get("assertions") is None:
+        return "a grade with the number of tests, which rollouts.pay tests pays by", "none"
+    return None
 
 
 @final
