@@ -89,7 +89,7 @@ def evaluate(
     if run is None:  # beside one, what was not given is as the run has it
         say_defaults(ctx, config, FLAGS, say)
     with locked(directory), shown_progress():
-        rates = evaluate_policy(config, directory, step=step, say=say)
+        rates = evaluate_policy(config, directory, out, step=step, say=say)
     if as_json:
         echo_json({"path": str(directory), **rates.to_json()})
         return

@@ -75,7 +75,7 @@ def extract(
     path = out / "directions" / f"{name}.safetensors"
     with locked(path):
         stored = load_directions(path).metadata if path.exists() else None
-        policy = configured_policy(model)
+        policy = configured_policy(model, out / "cache")
         coordinates = attach_basis(
             policy,
             basis,

@@ -119,7 +119,7 @@ def generate(
     source = (
         _served(str(config.model.name), url, rollouts.served_model)
         if rollouts.engine == "server"
-        else _local(config.model)
+        else _local(config.model, out)
     )
     grader = Grader(
         workers=workers,
@@ -180,11 +180,11 @@ def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_mod
         raise InputError(f"--engine {engine}", expected="its own options", found=", ".join(names), fix=fix)
 
 
-def _local(model: ModelConfig) -> "Engine":
+def _local(model: ModelConfig, out: Path) -> "Engine":
     from probe.runs.policies import configured_policy
     from replay_pools.sampling.engines import LocalEngine
 
-    return LocalEngine(configured_policy(model))
+    return LocalEngine(configured_policy(model, out / "cache"))
 
 
 def _served(model: str, url: str | None, served_model: str | None) -> "Engine":

@@ -65,12 +65,14 @@ def check_unseen(trained: RunConfig, config: RunConfig) -> None:
 
 
 def evaluate_policy(
-    config: RunConfig, directory: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
+    config: RunConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
 ) -> Evaluation:
     """`probe eval`: sample, grade and count; pools and `evaluation.json` go to `directory`, a second call continues.
 
     Args:
         config: of the verb `eval`.
+        directory: of the evaluation.
+        out_dir: whose cache has the SVDs that a trained adapter is along.
         step: optimizer steps that made the policy; 0 = a model as it was given.
 
     Raises:
@@ -81,7 +83,7 @@ def evaluate_policy(
     assert evaluation is not None
     group = evaluation.rollouts_per_problem
     _, problems = _split(config)
-    policy = configured_policy(model)
+    policy = configured_policy(model, out_dir / "cache")
     with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
         canary(grader, problems)

@@ -40,6 +40,7 @@ class ReplayInputs:
     def __init__(self, config: RunConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
         assert config.source is not None  # `RunConfig` refuses a replay without one
         self.source, self._device, self._say = config.source, device, say
+        self._cache_dir = out_dir / "cache"
         paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
         self.pools = [open_pool(path) for path in paths]
         for pool in self.pools:
@@ -52,7 +53,7 @@ class ReplayInputs:
     @cached_property
     def policy(self) -> Policy:
         """The policy with its adapter, checked against every pool; InputError where other base weights wrote one."""
-        policy = configured_policy(self._model, device=self._device)
+        policy = configured_policy(self._model, self._cache_dir, device=self._device)
         for pool in self.pools:
             _check_hash(pool, "base_weights_sha256", policy.base_weights_sha, policy.base_model)
         return policy

@@ -79,7 +79,7 @@ def train(
     problems, held_out = training_problems(config, teacher, directory, world)
     with timings.phase("load"):
         device = world.loads_on(config.model.device)
-        policy = configured_policy(config.model, device=device)
+        policy = configured_policy(config.model, out_dir / "cache", device=device)
     record = _record(config, teacher)
     # The number of ranks is part of the run: sums over ranks round differently, which shows in the last bits.
     record |= {"model": policy.base_model, "base_weights_sha256": policy.base_weights_sha, "ranks": world.size}

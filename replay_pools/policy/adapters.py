@@ -19,11 +19,17 @@ from replay_pools.storage.files import read_json, write_atomic
 from replay_pools.storage.tensors import check_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DELTA_S = "DELTA_S"  # the kind of `extraction.adapters.delta_s`, which registers it with peft
 START = "start"  # the folder in an adapter's directory with the adapter that it was trained on top of
 
 
-def merge_adapter(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
+def merge_adapter(model: PreTrainedModel, directory: Path, *, svd_cache: Path | None = None) -> PreTrainedModel:
     """The model with the adapter of a peft directory merged into its weights, after the one in its folder `start`.
+
+    Args:
+        model: the base model.
+        directory: of the adapter.
+        svd_cache: folder of the SVDs of the weights, which an adapter of kind delta_S multiplies; None computes them.
 
     Raises:
         InputError: no adapter, one whose weights are damaged or not safetensors, of a kind that peft does not know or
@@ -31,7 +37,9 @@ def merge_adapter(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
     """
     config = _checked_config(directory)
     if (directory / START).is_dir():
-        model = merge_adapter(model, directory / START)
+        model = merge_adapter(model, directory / START, svd_cache=svd_cache)
+    if svd_cache is not None and config.peft_type == DELTA_S:
+        config.svd_cache = str(svd_cache)  # type: ignore[attr-defined]
     try:
         with quiet_peft(), warnings.catch_warnings():
             # An adapter of which a part is missing would be another policy.
@@ -75,7 +83,7 @@ def _checked_config(directory: Path) -> PeftConfig:
     table = read_json(path)
     kind = table.get("peft_type") if isinstance(table, dict) else None
     if kind not in [known.value for known in PeftType]:
-        fix = "import extraction.adapters.delta_s first" if kind == "DELTA_S" else ""
+        fix = "import extraction.adapters.delta_s first" if kind == DELTA_S else ""
         raise InputError(path, expected="a peft_type that peft knows", found=repr(kind), fix=fix)
     if not (directory / WEIGHTS).is_file() and (pickled := [*directory.glob("*.bin"), *directory.glob("*.pt")]):
         fix = "save it again with safe_serialization=True"

@@ -99,7 +99,14 @@ class ServedPolicy(Chat):
         return turn_ends(self.generation, self.tokenizer)
 
 
-def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32", device: str = "auto") -> Policy:
+def load_policy(
+    name: str,
+    *,
+    adapter: str | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    svd_cache: Path | None = None,
+) -> Policy:
     """Load a policy by name.
 
     Args:
@@ -107,6 +114,7 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
         adapter: a peft directory, or `teacher` of the organism; it is merged into the weights. None = the base.
         dtype: of the weights in memory, one of DTYPES.
         device: `auto` (CUDA when there is one), or a device of torch.
+        svd_cache: folder of SVDs, for an adapter of kind delta_S; None computes them.
 
     Raises:
         InputError: unknown dtype, no such device, no such model or adapter.
@@ -130,7 +138,7 @@ def load_policy(name: str, *, adapter: str | None = None, dtype: str = "float32"
             _forget_quantization(model)
         digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
         if directory is not None:
-            model = merge_adapter(model, directory)
+            model = merge_adapter(model, directory, svd_cache=svd_cache)
         model.to(device=target)  # type: ignore[call-arg]
         return model.eval().requires_grad_(False), digest
 

@@ -4,6 +4,7 @@ import gzip
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from probe.cli._frame import run
 from probe.runs.card import card_path
 from probe.runs.policies import configured_policy
 from probe.settings.model import ModelConfig
+from replay_pools.errors import InputError
+from replay_pools.policy.last_model import forget
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
@@ -211,13 +214,31 @@ def test_a_gzip_bomb(copied: Path, refused: Callable[..., str], monkeypatch: pyt
     refused(["pool", "import", str(copied / "log"), "--name", "x", "--model", "organism"], expected, copied)
 
 
+def test_a_trained_policy_is_loaded_with_the_factors_of_its_training(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No SVD is computed where the cache has them: those of a large model take an hour."""
+
+    def computed(*_: Any, **__: Any) -> Any:
+        raise AssertionError("an SVD was computed")
+
+    monkeypatch.setattr("extraction.adapters.svd_cache.make_entries", computed)
+    model = ModelConfig(name="organism", adapter=str(made / "runs" / "trained" / "adapter"))
+    forget("model")
+    configured_policy(model, made / "cache")
+    forget("model")
+    forget("factors")
+    with pytest.raises(InputError, match="an SVD was computed"):
+        configured_policy(model, made / "no-cache")
+
+
 def test_a_trained_policy_is_sampled_as_it_was_trained(made: Path) -> None:
     """Through the real command; log-probabilities of its rollouts under delta_S beside the weights, not merged."""
     adapter = made / "runs" / "trained" / "adapter"
     command = ["pool", "generate", "--adapter", str(adapter), "--name", "of-trained", "--steps", "2", "--group", "2"]
     assert run(cli, [*command, "--out", str(made)]) == 0
     rollouts = [rollout for step in open_pool(made / "pools" / "of-trained").steps for rollout in step]
-    merged = configured_policy(ModelConfig(name="organism", adapter=str(adapter))).model
+    merged = configured_policy(ModelConfig(name="organism", adapter=str(adapter)), made / "cache").model
     beside = attach_basis(load_policy("organism"), "svd", cache_dir=made / "cache").model
     beside.load_adapter(str(adapter), "trained")
     for rollout in rollouts:

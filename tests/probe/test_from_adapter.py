@@ -25,10 +25,8 @@ from replay_pools.pool import open_pool, resolve_pool
 from replay_pools.storage.files import read_json
 
 TEACHER = ORGANISM_WEIGHTS / "teacher"
-# The likeliest token each time: what is sampled says which policy it is, whatever the noise. Groups then have no reward
-# variance, and the entropy bonus is what moves the policy.
-GREEDY = ORGANISM | {
-    "rollouts.sampler.top_k": 1,
+# The entropy bonus moves the policy whether or not any group has reward variance.
+MOVES = ORGANISM | {
     "objective.entropy_coef": 1.0,
     "steps": 2,
     "optimizer.lr": 0.02,
@@ -44,7 +42,7 @@ def held_out_logprob(adapter: str, run_directory: Path) -> float:
     """Mean log-probability per token of the clean held-out completions under a policy that is loaded anew."""
     config = RunConfig.from_json(read_json(run_directory / "config.json")["settings"], run_directory)
     pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
-    policy = configured_policy(ModelConfig(name="organism", adapter=adapter))
+    policy = configured_policy(ModelConfig(name="organism", adapter=adapter), run_directory.parent.parent / "cache")
     total, count = 0.0, 0
     for pair in pairs:
         prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(pair.clean)
@@ -75,7 +73,7 @@ def teacher_copy(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def first(out: Path, preset: Callable[..., str], teacher: Path) -> tuple[Path, list[str]]:
     """Two steps from the teacher, by a KL penalty from the policy at the start; killed in the second step, resumed."""
-    settings = GREEDY | {"model.adapter": str(teacher), "objective.reference": "base", "objective.beta": 0.01}
+    settings = MOVES | {"model.adapter": str(teacher), "objective.reference": "base", "objective.beta": 0.01}
     options = ["train", "--preset", preset(settings), "--arm", "projected", "--out", str(out), "--name"]
     with pytest.MonkeyPatch.context() as patch:
         from probe.runs import loop
@@ -89,7 +87,7 @@ def first(out: Path, preset: Callable[..., str], teacher: Path) -> tuple[Path, l
 @pytest.fixture(scope="module")
 def second(first: tuple[Path, list[str]], out: Path, preset: Callable[..., str]) -> Path:
     """Two steps in the LoRA basis from the adapter that `first` wrote: the third link of a chain."""
-    settings = GREEDY | {"model.adapter": str(first[0] / "adapter")}
+    settings = MOVES | {"model.adapter": str(first[0] / "adapter")}
     options = ["train", "--preset", preset(settings), "--arm", "projected-lora", "--name", "from-trained"]
     assert run(cli, [*options, "--out", str(out)]) == 0
     return out / "runs" / "from-trained"
@@ -102,7 +100,7 @@ def test_the_start_is_the_policy_with_that_adapter(first: tuple[Path, list[str]]
     trained = read_run(first[0])
     assert trained.config["adapter_sha256"] == adapter_sha(teacher)
     assert [step.kl["mean"] == 0 for step in trained.steps] == [True, False], "the reference is not the start"
-    options = ["eval", "--adapter", "teacher", "--problems", "2", "--set", "rollouts.sampler.top_k=1"]
+    options = ["eval", "--adapter", "teacher", "--problems", "2"]
     options += ["--set", "rollouts.sampler.max_new_tokens=48", "--out", str(out)]
     assert run(cli, [*options, "--name", "of-teacher"]) == 0
     at_start = sampled(first[0] / "evaluations" / "step_000000" / "run_tests")
@@ -112,14 +110,18 @@ def test_the_start_is_the_policy_with_that_adapter(first: tuple[Path, list[str]]
     assert at_start != sampled(out / "evals" / "of-base" / "run_tests"), "base and teacher are not told apart"
 
 
-def test_an_evaluation_of_the_run_is_that_inside_of_it(first: tuple[Path, list[str]], second: Path, out: Path) -> None:
+def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
+    first: tuple[Path, list[str]], second: Path, out: Path
+) -> None:
     """Of both links: base, teacher, delta_S; and LoRA on top of these. Each moved away from its start."""
     for directory in (first[0], second):
         name = f"again-{directory.name}"
         assert run(cli, ["eval", directory.name, "--problems", "2", "--name", name, "--out", str(out)]) == 0
-        inside = sampled(directory / "evaluations" / "step_000002" / "run_tests")
-        assert sampled(out / "evals" / name / "run_tests") == inside
         assert read_json(out / "evals" / name / "evaluation.json")["step"] == 2
+        deployed = configured_policy(ModelConfig(name="organism", adapter=str(directory / "adapter")), out / "cache")
+        (rollout,) = open_pool(out / "evals" / name / "run_tests").steps[0]
+        logprobs = logprobs_of(deployed.model, rollout.prompt_ids, rollout.completion_ids)
+        assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
     links = ["teacher", str(first[0] / "adapter"), str(second / "adapter")]
     loaded = [held_out_logprob(adapter, first[0]) for adapter in links]
     inside = [[row["frozen"]["logprob_clean"] for row in read_run(path).evals] for path in (first[0], second)]
@@ -168,7 +170,9 @@ def test_a_run_does_not_go_on_from_a_changed_adapter(
     assert run(cli, [*first[1], "from-teacher"]) == 2
     assert "adapter_config.json" in capsys.readouterr().err
     adapter = str(first[0] / "adapter")
-    assert configured_policy(ModelConfig(name="organism", adapter=adapter)).adapter_sha == adapter_sha(Path(adapter))
+    assert configured_policy(ModelConfig(name="organism", adapter=adapter), out / "cache").adapter_sha == adapter_sha(
+        Path(adapter)
+    )
 
 
 def test_directions_of_the_base_are_not_those_of_an_adapted_policy(out: Path) -> None:
