@@ -9,6 +9,7 @@
 repeats the run.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -126,7 +127,7 @@ def train(
                 training.logprob = evaluator(num_done, last)
                 # The manifest of the run hashes those of the pools: they are finished before `run_steps` writes it.
                 if last:
-                    finish_pools()
+                    finish_pools(math.ceil(num_done / rollouts.iterations))
 
             run_steps(
                 directory,

@@ -327,14 +327,16 @@ def open_source(
     assembly: Assembly,
     problems: Problems,
     teacher: Pool | None,
-) -> Iterator[tuple[GroupSource, Callable[[], None]]]:
-    """(the groups that the steps read, what completes the pools of the run at `directory` after the last step)."""
+) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
+    """(the groups that the steps read, what completes the pools of the run at `directory` with their first so many
+    batches: those that a step trained on).
+    """
     live = make_live_source(config, directory, maker, assembly, problems)
     past_self = make_past_source(config, directory, maker, assembly, problems, live)
     source = make_source(config, live, past_self, maker, teacher)
     past = None if assembly.training is None else assembly.training.past
 
-    def finish(batches: int = problems.num_batches) -> None:
+    def finish(batches: int) -> None:
         problems.finish(batches)
         live.finish(batches)
         if past_self is not None:

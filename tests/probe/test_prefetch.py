@@ -67,8 +67,8 @@ class Eager:
     def rollout(self, key: Any) -> Any:
         return self._source.rollout(key)
 
-    def finish(self) -> None:
-        self._finish(self.num_steps)
+    def finish(self, batches: int) -> None:
+        self._finish(batches)
 
 
 def trained(out: Path, preset: str, name: str, code: int = 0) -> Path:

@@ -215,8 +215,8 @@ class PrefetchedSource:
                 with self._past.sampling(batch):
                     background.start(batch)
 
-    def finish(self) -> None:
-        """Complete the pools, without the batches that no step trained on, which a run that stopped early may have."""
+    def finish(self, batches: int) -> None:
+        """Complete the pools with their first so many batches."""
         if self._background is not None:
             self._background.close()
-        self._finish(self._past.newest + 1)
+        self._finish(batches)
