@@ -86,6 +86,7 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
     "no-question": (((0.02, 0.55, 0.03, 0.6),) * 4, 4, "NO QUESTION", "vanilla alone for 128 steps", "MORE"),
     "underpowered": ((LEARNT, (0.02, 0.55, 0.5, 0.5), IDLE, BAD), 2, "UNDERPOWERED", "2 so far", "MORE"),
     "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this difference", "SCALE"),
+    "near": ((LEARNT, (0.02, 0.55, 0.57, 0.5), IDLE, BAD), 4, "UNDERPOWERED", "no number of seeds up to 64", "MORE"),
     "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 2, "UNDERPOWERED", "2 so far", "MORE"),
     "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "2 seeds an arm at least", "MORE"),
 }
@@ -150,6 +151,15 @@ def test_each_world_gets_its_verdict(name: str, screen: Callable[..., str]) -> N
 
 def test_every_verdict_is_in_the_table() -> None:
     assert {outcome for _, _, outcome, *_ in WORLDS.values()} == {*get_args(Outcome)}
+
+
+def test_what_no_seeds_decide_gets_no_command(screen: Callable[..., str]) -> None:
+    """One arm alone with other evaluations would not be compared with the others, so what is needed is said in words."""
+    found = orjson.loads(screen("near", "after.toml", "--json"))
+    step = next(arm["next"] for arm in found["arms"] if arm["arm"] == "projected")
+    assert step["command"] == ""
+    for setting in ("evaluation.num_problems, 64 so far", "evaluation.rollouts_per_problem, 1 so far"):
+        assert setting in step["text"]
 
 
 def test_a_training_that_never_moved_is_a_training(screen: Callable[..., str]) -> None:

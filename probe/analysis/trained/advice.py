@@ -128,11 +128,14 @@ def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainin
     if open_answer.n < 2:
         text = f"2 seeds an arm at least, {len(behind.seeds)} of {behind.name} so far"
     elif seeds is None:
-        problems = 4 * int(flat(arm.runs[0].settings)["evaluation.num_problems"])
-        return Next(
-            command=_train(arm, arm.arm, "more-problems", trainings, {"evaluation.num_problems": problems}),
-            text=f"no number of seeds up to {MANY} decides {question}: {problems} held-out problems, or another dose",
+        # No command: an arm that is evaluated otherwise than the others is not compared with them.
+        evaluation = arm.runs[0].settings["evaluation"]
+        text = (
+            f"no number of seeds up to {MANY} decides {question}: all arms anew, with more held-out problems "
+            f"(evaluation.num_problems, {evaluation['num_problems']} so far) or more rollouts of each "
+            f"(evaluation.rollouts_per_problem, {evaluation['rollouts_per_problem']} so far), or with another dose"
         )
+        return Next(command="", text=text)
     else:
         text = (
             f"{seeds} seeds an arm decide {question} with {POWER:.0%} power (Welch), {open_answer.n} so far: "
