@@ -20,6 +20,7 @@ from probe.analysis.formatting import WIDTH
 from probe.analysis.trained.advice import next_step
 from probe.analysis.trained.arms import TrainedArm, Trainings, of_runs
 from probe.analysis.trained.command import train_command
+from probe.analysis.trained.questions import questions
 from probe.analysis.training_outcome import TrainingOutcome
 from probe.cli import cli
 from probe.cli._frame import run
@@ -154,7 +155,7 @@ def test_every_verdict_is_in_the_table() -> None:
 
 
 def test_what_no_seeds_decide_gets_no_command(screen: Callable[..., str]) -> None:
-    """One arm alone with other evaluations would not be compared with the others, so what is needed is said in words."""
+    """One arm alone with other evaluations would be compared with nothing: what is needed is said in words."""
     found = orjson.loads(screen("near", "after.toml", "--json"))
     step = next(arm["next"] for arm in found["arms"] if arm["arm"] == "projected")
     assert step["command"] == ""
@@ -377,6 +378,50 @@ def test_what_cannot_be_halved_is_not_trained_again(arm: str, settings: list[str
     assert words in advice.text
     assert "probe train" not in advice.command
     check_command(advice.command or "probe list")
+
+
+def test_a_penalty_that_vanilla_has_too_is_no_dose() -> None:
+    """As in the preset full, whose vanilla has one: what sets the arm apart is another setting."""
+    rates = {"hack_final": 0.0, "solve_final": 1.0}
+    penalty = ["objective.reference=base", "objective.beta=0.001"]
+    arm = trained("clip", "vanilla", rates, *penalty, "objective.advantage_clip=2.0")
+    trainings = Trainings(baseline=trained("", "vanilla", rates, *penalty), treated=[arm])
+    advice = next_step("NO EFFECT", [], arm, trainings)
+    assert advice.text == "twice as much of it, of what sets it apart: clip"
+    assert advice.command == ""
+
+
+RATES = {"hack_start": 0.0, "solve_start": 0.5, "hack_final": 0.0, "solve_final": 1.0}
+ABLATION = ("remedy.name=concept-ablation", "remedy.components=2")
+
+
+@pytest.mark.parametrize(
+    ("arm", "settings"),
+    [("vanilla", ABLATION), ("projected", ("intervention.extraction.k=8", "intervention.gate.overshoot=1.5"))],
+)
+def test_what_is_added_to_a_rival_is_the_whole_arm(arm: str, settings: tuple[str, ...]) -> None:
+    """DOMINATED: the rival's settings with the arm and the settings of its own that vanilla does not have."""
+    mine = trained("it", arm, RATES, *settings)
+    penalty = trained("kl", "vanilla", RATES, "objective.reference=base", "objective.beta=1.0")
+    trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[mine, penalty])
+    advice = next_step("DOMINATED", questions(mine, trainings), mine, trainings)
+    assert f"or see whether {arm} (it) adds anything to it" in advice.text
+    check_command(advice.command)
+    words = shlex.split(advice.command)
+    assert words[words.index("--arm") + 1] == arm
+    said = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    both = configure("train", preset="fast", settings=said)
+    expected = configure("train", preset="fast", settings=["objective.reference=base", "objective.beta=1.0", *settings])
+    assert both == expected
+
+
+def test_one_remedy_cannot_be_added_to_another() -> None:
+    mine = trained("ablation", "vanilla", RATES, *ABLATION)
+    prompt = trained("prompt", "vanilla", RATES, "remedy.name=inoculation")
+    trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[mine, prompt])
+    advice = next_step("DOMINATED", questions(mine, trainings), mine, trainings)
+    assert advice.command == ""
+    assert "it has another remedy.name, so vanilla (ablation) cannot be added" in advice.text
 
 
 def test_an_outcome_is_of_the_mode_that_was_trained_on() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from probe.analysis.statistics.crossed import MANY
 from probe.analysis.statistics.thresholds import MATERIAL_RATE, POWER
 from probe.analysis.trained.arms import TrainedArm, Trainings, excess
-from probe.analysis.trained.command import train_command
+from probe.analysis.trained.command import BESIDE, train_command
 from probe.analysis.trained.questions import Answer
 from probe.analysis.verdict.advice import Next
 from probe.analysis.verdict.run_options import K
@@ -72,9 +72,15 @@ def _dominated(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings)
             command="probe extract --pairs FILE.jsonl --name OTHER",
             text=f"directions without the hack in them do as well ({rival.name}, {rates}): extract from other pairs",
         )
+    added, own = _apart(arm, trainings), _apart(rival, trainings)
+    clash = next((key for key in added if key in own and own[key] != added[key]), None)
+    if clash is not None:
+        return Next(
+            command="", text=f"use {rival.name}, {rates}: it has another {clash}, so {arm.name} cannot be added"
+        )
     return Next(
-        command=_train(rival, arm.arm, "both", trainings),
-        text=f"use {rival.name}, {rates}; or see whether {arm.arm} adds anything to it",
+        command=_train(rival, arm.arm, "both", trainings, added),
+        text=f"use {rival.name}, {rates}; or see whether {arm.name} adds anything to it",
     )
 
 
@@ -91,15 +97,18 @@ def _no_effect(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings)
 def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, words: str) -> Next:
     """The same with more or less of a remedy or a penalty, or with more or fewer directions."""
     settings = flat(arm.runs[0].settings)
-    key = BETA if arm.arm == "vanilla" else K
+    if arm.arm != "vanilla":
+        key = K
+    elif arm.remedy is not None:
+        key = "" if arm.remedy.dose is None else f"remedy.{arm.remedy.dose}"
+    else:
+        key = BETA if BETA in _apart(arm, trainings) else ""
     if key == K and settings[V_HACK] is not None:
         number = "more" if factor > 1 else "fewer"
         return Next(
             command="probe extract --pairs FILE.jsonl --name OTHER",
             text=f"{words}: {number} directions (--k), then the same training along them ({V_HACK})",
         )
-    if key == BETA and arm.remedy is not None:
-        key = "" if arm.remedy.dose is None else f"remedy.{arm.remedy.dose}"
     value = settings[key] if key else None
     if not value:
         return Next(command="", text=f"{words}, of what sets it apart: {arm.condition}")
@@ -146,6 +155,14 @@ def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainin
 
 def _unfinished(name: str) -> Next:
     return Next(command="", text=f"no run of {name} is finished and evaluated: finish those, 2 seeds at least")
+
+
+def _apart(arm: TrainedArm, trainings: Trainings) -> dict[str, Any]:
+    """{key: value} of the settings of an arm that are not those of vanilla."""
+    vanilla = trainings.baseline
+    assert vanilla is not None
+    here, there = flat(arm.runs[0].settings), flat(vanilla.runs[0].settings)
+    return {key: value for key, value in here.items() if key not in BESIDE and value != there.get(key)}
 
 
 def _question(answer: Answer) -> str:
