@@ -165,7 +165,11 @@ def _removed(row: Removal, removed: Bounded) -> Says:
 def _price(row: Removal | None, evidence: Evidence) -> str:
     if evidence.samples and all(sample.hacked is None or sample.gt_pass is None for sample in evidence.samples):
         return "not measured, since no rollout says whether it is right and honest"
-    if row is None or row.removed is None:
+    if row is None:
+        return "not measured, since no paid sample is right and honest"
+    if row.removed is None and row.progress > 0:
+        return "not measured, since the progress on honest solutions is not told from 0"
+    if row.removed is None:
         return "not measured, since no paid honest sample gains from the update"
     price = f"{row.removed.percent()} of the progress on honest solutions"
     if row.removed.interval.high - row.removed.interval.low > VAGUE_PRICE:
