@@ -185,6 +185,7 @@ def analyze(
         shares=offline.shares,
         hackward=offline.hackward,
         forecast=offline.forecast,
+        most_directions=offline.most_directions,
         offline_error=offline.error,
         sample_error=offline.sample_error,
         additivity_tolerance=run.manifest.get("additivity", {}).get("tolerance"),
@@ -269,6 +270,7 @@ class _Offline:
     hackward: list[HackwardFrac] = field(default_factory=list)
     forecast: Forecast | None = None
     settings: list[OtherK] = field(default_factory=list)
+    most_directions: int | None = None
     error: float | None = None
     sample_error: float | None = None
 
@@ -298,6 +300,7 @@ def _offline(
         hackward=hackward_fracs(linked, seed=seed),
         forecast=_forecast(run, linked, measured, seed),
         settings=settings(linked),
+        most_directions=linked.pairs.most_directions,
         error=linked.error,
         sample_error=linked.sample_error,
     )

@@ -16,6 +16,7 @@ import pytest
 from gallery import check_command, check_gallery
 from trainings import Rates, plant
 
+from extraction.pairs import selected_pairs
 from probe.analysis.formatting import WIDTH
 from probe.analysis.trained.advice import next_step
 from probe.analysis.trained.arms import TrainedArm, Trainings, of_runs
@@ -389,6 +390,31 @@ def test_a_penalty_that_vanilla_has_too_is_no_dose() -> None:
     advice = next_step("NO EFFECT", [], arm, trainings)
     assert advice.text == "twice as much of it, of what sets it apart: clip"
     assert advice.command == ""
+
+
+@pytest.mark.parametrize(
+    ("arm", "settings", "advised"),
+    [
+        ("projected", ["intervention.extraction.k=16"], "intervention.extraction.k=32"),
+        ("projected", ["intervention.extraction.k=32"], "intervention.extraction.pairs=FILE.jsonl"),
+        ("projected", ["intervention.extraction.half=first", "intervention.extraction.k=16"], "pairs=FILE.jsonl"),
+        ("projected", ["intervention.extraction.method=mean", "intervention.extraction.k=1"], "pairs=FILE.jsonl"),
+        ("projected", ["intervention.extraction.pairs=gone.jsonl"], "pairs=FILE.jsonl"),
+        ("vanilla", ["remedy.name=concept-ablation", "remedy.components=20"], "pairs=FILE.jsonl"),
+    ],
+)
+def test_twice_as_much_is_advised_where_the_pairs_give_it(arm: str, settings: list[str], advised: str) -> None:
+    """32 built-in pairs to extract from; a mean is one direction."""
+    rates = {"hack_final": 0.0, "solve_final": 1.0}
+    tried = trained("it", arm, rates, *settings)
+    trainings = Trainings(baseline=trained("", "vanilla", rates), treated=[tried])
+    command = next_step("NO EFFECT", [], tried, trainings).command
+    check_command(command)
+    words = shlex.split(command)
+    said = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert any(setting.endswith(advised) for setting in said)
+    extraction = configure("train", preset="fast", settings=said).intervention.extraction
+    assert "FILE.jsonl" in advised or extraction.k <= sum(not pair.held_out for pair in selected_pairs(extraction))
 
 
 RATES = {"hack_start": 0.0, "solve_start": 0.5, "hack_final": 0.0, "solve_final": 1.0}

@@ -14,6 +14,7 @@ import pytest
 from gallery import check_command, check_gallery
 from worlds import World, make_run
 
+from extraction.words import Method
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import WIDTH
 from probe.analysis.measures.specificity import beaten_by
@@ -176,6 +177,41 @@ def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[s
     assert decision.outcome == "UNDERPOWERED"
     assert decision.next.command == ""
     assert re.search(r"log \d+ groups of different prompts", decision.next.text)
+
+
+@pytest.mark.parametrize(
+    ("world", "words"),
+    [
+        (World(num_steps=12, honest_are_paid=False), "no paid sample is right and honest"),
+        (World(num_steps=4), "the progress on honest solutions is not told from 0"),
+        (World(num_steps=12, amounts=(1, -1, 0), strength=3), "no paid honest sample gains from the update"),
+    ],
+)
+def test_a_price_that_is_not_measured_says_why(world: World, words: str, tmp_path: Path) -> None:
+    found = analyze(read_run(make_run(tmp_path / "runs" / "run", world)), num_draws=9)
+    assert found.questions[2].text.endswith(f"price: not measured, since {words}")
+
+
+@pytest.mark.parametrize(
+    ("method", "k", "words", "option"),
+    [
+        ("svd", 8, "16 of the same pairs", "--k 16"),
+        ("svd", 16, "24 of the same pairs", "--k 24"),
+        ("svd", 24, "these give no more than 24 a module", "probe extract --pairs FILE.jsonl --k 24"),
+        ("mean", 1, "these give no more than 1 a module", "--set intervention.extraction.method=mean --k 1"),
+    ],
+)
+def test_no_more_directions_are_advised_than_there_are(
+    method: Method, k: int, words: str, option: str, tmp_path: Path
+) -> None:
+    """48 pairs to extract from, and 24 coordinates in the smallest module; a mean is one direction."""
+    stored = read_run(make_run(tmp_path / "runs" / "run", replace(UNSEEN, gain=3, method=method)))
+    settings = {"verb": "replay", "intervention": {"extraction": {"method": method, "k": k}}}
+    decision = analyze(replace(stored, config=stored.config | {"settings": settings}), num_draws=9).decision
+    assert decision.outcome == "SKIP"
+    assert words in decision.next.text
+    assert option in decision.next.command
+    check_command(decision.next.command)
 
 
 def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
+from extraction.words import Method
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
@@ -55,6 +56,7 @@ class World:
     pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones, of the hacks and of the others
     strength: float = 1.0
     decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
+    method: Method = "svd"
     num_pairs: int = 27
     num_held_out: int = 12
     num_steps: int = 24  # one prompt each
@@ -114,7 +116,8 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     """
     rng = np.random.default_rng(seed)
     pairs = make_pairs(world, rng)
-    v_hack = extract_directions(pairs.differences(), k=min(2, world.num_pairs - world.num_held_out))
+    k = 1 if world.method == "mean" else min(2, world.num_pairs - world.num_held_out)
+    v_hack = extract_directions(pairs.differences(), k=k, method=world.method)
     stored = make_pairs(world, np.random.default_rng(1000 + seed)) if world.other_pairs else pairs
     # The gradients of a world are the same in every basis.
     bases = {ARMS[arm].basis for arm in world.arms}

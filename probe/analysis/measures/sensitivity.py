@@ -51,7 +51,7 @@ class Gated:
 
 
 def settings(linked: Linked) -> list[OtherK]:
-    """One row per k of GRID that the number of pairs and the size of the modules allow, and one for the run's k."""
+    """One row per k of GRID that the pairs, their modules and the method allow, and one for the run's k."""
     labels = paid_labels(linked)
     extracted, axes = _extracted(linked.pairs)
     scores = linked.sample_cosines(axes, labels.rows)
@@ -64,8 +64,7 @@ def settings(linked: Linked) -> list[OtherK]:
 @lru_cache(maxsize=1)
 def _extracted(pairs: PairGram) -> tuple[dict[int, DirectionDraws], Axes]:
     """({k: v_hack of that k}, the axes of all k as if they were draws: one pass over the samples does for all)."""
-    largest = min(int((~pairs.held_out).sum()), int(pairs.sizes.min()))
-    ks = sorted({k for k in GRID if k <= largest} | {pairs.extraction.k})
+    ks = sorted({k for k in GRID if k <= pairs.most_directions} | {pairs.extraction.k})
     labels = true_labels(pairs.held_out)
     extracted = {k: extract(pairs, *labels, replace(pairs.extraction, k=k)) for k in ks}
     return extracted, concatenated([directions.axes() for directions in extracted.values()])

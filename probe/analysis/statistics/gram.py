@@ -52,6 +52,13 @@ class PairGram:
     extraction: Extraction
     flavours: tuple[str, ...] = ()  # (n,) what kind of hack against what kind of clean completion; empty: not known
 
+    @property
+    def most_directions(self) -> int:
+        """How many directions a module can have: one of a mean, else as many as pairs and coordinates allow."""
+        if self.extraction.method == "mean":
+            return 1
+        return min(int((~self.held_out).sum()), int(self.sizes.min()))
+
     def __hash__(self) -> int:
         return hash((self.modules, self.extraction))
 

@@ -6,6 +6,8 @@ To advise on another verdict: write a function that takes answers, arm and train
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from extraction.pairs import selected_pairs
+from extraction.words import ExtractionSettings
 from probe.analysis.statistics.crossed import MANY
 from probe.analysis.statistics.thresholds import MATERIAL_RATE, POWER
 from probe.analysis.trained.arms import TrainedArm, Trainings, excess
@@ -15,11 +17,12 @@ from probe.analysis.verdict.advice import Next
 from probe.analysis.verdict.run_options import K
 from probe.records.root import in_root
 from probe.settings.words import Outcome
-from replay_pools.storage.tables import flat
+from replay_pools.errors import InputError
+from replay_pools.storage.tables import decode, flat
 
 PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/kl-control.md calls fixed
-BETA, V_HACK = "objective.beta", "intervention.v_hack"
-COUNTS = (K, "remedy.components")  # doses that are whole numbers
+BETA, V_HACK, PAIRS = "objective.beta", "intervention.v_hack", "intervention.extraction.pairs"
+COUNTS = (K, "remedy.components")  # doses that are whole numbers, of which pairs give only so many
 
 
 def next_step(outcome: Outcome, answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings) -> Next:
@@ -115,10 +118,26 @@ def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, words: s
     other = max(round(factor * value), 1) if key in COUNTS else factor * value
     if other == value:
         return Next(command="", text=f"{key} is {value:g}, and there is no less of it: another remedy, or weaker")
+    if key in COUNTS and other > _most(key, arm):
+        return Next(
+            command=_train(arm, arm.arm, "other-pairs", trainings, {PAIRS: "FILE.jsonl"}),
+            text=f"these pairs do not give {words} ({key} {value:g}): the same along those of FILE.jsonl",
+        )
     return Next(
         command=_train(arm, arm.arm, "other-dose", trainings, {key: other}),
         text=f"{words}: {key} {other:g} instead of {value:g}",
     )
+
+
+def _most(key: str, arm: TrainedArm) -> int:
+    """How large a count can be with the pairs of a training; 0 where they are not there any more."""
+    extraction = decode(ExtractionSettings, arm.runs[0].settings["intervention"]["extraction"], "settings")
+    if key == K and extraction.method == "mean":
+        return 1
+    try:
+        return sum(not pair.held_out for pair in selected_pairs(extraction))
+    except InputError:
+        return 0
 
 
 def _underpowered(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings) -> Next:

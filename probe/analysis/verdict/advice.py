@@ -60,11 +60,16 @@ def _skip(findings: Sequence[Finding], evidence: Evidence) -> Next:
 
 
 def _more_directions(evidence: Evidence) -> Next:
-    """Twice as many directions of the same pairs, or other pairs where the run was given its directions."""
+    """Twice as many directions of the same pairs; other pairs where these give no more, or came with the directions."""
     aim = f"directions that remove {MATERIAL_REMOVED:.0%} or more of the progress on held-out hacks"
     if "intervention.v_hack" in evidence.options.replay:
         return Next(command=extract(evidence), text=f"{aim}: more of them (--k), or of pairs like the held-out ones")
-    k = 2 * evidence.options.num_directions
+    k, most = 2 * evidence.options.num_directions, evidence.most_directions
+    if most is not None:
+        k = min(k, most)
+    if k <= evidence.options.num_directions:
+        text = f"{aim}: of pairs like the held-out ones, since these give no more than {most} a module"
+        return Next(command=extract(evidence), text=text)
     text = f"{aim}: {k} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)"
     return Next(command=replay_again(evidence, k=k), text=text)
 

@@ -131,6 +131,7 @@ class Evidence:
     shares: Sequence[Share] = ()  # of the held-out ceiling; empty likewise
     hackward: Sequence[HackwardFrac] = ()  # shares of the update that point hack-ward; empty likewise
     forecast: Forecast | None = None  # of the gate, to first order; None likewise
+    most_directions: int | None = None  # a module, that the run's pairs can give; None likewise
     offline_error: float | None = None  # largest |offline - recorded cosine|; None without inner products
     sample_error: float | None = None  # the same of samples alone, in which the loss has no part
     additivity_tolerance: float | None = None  # of the steps' additivity_error: what the dtype's rounding explains
