@@ -53,6 +53,7 @@ class Removal:
 
     target: str
     removed: Bounded | None  # its interval is over prompts, extraction pairs and (held-out targets) held-out pairs
+    from_prompts: float | None  # of the variance of the progress that is removed, the part that prompts bring
     progress: float  # mean over prompts of the cosine-like <g, h> / (norm(g) norm(h)): > 0 is towards the target
     num_prompts: int
     permuted_mean: float | None  # of directions of permuted pairs that remove the same norm
@@ -317,6 +318,7 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         return Removal(
             target=name,
             removed=None,
+            from_prompts=None,
             progress=progress,
             num_prompts=count,
             permuted_mean=None,
@@ -329,6 +331,7 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
     return Removal(
         target=name,
         removed=Bounded(value=removed, interval=interval),
+        from_prompts=float(ratio(covariances[0], np.sum(covariances, axis=0), otherwise=0.0)[0, 0]),
         progress=progress,
         num_prompts=count,
         permuted_mean=float(draws.mean()),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.power import mde
-from probe.analysis.statistics.thresholds import MATERIAL_REMOVED, POWER
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
 from probe.analysis.verdict.commands import direction, extract, generate, replay, replay_again
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
 from probe.analysis.verdict.mending import mend
@@ -152,17 +152,26 @@ def _label(evidence: Evidence) -> Next:
 
 
 def _forecast_open(evidence: Evidence) -> Next:
-    """Prompts where that progress is not told from 0, directions where too little of it may be removed, else pairs."""
+    """Prompts where that progress is not told from 0, directions where too little of it may be removed.
+
+    Else pairs where permuted ones take as much; and where it may be nothing, what its interval is wide by.
+    """
     row = evidence.forecast.row("margin") if evidence.forecast is not None else None
+    steps = 4 * len({step.problem_id for step in evidence.steps})
+    prompts = f"4 times as many prompts ({steps})"
     if row is None or row.removed is None:
-        steps = 4 * len({step.problem_id for step in evidence.steps})
-        return _more_groups(steps, f"4 times as many prompts ({steps}) halve the error of that progress", evidence)
+        return _more_groups(steps, f"{prompts} halve the error of that progress", evidence)
     if row.removed.value < MATERIAL_REMOVED:
         return _more_directions(evidence)
     share = evidence.share("pull")
     held_out = share.num_held_out if share is not None else 0
     pairs = f"4 times as many pairs ({4 * held_out} held out, {held_out} so far)"
-    return Next(command=extract(evidence), text=f"{pairs} halve what permuted ones take by chance")
+    if row.permuted_p is None or row.permuted_p >= ALPHA:
+        return Next(command=extract(evidence), text=f"{pairs} halve what permuted ones take by chance")
+    narrow = f"narrow the interval of what the gate removes, {row.removed.percent()}, which holds 0"
+    if row.from_prompts is not None and row.from_prompts > 0.5:
+        return _more_groups(steps, f"{prompts} {narrow}", evidence)
+    return Next(command=extract(evidence), text=f"{pairs} {narrow}")
 
 
 def _more(share: Share, above: float, below: float, evidence: Evidence) -> Next:
