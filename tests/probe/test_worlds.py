@@ -3,6 +3,8 @@
 import contextlib
 import io
 import re
+import shlex
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +25,17 @@ from probe.analysis.verdict.needed import needed
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from replay_pools.generate import PoolPlan, choose_problems
+from replay_pools.pool import BUILTIN, MANIFEST_NAME
+from replay_pools.storage.files import read_json, write_json
 
 FEW = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
 PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
 GAIN = World(gain=4, strength=3, num_pairs=96, num_held_out=48, num_steps=48)
 UNSEEN = replace(GAIN, gain_in_prompts=False)
 BRIEF = World(num_steps=4)
+SPARSE = World(num_steps=4, strength=1.5, num_pairs=8, num_held_out=4, arms=("vanilla",))
+LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanilla",))
 # What a world is about: the world, the verdict on it, and words of the screen.
 WORLDS: dict[str, tuple[World, str, str]] = {
     "go": (World(), "GO", "probe plan go"),
@@ -45,6 +52,8 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 8 of the same pairs"),
+    "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) narrow the interval of what the gate removes"),
+    "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far) narrow the interval of what the gate removes"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
     "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "held-out pairs, and as many times more"),
@@ -165,6 +174,26 @@ def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -
     assert closer.prompts > now.prompts
     assert needed(replace(share, sd_pairs=2 * share.measured), MATERIAL, MATERIAL) is None
     assert needed(replace(share, sd_pairs=0.3 * share.measured), MATERIAL, MATERIAL).pairs > 1
+
+
+def test_no_more_problems_are_advised_than_there_are(tmp_path: Path) -> None:
+    """20 prompts at least, from a file of ten: those, with more rollouts of each."""
+    problems = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
+    pool = shutil.copytree(BUILTIN / "teacher", tmp_path / "ten")
+    manifest = read_json(pool / MANIFEST_NAME)
+    manifest["plan"] |= {"env": f"leetcode:{problems}", "steps": 2}
+    write_json(pool / MANIFEST_NAME, manifest)
+    stored = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=2, pools=(str(pool),))))
+    step = analyze(stored, num_draws=9).decision.next
+    assert step.text.endswith("; the environment has 10: all of them, and 4 times as many rollouts of each")
+    sample, again = step.command.splitlines()
+    assert "--steps 10 --group 32 --name ten-10-32" in sample
+    assert "--replay-dirs ten-10-32 " in again
+    for command in (sample, again):
+        check_command(command)
+    options = shlex.split(sample)
+    env, steps = (options[options.index(flag) + 1] for flag in ("--env", "--steps"))
+    assert len(choose_problems(PoolPlan(env=env, steps=int(steps)))) == 10
 
 
 MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}

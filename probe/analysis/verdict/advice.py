@@ -14,6 +14,7 @@ from probe.analysis.verdict.commands import direction, extract, generate, replay
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
 from probe.analysis.verdict.mending import mend
 from probe.analysis.verdict.needed import MANY, Needed, needed, pairs_to_reach
+from probe.analysis.verdict.provenance import num_problems
 from probe.analysis.verdict.questions import DECIDED_BY, Finding, decided
 from probe.analysis.verdict.unread import Reason, unread
 from probe.analysis.verdict.validity import validity
@@ -203,13 +204,25 @@ def _more_prompts(share: Share, plan: Needed, text: str, evidence: Evidence) -> 
 
 
 def _more_groups(steps: int, text: str, evidence: Evidence) -> Next:
-    """Every pool of the run sampled anew with as many groups, and the replay of those."""
+    """Every pool of the run sampled anew with as many groups, and the replay of those.
+
+    Where the environment has fewer problems: with more rollouts of each.
+    """
     if not evidence.plans or any(pool.recipe is None for pool in evidence.plans):
         return Next(command="", text=f"{text}: log {steps} groups of different prompts")
+    most = min(filter(None, map(num_problems, evidence.plans)), default=steps)
+    lacks_problems = steps > most
+    if lacks_problems:
+        steps = most
+        text += f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"
     commands, names = [], []
     for pool in evidence.plans:
-        names.append(f"{pool.name}-{steps}")
-        commands.append(generate(pool, names[-1], f"--steps {steps}"))
+        size, name = f"--steps {steps}", f"{pool.name}-{steps}"
+        if lacks_problems and pool.group is not None:
+            group = MORE_ROLLOUTS * pool.group
+            size, name = f"{size} --group {group}", f"{name}-{group}"
+        names.append(name)
+        commands.append(generate(pool, name, size))
     return Next(command="\n".join([*commands, replay(names, evidence)]), text=text)
 
 

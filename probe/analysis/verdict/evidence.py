@@ -29,6 +29,7 @@ from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
 from replay_pools.agreement import Regrade
+from replay_pools.environments.base import Split
 
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
@@ -72,6 +73,8 @@ class PoolPlan:
     problems: str | None  # environment, split, mode, number of steps and seed
     group: int | None  # rollouts of a problem
     recipe: str | None  # options of `probe pool generate` that make it, but for --steps, --group and --name
+    env: str | None = None  # the environment of its problems, and the split of it that they are of
+    split: Split | None = None
     has_environment: bool = True  # its problems are of an environment, from which `probe train` can sample
 
 

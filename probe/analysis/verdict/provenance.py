@@ -14,6 +14,8 @@ from probe.records.root import elsewhere, out_of
 from probe.records.run import OWN_POOLS, Run
 from probe.settings.presets import configure, setting_text
 from replay_pools.agreement import read_regrade
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, pool_names, pool_reference, resolve_pool
 from replay_pools.storage.files import dump_json, parse_json, sha256
 
@@ -92,9 +94,21 @@ def _plan(name: str, manifest: Mapping[str, Any]) -> PoolPlan:
         problems=", ".join(problems) if plan else None,
         has_environment=has_environment(plan),
         group=plan.get("group"),
+        env=plan["env"] if has_environment(plan) else None,
+        split=plan.get("split"),
         # Logs of another program have no recipe.
         recipe=_recipe(manifest) if "steps_per_batch" in plan else None,
     )
+
+
+def num_problems(pool: PoolPlan) -> int | None:
+    """How many problems the environment of a pool has in its split; None where it has none, or its files are gone."""
+    if pool.env is None or pool.split is None:
+        return None
+    try:
+        return len(get_environment(pool.env).problems(pool.split))
+    except InputError:
+        return None
 
 
 def _recipe(manifest: Mapping[str, Any]) -> str:
