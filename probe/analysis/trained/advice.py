@@ -75,8 +75,8 @@ def _dominated(answers: Sequence[Answer], arm: TrainedArm, trainings: Trainings)
             command="probe extract --pairs FILE.jsonl --name OTHER",
             text=f"directions without the hack in them do as well ({rival.name}, {rates}): extract from other pairs",
         )
-    added, own = _apart(arm, trainings), _apart(rival, trainings)
-    clash = next((key for key in added if key in own and own[key] != added[key]), None)
+    added, there = _apart(arm, trainings), _apart(rival, trainings)
+    clash = next((key for key in added if key in there and there[key] != added[key]), None)
     if clash is not None:
         return Next(
             command="", text=f"use {rival.name}, {rates}: it has another {clash}, so {arm.name} cannot be added"
