@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +17,13 @@ from probe.analysis.verdict.run_options import RunOptions, run_options
 from probe.analysis.verdict.validity import validity
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import read_run
+from probe.records.run import MANIFEST_FILE, read_run
 from probe.settings.presets import configure
 from replay_pools.grading.tiers import UNSAFE
+from replay_pools.pool import BUILTIN, MANIFEST_NAME, resolve_pool
+from replay_pools.storage.files import read_json, sha256, write_json
 
-PLAN = PoolPlan(name="mine", hint=True, policy="m", problems="p", group=8, recipe="--hint")
+PLAN = PoolPlan(name="mine", reference="mine", hint=True, policy="m", problems="p", group=8, recipe="--hint")
 
 
 def evidence(**changes: Any) -> Evidence:
@@ -144,3 +147,59 @@ def test_advice_stays_in_the_root_folder_of_the_run(
     assert run(cli, ["analyze", "run", "--draws", "99", "--json", "--out", out]) == 0
     command = json.loads(capsys.readouterr().out)["decision"]["next"]["command"]
     assert command == f"probe replay --replay-dirs teacher,base-hinted --arm vanilla,projected --name again{option}"
+
+
+def pool_at(path: Path, **changes: dict[str, Any]) -> Path:
+    """The built-in pool `teacher` at another place, with parts of its manifest changed."""
+    shutil.copytree(BUILTIN / "teacher", path)
+    manifest = read_json(path / MANIFEST_NAME)
+    write_json(path / MANIFEST_NAME, manifest | {part: manifest[part] | new for part, new in changes.items()})
+    return path
+
+
+def advised(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The commands that `probe analyze` proposes next, as a shell takes them apart."""
+    assert run(cli, ["analyze", str(directory), "--draws", "99", "--json"]) == 0
+    command = json.loads(capsys.readouterr().out)["decision"]["next"]["command"]
+    return [shlex.split(line) for line in command.splitlines()]
+
+
+def test_a_replay_finds_the_pools_that_the_run_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Elsewhere, beside another pool of the same name, and in OUT, where the name alone finds it."""
+    out = tmp_path / "out"
+    pools = [pool_at(tmp_path / "my pools" / "mine"), pool_at(tmp_path / "theirs"), pool_at(out / "pools" / "known")]
+    pool_at(out / "pools" / "theirs")
+    directory = make_run(
+        out / "runs" / "run", World(other_pairs=True, num_steps=12, pools=tuple(str(pool) for pool in pools))
+    )
+    ((*_, verb, option, value, _arm, _arms, _name, _new, _out, _path),) = advised(directory, capsys)
+    assert (verb, option) == ("replay", "--replay-dirs")
+    assert [resolve_pool(name, out) for name in value.split(",")] == pools
+    assert value.endswith(",known")
+
+
+def test_the_rollouts_of_a_training_are_graded_again_where_they_lie(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new pool has a plain name, by which the replay finds it."""
+    out = tmp_path / "out"
+    directory = make_run(out / "runs" / "run", World(num_steps=4))
+    own = pool_at(directory / "rollouts", grader={"isolation": UNSAFE})
+    manifest = read_json(directory / MANIFEST_FILE)
+    manifest["files"][f"rollouts/{MANIFEST_NAME}"] = sha256((own / MANIFEST_NAME).read_bytes())
+    write_json(directory / MANIFEST_FILE, manifest)
+    _doctor, regrade, again = advised(directory, capsys)
+    assert regrade[:3] == ["probe", "pool", "regrade"]
+    assert resolve_pool(regrade[3], out) == own
+    assert regrade[4:6] == ["--name", "rollouts-again"]
+    assert again[:4] == ["probe", "replay", "--replay-dirs", "rollouts-again,teacher,base-hinted"]
+
+
+def test_a_pool_that_was_moved_goes_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A built-in pool of another installation is that of this one."""
+    old = pool_at(tmp_path / "old" / "teacher")
+    world = World(other_pairs=True, num_steps=12, pools=(str(old),))
+    directory = make_run(tmp_path / "out" / "runs" / "run", world)
+    shutil.rmtree(old)
+    ((_, _, option, value, *_),) = advised(directory, capsys)
+    assert (option, value) == ("--replay-dirs", "teacher")

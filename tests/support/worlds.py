@@ -53,7 +53,7 @@ class World:
     other_pairs: bool = False  # the stored inner products are of pairs that v_hack does not come from
     trains: bool = False
     arms: tuple[str, ...] = ("vanilla", "projected", "random")
-    pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones, of the hacks and of the others
+    pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones or paths, of the hacks and of the others
     strength: float = 1.0
     decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
     method: Method = "svd"
@@ -112,7 +112,7 @@ def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
 
 def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     """Write the run that the loop would have written: config, gram, samples, steps, manifest; `directory` is
-    OUT/runs/NAME. Its pools are built-in ones.
+    OUT/runs/NAME.
     """
     rng = np.random.default_rng(seed)
     pairs = make_pairs(world, rng)
@@ -145,6 +145,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
         write_samples(directory, step, [sample for samples, _ in rows for sample in samples])
         steps += [row for _, row in rows]
     write_steps(directory, steps)
+    # A path takes the place of BUILTIN.
     pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
     verb = "train" if world.trains else "replay"
     write_json(directory / CONFIG_FILE, {"settings": {"verb": verb}, "pools": pools, "base_weights_sha256": ""})
@@ -172,7 +173,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         SampleRecord(
             step=step,
             sample_id=i,
-            src_pool=world.pools[0 if HACKED[i] else -1],
+            src_pool=Path(world.pools[0 if HACKED[i] else -1]).name,
             src_step=step,
             src_sample=i,
             reward=float(rewards[i]),

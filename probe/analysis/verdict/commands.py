@@ -51,6 +51,7 @@ def replay(
     """The replay of pools, with the settings of the run.
 
     Args:
+        names: what a command calls each pool.
         match: what the pools have in common; default: what those of the run had.
         without: the settings that begin with it are left at their defaults.
         k: directions a module; default: as many as the run had.
@@ -62,12 +63,13 @@ def replay(
     options = [option for key, option in changed.items() if not key.startswith(without)]
     matched = [] if match == "problem" else [f"--match {match}"]
     arms = f"--arm {ARMS[evidence.basis]}"
-    return " ".join([f"probe replay --replay-dirs {','.join(names)}", *matched, *options, arms, f"--name {name}"])
+    pools = f"--replay-dirs {shlex.quote(','.join(names))}"
+    return " ".join(["probe replay", pools, *matched, *options, arms, f"--name {name}"])
 
 
 def replay_again(evidence: Evidence, *, without: str = " ", k: int | None = None) -> str:
     """The replay of the run's own pools."""
-    return replay([pool.name for pool in evidence.plans] or ["POOL"], evidence, without=without, k=k)
+    return replay([pool.reference for pool in evidence.plans] or ["POOL"], evidence, without=without, k=k)
 
 
 def generate(pool: PoolPlan, name: str, size: str = "") -> str:
@@ -75,4 +77,9 @@ def generate(pool: PoolPlan, name: str, size: str = "") -> str:
     usual = configure("generate").rollouts
     assert usual is not None  # `RunConfig` refuses a generation without them
     group = f"--group {pool.group}" if pool.group not in (None, usual.group) and "--group" not in size else ""
-    return " ".join(filter(None, ["probe pool generate", pool.recipe, group, size, f"--name {name}"]))
+    return " ".join(filter(None, ["probe pool generate", pool.recipe, group, size, f"--name {shlex.quote(name)}"]))
+
+
+def regrade(pool: PoolPlan, name: str) -> str:
+    """The command that grades a pool again, as one of another name."""
+    return shlex.join(["probe", "pool", "regrade", pool.reference, "--name", name])

@@ -68,6 +68,7 @@ class PoolPlan:
     """Whose answers to which prompts a pool holds; None where its manifest does not say."""
 
     name: str
+    reference: str  # what a command calls it: its name, or its path where the name does not find it
     hint: bool | None  # whether its prompts tell how submissions are evaluated
     policy: str | None  # model and adapter that sampled it
     problems: str | None  # environment, split, mode, number of steps and seed

@@ -6,7 +6,7 @@ that the part has in `probe.analysis.verdict.validity`.
 
 from collections.abc import Callable
 
-from probe.analysis.verdict.commands import extract, generate, replay, replay_again
+from probe.analysis.verdict.commands import extract, generate, regrade, replay, replay_again
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.validity import repeats
 from probe.settings.words import HIGHER
@@ -22,9 +22,13 @@ def mend(part: str, evidence: Evidence) -> Mend:
 
 def _isolation(evidence: Evidence) -> Mend:
     """Grade in isolation what was not, and replay that."""
-    unsafe = [pool.name for pool in evidence.pools if pool.isolation == UNSAFE]
-    names = [f"{pool.name}-again" if pool.name in unsafe else pool.name for pool in evidence.pools]
-    regrades = [f"probe pool regrade {name} --name {name}-again" for name in unsafe]
+    names, regrades = [], []
+    for pool in evidence.pools:
+        if pool.isolation == UNSAFE:
+            names.append(f"{pool.name}-again")
+            regrades.append(regrade(pool.plan, names[-1]))
+        else:
+            names.append(pool.plan.reference)
     text = "labels that no submission can write: the first line says whether this machine isolates what it runs"
     return ["probe doctor", *regrades, replay(names, evidence)], text
 
@@ -33,8 +37,8 @@ def _labels(evidence: Evidence) -> Mend:
     """Replay the pools that the second grading wrote."""
     names = []
     for pool in evidence.pools:
-        again = pool.regrade.new.pool if pool.regrade is not None and repeats(pool)[0] is False else pool.name
-        names.append(again)
+        again = pool.regrade if repeats(pool)[0] is False else None
+        names.append(pool.plan.reference if again is None else again.new.pool)
     return [replay(names, evidence)], "the labels of the second grading, in pools of their own"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from probe.analysis.verdict.commands import regrade
 from probe.analysis.verdict.evidence import GateFacts, PoolFacts, PoolPlan
 from probe.records.root import elsewhere, out_of
 from probe.records.run import OWN_POOLS, Run
@@ -52,21 +53,17 @@ def _facts(run: Run, name: str, directory: Path, expected: str, regrade_name: st
         manifest = {}
     grader = manifest.get("grader") or {}
     out_dir = out_of(run.path)
+    # Of a pool that was moved the name may find a copy, as of a built-in one; its old path finds nothing.
+    plan = _plan(name, pool_reference(directory, out_dir) if path.is_file() else name, manifest)
     return PoolFacts(
         name=name,
         grader=grader.get("version"),
         isolation=grader.get("isolation"),
         prompt_tail=manifest.get("prompt_tail"),
-        plan=_plan(name, manifest),
+        plan=plan,
         regrade=read_regrade(out_dir, identity),
-        regrade_command=_regrade_command(directory, regrade_name, out_dir) if manifest else None,
+        regrade_command=regrade(plan, f"{regrade_name}-again") + elsewhere(out_dir) if manifest else None,
     )
-
-
-def _regrade_command(directory: Path, regrade_name: str, out_dir: Path) -> str:
-    """The command that grades the pool in `directory` again, and whose result an analysis of the run reads."""
-    command = ["probe", "pool", "regrade", pool_reference(directory, out_dir), "--name", f"{regrade_name}-again"]
-    return shlex.join(command) + elsewhere(out_dir)
 
 
 def pools_at_hand(run: Run) -> list[PoolPlan]:
@@ -75,7 +72,7 @@ def pools_at_hand(run: Run) -> list[PoolPlan]:
     plans = []
     for name in pool_names(out_dir):
         path = resolve_pool(name, out_dir) / MANIFEST_NAME
-        plans.append(_plan(name, parse_json(path.read_bytes(), path)))
+        plans.append(_plan(name, name, parse_json(path.read_bytes(), path)))
     return plans
 
 
@@ -84,11 +81,12 @@ def has_environment(plan: Mapping[str, Any]) -> bool:
     return isinstance(plan.get("env"), str) and isinstance(plan.get("mode"), str)
 
 
-def _plan(name: str, manifest: Mapping[str, Any]) -> PoolPlan:
+def _plan(name: str, reference: str, manifest: Mapping[str, Any]) -> PoolPlan:
     plan, policy = manifest.get("plan") or {}, manifest.get("policy") or {}
     problems = [str(plan.get(key)) for key in ("env", "split", "mode", "steps", "seed")]
     return PoolPlan(
         name=name,
+        reference=reference,
         hint=plan["hint"] if isinstance(plan.get("hint"), bool) else None,  # a list of an imported log
         policy=f"{policy.get('base_model')}, adapter {policy.get('adapter')}" if policy else None,
         problems=", ".join(problems) if plan else None,
