@@ -23,7 +23,7 @@ from replay_pools.grading.tiers import UNSAFE
 from replay_pools.pool import BUILTIN, MANIFEST_NAME, resolve_pool
 from replay_pools.storage.files import read_json, sha256, write_json
 
-PLAN = PoolPlan(name="mine", reference="mine", hint=True, policy="m", problems="p", group=8, recipe="--hint")
+PLAN = PoolPlan(name="mine", reference="mine", hint=True, policy="m", problems="p", steps=20, group=8, recipe="--hint")
 
 
 def evidence(**changes: Any) -> Evidence:
@@ -94,12 +94,16 @@ def test_texts_that_are_no_word_are_quoted(tmp_path: Path, adapter: str) -> None
     assert configure("replay", settings=words[1:]).model.adapter == adapter
 
 
-def test_the_default_group_is_the_presets() -> None:
-    usual = configure("generate").rollouts
-    assert usual is not None
-    assert "--group" not in generate(replace(PLAN, group=usual.group), "more")
-    assert f"--group {usual.group + 1}" in generate(replace(PLAN, group=usual.group + 1), "more")
-    assert generate(PLAN, "more", "--group 32").count("--group") == 1
+def test_the_default_size_is_the_presets() -> None:
+    usual = configure("generate")
+    assert usual.rollouts is not None
+    assert usual.steps is not None
+    group, steps = usual.rollouts.group, usual.steps
+    assert generate(replace(PLAN, group=group, steps=steps), "more") == "probe pool generate --hint --name more"
+    larger = replace(PLAN, group=group + 1, steps=steps + 1)
+    assert f"--steps {steps + 1} --group {group + 1} " in generate(larger, "more")
+    assert generate(larger, "more", "--group 32").count("--group") == 1
+    assert generate(larger, "more", "--steps 32").count("--steps") == 1
 
 
 def test_every_part_has_a_remedy() -> None:
@@ -203,3 +207,13 @@ def test_a_pool_that_was_moved_goes_by_its_name(tmp_path: Path, capsys: pytest.C
     shutil.rmtree(old)
     ((_, _, option, value, *_),) = advised(directory, capsys)
     assert (option, value) == ("--replay-dirs", "teacher")
+
+
+def test_a_pool_is_sampled_anew_on_all_of_its_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four times the rollouts of each of 48, by the command as it stands."""
+    pool = pool_at(tmp_path / "mine", plan={"steps": 48})
+    world = World(told_by="length", num_steps=12, pools=(str(pool),))
+    (command,) = advised(make_run(tmp_path / "out" / "runs" / "run", world), capsys)
+    assert run(cli, [*command[1:], "--dry-run", "--json"]) == 0
+    work = json.loads(capsys.readouterr().out)["work"]
+    assert (work["steps"], work["rollouts"]) == (48, 48 * 32)

@@ -165,7 +165,7 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
         flaky=None,
         without_label=0,
     )
-    unknown = {"hint": None, "policy": None, "problems": None, "group": None, "recipe": None}
+    unknown = {"hint": None, "policy": None, "problems": None, "steps": None, "group": None, "recipe": None}
     plan = PoolPlan(name="mine", reference="mine", **unknown)
     return PoolFacts(
         name="mine", grader="1", isolation="B", prompt_tail="", plan=plan, regrade=record, regrade_command="again"

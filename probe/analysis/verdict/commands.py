@@ -74,10 +74,13 @@ def replay_again(evidence: Evidence, *, without: str = " ", k: int | None = None
 
 def generate(pool: PoolPlan, name: str, size: str = "") -> str:
     """The command that samples the policy of a pool again; `size` is an option that replaces the pool's."""
-    usual = configure("generate").rollouts
-    assert usual is not None  # `RunConfig` refuses a generation without them
-    group = f"--group {pool.group}" if pool.group not in (None, usual.group) and "--group" not in size else ""
-    return " ".join(filter(None, ["probe pool generate", pool.recipe, group, size, f"--name {shlex.quote(name)}"]))
+    usual = configure("generate")
+    assert usual.rollouts is not None  # `RunConfig` refuses a generation without them
+    sizes = []
+    for option, own, default in (("--steps", pool.steps, usual.steps), ("--group", pool.group, usual.rollouts.group)):
+        if own not in (None, default) and option not in size:
+            sizes.append(f"{option} {own}")
+    return " ".join(filter(None, ["probe pool generate", pool.recipe, *sizes, size, f"--name {shlex.quote(name)}"]))
 
 
 def regrade(pool: PoolPlan, name: str) -> str:

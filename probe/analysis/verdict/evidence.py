@@ -72,6 +72,7 @@ class PoolPlan:
     hint: bool | None  # whether its prompts tell how submissions are evaluated
     policy: str | None  # model and adapter that sampled it
     problems: str | None  # environment, split, mode, number of steps and seed
+    steps: int | None  # groups
     group: int | None  # rollouts of a problem
     recipe: str | None  # options of `probe pool generate` that make it, but for --steps, --group and --name
     env: str | None = None  # the environment of its problems, and the split of it that they are of

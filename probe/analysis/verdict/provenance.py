@@ -91,6 +91,7 @@ def _plan(name: str, reference: str, manifest: Mapping[str, Any]) -> PoolPlan:
         policy=f"{policy.get('base_model')}, adapter {policy.get('adapter')}" if policy else None,
         problems=", ".join(problems) if plan else None,
         has_environment=has_environment(plan),
+        steps=plan.get("steps"),
         group=plan.get("group"),
         env=plan["env"] if has_environment(plan) else None,
         split=plan.get("split"),
