@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from in_process import InProcess
 
 from probe.analysis.analyze import analyze
+from probe.analysis.metric_table import MetricKey
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.judge.sweep_metrics import block_value
+from probe.experiments.judge.sweep_metrics import analyse_all, block_value, sweep_metrics
 from probe.experiments.judge.verdict import SpecVerdict, evaluate_spec
 from probe.experiments.spec.jobs import runs_of
 from probe.experiments.spec.prereg import load_spec
@@ -287,6 +289,18 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec,
         for p in prompts
     }
     assert found.rows[1].value.startswith(f"{np.mean([np.mean(v) for v in values.values()]):+.3g}")
+    assert verdicts(found)["cap-binds"] == "VACUOUS", "of several seeds as of one"
+
+
+def test_a_metric_that_the_first_seed_lacks_is_that_of_the_others(swept: Callable[..., tuple[Spec, Path]]) -> None:
+    """As where none of its groups has an update."""
+    spec, out = swept(seeds="[0, 1]", steps="3")
+    done = runs_of(spec, out)
+    analyses = dict(analyse_all(done, num_draws=99))
+    key, first, second = MetricKey("cos_in", "prompt"), ("judged-plain-seed0", "plain"), ("judged-plain-seed1", "plain")
+    metrics = {other: row for other, row in analyses[first].metrics.items() if other != key}
+    analyses[first] = replace(analyses[first], metrics=metrics)
+    assert sweep_metrics(spec, done, analyses)[key].by_unit == analyses[second].metrics[key].by_unit
 
 
 def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,12 @@ def _pooled(tables: Sequence[Metrics]) -> Metrics:
     if len(tables) < 2:
         return tables[0] if tables else {}
     merged: dict[MetricKey, Estimate] = {}
-    for key in tables[0]:
+    # A seed may lack a metric: without an update, say, it has no cosine. A dict keeps the order of the tables.
+    for key in dict.fromkeys(key for table in tables for key in table):
         rows = [table[key].by_unit if key in table else {} for table in tables]
         if key.unit != "prompt":
             rows = [{f"{number}/{unit}": value for unit, value in row.items()} for number, row in enumerate(rows)]
         if any(rows):
-            merged[key] = estimate(mean_by_unit(rows), key.unit)
+            vacuous = next((table[key].vacuous for table in tables if key in table and table[key].vacuous), None)
+            merged[key] = replace(estimate(mean_by_unit(rows), key.unit), vacuous=vacuous)
     return merged
