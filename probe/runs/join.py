@@ -10,6 +10,7 @@ loss saw.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 
@@ -42,12 +43,11 @@ class SolveShares:
     teacher: float | None
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout], by_policy: Sequence[bool]) -> "SolveShares":
-        """The shares of the rollouts that the policy sampled, and of those that a teacher did."""
-        sides: dict[bool, list[Rollout]] = {True: [], False: []}
-        for rollout, from_policy in zip(rollouts, by_policy, strict=True):
-            sides[from_policy].append(rollout)
-        return cls(policy=solve_share(sides[True]), teacher=solve_share(sides[False]))
+    def of(cls, rollouts: Sequence[Rollout], by_policy: Sequence[bool], by_teacher: Sequence[bool]) -> "SolveShares":
+        """The shares of the rollouts that the policy sampled, and of a teacher's; others are in neither."""
+        return cls(
+            policy=solve_share(compress(rollouts, by_policy)), teacher=solve_share(compress(rollouts, by_teacher))
+        )
 
 
 def sample_records(

@@ -29,6 +29,7 @@ from probe.records.records import RUN_SCHEMA, StepRecord
 from probe.records.run import (
     ADAPTER_DIR,
     MANIFEST_FILE,
+    OWN_POOLS,
     ROLLOUTS_DIR,
     file_hashes,
     other_hashes,
@@ -211,6 +212,8 @@ def _run_step(
     measures = setup.measures(step)
     # All rollouts of a replay count, whoever sampled them.
     by_policy = [training is None or key.pool == ROLLOUTS_DIR for key in keys]
+    # What the policy sampled as it was is of neither.
+    by_teacher = [training is not None and key.pool not in OWN_POOLS for key in keys]
     # Where the update reads a token under another prompt or other activations than it was sampled under, its
     # log-probability gives no KL and no entropy of the policy.
     on_policy = [sampled and not setup.is_off_policy for sampled in by_policy]
@@ -247,7 +250,7 @@ def _run_step(
                 write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
-    solve = SolveShares.of(rollouts, by_policy)
+    solve = SolveShares.of(rollouts, by_policy, by_teacher)
     return [
         step_record(
             groups, result, arm, conditions[arm.condition], control, setup.reward_range, solve, staleness=staleness

@@ -208,6 +208,20 @@ def test_shares_move_and_every_rollout_is_where_the_record_says(guests: Path) ->
     assert "past-self/manifest.json" in orjson.loads((guests / "manifest.json").read_bytes())["files"]
 
 
+def test_who_solves_is_told_by_who_sampled(guests: Path) -> None:
+    """Of each step the policy's own rollouts and the teacher's, each by themselves; a past self's are in neither."""
+    stored = read_run(guests)
+
+    def share(step: int, pool: str) -> float | None:
+        solved = [sample.gt_pass for sample in stored.samples if (sample.step, sample.src_pool) == (step, pool)]
+        return sum(map(bool, solved)) / len(solved) if solved else None
+
+    for step in stored.steps:
+        assert step.solve == share(step.step, "rollouts")
+        assert step.solve_teacher == share(step.step, "teacher")
+    assert [step.solve_teacher is None for step in stored.steps] == [False] * 6 + [True] * 2
+
+
 def test_the_past_self_is_in_the_checkpoint(guests: Path) -> None:
     """After 8 steps it is the policy of then, and the checkpoint has it; each batch with it has one rollout a group."""
     state = torch.load(guests / "checkpoint" / "step_000008.pt", weights_only=True)

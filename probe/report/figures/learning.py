@@ -22,7 +22,7 @@ MEANING = {
 }
 # {field: (title, meaning, value of a step)}
 OF_STEPS: dict[str, tuple[str, str, Callable[[StepRecord], float | None]]] = {
-    "solve": ("Solve rate in training", "of the rollouts trained on, a teacher's apart", lambda step: step.solve),
+    "solve": ("Solve rate in training", "of the rollouts that the policy sampled", lambda step: step.solve),
     "loss": ("Loss", "whose gradient is taken, before the gate", lambda step: step.loss),
     "abs-advantage": (
         "Mean |A|",
