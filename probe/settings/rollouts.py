@@ -68,15 +68,14 @@ class ShareConfig:
         return (1 - done) * self.fraction + done * self.end_fraction
 
     def count(self, step: int, group: int) -> int:
-        """How many of the `group` rollouts of a group: not all, and at least one while the share is above 0."""
+        """How many of the `group` rollouts of a group: at least one while the share is above 0."""
         share = self.share(step)
-        return min(max(round(share * group), 1), group - 1) if share > 0 else 0
+        return max(round(share * group), 1) if share > 0 else 0
 
-    def corners(self) -> list[int]:
-        """Steps of which one has the largest share, whatever straight line is added to it."""
-        if self.off_step is None:
-            return [0]
-        return [0, max(0, self.off_step - 1), self.off_step, self.off_step + self.ramp_steps]
+    @property
+    def settled(self) -> int:
+        """The step from which on the share stays as it is."""
+        return 0 if self.off_step is None else self.off_step + self.ramp_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,21 +147,12 @@ class RolloutConfig:
             self._check_past_self(self.past_self)
 
     def _check_past_self(self, past: PastSelfConfig) -> None:
-        """A past that differs from the policy, sampled here, and room for rollouts of the policy beside it."""
+        """A past that differs from the policy, sampled here."""
         if past.every % self.iterations or past.every == self.iterations:
             expected = f"a multiple of iterations ({self.iterations}) above it: else the past self is the policy itself"
             raise FieldError("past_self.every", expected, past.every)
         if self.engine == "server":
             raise FieldError("engine", "local with past_self: a server has the policy as it is", self.engine)
-        if self.teacher is None:
-            return
-        if self.group < 3:
-            raise FieldError("group", "at least 3 with a teacher and a past_self", self.group)
-        for step in [*past.corners(), *self.teacher.corners()]:
-            total = past.share(step) + self.teacher.share(step)
-            if total >= 1:
-                actual = f"{total:g} of a group with the teacher's in step {step}"
-                raise FieldError("past_self.fraction", "room for rollouts of the policy itself", actual)
 
     @property
     def is_on_policy(self) -> bool:
@@ -171,7 +161,7 @@ class RolloutConfig:
         return not guests and self.iterations == 1 and not self.prefetch and self.engine == "local"
 
     def counts(self, step: int) -> tuple[int, int]:
-        """(rollouts of a teacher, rollouts of the past self) in a group of a step; one or more are the policy's own."""
+        """(rollouts of a teacher, rollouts of the past self) in a group of a step; `RunConfig` refuses whole groups."""
         taught = 0 if self.teacher is None else self.teacher.count(step, self.group)
         past = 0 if self.past_self is None else self.past_self.count(step, self.group)
-        return taught, min(past, self.group - 1 - taught)
+        return taught, past

@@ -190,12 +190,20 @@ class RunConfig:
             raise FieldError("objective.reward", expected, "surprise")
 
     def _check_shares(self, rollouts: RolloutConfig, steps: int) -> None:
-        """Sources that give a rollout within the run, and a ratio for those of the past self."""
+        """Sources that give a rollout within the run, and not all of a group; a ratio for those of the past self."""
         last = steps - rollouts.iterations  # where the last batch begins
         for name, share in (("teacher", rollouts.teacher), ("past_self", rollouts.past_self)):
             if share is not None and not share.share(0) and not share.share(last):
                 actual = f"0 in all of the {steps} steps"
                 raise FieldError(f"rollouts.{name}.off_step", "a share above 0 in some step", actual)
+        settled = max(0 if share is None else share.settled for share in (rollouts.teacher, rollouts.past_self))
+        # On the way, too: where both shares move and each is rounded, they may fill a group between two that have room.
+        for step in range(0, min(steps, settled + rollouts.iterations), rollouts.iterations):
+            taught, past = rollouts.counts(step)
+            if taught + past >= rollouts.group:
+                expected = "a rollout of the policy itself beside those of rollouts.teacher and rollouts.past_self"
+                actual = f"{taught} and {past} of {rollouts.group} in step {step}"
+                raise FieldError("rollouts.group", expected, actual)
         if rollouts.past_self is not None and self.objective.old_logprobs == "current":
             expected = "recorded with rollouts.past_self: another policy sampled its rollouts, so that there is a ratio"
             raise FieldError("objective.old_logprobs", expected, "current")

@@ -37,22 +37,49 @@ def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
     assert share.share(10**6) == expected[-1], "the end is exact"
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.5, 0.99])
+@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.5])
 def test_a_teacher_that_stops_gives_as_many_rollouts_as_ever(fraction: float) -> None:
     """The rule of the runs before there were ramps, for every size of a group."""
     teacher = TeacherConfig(fraction=fraction, off_step=3)
     for group in range(2, 20):
-        number = min(max(round(fraction * group), 1), group - 1)
+        number = max(round(fraction * group), 1)
         assert [teacher.count(step, group) for step in range(5)] == [number] * 3 + [0] * 2
 
 
-def test_the_policy_always_has_a_rollout_of_its_own() -> None:
-    """Two sources that are both rounded up leave one."""
+@pytest.mark.parametrize(
+    ("group", "teacher", "past_self", "found"),
+    [
+        (4, {"fraction": 0.7}, {"fraction": 0.25}, "3 and 1 of 4 in step 0"),
+        (3, {"fraction": 0.6}, {"fraction": 0.3}, "2 and 1 of 3 in step 0"),
+        (8, {"fraction": 0.7}, {"fraction": 0.25}, "6 and 2 of 8 in step 0"),
+        (8, {"fraction": 0.99}, None, "8 and 0 of 8 in step 0"),
+        (4, None, {"fraction": 0.9}, "0 and 4 of 4 in step 0"),
+        (4, {"fraction": 0.5, "off_step": 1, "end_fraction": 0.9}, None, "4 and 0 of 4 in step 1"),
+        (  # it has room at both ends
+            3,
+            {"fraction": 0.6, "off_step": 0, "ramp_steps": 8},
+            {"fraction": 0.0, "off_step": 0, "ramp_steps": 8, "end_fraction": 0.6},
+            "2 and 1 of 3 in step 1",
+        ),
+    ],
+)
+def test_shares_that_leave_the_policy_no_rollout_are_refused(
+    group: int, teacher: dict[str, Any] | None, past_self: dict[str, Any] | None, found: str
+) -> None:
+    """In any batch of the run, also on the way from one share to another."""
+    options = {"rollouts.group": group, "objective.old_logprobs": "recorded"}
+    for name, share in (("teacher", teacher), ("past_self", past_self)):
+        options |= {f"rollouts.{name}.{key}": value for key, value in (share or {}).items()}
+    with pytest.raises(InputError, match=f"rollouts.group: expected a rollout of the policy itself .*, found {found}"):
+        configure("train", preset="smoke", options=options)
+
+
+def test_shares_that_leave_the_policy_a_rollout_are_as_they_were_asked() -> None:
     rollouts = RolloutConfig(
-        group=3, teacher=TeacherConfig(fraction=0.5), past_self=PastSelfConfig(fraction=0.49), iterations=1
+        group=8, teacher=TeacherConfig(fraction=0.5), past_self=PastSelfConfig(fraction=0.25), iterations=1
     )
-    assert rollouts.counts(0) == (2, 0)
-    assert rollouts.counts(10) == (0, 1)
+    assert rollouts.counts(0) == (4, 2)
+    assert rollouts.counts(10) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +98,8 @@ def test_the_policy_always_has_a_rollout_of_its_own() -> None:
         ({"rollouts.past_self.fraction": 0.0}, "or end_fraction above 0"),
         ({"rollouts.past_self.end_fraction": 0.5}, "past_self.off_step: expected the step from which the share moves"),
         ({"rollouts.past_self.off_step": 2, "rollouts.past_self.end_fraction": 0.25}, "another share than fraction"),
-        ({"rollouts.teacher.fraction": 0.75, "rollouts.past_self.fraction": 0.5}, "room for rollouts of the policy"),
-        ({"rollouts.teacher.fraction": 0.25, "rollouts.group": 2}, "rollouts.group: expected at least 3"),
+        ({"rollouts.teacher.fraction": 0.75, "rollouts.past_self.fraction": 0.5}, "the policy itself .* 3 and 2 of 4"),
+        ({"rollouts.teacher.fraction": 0.25, "rollouts.group": 2}, "the policy itself .* 1 and 1 of 2"),
         (
             {
                 "rollouts.past_self.fraction": 0.0,
