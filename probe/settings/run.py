@@ -174,6 +174,9 @@ class RunConfig:
         if self.steps % iterations:
             actual = f"{self.steps} with {iterations} iterations"
             raise FieldError("steps", "a multiple of rollouts.iterations", actual)
+        if self.steps == 1 and self.optimizer.warmup_steps:
+            expected = "0 in a training of one step: a warm-up starts at the rate 0, so that nothing would be learnt"
+            raise FieldError("optimizer.warmup_steps", expected, self.optimizer.warmup_steps)
         if self.remedy is not None:
             self._check_remedy(self.remedy)
 

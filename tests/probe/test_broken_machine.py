@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 WRITERS = {
     "replay": ["replay", "--arm", "vanilla", "--steps", "1"],
-    "train": ["train", "--steps", "1"],
+    "train": ["train", "--steps", "2"],
     "eval": ["eval", "--problems", "1"],
     "extract": ["extract", "--name", "x"],
     "pool generate": ["pool", "generate", "--name", "x", "--steps", "1", "--group", "2"],

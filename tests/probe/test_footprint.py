@@ -73,7 +73,7 @@ def test_evaluation_of_many_rows(pairs: list[str], tmp_path: Path, capsys: pytes
     """512 rows are sampled at once, and no pass runs meanwhile; marked since it takes minutes."""
     sizes = ("evaluation.num_problems=64", "evaluation.rollouts_per_problem=8", "rollouts.sampler.max_new_tokens=64")
     options = [word for size in sizes for word in ("--set", size)]
-    within_a_fifth([*TRAIN, "--steps", "1", *options, *pairs], tmp_path, capsys)
+    within_a_fifth([*TRAIN, "--steps", "2", *options, *pairs], tmp_path, capsys)
 
 
 @pytest.mark.real

@@ -605,6 +605,7 @@ def test_settings_that_do_not_fit_are_refused(text: str, message: str, preset) -
         ("train", ["optimizer.lr=0"], r"optimizer\.lr: expected above 0 in a training, found 0"),
         ("train", ["steps=none"], "steps: expected a number of optimizer steps, found none"),
         ("train", ["steps=0"], "steps: expected at least 1, found 0"),
+        ("train", ["steps=1"], r"optimizer\.warmup_steps: expected 0 in a training of one step: .*, found 1"),
         ("train", ["preset=fast"], "--set preset: expected a setting of a run"),
         ("generate", ["steps=none"], "steps: expected a number of groups, found none"),
         ("generate", ["evaluation.every=1"], "evaluation: expected the tables of generate: rollouts, found a table"),

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
 from probe.settings.arms import get_arm
+from probe.settings.presets import configure
 from probe.step.projection import sample_cosines
 from probe.step.update import Decay, Split, Stepper, Updater, add, split_update
+from replay_pools.errors import InputError
 
 SIZES = {"a": (6, 2), "b": (4, 1), "c": (3, 0)}  # module: (r, k); all directions of c fell to the noise floor
 
@@ -111,6 +113,28 @@ def stepped(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates
         return updater, vectors, rows
 
     return make
+
+
+@pytest.mark.parametrize("warmup_steps", range(4))
+@pytest.mark.parametrize("steps", range(1, 4))
+def test_a_warm_up_that_never_leaves_the_rate_0_is_refused(
+    steps: int, warmup_steps: int, make_tiny: Callable[..., Coordinates]
+) -> None:
+    """It is just where no step moves the policy; a warm-up as long as the training does, but for its first step."""
+    coordinates = make_tiny("svd", moved=0.0)
+    stepper = Stepper(coordinates, lr=0.02, decay=Decay(warmup_steps=warmup_steps, steps=steps))
+    start = coordinates.values()
+    for _ in range(steps):
+        stepper.step({module: torch.ones_like(value) for module, value in start.items()})
+    moves = any(not torch.equal(value, start[module]) for module, value in coordinates.values().items())
+    options = {"steps": steps, "optimizer.warmup_steps": warmup_steps}
+    if moves:
+        assert configure("train", preset="smoke", options=options).steps == steps
+    else:
+        with pytest.raises(
+            InputError, match=rf"optimizer\.warmup_steps: expected 0 .* one step: .*, found {warmup_steps}"
+        ):
+            configure("train", preset="smoke", options=options)
 
 
 def removed(update: dict[str, Tensor], vectors: dict[str, Tensor]) -> dict[str, Tensor]:
