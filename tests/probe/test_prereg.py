@@ -316,8 +316,12 @@ def test_every_shipped_decision_can_be_taken(path: Path) -> None:
     spec = load_spec(path)
     names = list(dict.fromkeys(name for entry in spec.decisions for name in entry.requires))
     words = [WORDS.get(name, VERDICTS) for name in names]
-    taken = {decide(spec, dict(zip(names, chosen, strict=True))).name for chosen in product(*words)}
-    assert taken == {entry.name for entry in spec.decisions}
+    hidden = {entry.name for entry in spec.decisions}
+    for chosen in product(*words):
+        hidden.discard(decide(spec, dict(zip(names, chosen, strict=True))).name)
+        if not hidden:
+            return
+    raise AssertionError(f"never taken: {', '.join(hidden)}")
 
 
 def test_a_contradicted_hypothesis_decides() -> None:

@@ -4,13 +4,14 @@ To advise on another verdict: write a function that takes findings and Evidence,
 """
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
-from probe.analysis.verdict.commands import direction, extract, generate, replay, replay_again
+from probe.analysis.verdict.commands import direction, extract, generate, regrade, replay, replay_again
 from probe.analysis.verdict.evidence import Evidence, PoolPlan
 from probe.analysis.verdict.mending import mend
 from probe.analysis.verdict.needed import MANY, Needed, needed, pairs_to_reach
@@ -85,15 +86,17 @@ def _generic(findings: Sequence[Finding], evidence: Evidence) -> Next:
 def _confounded(findings: Sequence[Finding], evidence: Evidence) -> Next:
     """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
     if evidence.samples and not evidence.sure:
-        pool = evidence.plans[0].name if evidence.plans else "POOL"
         text = "no label is sure: grade again, with CPU seconds that the slow ones need"
-        return Next(command=f"probe pool regrade {pool} --name {pool}-again --cpu-limit 20", text=text)
+        if not evidence.plans:
+            return Next(command="", text=text)
+        pool = evidence.plans[0]
+        return Next(command=f"{regrade(pool, f'{pool.name}-again')} --cpu-limit 20", text=text)
     hinted = [pool for pool in evidence.plans if pool.hint] or list(evidence.plans)
     if hinted:
         partner = _partner(hinted[0], evidence)
         if partner is not None:
             return Next(
-                command=replay([hinted[0].name, partner.name], evidence, match="prompt", name="same-prompt"),
+                command=replay([hinted[0].reference, partner.reference], evidence, match="prompt", name="same-prompt"),
                 text=f"{partner.name} answers the very prompts of {hinted[0].name}, by another policy",
             )
     text = "hacks and honest solutions of one prompt and much the same length are needed among the paid"
@@ -142,7 +145,7 @@ def _underpowered(findings: Sequence[Finding], evidence: Evidence) -> Next:
 
 def _label(evidence: Evidence) -> Next:
     """Labels of the logger; a grader has them of the problems that it knows."""
-    pool = evidence.plans[0].name if evidence.plans else "POOL"
+    pool = shlex.quote(evidence.plans[0].reference) if evidence.plans else "POOL"
     return Next(
         command="",
         text=(

@@ -77,9 +77,12 @@ def generate(pool: PoolPlan, name: str, size: str = "") -> str:
     usual = configure("generate")
     assert usual.rollouts is not None  # `RunConfig` refuses a generation without them
     sizes = []
-    for option, own, default in (("--steps", pool.steps, usual.steps), ("--group", pool.group, usual.rollouts.group)):
-        if own not in (None, default) and option not in size:
-            sizes.append(f"{option} {own}")
+    for option, number, default in (
+        ("--steps", pool.steps, usual.steps),
+        ("--group", pool.group, usual.rollouts.group),
+    ):
+        if number not in (None, default) and option not in size:
+            sizes.append(f"{option} {number}")
     return " ".join(filter(None, ["probe pool generate", pool.recipe, *sizes, size, f"--name {shlex.quote(name)}"]))
 
 
