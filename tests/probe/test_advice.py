@@ -131,6 +131,14 @@ def test_a_remedy_is_about_its_part(part: str) -> None:
     assert text
 
 
+def test_labels_that_a_training_learnt_from_are_not_graded_again() -> None:
+    asked = evidence(trains=True)
+    asked = replace(asked, pools=[replace(asked.pools[0], isolation=UNSAFE)])
+    commands, text = mend("grader canaries", asked)
+    assert commands == ["probe doctor"]
+    assert text.startswith("train again where submissions are isolated")
+
+
 def test_a_broken_run_says_what_mends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Inner products of other pairs: the replay again, with the run's own settings, not a check of the machine."""
     directory = make_run(tmp_path / "out" / "runs" / "run", World(other_pairs=True, num_steps=12))

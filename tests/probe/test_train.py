@@ -16,6 +16,7 @@ from killer import KILLER
 from safetensors.torch import load_file
 from small import ORGANISM
 
+from probe.analysis.verdict.provenance import pool_facts
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import RUN_SCHEMA
@@ -69,6 +70,11 @@ def test_a_run_trains_records_and_evaluates(whole: Path) -> None:
     assert held_out[0] == held_out[1], "two evaluations of one run are of different problems"
     assert not trained & held_out[0], "held-out problems were trained on"
     assert all(r.hint for pool in pools for group in pool.steps for r in group)
+
+
+def test_no_command_samples_a_policy_that_moved_again(whole: Path) -> None:
+    """A training's rollouts are those of as many policies as it has batches."""
+    assert [(pool.name, pool.plan.recipe) for pool in pool_facts(read_run(whole))] == [("rollouts", None)]
 
 
 def test_a_finished_run_prints_its_card_again(

@@ -21,7 +21,9 @@ def mend(part: str, evidence: Evidence) -> Mend:
 
 
 def _isolation(evidence: Evidence) -> Mend:
-    """Grade in isolation what was not, and replay that."""
+    """Grade in isolation what was not, and replay that; a policy that learnt from such labels is trained again."""
+    if evidence.trains:
+        return ["probe doctor"], "train again where submissions are isolated: it learnt from labels that they can write"
     names, regrades = [], []
     for pool in evidence.pools:
         if pool.isolation == UNSAFE:

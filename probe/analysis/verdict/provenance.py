@@ -95,8 +95,8 @@ def _plan(name: str, reference: str, manifest: Mapping[str, Any]) -> PoolPlan:
         group=plan.get("group"),
         env=plan["env"] if has_environment(plan) else None,
         split=plan.get("split"),
-        # Logs of another program have no recipe.
-        recipe=_recipe(manifest) if "steps_per_batch" in plan else None,
+        # Logs of another program have no recipe, nor have the rollouts of a policy that moved.
+        recipe=_recipe(manifest) if "steps_per_batch" in plan and name not in OWN_POOLS else None,
     )
 
 
