@@ -27,7 +27,7 @@ from probe.runs.sources.mixed import Guest, MixedSource, PastRollouts, Teacher, 
 from probe.runs.sources.prefetch import AheadEngine, Background, PrefetchedSource
 from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, check_width, choose_problems
 from probe.runs.sources.rewards import PAYS, SurpriseSource, check_payable
-from probe.runs.sources.served import PushedEngine
+from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.settings.loss import check_recorded
 from probe.settings.rollouts import RolloutConfig
 from probe.settings.run import RunConfig
@@ -173,11 +173,8 @@ def open_engine(
 
 def _forget_leftovers(base: ServerEngine, directory: Path) -> None:
     """Rid the server and the disk of the adapters that a killed run has left in `directory`."""
-    leftovers = [*directory.glob("*")]
-    loaded = base.adapters() if leftovers else set[str]()
-    for leftover in leftovers:
-        if leftover.name in loaded:
-            base.unload(leftover.name)
+    for leftover in [*directory.glob("*")]:
+        forget_adapter(base, leftover)
         shutil.rmtree(leftover)
 
 

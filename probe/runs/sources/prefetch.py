@@ -24,7 +24,7 @@ from typing import Any, final
 from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
-from probe.runs.sources.served import PushedEngine
+from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Rollout, Sampler
@@ -125,7 +125,7 @@ class AheadEngine:
         finally:
             loaded, self._adapter, self._loaded = self._loaded, None, None
             if loaded is not None:
-                loaded.unload(adapter.name)
+                forget_adapter(loaded, adapter)
             shutil.rmtree(adapter)
 
 

@@ -2,9 +2,9 @@
 
 Servers know one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
 it is (`extraction.adapters.as_lora`). It is a peft directory on a disk that trainer and server share. Its name is a
-hash of the weights and of that directory's place: the same weights are never loaded twice, no server answers with the
-weights (or the cached prefixes) of an older step, and of two runs on one server, which may begin with the same weights,
-neither unloads the adapter of the other.
+hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
+prefixes) of an older step. The server's name of it begins with a hash of its place: of two runs on one server, which
+may begin with the same weights, neither unloads the adapter of the other.
 """
 
 import hashlib
@@ -27,6 +27,18 @@ from replay_pools.serving.engine import ServerEngine
 # The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products
 # that are as large as the weights is what a server is not for.
 MAX_RANK = 512
+
+
+def served_name(adapter: Path) -> str:
+    """What a server calls the adapter in a directory: the same weights in another place have another name."""
+    place = hashlib.sha256(str(adapter.parent.resolve()).encode()).hexdigest()[:8]
+    return f"{place}-{adapter.name}"
+
+
+def forget_adapter(engine: ServerEngine, adapter: Path) -> None:
+    """Make the server drop the adapter in a directory, if it has it."""
+    if (name := served_name(adapter)) in engine.adapters():
+        engine.unload(name)
 
 
 @final
@@ -54,7 +66,7 @@ class PushedEngine:
         if base.endpoint.model.is_adapter:
             raise InputError("--served-model", expected="a base model to train", found=f"{base.endpoint.model.name}")
         self._base, self._coordinates, self._directory, self._adapter = base, coordinates, directory, adapter
-        self._pushed: tuple[str, ServerEngine] | None = None  # name, and the engine that samples with it
+        self._pushed: tuple[Path, ServerEngine] | None = None  # its directory, and the engine that samples with it
 
     @property
     def chat(self) -> Chat:
@@ -76,31 +88,30 @@ class PushedEngine:
 
     def load(self, adapter: Path) -> ServerEngine:
         """The engine that samples with a saved adapter, whatever the weights are by now; the caller unloads it."""
-        return self._base.with_adapter(adapter.name, adapter)
+        return self._base.with_adapter(served_name(adapter), adapter)
 
     def close(self) -> None:
         """Make the server forget the adapter, and delete its directory."""
         if self._pushed is not None:
-            name, engine = self._pushed
-            if name in engine.adapters():
-                engine.unload(name)
-            shutil.rmtree(self._directory / name)
+            adapter, engine = self._pushed
+            forget_adapter(engine, adapter)
+            shutil.rmtree(adapter)
             self._pushed = None
 
     def _current(self) -> ServerEngine:
         """The engine of the present weights: pushed if they are new, after which the server forgets the former ones."""
         name = f"probe-{self._digest()}"
-        if self._pushed is None or self._pushed[0] != name:
+        if self._pushed is None or self._pushed[0].name != name:
             # The new adapter is loaded before the old one goes: should that fail, `close` still removes the old one.
-            engine = self._base.with_adapter(name, self._saved(name))
+            adapter = self._saved(name)
+            engine = self.load(adapter)
             self.close()
-            self._pushed = name, engine
+            self._pushed = adapter, engine
         return self._pushed[1]
 
     def _digest(self) -> str:
-        """16 hex digits over the place, the basis and every coordinate."""
-        digest = hashlib.sha256(str(self._directory.resolve()).encode())
-        digest.update(orjson.dumps(self._coordinates.fingerprint(), option=orjson.OPT_SORT_KEYS))
+        """16 hex digits over the basis and every coordinate."""
+        digest = hashlib.sha256(orjson.dumps(self._coordinates.fingerprint(), option=orjson.OPT_SORT_KEYS))
         for vector in self._coordinates.values().values():
             # As bytes: numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)
