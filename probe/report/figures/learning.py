@@ -43,7 +43,7 @@ def learning(metric: str, treatments: Sequence[Treatment]) -> Figure | None:
     named, others = drawn[:MOST_NAMED], drawn[MOST_NAMED:]
     subtitle = f"{MEANING[metric]}; {_words(named)}"
     if others:
-        subtitle = f"{MEANING[metric]}; grey: {len(others)} other treatments"
+        subtitle = f"{MEANING[metric]}; grey: {len(others)} other treatment{'s' * (len(others) > 1)}"
     panel = Panel(f"learning-{metric}", f"{METRICS[metric]}, held out", BOTTOM + 40, subtitle)
     last = max(treatment.steps[-1] for treatment in drawn)
     x, y = Scale(0, max(last, 1), LEFT, END), Scale(0.0, 1.0, BOTTOM, TOP)
