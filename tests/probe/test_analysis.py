@@ -222,7 +222,7 @@ def test_measured_arm_prefers_vanilla():
 def test_a_training_run_gives_no_p_over_steps():
     """Steps of a trajectory are autocorrelated: n is one run, however strong the mean."""
     run = synthetic(aligned=0.3)
-    run = replace(run, steps=[replace(step, cos_update=0.1) for step in run.steps])
+    run = replace(run, config=run.config | {"settings": {"verb": "replay", "optimizer": {"lr": 0.01}}})
     found = analyze(run)
     assert found.decision.outcome == "TRAINED"
     assert found.summaries[0].sign_flip_p is None
