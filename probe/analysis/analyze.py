@@ -152,18 +152,18 @@ def analyze(
         condition = next(iter(conditions(run)), DEFAULT_CONDITION)
     steps = [step for step in run.steps if step.condition == condition]
     run = replace(run, steps=steps, samples=[sample for sample in run.samples if sample.condition == condition])
-    is_moving = trains(run)
+    does_train = trains(run)
     arms = tuple(dict.fromkeys(step.arm for step in steps))
     if is_training(run) and not arms:
         arms = tuple(run.settings["intervention"]["arms"])  # it stopped before its first step, and was evaluated
     measured = measured_arm(arms)
-    summaries = {arm: summarise(steps, arm, trains=is_moving, seed=seed) for arm in arms}
+    summaries = {arm: summarise(steps, arm, trains=does_train, seed=seed) for arm in arms}
     contrast_rows: list[Contrast] = []
     bucket_rows: list[Bucket] = []
     areas: list[Specificity] = []
     for arm in arms:
         sure = [sample for sample in run.samples if sample.arm == arm and sample.sure]
-        contrast_rows += contrasts(sure, arm, trains=is_moving, seed=seed)
+        contrast_rows += contrasts(sure, arm, trains=does_train, seed=seed)
         bucket_rows += buckets(sure, arm)
         if arm == measured:
             areas = [specificity(sure, score, arm) for score in SCORES]
@@ -178,7 +178,7 @@ def analyze(
         buckets=[row for row in bucket_rows if row.arm == measured],
         contrasts=[row for row in contrast_rows if row.arm == measured],
         specificity=areas[0] if areas else None,
-        trains=is_moving,
+        trains=does_train,
         baselines=areas[1:],
         permutation=offline.permutation,
         transfer=offline.transfer,

@@ -196,6 +196,11 @@ class _UncheckedLoss(LossSettings):
         pass
 
 
+def law_of(sampler: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a sampler's record changes the policy's distribution; PLAIN_LAW where nothing does."""
+    return {name: sampler.get(name) for name in PLAIN_LAW}
+
+
 def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Mapping[str, Any] | None]) -> None:
     """Refuse to compare with recorded log-probabilities that are not those of the policy's own distribution.
 
@@ -212,9 +217,7 @@ def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Ma
     if not uses_recorded:
         return
     for where, sampler in samplers.items():
-        law = None
-        if sampler is not None:
-            law = {name: sampler.get(name) for name in PLAIN_LAW}
+        law = None if sampler is None else law_of(sampler)
         if law != PLAIN_LAW:
             raise InputError(
                 f"{where} sampler",

@@ -24,7 +24,7 @@ from typing import Any
 from extraction.words import Normaliser
 from probe.settings.arms import measured_arm
 from probe.settings.intervention import InterventionConfig
-from probe.settings.loss import PLAIN_LAW, LossCondition, LossSettings
+from probe.settings.loss import PLAIN_LAW, LossCondition, LossSettings, law_of
 from probe.settings.model import ModelConfig
 from probe.settings.ranges import at_least
 from probe.settings.remedy import RemedyConfig
@@ -152,8 +152,7 @@ class RunConfig:
             raise FieldError("steps", "a number of optimizer steps", "none")
         if self.objective.loss_type == "nll":
             raise FieldError("objective.loss_type", "a loss with advantages", "nll")
-        law = {name: getattr(self.rollouts.sampler, name) for name in PLAIN_LAW}
-        if law != PLAIN_LAW:
+        if (law := law_of(self.rollouts.sampler.to_json())) != PLAIN_LAW:
             raise FieldError("rollouts.sampler", f"{PLAIN_LAW}, the policy's own law, which the loss is of", law)
         if self.objective.beta and self.objective.reference == "recorded" and self.rollouts.is_on_policy:
             expected = "base or ema, where the policy has just sampled all rollouts: what it recorded is itself"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from probe.analysis.formatting import short
 from probe.records.records import StepRecord
-from probe.report.figures.panel import LEFT, Figure, Panel, Scale, scale_of
+from probe.report.figures.panel import LEFT, Figure, Panel, Scale, plural, scale_of
 from probe.report.trainings import Treatment
 
 TOP, BOTTOM, END = 44, 206, 238  # END: of the x axis; the names of the treatments are to the right of it
@@ -43,7 +43,7 @@ def learning(metric: str, treatments: Sequence[Treatment]) -> Figure | None:
     named, others = drawn[:MOST_NAMED], drawn[MOST_NAMED:]
     subtitle = f"{MEANING[metric]}; {_words(named)}"
     if others:
-        subtitle = f"{MEANING[metric]}; grey: {len(others)} other treatment{'s' * (len(others) > 1)}"
+        subtitle = f"{MEANING[metric]}; grey: {plural(len(others), 'other treatment')}"
     panel = Panel(f"learning-{metric}", f"{METRICS[metric]}, held out", BOTTOM + 40, subtitle)
     last = max(treatment.steps[-1] for treatment in drawn)
     x, y = Scale(0, max(last, 1), LEFT, END), Scale(0.0, 1.0, BOTTOM, TOP)
