@@ -31,7 +31,6 @@ from replay_pools.storage.tables import flat
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 # The verb of a command's settings; of any other command (extract) it is replay.
 VERB_OF: dict[str, Verb] = {"train": "train", "eval": "eval", "generate": "generate"}
-BESIDE_CONFIG = {"config_file", "name", "out", "as_json", "url", "track", "dry_run"}  # shape no number of the run
 
 
 class SettingsCommand(click.Command):
@@ -78,7 +77,7 @@ class SettingsCommand(click.Command):
 def config_option(function: AnyFunction) -> AnyFunction:
     """`--config` -> `config_file`."""
     kind = click.Path(path_type=Path)
-    return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat whole.")(function)
+    return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat.")(function)
 
 
 def settings_options(function: AnyFunction) -> AnyFunction:
@@ -105,13 +104,18 @@ def run_config(ctx: click.Context, verb: Verb, flags: Mapping[str, str], out: Pa
         out: where a direction file that is given by its name is looked up.
 
     Raises:
-        InputError: as `configure`; `--config` beside another setting, or not of a run of this verb.
+        InputError: as `configure`; `--config` beside `--preset`, or not of a run of this verb.
     """
-    if ctx.params.get("config_file") is not None:
-        config = _stored(ctx, verb, ctx.params["config_file"])
+    options, settings = given_flags(ctx, flags), ctx.params["settings"]
+    if ctx.params.get("config_file") is None:
+        config = configure(verb, preset=ctx.params["preset"], settings=settings, options=options)
     else:
-        options = given_flags(ctx, flags)
-        config = configure(verb, preset=ctx.params["preset"], settings=ctx.params["settings"], options=options)
+        if ctx.params["preset"] is not None:
+            raise InputError("--preset", expected="none beside --config", found=repr(ctx.params["preset"]))
+        start = dict(_stored(verb, ctx.params["config_file"]))
+        if options or settings:
+            start["preregistered"] = None  # a run with other settings is not the one that a spec announced
+        config = configure(verb, start=start, where=ctx.params["config_file"], settings=settings, options=options)
     if config.intervention.v_hack is None:
         return config
     if _given(ctx, "pairs"):
@@ -187,17 +191,14 @@ def _as_option(option: click.Parameter, value: Any) -> str:
     return f"{option.opts[0]} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
-def _stored(ctx: click.Context, verb: Verb, path: Path) -> RunConfig:
-    """The settings that a run's config.json holds; another option beside it would be ignored, so it is refused."""
-    given = [name for name in ctx.params if _given(ctx, name) and name not in BESIDE_CONFIG]
-    if given:
-        raise InputError("--config", expected="no other setting beside it", found=", ".join(sorted(given)))
+def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:
+    """The settings that a run's config.json holds."""
     config = read_json(path)
     settings = settings_of(config) if isinstance(config, dict) else {}
     if settings.get("verb") != verb:
         actual = f"that of probe {settings['verb']}" if "verb" in settings else "none"
         raise InputError(path, expected=f"the config.json of a run of probe {verb}", found=actual)
-    return RunConfig.from_json(settings, path)
+    return settings
 
 
 def _given(ctx: click.Context, name: str) -> bool:

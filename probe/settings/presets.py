@@ -32,6 +32,7 @@ def configure(
     *,
     preset: str | None = None,
     start: Mapping[str, Any] | None = None,
+    where: object = "settings",
     settings: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> RunConfig:
@@ -41,13 +42,13 @@ def configure(
         verb: the command that the settings are for.
         preset: a name or a .toml file; None = `DEFAULT_PRESET` of the verb.
         start: a table of settings in the place of the default preset; a `preset` goes before it.
+        where: names `start` in errors.
         settings: texts KEY=VALUE, the key with dots, the value in TOML (a single word needs no quotes).
         options: {key with dots: value} of the flags that were given.
 
     Raises:
         InputError: no such preset; a key that is unknown; a value of another type or out of its range.
     """
-    where = "settings"
     if start is None or preset is not None:
         name = preset or DEFAULT_PRESET[verb]
         start, where = preset_table(name, verb), f"preset {name}"
