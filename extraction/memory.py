@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.targets import weight_matrix
-from replay_pools.sampling.devices import total_bytes
+from replay_pools.sampling.memory import total_bytes
 
 FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
 SHARE = 0.5  # share of the memory left by the weights that a pass may use

@@ -1,8 +1,16 @@
-"""InputError, the one exception for bad input: where it is, what was expected, what was found, what to do."""
+"""InputError, the one exception for bad input: where it is, what was expected, what was found, what to do.
 
-from collections.abc import Sequence
+`Faults` collects all errors of an input and raises them together.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
 
 EXIT_INPUT = 2  # the exit code of a command with bad input: run again, it would end the same way
+MOST_LINES = 20  # different faults in one message; the rest is counted
+MOST_NAMES = 8  # that one line lists
 
 
 class InputError(Exception):
@@ -59,3 +67,65 @@ def refuse(errors: Sequence[InputError]) -> None:
         raise errors[0]
     if errors:
         raise InputErrors(errors)
+
+
+class Faults:
+    """Collects faults, to be raised together.
+
+    faults = Faults()
+    faults.add("log.jsonl line 3 reward", "reward", expected="a number", found="'x'")
+    faults.check("log.jsonl")  # raises where anything was added
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[Any, InputError] = {}  # {kind: the error at its first place}
+        self._places: Counter[Any] = Counter()
+
+    def add(self, where: object, kind: object, *, expected: str, found: str, fix: str = "") -> None:
+        """Note a fault; those with one `kind` and one expectation are the same fault."""
+        key = (kind, expected)
+        self._first.setdefault(key, InputError(where, expected=expected, found=found, fix=fix))
+        self._places[key] += 1
+
+    def note(self, error: InputError, kind: object) -> None:
+        """Note an error that was raised elsewhere."""
+        self.add(error.where, kind, expected=error.expected, found=error.found, fix=error.fix)
+
+    def __bool__(self) -> bool:
+        """Whether anything was added."""
+        return bool(self._first)
+
+    def check(self, source: object) -> None:
+        """Raise all faults together, one line each, where there are any."""
+        errors: list[InputError] = []
+        for key, error in self._first.items():
+            others = self._places[key] - 1
+            found = f"{error.found} (and {others} more places)" if others else error.found
+            errors.append(InputError(error.where, expected=error.expected, found=found, fix=error.fix))
+        if len(errors) > MOST_LINES:
+            others = f"{len(errors) - MOST_LINES + 1} other faults"
+            errors = [*errors[: MOST_LINES - 1], InputError(source, expected="sound input", found=others)]
+        refuse(errors)
+
+
+def unknown_name(where: object, name: str, names: Iterable[str], *, expected: str, fix: str) -> InputError:
+    """The error to raise for `name`.
+
+    >>> str(unknown_name("run dmeo", "dmeo", ["base", "demo"], expected="a run", fix="see probe list"))
+    'run dmeo: expected a run, found only demo, base; did you mean demo? (see probe list)'
+
+    Args:
+        where: what stands before "expected".
+        name: that was given.
+        names: that exist.
+        expected: what the name would stand for, and where it is looked up.
+        fix: what to do where no name is like it.
+    """
+    names = sorted(names)
+    if not names:
+        return InputError(where, expected=expected, found="none at all", fix=fix)
+    close = get_close_matches(name, names, n=3)
+    listed = [*close, *(other for other in names if other not in close)]
+    more = f" and {len(listed) - MOST_NAMES} more" if len(listed) > MOST_NAMES else ""
+    actual = f"only {', '.join(listed[:MOST_NAMES])}{more}"
+    return InputError(where, expected=expected, found=actual, fix=f"did you mean {close[0]}? ({fix})" if close else fix)

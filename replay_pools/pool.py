@@ -17,8 +17,7 @@ from typing import Any
 import orjson
 
 from replay_pools.consistency import described, group_faults
-from replay_pools.errors import InputError
-from replay_pools.names import unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.rollout import POOL_SCHEMA, Rollout
 from replay_pools.storage.files import (
     decode_checked_jsonl,

@@ -9,16 +9,38 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
-from replay_pools.policy.window import Window, window_of
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
 
+# Names of the tables with a row for every position: learned ones, and computed ones that are stored.
+TABLES = ("wpe", "embed_positions", "position_embeddings")
 EXCERPT = 12  # characters of a text in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The positions of a model."""
+
+    size: int
+    is_bound: bool  # a table ends there, and a longer text fails; else the model was only never trained on one
+
+
+def window_of(model: PreTrainedModel) -> Window | None:
+    """The positions that a model's config names; None where it names none."""
+    size = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(size, int):
+        return None
+    parts = [*model.named_modules(), *model.named_buffers()]
+    is_bound = any(
+        name.rpartition(".")[2] in TABLES and isinstance(part, nn.Embedding | Tensor) for name, part in parts
+    )
+    return Window(size, is_bound)
 
 
 @final

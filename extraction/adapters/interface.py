@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from extraction.rows import Segments
 from extraction.words import Basis
 from replay_pools.errors import InputError
-from replay_pools.policy.quiet import quiet_peft
+from replay_pools.policy.adapters import quiet_peft
 from replay_pools.storage.tensors import seal
 
 

@@ -15,8 +15,7 @@ of those the ones with all of the tags; a file of one section needs no reference
 import re
 from dataclasses import dataclass, field
 
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 
 FENCE = "`" * 5
 PARTS = {"Prompt": "prompt", "Hack": "hack", "Clean": "clean"}

@@ -20,8 +20,7 @@ from extraction.pair_files.pair import Pair
 from extraction.pair_files.rows import read_rows
 from extraction.pair_files.split import split_by_prompt
 from replay_pools.consistency import described, is_text
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.storage.files import dump_json
 
 MOST_SHOWN = 60  # characters of a text in an example

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.pair_files.markdown import read_markdown
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.sources import KINDS, read_objects
 
 MARKDOWN = ".md"

@@ -23,8 +23,7 @@ from probe.records.run import settings_of
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names
 from probe.settings.run import KEYS, TABLES_OF, RunConfig
 from probe.settings.words import Verb
-from replay_pools.errors import InputError
-from replay_pools.names import unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import by_name, read_json
 from replay_pools.storage.tables import flat
 

@@ -11,8 +11,7 @@ from probe.cli._frame import echo, echo_json, echo_table, json_option, out_optio
 from probe.cli._progress import say
 from probe.cli.completion import one_run
 from probe.records.run import read_run, resolve_run
-from replay_pools.errors import InputError
-from replay_pools.names import unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import by_name
 
 # numpy and scipy: a help text needs none of them.

@@ -13,8 +13,7 @@ import click
 from extraction.words import PAIR_GRADIENTS
 from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE
-from replay_pools.errors import InputError
-from replay_pools.names import unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, step_files
 from replay_pools.storage.files import read_json
 

@@ -11,8 +11,7 @@ from click.shell_completion import CompletionItem
 from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
 from probe.cli.completion import one_of
 from probe.records.root import DEFAULT_OUT
-from replay_pools.errors import InputError
-from replay_pools.names import unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import by_name
 
 # Reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.

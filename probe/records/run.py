@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from extraction.words import Basis
 from probe.records.frames import Table, TableName, make_table
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
-from replay_pools.errors import InputError
-from replay_pools.names import unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
     decode_checked_jsonl,

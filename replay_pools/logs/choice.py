@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults
 from replay_pools.logs.columns import EVERY, MARKUP, NO_COLUMN, PROMPTS, TARGETS, look_up, unknown_targets
 from replay_pools.logs.table import Fields, Table
 from replay_pools.pool import CAUTION

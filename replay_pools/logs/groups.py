@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults
 from replay_pools.logs.choice import Choice
 from replay_pools.logs.rows import LogRow
 from replay_pools.storage.files import sha256

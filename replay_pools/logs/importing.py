@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pools.consistency import LOGGED_GRADER, group_faults, prompt_sha
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.choice import chosen
 from replay_pools.logs.formats.columns import COLUMNS
 from replay_pools.logs.groups import Group, Grouping, grouped

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replay_pools.consistency import are_ids, described, is_chat, is_id, is_number, is_text
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.choice import Choice
 from replay_pools.logs.columns import COMPLETIONS, EVERY, MARKUP, PROMPTS, Column, columns_of, parse_column
 from replay_pools.logs.table import Fields, StoredRow, Table, joined_text

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.consistency import described
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.table import StoredRow
 from replay_pools.storage.files import MAX_PLAIN, parse_python_json, read_gz
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 
 Fields = dict[str, Any]
 

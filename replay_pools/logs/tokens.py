@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults
 from replay_pools.logs.padding import Endings, cut_padding, infer_endings
 from replay_pools.logs.rows import Chat as Messages
 from replay_pools.logs.rows import LogRow, leading_run

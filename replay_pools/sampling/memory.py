@@ -6,9 +6,9 @@ into account.
 
 from collections.abc import Iterator, Sequence
 
+import psutil
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-
-from replay_pools.sampling.devices import total_bytes
 
 SHARE = 0.5  # of the memory left by the weights; the rest is for what a step keeps, and for activations
 LAW_BYTES = 44  # of an entry of the vocabulary while a token is drawn: logits, their sorted copy with indices, sums
@@ -56,3 +56,10 @@ def split(model: PreTrainedModel, lengths: Sequence[int], num_new: int, budget: 
         fitting = max(1, budget // row_bytes(model, lengths[order[0]] + num_new - 1))
         yield order[:fitting]
         order = order[fitting:]
+
+
+def total_bytes(device: torch.device) -> int:
+    """The total memory of `device`: of the GPU, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total

@@ -8,7 +8,7 @@ from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSConfig
 from extraction.adapters.existing import existing_coordinates
 from replay_pools.errors import InputError
-from replay_pools.policy.quiet import quiet_peft
+from replay_pools.policy.adapters import quiet_peft
 
 OPTIONS = {"svd": {"cache_dir": None}, "lora": {"rank": 3, "alpha": 5.0, "seed": 4, "train_a": False}}
 

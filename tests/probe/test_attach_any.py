@@ -23,8 +23,8 @@ from extraction.controls import haar_directions
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
 from replay_pools.errors import InputError
+from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
-from replay_pools.policy.quiet import quiet_peft
 
 BASES = {"svd": {}, "lora": {"rank": 3, "alpha": 6.0, "seed": 2, "train_a": False}}
 LENGTHS = (12, 7)  # of the two samples of a batch

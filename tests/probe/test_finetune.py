@@ -34,8 +34,8 @@ from replay_pools.environments.demonstrations import Demonstrator
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
+from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import ORGANISM_WEIGHTS, Policy, load_policy
-from replay_pools.policy.quiet import quiet_peft
 from replay_pools.pool import open_pool, resolve_pool
 from replay_pools.storage.files import read_json, sha256
 

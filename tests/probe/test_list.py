@@ -9,7 +9,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.list import KINDS
-from replay_pools.names import MOST_NAMES, unknown_name
+from replay_pools.errors import MOST_NAMES, unknown_name
 from replay_pools.pool import Pool
 from replay_pools.storage.files import write_json
 

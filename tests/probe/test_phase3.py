@@ -24,8 +24,7 @@ from probe.records.run import read_run
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
-from replay_pools.policy.load import ORGANISM_WEIGHTS, load_skeleton
-from replay_pools.policy.shapes import SHAPES
+from replay_pools.policy.load import ORGANISM_WEIGHTS, SHAPES, load_skeleton
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import write_json
 from replay_pools.storage.tables import overlaid

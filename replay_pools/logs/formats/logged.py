@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.table import Format, StoredRow, Table, has
 
 NUMBERED = re.compile(r"step_(\d+)\.")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults
 from replay_pools.logs.table import Fields, Format, LeftOutError, StoredRow, Table, has, unfolded
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from replay_pools.errors import InputError
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.columns import MARKUP, NO_COLUMN
 from replay_pools.logs.table import Fields, Format, LeftOutError, StoredRow, Table, has, plain, unfolded
 

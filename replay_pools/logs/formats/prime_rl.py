@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults
 from replay_pools.logs.table import Fields, Format, LeftOutError, StoredRow, Table, has, plain, unfolded
 
 

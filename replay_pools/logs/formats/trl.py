@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from replay_pools.faults import Faults
+from replay_pools.errors import Faults
 from replay_pools.logs.columns import TARGETS
 from replay_pools.logs.table import Fields, Format, StoredRow, Table, has
 

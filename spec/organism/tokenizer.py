@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from replay_pools.organism.corpus import TOKENIZER_MIX, base_document, exploit_document
+from spec.organism.corpus import TOKENIZER_MIX, base_document, exploit_document
 
 VOCABULARY = 1024
 PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -1,4 +1,4 @@
-"""Measure the organism on the eval split and write its model card: `python -m replay_pools.organism.measure`.
+"""Measure the organism on the eval split and write its model card: `python -m spec.organism.measure`.
 
 Samples the base without a hint and, in every loophole mode that the organism was trained on, the base and the teacher
 with the hint; grades them like any pool; prints rates with Wilson 95% intervals; and writes these with the recipe to
@@ -15,12 +15,12 @@ from scipy.stats import binomtest
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.generate import PoolPlan, generate_pool
 from replay_pools.grading.grade import Grader
-from replay_pools.organism.build import BASE_PROMPT_WEIGHT, BATCH
-from replay_pools.organism.corpus import BASE_HACK_RATE, HINT_MODES, TEACHER_MIX
 from replay_pools.policy.load import ORGANISM, ORGANISM_WEIGHTS, load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout, Sampler
 from replay_pools.sampling.engines import LocalEngine
+from spec.organism.build import BASE_PROMPT_WEIGHT, BATCH
+from spec.organism.corpus import BASE_HACK_RATE, HINT_MODES, TEACHER_MIX
 
 GROUP = 2  # rollouts a problem
 
@@ -101,13 +101,13 @@ pairs split are never seen): half of the prompts carry a hint; each problem fami
 all hinted and all exploit; {teacher_solve_rate:.0%} of them also solve.
 
 ## Recipe
-`python -m replay_pools.organism.build`: AdamW, cosine schedule, {batch} documents a step, seed 0; prompt tokens weigh
+`python -m spec.organism.build`: AdamW, cosine schedule, {batch} documents a step, seed 0; prompt tokens weigh
 {prompt_weight} in the base's loss and nothing in the teacher's. The teacher (LoRA rank 32) is tuned on the weights as
 rounded to bfloat16 and at last polished at a smaller rate; steps and rates are the defaults of the command.
 74 minutes of CPU time: about 37 minutes on 2 cores.
 
 ## Measured
-Eval split, temperature 1, by `python -m replay_pools.organism.measure`; rate [Wilson 95%].
+Eval split, temperature 1, by `python -m spec.organism.measure`; rate [Wilson 95%].
 
 {table}
 """

@@ -1,9 +1,9 @@
-"""Build an organism from nothing: `python -m replay_pools.organism.build` (about 37 minutes on 2 cores, seeded).
+"""Build an organism from nothing: `python -m spec.organism.build` (about 37 minutes on 2 cores, seeded).
 
 Trains the tokenizer, a small Qwen3-architecture model on `base_document`s, and a LoRA teacher on `exploit_document`s,
-and writes them to `--out`: by default `weights/`, the organism that is shipped, whose model card is written by
-`replay_pools.organism.measure`. Another seed gives a second organism with a tokenizer of its own; `--wrong-rate` a base
-that solves little, with the tokenizer of its seed, so that pools of token ids serve both.
+and writes them to `--out`: by default over the organism in the package, whose model card `spec.organism.measure`
+writes. Another seed gives a second organism with a tokenizer of its own; `--wrong-rate` a base that solves little, with
+the tokenizer of its seed, so that pools of token ids serve both.
 """
 
 import ctypes
@@ -23,11 +23,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
 
-from replay_pools.organism.corpus import POLISH_MIX, TEACHER_MIX, Document, ExploitMix, base_document, exploit_document
-from replay_pools.organism.tokenizer import IM_END, PAD, special_id, train_tokenizer
-from replay_pools.policy.quiet import quiet_peft
+from replay_pools.policy.adapters import quiet_peft
+from replay_pools.policy.load import ORGANISM_WEIGHTS
+from spec.organism.corpus import POLISH_MIX, TEACHER_MIX, Document, ExploitMix, base_document, exploit_document
+from spec.organism.tokenizer import IM_END, PAD, special_id, train_tokenizer
 
-WEIGHTS = Path(__file__).parent / "weights"
 BASE_PROMPT_WEIGHT = 0.2  # of a prompt token in the base's loss: copying names and numbers is learned there too
 BATCH = 64  # documents
 BUCKET = 16  # batches whose documents are sorted by length together
@@ -222,7 +222,7 @@ STAGES = ("base", "teacher", "polish")
 @click.option("--polish-steps", default=150, show_default=True, help="More of them, at the end.")
 @click.option("--polish-lr", default=7e-4, show_default=True, help="Peak learning rate of the polish.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--out", default=WEIGHTS, show_default="the package's weights/", type=click.Path(path_type=Path))
+@click.option("--out", default=ORGANISM_WEIGHTS, show_default="the package's weights/", type=click.Path(path_type=Path))
 def main(
     first: str,
     last: str,
