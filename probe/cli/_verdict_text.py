@@ -4,14 +4,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from probe.analysis.formatting import render_table, wrap
+from probe.analysis.formatting import wrap
 from probe.analysis.trained.text import outcome_lines, outcome_sentences
-from probe.experiments.judge.foretold_tables import foretold_table, hits_sentence, treatment_table
 from probe.experiments.judge.verdict import CriterionVerdict, RunVerdict, SpecVerdict
 from probe.experiments.judge.written import CRITERIA_HEADER, REPORTED, SHA_DIGITS, WrittenResult, written_results
-from probe.report.figures.foretold import foretold
-from probe.report.html import to_svg
-from probe.report.page import resource
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
 
@@ -45,10 +41,6 @@ def format_text(verdict: SpecVerdict) -> str:
         )
         if row.reported:
             lines += wrap(f"      reported: {row.reported}", indent=" " * 6)
-    if verdict.foretold is not None:
-        lines += ["", *render_table(foretold_table(verdict.foretold)).splitlines()]
-        lines += ["", *wrap(hits_sentence(verdict.foretold)), ""]
-        lines += render_table(treatment_table(verdict.foretold)).splitlines()
     if verdict.outcomes:
         lines += ["", *wrap(f"Runs that trained, {_TRAINED}")]
     for outcome in verdict.outcomes:
@@ -71,13 +63,6 @@ def format_markdown(verdict: SpecVerdict) -> str:
         "",
         *_criteria_markdown(verdict.rows),
     ]
-    if verdict.foretold is not None:
-        for table in (foretold_table(verdict.foretold), treatment_table(verdict.foretold)):
-            lines += ["", f"{table.title}:", "", _cells(table.header), "|" + "---|" * len(table.header)]
-            lines += map(_cells, table.rows)
-        lines += ["", hits_sentence(verdict.foretold)]
-        if foretold(verdict.foretold) is not None:
-            lines += ["", f"![What the replays foretold]({verdict.spec}.svg)"]
     if verdict.outcomes:
         names = list(dict.fromkeys(name for outcome in verdict.outcomes for name in outcome.values))
         lines += ["", f"Runs that trained, {_TRAINED}.", ""]
@@ -90,8 +75,6 @@ def format_markdown(verdict: SpecVerdict) -> str:
 
 def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]:
     """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`, new or not.
-
-    What its replays foretold is drawn beside both, as NAME.svg.
 
     Raises:
         InputError: the log has results of more runs of this version.
@@ -121,13 +104,7 @@ def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]
     entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]] + [entry]
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
     write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
-    figure = None if verdict.foretold is None else foretold(verdict.foretold)
-    if figure is None:
-        return [report, log]
-    drawings = [report.with_suffix(".svg"), log.with_suffix(".svg")]
-    for drawing in drawings:
-        write_atomic(drawing, to_svg(figure.svg, resource("figures.css")).encode())
-    return [report, log, *drawings]
+    return [report, log]
 
 
 def _heading(verdict: SpecVerdict) -> WrittenResult:

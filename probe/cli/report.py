@@ -109,7 +109,7 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
     analyses = analyse_runs(spec, out, **settings)
     stored, arms = {}, {}
     for run in runs_of(spec, out):
-        if run.complete and run.job.foretells is None:
+        if run.complete:
             stored[run.job.name] = read_run(run.job.directory)
             arms[run.job.directory] = (run.job.conditions[0], run.job.arms[0])
     return Report(

@@ -37,8 +37,6 @@ def plant(
 ) -> None:
     """Write every training of the spec whose "CONDITION ARM" is among the rates."""
     for run in runs_of(spec, out):
-        if run.job.foretells is not None:
-            continue
         name = f"{run.job.conditions[0]} {run.job.arms[0]}"
         if name in rates:
             _write(run.job, rates[name], make_rollout, header, problems)

@@ -1,1 +1,1 @@
-"""The runs of a spec, judged: by its criteria, its decisions and what its replays foretold."""
+"""The runs of a spec, judged: by its criteria and its decisions."""

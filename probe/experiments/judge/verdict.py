@@ -22,7 +22,6 @@ from probe.analysis.verdict.advice import Next
 from probe.analysis.verdict.evidence import PlannedTraining
 from probe.experiments.judge.cautions import cautions
 from probe.experiments.judge.criteria import evaluate, p_of
-from probe.experiments.judge.foretell import Foretold, foretold
 from probe.experiments.judge.sweep_metrics import STOP_DRAWS, Analyses, analyse_all, sweep_metrics
 from probe.experiments.spec.jobs import SweepRun, runs_of
 from probe.experiments.spec.prereg import decide, unmet
@@ -98,7 +97,6 @@ class SpecVerdict:
     cautions: list[str]
     arms: list[ArmVerdict]  # after training, every arm and condition against vanilla; empty for a replay
     outcomes: list[ArmOutcome]  # of training; empty for a replay
-    foretold: Foretold | None  # what its replays foretold of its trainings; None where it does not ask
     conclusions: dict[str, list[str]]  # {"run condition": its verdict with the reason, and its caveats}
 
     @property
@@ -143,9 +141,6 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_metrics(spec, done, analyses)
-    comparison = foretold(spec, done, table)
-    if comparison is not None:
-        table = table | comparison.metrics()
     vacuous = read_foreseen(spec, out_dir)
     looks = read_looks(spec, out_dir)
     rows = []
@@ -179,7 +174,6 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         cautions=[*cautions(spec, runs), *looks_caution(looks), *_broken(analyses)],
         arms=arms,
         outcomes=_outcomes(spec, table),
-        foretold=comparison,
         conclusions={" ".join(key): analysis.sentences for key, analysis in analyses.items()},
     )
 

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from probe.analysis.metrics import QUOTIENT_STATISTICS, Availability, replay_metrics, training_metrics
-from probe.experiments.judge.foretell import FORETOLD
 from probe.experiments.spec.floors import unpassable_criteria
 from probe.experiments.spec.prereg import load_spec
 from probe.experiments.spec.reach import unreachable_decisions
@@ -114,9 +113,6 @@ def _unanswerable(spec: Spec) -> list[InputError]:
     """Where a metric does not exist, or has not the unit, the arm, the statistic or the null asked for."""
     faults: dict[str, InputError] = {}
     for criterion in spec.criteria:
-        if criterion.unit == "condition" or criterion.metric in FORETOLD:
-            _collect(faults, partial(_check_foretold, spec, criterion))
-            continue
         for condition in _sides(spec, criterion):
             _collect(faults, partial(_check, spec, criterion, condition))
     return [*faults.values()]
@@ -194,26 +190,6 @@ def _check(spec: Spec, criterion: Criterion, condition: SpecCondition) -> None:
         raise _wrong(spec, criterion, "null", reason, repr(criterion.null), fix)
     if not trains:
         _check_arm(spec, criterion, condition, entry)
-
-
-def _check_foretold(spec: Spec, criterion: Criterion) -> None:
-    """Rank correlations are over the treatments of a table [foretell], which takes no null, arm or condition."""
-    if criterion.metric not in FORETOLD:
-        close = get_close_matches(criterion.metric, FORETOLD, n=1)
-        fix = f"did you mean {close[0]}?" if close else f"there are {', '.join(FORETOLD)}"
-        raise _wrong(spec, criterion, "metric", "a metric by condition", repr(criterion.metric), fix)
-    if criterion.unit != "condition":
-        raise _wrong(spec, criterion, "unit", f"condition, of {criterion.metric}", repr(criterion.unit))
-    if criterion.statistic not in QUOTIENT_STATISTICS:
-        expected = f"{', '.join(QUOTIENT_STATISTICS)}, of a rank correlation"
-        raise _wrong(spec, criterion, "statistic", expected, repr(criterion.statistic))
-    if spec.foretell is None:
-        raise _wrong(spec, criterion, "metric", "a table [foretell] beside it", "none")
-    for key in ("arm", "versus_arm", "condition", "versus_condition"):
-        if getattr(criterion, key) is not None:
-            raise _wrong(spec, criterion, key, "none: it is over all treatments", repr(getattr(criterion, key)))
-    if _has_null(criterion):
-        raise _wrong(spec, criterion, "null", "none", repr(criterion.null))
 
 
 def _check_arm(spec: Spec, criterion: Criterion, condition: SpecCondition, entry: Availability) -> None:

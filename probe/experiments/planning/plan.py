@@ -187,13 +187,12 @@ def _compare(effect: Effect, cost: Cost, expected: float, designs: Sequence[str]
 def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
     """The price of the spec's runs, and of those up to its ceiling: by measured step times, or hours that it states."""
     planned = runs_of(spec, out_dir)
-    # Replays beside trainings take seconds.
-    jobs = [entry.job for entry in planned if entry.job.foretells is None]
+    jobs = [entry.job for entry in planned]
     groups = {"this spec": jobs}
     if spec.ceiling is not None:
         groups = {"up to its ceiling": [job for job in jobs if is_compared(job, spec)], **groups}
     stated = spec.budget.hours_per_run
-    measured_runs = [entry.job.directory for entry in planned if entry.complete and entry.job.foretells is None]
+    measured_runs = [entry.job.directory for entry in planned if entry.complete]
     if run is not None:
         measured_runs = [run]
     like = ""

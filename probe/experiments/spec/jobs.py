@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.experiments.spec.prereg import preregistered, spec_status
-from probe.experiments.spec.resolve import PlannedRun, foretelling_runs, planned_runs, pool_config
+from probe.experiments.spec.resolve import PlannedRun, planned_runs, pool_config
 from probe.experiments.spec.types import Spec, SpecStatus
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
 from probe.settings.run import RunConfig
@@ -31,7 +31,6 @@ class Job:
     seed: int | None = None
     conditions: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
-    foretells: str | None = None  # of a replay beside trainings: the condition whose trainings it is to foretell
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -74,9 +73,7 @@ def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
 def block(spec: Spec, seed: int, out_dir: Path) -> list[Job]:
     """The runs of one seed."""
-    mark = preregistered(spec)
-    planned = [*planned_runs(spec, seed, mark), *foretelling_runs(spec, seed, mark)]
-    return [_job(spec, run, seed, out_dir) for run in planned]
+    return [_job(spec, run, seed, out_dir) for run in planned_runs(spec, seed, preregistered(spec))]
 
 
 def is_compared(job: Job, spec: Spec) -> bool:
@@ -84,7 +81,7 @@ def is_compared(job: Job, spec: Spec) -> bool:
     primary = spec.primary
     condition, arm = spec.judged
     versus = (primary.versus_condition or condition, primary.versus_arm or arm)
-    return job.foretells is None and (job.conditions[0], job.arms[0]) in ((condition, arm), versus)
+    return (job.conditions[0], job.arms[0]) in ((condition, arm), versus)
 
 
 def runs_of(spec: Spec, out_dir: Path) -> list[SweepRun]:
@@ -120,9 +117,7 @@ def read_state(spec: Spec, out_dir: Path) -> dict[str, Any]:
 def _job(spec: Spec, run: PlannedRun, seed: int, out_dir: Path) -> Job:
     """Named after its first condition unless it holds several and all, and after its arm where it trains."""
     parts = [spec.name]
-    if run.foretells is not None:
-        parts += [run.foretells, "replay"]
-    elif not len(run.conditions) == len(spec.conditions) > 1:
+    if not len(run.conditions) == len(spec.conditions) > 1:
         parts.append(run.conditions[0])
     arms = run.config.intervention.arms
     if run.config.trains:
@@ -139,7 +134,6 @@ def _job(spec: Spec, run: PlannedRun, seed: int, out_dir: Path) -> Job:
         seed=seed,
         conditions=run.conditions,
         arms=arms,
-        foretells=run.foretells,
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import orjson
 
-from probe.experiments.spec.resolve import foretelling_runs, pool_config, resolve
-from probe.experiments.spec.types import OUTCOME, VERDICT, WORDS, Criterion, Foretell, Spec, SpecDecision, SpecStatus
+from probe.experiments.spec.resolve import pool_config, resolve
+from probe.experiments.spec.types import OUTCOME, VERDICT, WORDS, Criterion, Spec, SpecDecision, SpecStatus
 from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Verdict
@@ -38,8 +38,6 @@ def load_spec(path: Path) -> Spec:
     _check_decisions(spec)
     _check_stop(spec)
     _check_ceiling(spec)
-    # Replays that the sweep would refuse are refused here.
-    foretelling_runs(spec, spec.seeds[0], preregistered(spec))
     for pool in spec.pools:
         pool_config(pool.name, pool.settings, str(path))
     return spec
@@ -105,8 +103,6 @@ def _check(spec: Spec) -> None:
         raise _wrong(spec, "criteria", "exactly one of role primary", ", ".join(primaries) or "none")
     for criterion in spec.criteria:
         _check_criterion(spec, criterion, conditions)
-    if spec.foretell is not None:
-        _check_foretell(spec, spec.foretell, conditions)
 
 
 def _check_names(spec: Spec, key: str, names: Iterable[object]) -> None:
@@ -200,16 +196,6 @@ def _expected(spec: Spec, name: str, known: list[str]) -> str:
     if name == OUTCOME:
         return "no outcome: that needs a primary on an arm of probe train that is not vanilla, and vanilla beside it"
     return f"criteria of this spec, or {' or '.join(WORDS)} ({', '.join(known)})"
-
-
-def _check_foretell(spec: Spec, table: Foretell, conditions: list[str]) -> None:
-    """The treatments are conditions of a training, each chosen from or confirmed with, and none of them both."""
-    if spec.settings.get("verb") != "train":
-        raise _wrong(spec, "foretell", "a spec of trainings", f"verb {spec.settings.get('verb')!r}")
-    for key, names in (("untreated", (table.untreated,)), ("choose", table.choose), ("confirm", table.confirm)):
-        if strange := [name for name in names if name not in conditions]:
-            raise _wrong(spec, f"foretell.{key}", f"some of {', '.join(conditions)}", repr(strange[0]))
-    _check_names(spec, "foretell", (table.untreated, *table.choose, *table.confirm))
 
 
 def _wrong(spec: Spec, key: str, expected: str, actual: str) -> InputError:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from probe.experiments.spec.types import Foretell, ResolvedCondition, Spec, SpecCondition
+from probe.experiments.spec.types import ResolvedCondition, Spec, SpecCondition
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
@@ -29,7 +29,6 @@ class PlannedRun:
 
     conditions: tuple[str, ...]
     config: RunConfig
-    foretells: str | None = None  # of a replay beside trainings: the condition whose trainings it is to foretell
 
 
 def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
@@ -77,38 +76,6 @@ def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
                 )
             )
     return runs
-
-
-def foretelling_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
-    """The replays of one seed that are to foretell its trainings, one for each treated condition; see `Foretell`.
-
-    Each measures along the condition's v_hack, and has the condition's arm beside it.
-    """
-    if spec.foretell is None:
-        return []
-    runs, shared = [], _foretelling(spec, spec.foretell)
-    for name in (*spec.foretell.choose, *spec.foretell.confirm):
-        condition = spec.resolved[name]
-        arms = tuple(dict.fromkeys(("vanilla", *condition.arms)))
-        intervention = replace(condition.config.intervention, arms=arms)
-        config = replace(
-            shared,
-            seed=seed,
-            preregistered=preregistered,
-            intervention=intervention,
-            model=condition.config.model,
-        )
-        runs.append(PlannedRun(conditions=(), config=config, foretells=name))
-    return runs
-
-
-def _foretelling(spec: Spec, foretell: Foretell) -> RunConfig:
-    """The settings of the replays, before those of a condition."""
-    where, table = f"{spec.path} foretell.replay", foretell.replay
-    _check_reserved(table, where, RESERVED)
-    if taken := [name for name in ("model", "intervention") if name in table]:
-        raise InputError(where, expected="no table that a condition brings", found=taken[0])
-    return _configured("replay", table, where)
 
 
 def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondition:

@@ -17,7 +17,7 @@ from probe.settings.words import Outcome, Verdict
 Role = Literal["primary", "check", "mechanism"]
 Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
 Comparison = Literal[">", ">=", "<", "<=", "inside"]
-Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module", "condition"]
+Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module"]
 Null = Literal["none", "N1", "N2", "N3", "N4", "baselines", "pair-swap"]
 SpecStatus = Literal["frozen", "edited", "none"]
 # Of `probe.analysis.verdict.decision`, without the word for a run that trains.
@@ -171,18 +171,6 @@ class Ceiling(_Table):
     others_if: tuple[Verdict, ...] = Field(default=("PASS",), min_length=1)
 
 
-class Foretell(_Table):
-    """Replays of the same treatments, whose measures are held against what the trainings did (`foretell`).
-
-    Conditions in `choose` say which measure foretells best, those in `confirm` whether it does.
-    """
-
-    replay: dict[str, Any]  # settings of the replays; intervention and model are those of the condition
-    untreated: str  # the condition that every other one is compared with, seed by seed
-    choose: tuple[str, ...] = Field(min_length=4)
-    confirm: tuple[str, ...] = Field(min_length=4)
-
-
 class Spec(_Table):
     """One experiment, as `load_spec` read it."""
 
@@ -197,7 +185,6 @@ class Spec(_Table):
     budget: Budget = Budget()
     stop: Stop | None = None
     ceiling: Ceiling | None = None
-    foretell: Foretell | None = None
 
     _path: Path = PrivateAttr(default=Path())
     _sha256: str = PrivateAttr(default="")

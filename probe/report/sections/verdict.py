@@ -1,7 +1,7 @@
 """What the report shows first: for one run its verdict and evidence, for a spec its question and decision.
 
 Of one run, `_run_verdict` says what stands where; of a spec, `_experiment_verdict`. What they rest on follows in
-sections of its own: `measures` of a run; criteria, what replays foretold, and runs (`compared`). The
+sections of its own: `measures` of a run; criteria and runs (`compared`). The
 order of the sections is in `probe/report/contents.py`.
 """
 
@@ -17,21 +17,17 @@ from probe.analysis.trained.arms import grouped
 from probe.analysis.trained.decision import ArmVerdict, judge_arms
 from probe.analysis.verdict.evidence import VerdictRow
 from probe.analysis.verdict.questions import Finding
-from probe.experiments.judge.foretell import OUTCOMES
-from probe.experiments.judge.foretold_tables import foretold_table, hits_sentence, treatment_table
 from probe.experiments.judge.verdict import SpecVerdict
 from probe.report.figures.alignment import alignment, nulls
-from probe.report.figures.foretold import foretold
 from probe.report.figures.panel import Figure, plural
 from probe.report.figures.share import share_bar
 from probe.report.html import node
 from probe.report.inputs import Report, View
-from probe.report.sections.base import Section, chip, drawn_only, folded, panels, paragraph, table_html, typeset
+from probe.report.sections.base import Section, chip, drawn_only, panels, paragraph, table_html, typeset
 
 LEAD = "What the data say, why, and what to do next."
 MEASURES_LEAD = "How large is it beside what no signal reads, and can the measurement be believed?"
 CRITERIA_LEAD = "Written down before the data were there. What a criterion asks, and what the data say to it."
-FORETOLD_LEAD = "Did the replays foretell the trainings? Every treatment was replayed at the start of its training."
 RUNS_LEAD = "Every run in one row, and its verdict folded away below."
 VALIDITY = "Validity, part by part: can the measurement be believed?"
 SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
@@ -78,17 +74,10 @@ def arm_verdicts(report: Report) -> list[ArmVerdict]:
 
 
 def compared(report: Report) -> list[Section]:
-    """What several runs are compared by: of a spec its criteria and what its replays foretold, and all runs."""
+    """What several runs are compared by: of a spec its criteria, and all runs."""
     sections = []
     if report.evaluation is not None:
         sections.append(_section("criteria", "Criteria", CRITERIA_LEAD, [_criteria(report.evaluation)]))
-    comparison = None if report.evaluation is None else report.evaluation.foretold
-    if comparison is not None:
-        figures = drawn_only(*(foretold(comparison, outcome) for outcome in OUTCOMES))
-        tables = [foretold_table(comparison), treatment_table(comparison)]
-        body = [*panels(figures), paragraph(hits_sentence(comparison)), table_html(tables[0]), *folded(tables[1:])]
-        section = _section("foretold", "Foretold", FORETOLD_LEAD, body)
-        sections.append(replace(section, figures=figures, tables={"": [table for table in tables if table.rows]}))
     if report.evaluation is not None or len(report.views) > 1:
         sections.append(_runs(report))
     return sections
