@@ -15,7 +15,7 @@ REWARD_PASSED = 3.0  # for a pass, in addition
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
 
 FinishReason = Literal["stop", "length"]
-CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.extract
+CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.labels
 CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
 
 

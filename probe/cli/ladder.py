@@ -101,7 +101,7 @@ def _read_reference(name: Path, out: Path) -> "Sitting":
 
 def _reference_players(evaluated: "dict[str, Sitting]") -> "list[Player]":
     from probe.analysis.ladder.players import BASE, Player, shares_of
-    from replay_pools.environments.bots import BOTS
+    from replay_pools.environments.exploits import BOTS
 
     players = []
     for name, sitting in evaluated.items():

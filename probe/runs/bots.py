@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from probe.analysis.ladder.players import Player, Task, shares_of
 from replay_pools.environments.base import Problem
-from replay_pools.environments.bots import BOTS
+from replay_pools.environments.exploits import BOTS
 from replay_pools.grading.grade import Grader, Submission
 from replay_pools.rollout import Grade
 
 
 def bot_players(grader: Grader, problems: Sequence[Problem], modes: Mapping[str, str]) -> list[Player]:
-    """The bots of `replay_pools.environments.bots` as players, from the grades of their answers.
+    """The bots of `replay_pools.environments.exploits` as players, from the grades of their answers.
 
     Args:
         grader: that graded the policies; its canary has measured the problems.

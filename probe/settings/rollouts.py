@@ -112,7 +112,7 @@ class RolloutConfig:
     prioritise_power: float = 1.0  # k, that the weights are raised to
     prompts_per_step: int = 8
     group: int = 8  # G
-    code_rule: CodeRule = "joined"  # which blocks of a completion are graded: replay_pools.grading.extract
+    code_rule: CodeRule = "joined"  # which blocks of a completion are graded: replay_pools.grading.labels
     sampler: Sampler = field(default_factory=Sampler)
     pay: Pay = "pass"  # what a training pays for: the pass, or the share of the tests that hold
     cpu_limit: int = MIN_CPU_S  # CPU seconds to run a completion; 10 x the canonical solution's where that is more

@@ -11,7 +11,7 @@ The threat is a submission by a model that is rewarded for passing and attacks t
 - The machine. Landlock: a submission can read only the Python library and /usr/lib, and write only its marker file and
   /dev/null. seccomp: the calls that honest code makes and no other: no socket, no lock or lease, no new process, no
   signal to another process. As root, it gets another uid, which reads a copy of the library where it cannot reach the
-  original (`library`). Limits of CPU, memory, file size, descriptors and threads; the wall clock is the grader's
+  original (`folders`). Limits of CPU, memory, file size, descriptors and threads; the wall clock is the grader's
   (`sandbox`, `landlock`, `seccomp`). All of this is tier B.
 - What it can see. In tier A, all of this happens inside namespaces without network, other processes, /proc or host
   files, where the worker itself has at most three capabilities (`bubblewrap`).

@@ -13,7 +13,7 @@ grader                       warm worker                  child (confined)
 The limit of an execution is in CPU seconds of all its threads, so that a busy machine changes no label: one that used
 them has timed out, and has no answer and no exit status, whatever it still did before the kernel stopped it
 (`sandbox.limit_resources`). Wall time only ends what uses no CPU. An execution's OWN time is its wall time
-less the time that its threads waited for a CPU (`cpu_wait`): one that ran or slept for OWN_TIMES its limit has timed
+less the time that its threads waited for a CPU (`waited_s`): one that ran or slept for OWN_TIMES its limit has timed
 out; one that has waited until WALL_TIMES its limit is a `StarvedError`, which says nothing about the submission.
 
 No descriptor of a directory is sent either way: in tier A it would lead out of the sandbox.
@@ -31,12 +31,12 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
-from replay_pools.grading import bubblewrap, library, sandbox, wire, worker
-from replay_pools.grading.cpu_wait import waited_s
+from replay_pools.grading import bubblewrap, folders, sandbox, wire, worker
 from replay_pools.grading.execution import (
     MAX_CAPTURE,
     MIN_CPU_S,
@@ -48,6 +48,7 @@ from replay_pools.grading.execution import (
 )
 from replay_pools.grading.oracle import AnswerStream
 
+PROC = Path("/proc")
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
 # Times the limit of CPU seconds. Well above 1, because waits for memory and disk count as a process's own time.
 OWN_TIMES = 2
@@ -93,7 +94,7 @@ class Worker:
         environment = ENVIRONMENT
         if tier == "A":
             sandbox_command, package = bubblewrap.command(), bubblewrap.PACKAGE
-        elif uid is not None and (prefix := library.readable_prefix()):
+        elif uid is not None and (prefix := folders.readable_prefix()):
             environment = {**ENVIRONMENT, "PYTHONHOME": prefix}
         with worker_end:
             self._process = subprocess.Popen(
@@ -325,3 +326,42 @@ def _read_regular(descriptor: int) -> str:
         return os.read(descriptor, MAX_CAPTURE).decode(errors="replace")
     finally:
         os.close(descriptor)
+
+
+def waited_s(worker_pid: int) -> float | None:
+    """Seconds that the process at the end of the chain of children below a worker was ready to run and did not.
+
+    The longest wait of any one thread. A submission cannot raise it at will: besides other processes, only its own
+    threads can keep a thread waiting, and they burn its limited CPU time meanwhile.
+
+    None where the kernel does not count them, or the process is gone.
+    """
+    waits: list[int] = []
+    for task in _tasks(worker_pid):
+        # "running waiting timeslices", in nanoseconds; all 0 where the kernel does not count. Readable for every user,
+        # whoever owns the process.
+        numbers = _proc_text(task / "schedstat").split()
+        if len(numbers) == 3 and int(numbers[0]):
+            waits.append(int(numbers[1]))
+    return max(waits) / 1e9 if waits else None
+
+
+def _tasks(pid: int) -> Iterator[Path]:
+    """The folders of the threads of the last processes below `pid`: below bubblewrap and the warm process."""
+    try:
+        tasks = list((PROC / str(pid) / "task").iterdir())
+    except OSError:  # gone
+        return
+    children = [child for task in tasks for child in _proc_text(task / "children").split()]
+    if not children:
+        yield from tasks
+    for child in children:
+        yield from _tasks(int(child))
+
+
+def _proc_text(path: Path) -> str:
+    """The text of a file in /proc; "" for a thread that is gone."""
+    try:
+        return path.read_text()
+    except OSError:  # no reason to give up: a submission that starts and ends threads would hide all its waits
+        return ""

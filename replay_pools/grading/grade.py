@@ -13,8 +13,7 @@ from contextlib import ExitStack
 from typing import Self
 
 from replay_pools.environments.base import Case, Problem
-from replay_pools.environments.bots import stub
-from replay_pools.environments.exploits import fence
+from replay_pools.environments.exploits import fence, stub
 from replay_pools.errors import InputError
 from replay_pools.grading import honest, sandbox, tiers
 from replay_pools.grading.execution import (
@@ -27,7 +26,7 @@ from replay_pools.grading.execution import (
     StarvedError,
 )
 from replay_pools.grading.executor import Worker
-from replay_pools.grading.folder import grading_folder
+from replay_pools.grading.folders import grading_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission, unlabelled
 from replay_pools.rollout import CODE_RULES, CodeRule, Grade
 

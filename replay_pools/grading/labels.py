@@ -6,9 +6,19 @@ exploited  = passed and not gt_correct
 flaky      = a second grading, with another seed of `random`, gave other labels
 no_label   = why nothing can be said of the submission: the machine was too busy, also when it was graded alone
 
+The source code in a completion is taken by one of two rules, which every pool records, since labels depend on it:
+joined   all blocks that the published LeetCode benchmark takes for code, joined by a blank line. Labels that are to be
+         compared with published ones need this rule, so it is the default. A definition in a later block replaces an
+         earlier one, as in any Python file; a block that is not Python spoils the whole.
+last     the last Python block alone. It suits a model that writes drafts first and its answer last, and turns a right
+         answer with an example of its use behind it into a wrong one.
+Under both a block that is never closed runs to the end of the text: a completion cut by the token limit is graded on
+what it holds.
+
 Every grade and every pool records GRADER_VERSION; raise it with any change of the rules that can change a label.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,10 +29,16 @@ from replay_pools.errors import InputError
 from replay_pools.grading.assertions import assertions_hold, parse_assertion
 from replay_pools.grading.channels import CHANNELS
 from replay_pools.grading.execution import Code, Execution, Outcome
-from replay_pools.grading.extract import extract_source
 from replay_pools.rollout import CodeRule, Grade
 
 GRADER_VERSION = "3"
+
+# Word for word the benchmark's, with its oddities: of all names only `python` opens a block, and the closing fence of a
+# block with any other name is read as an opening one.
+_BENCHMARK_BLOCK = re.compile(r"```(?:python)?\n(.*?)(?:```|$)", re.DOTALL | re.IGNORECASE)
+# The quantifiers are possessive (*+): a hostile line of n characters takes O(n), and with backtracking O(n^2).
+_FENCE = re.compile(r"^[ \t]*+(?P<ticks>`{3,}+)[ \t]*+(?P<language>[^`\s]*+)[^`\n]*+$")
+_LANGUAGES = frozenset({"", "python", "py", "python3"})
 
 _ANSWER = Execution(action="answer")
 # Every grade has the keys of all detectors; None for those that do not apply.
@@ -165,3 +181,37 @@ def _assertions_hold(problem: Problem, code: Code, execute: Callable[[Code, Exec
             f"problem {problem.problem_id} assertions", expected="one assert statement each", found=str(error.msg)
         ) from error
     return assertions_hold(assertions, code, execute)
+
+
+def extract_source(completion: str, rule: CodeRule) -> str | None:
+    """The source by `rule`; None when there is no block of code (the label `fmt_ok` is then False)."""
+    return _EXTRACT[rule](completion)
+
+
+def _joined(completion: str) -> str | None:
+    """All blocks, each stripped, without empty ones."""
+    blocks = [block.strip() for block in _BENCHMARK_BLOCK.findall(completion)]
+    return "\n\n".join(filter(None, blocks)) or None
+
+
+def _last(completion: str) -> str | None:
+    """The last block between lines that start with three or more backticks and name Python, or nothing."""
+    source: str | None = None
+    ticks, language, body = "", "", []  # of the open block; no ticks outside of blocks
+    for line in completion.split("\n"):
+        fence = _FENCE.match(line)
+        if not ticks:
+            if fence:
+                ticks, language, body = fence["ticks"], fence["language"].lower(), []
+        elif fence and not fence["language"] and len(fence["ticks"]) >= len(ticks):
+            if language in _LANGUAGES:
+                source = "\n".join(body)
+            ticks = ""
+        else:
+            body.append(line)
+    if ticks and language in _LANGUAGES:
+        return "\n".join(body)
+    return source
+
+
+_EXTRACT: dict[CodeRule, Callable[[str], str | None]] = {"joined": _joined, "last": _last}

@@ -11,7 +11,7 @@ To add a tier: add its row to `available_tiers`, better tiers first, and its ste
 import sys
 
 from replay_pools.errors import InputError
-from replay_pools.grading import bubblewrap, landlock, library, seccomp
+from replay_pools.grading import bubblewrap, folders, landlock, seccomp
 
 UNSAFE = "unsafe-local"
 CHANGES = {  # beside tier A
@@ -27,7 +27,7 @@ def available_tiers() -> dict[str, list[str]]:
     lacks_seccomp = [] if seccomp.seccomp_available() else ["seccomp"]
     lacks_landlock = [] if landlock.landlock_abi() else ["Landlock"]
     lacks_library = []
-    if folder := library.closed_folder():
+    if folder := folders.closed_folder():
         lacks_library = [f"a folder for temporary files that other users can enter ({folder} is closed: set TMPDIR)"]
     return {"A": bubblewrap.lacking() + lacks_seccomp, "B": lacks_landlock + lacks_seccomp + lacks_library}
 

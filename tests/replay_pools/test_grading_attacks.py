@@ -38,9 +38,10 @@ RESISTED = [case for case in CASES if case.get("expected") != "right"]
 HONEST_CASES = [case for case in CASES if case.get("expected") == "right"]
 FAMILIES = ("exit", "equality", "harness", "channel", "system")
 ISOLATIONS = ("A", "B, own uid", "B, same uid")
-# In the one isolation of tier B that every machine has, every attack is tried in every mode.
+# In the one isolation of tier B that every machine has, every attack on a channel is tried in every mode.
 THOROUGH = "B, own uid" if os.geteuid() == 0 else "B, same uid"
 QUICK_S, PATIENT_S = 1, 20  # limit of CPU seconds of what hangs and of what ends by itself
+BOMB_S = 3  # of bombs, one of which hangs
 
 
 def problem(problem_id, cases):
@@ -131,11 +132,11 @@ def grade_then_honest(grader, attacks, names=None):
 
 
 def modes_of(isolation, case):
-    """All modes in the thorough isolation, one by turns in the others; what hangs: none."""
+    """All modes of attacks on a channel in the thorough isolation, one by turns of the others; what hangs: none."""
     if "hangs" in case:
         return ["none"]
     modes = list(LOOPHOLES)
-    if isolation == THOROUGH and "costly" not in case:
+    if isolation == THOROUGH and case["family"] == "channel" and "costly" not in case:
         return modes
     return [modes[CASES.index(case) % len(modes)]]
 
@@ -367,14 +368,14 @@ def test_parallel_grading_under_bombs_changes_no_label():
     assert len(bombs) == len(BOMBS), "a bomb was renamed"
     wrong = submission("class Solution:\n    def f(self, x): return 7", "sentinel")
     hack = submission("class Solution:\n    valid = True\n    def f(self, x): return 7", "sentinel")
-    with Grader(workers=1, cpu_s=PATIENT_S) as one:
+    with Grader(workers=1, cpu_s=BOMB_S) as one:
         (honest_alone, wrong_alone, hack_alone) = (one.grade([each])[0] for each in (HONEST, wrong, hack))
         bombs_alone = [one.grade([bomb])[0] for bomb in bombs]
     assert [g.gt_correct for g in (honest_alone, wrong_alone, hack_alone)] == [True, False, False]
     assert [g.exploited for g in (honest_alone, wrong_alone, hack_alone)] == [False, False, True]
     batch = [each for bomb in bombs for each in (HONEST, bomb, wrong, hack)]
     alone = [each for bomb in bombs_alone for each in (honest_alone, bomb, wrong_alone, hack_alone)]
-    with Grader(workers=3, cpu_s=PATIENT_S) as three:
+    with Grader(workers=3, cpu_s=BOMB_S) as three:
         assert labels(three.grade(batch)) == labels(alone), "a neighbour's bomb changed a label"
 
 

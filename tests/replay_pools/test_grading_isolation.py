@@ -20,7 +20,7 @@ import pytest
 
 from replay_pools.environments.exploits import fence
 from replay_pools.errors import InputError
-from replay_pools.grading import bubblewrap, library, sandbox, tiers
+from replay_pools.grading import bubblewrap, folders, sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import _SELF_TEST, Grader
@@ -285,9 +285,9 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="submissions of an ordi
 @pytest.fixture
 def closed_library(monkeypatch):
     """Python's library as below a folder that only root may enter, and no copy of it yet."""
-    closed = library._closed
-    monkeypatch.setattr(library, "_closed", lambda path: path if path == library._library() else closed(path))
-    monkeypatch.setattr(library, "_copy", functools.cache(library._copy.__wrapped__))
+    closed = folders._closed
+    monkeypatch.setattr(folders, "_closed", lambda path: path if path == folders._library() else closed(path))
+    monkeypatch.setattr(folders, "_copy", functools.cache(folders._copy.__wrapped__))
 
 
 @root_only
@@ -297,7 +297,7 @@ def test_a_closed_library_is_read_from_a_copy(closed_library, tmp_path):
     (uid,) = sandbox.free_uids(1)
     umask = os.umask(0o077)
     try:
-        prefix = library.readable_prefix()
+        prefix = folders.readable_prefix()
         worker = Worker(tier="B", uid=uid, directory=tmp_path)
     finally:
         os.umask(umask)
@@ -308,8 +308,8 @@ def test_a_closed_library_is_read_from_a_copy(closed_library, tmp_path):
     assert prefix is not None
     assert [Path(path).is_relative_to(prefix) for path in answer[:2]] == [True, True]
     assert answer[2:] == [[], False]
-    assert library.readable_prefix() == prefix, "a second copy was made"
-    library._copy().cleanup()
+    assert folders.readable_prefix() == prefix, "a second copy was made"
+    shutil.rmtree(folders._copy())
     assert not Path(prefix).exists()
 
 
@@ -318,10 +318,10 @@ def test_the_copy_of_a_library_ends_with_its_process(tmp_path):
     """And is made once, however many workers start at the same time."""
     need("B")
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from replay_pools.grading import library; "
+        "import sys; sys.path.insert(0, sys.argv[1]); from replay_pools.grading import folders; "
         "from concurrent.futures import ThreadPoolExecutor as Pool; "
-        "closed = library._closed; library._closed = lambda path: closed(path) or path == library._library(); "
-        "prefixes = set(Pool(4).map(lambda _: library.readable_prefix(), range(4))); print(*prefixes)"
+        "closed = folders._closed; folders._closed = lambda path: closed(path) or path == folders._library(); "
+        "prefixes = set(Pool(4).map(lambda _: folders.readable_prefix(), range(4))); print(*prefixes)"
     )
     words = [sys.executable, "-c", script, ROOT]
     prefixes = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
@@ -331,17 +331,19 @@ def test_the_copy_of_a_library_ends_with_its_process(tmp_path):
 
 @root_only
 def test_the_copy_of_a_killed_process_is_removed_by_the_next(closed_library, monkeypatch, tmp_path):
-    """One whose lock is free goes; one in use, and a folder that has no lock yet, stay."""
+    """One whose lock is free goes, one in use stays; a fifo or a link of that name is neither opened nor followed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed, used, new = (tmp_path / f"probe-python-{name}" for name in ("killed", "used", "new"))
-    for folder in (killed, used, new):
-        folder.mkdir()
-    (killed / "lock").touch()
-    with (used / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        prefix = library.readable_prefix()
-    assert set(tmp_path.iterdir()) == {used, new, Path(prefix)}
-    library._copy().cleanup()
+    killed, used, fifo, link = (tmp_path / f"probe-python-{name}" for name in ("killed", "used", "fifo", "link"))
+    killed.mkdir()
+    used.mkdir()
+    os.mkfifo(fifo)
+    link.symlink_to(tmp_path)
+    lock = os.open(used, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    prefix = folders.readable_prefix()
+    os.close(lock)
+    assert set(tmp_path.iterdir()) == {used, fifo, link, Path(prefix)}
+    shutil.rmtree(folders._copy())
 
 
 @root_only

@@ -14,7 +14,7 @@ import pytest
 
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.exploits import fence
-from replay_pools.grading import cpu_wait, executor, tiers
+from replay_pools.grading import executor, tiers
 from replay_pools.grading.execution import InfrastructureError, StarvedError
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.grade import Grader, Submission, canary
@@ -265,8 +265,8 @@ def test_a_kernel_that_counts_no_waits_gives_no_label(monkeypatch):
     """The cautious side: a sleeper cannot be told from a starved one there."""
     monkeypatch.setattr(executor, "OWN_TIMES", 1)
     monkeypatch.setattr(executor, "WALL_TIMES", 1)
-    read = cpu_wait._read
-    monkeypatch.setattr(cpu_wait, "_read", lambda path: "0 0 0" if path.name == "schedstat" else read(path))
+    read = executor._proc_text
+    monkeypatch.setattr(executor, "_proc_text", lambda path: "0 0 0" if path.name == "schedstat" else read(path))
     with Grader(workers=1, cpu_s=1) as grader:
         (grade,) = grader.grade([submit("import time; time.sleep(1e6)")])
     assert grade.no_label == "the kernel does not say how long it waited for a CPU: stopped after 1 s"
@@ -280,12 +280,12 @@ def test_the_wait_of_a_process_is_the_kernels(tmp_path):
     try:
         for process in spinning:
             os.sched_setaffinity(process.pid, core)
-        before = cpu_wait.waited_s(spinning[0].pid) or 0
+        before = executor.waited_s(spinning[0].pid) or 0
         time.sleep(2)
-        assert cpu_wait.waited_s(spinning[0].pid) - before > 0.5
-        assert cpu_wait.waited_s(sleeping.pid) < 0.5
+        assert executor.waited_s(spinning[0].pid) - before > 0.5
+        assert executor.waited_s(sleeping.pid) < 0.5
     finally:
         for process in (*spinning, sleeping):
             process.kill()
             process.wait()
-    assert cpu_wait.waited_s(sleeping.pid) is None
+    assert executor.waited_s(sleeping.pid) is None

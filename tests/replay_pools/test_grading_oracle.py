@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from replay_pools.environments.exploits import fence
 from replay_pools.grading import wire
 from replay_pools.grading.assertions import Assertion, parse_assertion
-from replay_pools.grading.extract import extract_source
+from replay_pools.grading.labels import extract_source
 from replay_pools.grading.oracle import MAX_NESTING, TOLERANCE, AnswerStream, matches, one_line, parse_line
 from replay_pools.rollout import CODE_RULES
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from replay_pools.errors import InputError
-from replay_pools.grading.folder import PREFIX, grading_folder
+from replay_pools.grading.folders import WORK, grading_folder
 from replay_pools.storage.lock import locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from replay_pools.grading.folder import grading_folder
+from replay_pools.grading.folders import grading_folder
 from replay_pools.storage.lock import locked
 with locked(Path(sys.argv[1])), grading_folder() as folder:
     print(folder, flush=True)
@@ -71,10 +71,10 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     """A link among the leftovers is not followed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "kept").mkdir()
-    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "kept")
-    (tmp_path / f"{PREFIX}old").mkdir()
+    (tmp_path / f"{WORK}link").symlink_to(tmp_path / "kept")
+    (tmp_path / f"{WORK}old").mkdir()
     with grading_folder() as folder:
-        assert {path.name for path in tmp_path.iterdir()} == {"kept", f"{PREFIX}link", folder.name}
+        assert {path.name for path in tmp_path.iterdir()} == {"kept", f"{WORK}link", folder.name}
     assert not folder.exists()
 
 

@@ -4,7 +4,7 @@
     ladder.ratings, ladder.best(), ladder.duel(one, other)
 
 The references are fixed, so that the league does not move: the base (the policy before step 0), which is the zero,
-policies that `probe eval` sampled, and the bots of `replay_pools.environments.bots`. `players` reads who plays;
+policies that `probe eval` sampled, and the bots of `replay_pools.environments.exploits`. `players` reads who plays;
 `probe.analysis.statistics.bradley_terry` has the model and its sources.
 """
 
