@@ -26,18 +26,16 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "extraction/words.py",
     "probe/__init__.py",
     "probe/settings/*.py",
-    "probe/objective/bound.py",
     "probe/records/*.py",
     "probe/analysis/**/*.py",
     "probe/cli/*.py",
     "probe/experiments/**/*.py",
     "probe/report/**/*.py",
 )
-WORDS = {"probe.settings.words", "probe.settings.gate", "extraction.words", "probe.objective.bound"}
+WORDS = {"probe.settings.words", "probe.settings.loss", "probe.settings.gate", "extraction.words"}
 MATHEMATICS = (
     "probe/objective/advantages.py",
     "probe/objective/credit.py",
-    "probe/objective/bound.py",
     "probe/objective/kl.py",
     "probe/objective/ratio.py",
     "probe/step/projection.py",

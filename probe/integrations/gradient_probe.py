@@ -43,10 +43,6 @@ NO_GRADIENT = "gradient is 0"
 NOT_FINITE = "gradient is not finite"
 SHARDED_FIX = "a gate needs whole gradients: train with plain data parallelism"
 GATED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
-MEASURES = (  # fields of a Projection; all but the norm are fields of a GradientRecord too
-    *("cos_in", "mean_cos_in", "hackward_frac_in", *GATED),
-    "norm_in",
-)
 
 
 class GradientProbe:
@@ -162,9 +158,9 @@ class GradientProbe:
         """
         gradients = self._measured.gradients(loss_scale)
         projection = self._gated(gradients)
-        haar_sd = haar_variance(gradients, self._vectors).cos.sqrt()
-        measures = _numbers({name: getattr(projection, name) for name in MEASURES} | {"haar_sd": haar_sd})
-        norm = measures.pop("norm_in")
+        haar_sd = haar_variance(gradients, self._vectors).sqrt()
+        measures = _numbers(projection.measures() | {"norm": projection.before.norm, "haar_sd": haar_sd})
+        norm = measures.pop("norm")
         reason = None
         if norm is None:
             reason = NOT_FINITE

@@ -1,6 +1,6 @@
-"""Advantages of one group of rewards, and their diagnostics: spread, bound, and how often their cap acts.
+"""Advantages of the groups of a step, and their diagnostics: spread, bound, and how often their cap acts.
 
-Shapes: G samples in a group. r are the rewards, m their mean, s their standard deviation (ddof = 1), R their range.
+Shapes: P groups of G samples. r are the rewards of a group, m their mean, s their standard deviation (ddof = 1).
 
     grpo    A_i = r_i - m                           (Shao et al. 2024, arXiv 2402.03300, before scaling)
     maxrl   A_i = (r_i - m) / (m + 1e-6)            (maximum-likelihood RL; rewards >= 0)
@@ -8,23 +8,23 @@ Shapes: G samples in a group. r are the rewards, m their mean, s their standard 
 
     scale "group": A / (s + eps);  "batch": A / (batch_std + eps);  "none": A (Liu et al. 2025, arXiv 2503.20783)
 
-With strata, each part of a group is a group by itself, with m, s and G of its own.
+With strata, each part of a group is a group by itself, with its own m, s and G.
 
 A group without reward variance stays in the batch with advantages of exactly zero. A reward of nan is unknown (its
-rollout has no label): its advantage is exactly zero, and m, s, G and R are those of the known rewards.
+rollout has no label): its advantage is exactly zero, and m, s and G are those of the known rewards.
 
-To add an estimator: its word in `Estimator` of `probe.settings.words`, its function as a row of `ESTIMATORS` here, the
-largest advantage that it can give in `probe.objective.bound.advantage_bound`.
+To add an estimator: its word in `Estimator` of `probe.settings.words`, its row in `ESTIMATORS`, its largest advantage
+in `advantage_bound`.
 """
 
 import math
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from probe.objective.bound import advantage_bound
+from probe.settings.loss import LossSettings
 from probe.settings.words import ADVANTAGE_EPS, Estimator, Scale
 
 MAXRL_EPS = 1e-6
@@ -48,16 +48,6 @@ def _rloo(rewards: Tensor) -> Tensor:
 ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl, "rloo": _rloo}
 
 
-class AdvantageSettings(TypedDict):
-    """The keywords of `advantages` except the cap."""
-
-    estimator: Estimator
-    scale: Scale
-    min_group_std: float
-    eps: float
-    batch_std: float | None
-
-
 def advantages(
     rewards: Tensor,
     *,
@@ -66,8 +56,7 @@ def advantages(
     clip: float | None = None,
     min_group_std: float = 0.0,
     eps: float = ADVANTAGE_EPS,
-    batch_std: float | None = None,
-    strata: Tensor | None = None,
+    batch_std: float = math.nan,
 ) -> Tensor:
     """Advantages of one group; the cap `clip` is applied last: A -> clamp(A, -clip, clip).
 
@@ -80,31 +69,14 @@ def advantages(
         min_group_std: a group with s below it is skipped: all its advantages are zero.
         eps: added to the standard deviation before dividing.
         batch_std: standard deviation of all rewards of the batch, for scale "batch".
-        strata: (G,) number of the stratum of each sample; None = one.
 
     Returns:
         (G,) in the dtype of `rewards` (float32 for integer rewards).
 
     Raises:
-        ValueError: scale "batch" without its deviation, rewards that are no vector or infinite.
+        ValueError: rewards that are no vector or infinite.
     """
-    if scale == "batch" and batch_std is None:
-        raise ValueError("batch_std: scale 'batch' needs the standard deviation of the rewards of the whole batch")
     rewards = _as_vector(rewards)
-    if strata is not None:
-        result = torch.zeros_like(rewards)
-        for stratum in strata.unique():
-            chosen = strata == stratum
-            result[chosen] = advantages(
-                rewards[chosen],
-                estimator=estimator,
-                scale=scale,
-                clip=clip,
-                min_group_std=min_group_std,
-                eps=eps,
-                batch_std=batch_std,
-            )
-        return result
     known = ~rewards.isnan()
     result = torch.zeros_like(rewards)
     std = group_std(rewards)
@@ -115,9 +87,26 @@ def advantages(
     if scale == "group":
         values = values / (std + eps)
     elif scale == "batch":
-        assert batch_std is not None
         values = values / (batch_std + eps)
     result[known] = values if clip is None else values.clamp(-clip, clip)
+    return result
+
+
+def sample_advantages(loss: LossSettings, rewards: Tensor, strata: Tensor | None = None) -> Tensor:
+    """(P G,) A_i of rewards (P, G), or (G,) of one group; ones for `nll`, which has no advantages.
+
+    Where there is token credit they are not capped: the cap is on A_it.
+
+    Args:
+        strata: in the shape of the rewards, the number of each sample's stratum.
+    """
+    rewards = rewards if rewards.is_floating_point() else rewards.float()
+    result = torch.ones_like(rewards.flatten())
+    if loss.loss_type == "nll":
+        return result
+    clip = None if loss.has_credit else loss.advantage_clip
+    for part in _parts(rewards, strata):
+        result[part] = advantages(rewards.flatten()[part], **_settings(loss, rewards), clip=clip)
     return result
 
 
@@ -126,31 +115,60 @@ def group_std(rewards: Tensor) -> float:
 
     Of equal rewards, the rounding of their mean would show.
     """
-    rewards = _known(rewards)
+    rewards = rewards[~rewards.isnan()]
     if len(rewards) < 2 or bool(rewards.max() == rewards.min()):
         return 0.0
     return float(rewards.std(correction=1))
 
 
-def advantage_diagnostics(
-    rewards: Tensor,
+def advantage_bound(
+    num_samples: int,
+    reward_range: float,
     *,
     estimator: Estimator = "grpo",
     scale: Scale = "none",
-    clip: float | None = None,
-    min_group_std: float = 0.0,
     eps: float = ADVANTAGE_EPS,
-    batch_std: float | None = None,
-    reward_range: float | None = None,
+    batch_std: float = 0.0,
+) -> float:
+    """The largest |A| that any group can reach; a cap at or above it does nothing.
+
+        centred         R (G - 1) / G          one sample at one end of the range, the others at the other end
+        rloo            R                      the centred bound times G / (G - 1)
+        scale group     (G - 1) / sqrt(G)      Samuelson's inequality, whatever the range; rloo: sqrt(G)
+        scale batch     the unscaled bound / (batch_std + eps)
+        maxrl           G - 1                  r_i <= G m because the other rewards are >= 0
+
+    Args:
+        num_samples: G.
+        reward_range: R, largest minus smallest reward.
+        estimator, scale, eps, batch_std: as `advantages`.
+    """
+    if num_samples < 2:
+        return 0.0
+    if estimator == "maxrl":
+        return float(num_samples - 1)
+    bound = (num_samples - 1) / (math.sqrt(num_samples) if scale == "group" else num_samples)
+    if estimator == "rloo":
+        bound *= num_samples / (num_samples - 1)
+    if scale == "group":
+        return bound
+    return bound * reward_range / (batch_std + eps if scale == "batch" else 1.0)
+
+
+def advantage_diagnostics(
+    loss: LossSettings,
+    rewards: Tensor,
+    reward_range: float,
+    *,
     token_advantages: Tensor | None = None,
     strata: Tensor | None = None,
 ) -> dict[str, float | bool | None]:
     """Statistics of the advantages of a step and of what the cap did to them, under their wire names.
 
     Args:
+        loss: estimator, scale, cap and the numbers that they read.
         rewards: (G,) of one group, or (P, G) of the P groups of a step; nan where unknown.
-        estimator, scale, clip, min_group_std, eps, batch_std: as `advantages`.
-        reward_range: R of the environment; None = the range of `rewards`.
+        reward_range: R, largest minus smallest reward that the loss can see.
         token_advantages: (N,) A_it of all completion tokens before the cap, where token credit makes them differ within
             a sample. The statistics are then of them; they have no bound, so no cap on them is vacuous.
         strata: as `rewards`, the number of each sample's stratum; the groups are then the strata.
@@ -161,23 +179,17 @@ def advantage_diagnostics(
         `adv_cap_vacuous` = the cap is not below its bound and can never bind (None: no cap); `frac_reward_zero_std`
         and `skip_rate` are shares of the groups (skipped = below `min_group_std`, zero variance apart).
     """
-    groups = _parts(rewards, strata)
-    settings: AdvantageSettings = {
-        "estimator": estimator,
-        "scale": scale,
-        "min_group_std": min_group_std,
-        "eps": eps,
-        "batch_std": batch_std,
-    }
-    before = token_advantages
+    groups, settings, clip = (
+        [rewards.flatten()[part] for part in _parts(rewards, strata)],
+        _settings(loss, rewards),
+        loss.advantage_clip,
+    )
+    before, bound = token_advantages, None
     if before is None:
         before = torch.cat([advantages(group, **settings) for group in groups])
+        del settings["min_group_std"]
+        bound = advantage_bound(max(map(len, groups)), reward_range, **settings)
     after = before if clip is None else before.clamp(-clip, clip)
-    spread = _spread(rewards) if reward_range is None else reward_range
-    bound = None
-    if token_advantages is None:
-        largest = max(map(len, groups))
-        bound = advantage_bound(largest, spread, estimator=estimator, scale=scale, eps=eps, batch_std=batch_std)
     magnitude = before.abs()
     capped = magnitude > (math.inf if clip is None else clip)
     num_nonzero = int((magnitude > 0).sum())
@@ -191,7 +203,7 @@ def advantage_diagnostics(
         "adv_cap_magnitude": float(magnitude[capped].mean()) if bool(capped.any()) else None,
         "adv_cap_vacuous": None if clip is None else bound is not None and clip >= bound,
         "frac_reward_zero_std": sum(std == 0.0 for std in stds) / len(stds),
-        "skip_rate": sum(0.0 < std < min_group_std for std in stds) / len(stds),
+        "skip_rate": sum(0.0 < std < loss.min_group_std for std in stds) / len(stds),
     }
 
 
@@ -205,40 +217,36 @@ class RewardStats(TypedDict):
 
 def reward_stats(rewards: Tensor) -> RewardStats:
     """The reward statistics of one group (G,), or of the groups of a step (P, G); at least one reward is known."""
+    groups = [_as_vector(group) for group in (rewards if rewards.ndim == 2 else rewards[None])]
     # A group of which no reward is known has none of these.
-    groups = [_as_vector(group) for group in as_groups(rewards) if len(_known(group))]
+    known = [group[~group.isnan()] for group in groups if not bool(group.isnan().all())]
     return RewardStats(
-        reward_mean=float(_known(rewards).mean()),
-        reward_std=sum(map(group_std, groups)) / len(groups),
-        reward_spread=sum(map(_spread, groups)) / len(groups),
+        reward_mean=float(rewards[~rewards.isnan()].mean()),
+        reward_std=sum(map(group_std, known)) / len(known),
+        reward_spread=sum(float(group.max() - group.min()) for group in known) / len(known),
     )
 
 
-def as_groups(rewards: Tensor) -> Tensor:
-    """The rewards of a step as (P, G): one group may come as (G,)."""
-    return rewards if rewards.ndim == 2 else rewards[None]
+def _settings(loss: LossSettings, rewards: Tensor) -> dict[str, Any]:
+    """The keywords of `advantages` except the cap."""
+    return {
+        "estimator": loss.advantage_estimator,
+        "scale": loss.scale_rewards,
+        "min_group_std": loss.min_group_std,
+        "eps": loss.advantage_eps,
+        "batch_std": group_std(rewards.flatten()),
+    }
 
 
 def _parts(rewards: Tensor, strata: Tensor | None) -> list[Tensor]:
-    """The vectors of rewards that share a baseline: the groups of a step, or their strata."""
-    groups = [_as_vector(group) for group in as_groups(rewards)]
+    """Places, in the flattened rewards, of the samples that share a baseline: those of a group, or of its strata."""
+    places = torch.arange(rewards.numel(), device=rewards.device).reshape(-1, rewards.shape[-1])
     if strata is None:
-        return groups
+        return [*places]
     parts = []
-    for group, labels in zip(groups, as_groups(strata), strict=True):
-        parts += [group[labels == stratum] for stratum in labels.unique()]
+    for row, labels in zip(places, strata.reshape(places.shape), strict=True):
+        parts += [row[labels == stratum] for stratum in labels.unique()]
     return parts
-
-
-def _known(rewards: Tensor) -> Tensor:
-    """The rewards that are not nan, as a vector."""
-    return rewards[~rewards.isnan()]
-
-
-def _spread(rewards: Tensor) -> float:
-    """The largest minus the smallest reward that is known."""
-    known = _known(rewards)
-    return float(known.max() - known.min())
 
 
 def _as_vector(rewards: Tensor) -> Tensor:

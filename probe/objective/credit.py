@@ -17,7 +17,7 @@ paper compares samples at the same t and inverts the entropy where A_i < 0; here
 completion and both signs are alike.
 
 To add a rule: its function here, its factor in `token_credit`, its number (with a neutral default) in
-`probe.settings.loss.LossSettings`, also in `has_credit`, and its keyword in `probe.objective.objective.sample_credit`.
+`probe.settings.loss.LossSettings`, also in `has_credit`, and its keyword in `probe.objective.weigh`.
 """
 
 import re

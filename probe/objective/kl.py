@@ -25,7 +25,6 @@ row (k, dk/dd) of `_TOKEN_ESTIMATORS`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -43,37 +42,23 @@ _TOKEN_ESTIMATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor]
 KL_ESTIMATORS = (*_TOKEN_ESTIMATORS, "full")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KlTerms:
-    """Divergence per token, for coefficient 1."""
-
-    values: Tensor  # (G, T) k_it in nats, 0 off the completion
-    weights: Tensor  # (G, T) W_it, 0 off the completion
-
-
 def kl_terms(
     token_logprobs: Tensor, reference_logprobs: Tensor, completion_mask: Tensor, *, estimator: KlEstimator
-) -> KlTerms:
+) -> tuple[Tensor, Tensor]:
     """Per-token estimates of the divergence from the reference and the engine weights of their gradients.
 
     Args:
         token_logprobs: (G, T) of the sampled tokens under the policy; detached, read on completions only.
         reference_logprobs: (G, T) of the same tokens under the reference.
         completion_mask: (G, T) bool.
-        estimator: k1, k2 or k3.
+        estimator: k1, k2 or k3; `full` is no function of these log-probabilities.
 
-    Raises:
-        ValueError: an unknown estimator, or `full`, which is no function of these log-probabilities.
+    Returns:
+        (G, T) k_it in nats and W_it, both 0 off the completion.
     """
-    if estimator not in _TOKEN_ESTIMATORS:
-        names = ", ".join(_TOKEN_ESTIMATORS)
-        raise ValueError(f"estimator: expected one of {names} (full has no token weight: full_kl), found {estimator!r}")
     value, derivative = _TOKEN_ESTIMATORS[estimator]
     d = torch.where(completion_mask, reference_logprobs - token_logprobs, 0.0)
-    return KlTerms(
-        values=torch.where(completion_mask, value(d), 0.0),
-        weights=torch.where(completion_mask, derivative(d), 0.0),
-    )
+    return torch.where(completion_mask, value(d), 0.0), torch.where(completion_mask, derivative(d), 0.0)
 
 
 def entropy_weights(token_logprobs: Tensor, completion_mask: Tensor) -> Tensor:

@@ -1,5 +1,10 @@
 """`weigh`: the sample scales and token weights that an objective gives a step.
 
+    L = sum_i w_i sum_t ( -A_it logp_it  +  beta k_it  -  entropy_coef H_it )          A_it = A_i c_it
+
+A_i from `advantages`, c_it from `credit` (1 without token credit), w_i from `extraction.loss`, k_it and H_it from `kl`;
+with recorded log-probabilities the first term is the clipped surrogate of `ratio`.
+
     contribution of sample i  =  scale_i  grad of  ( -sum_t W_it logp_it + penalty_i )
 
                                        scale_i    W_it
@@ -21,10 +26,11 @@ from torch import Tensor
 
 from extraction.batch import Batch
 from extraction.gradients import Penalty
-from probe.objective.credit import cap_credit
+from extraction.loss import loss_weights
+from probe.objective.advantages import sample_advantages
+from probe.objective.credit import cap_credit, token_credit
 from probe.objective.kl import entropy_weights, kl_summary, kl_terms
-from probe.objective.objective import normalisers, sample_advantages, sample_credit, sample_surrogate
-from probe.objective.ratio import Surrogate
+from probe.objective.ratio import Surrogate, surrogate
 from probe.settings.loss import LossSettings
 
 
@@ -47,7 +53,7 @@ class Weighting:
     token_weights: Tensor | None = None  # (G, T) W_it; None where it is 1 on every completion token
     penalty: Penalty | None = None
     token_advantages: Tensor | None = None  # (N,) A_it before the cap; None for an objective without token credit
-    loss: float  # the value of `probe.objective.objective`, whose gradient the contributions are
+    loss: float  # L, whose gradient the contributions add up to
     abs_advantage: float  # mean |A_it| over the completion tokens, after the cap
     ratio: Mapping[str, float] = field(default_factory=dict)  # wire names without "ratio/"; empty at ratio 1
     kl: Mapping[str, float] = field(default_factory=dict)  # wire names without "kl/"; empty without a reference
@@ -76,41 +82,44 @@ def weigh(
     """
     mask = batch.completion_mask
     A = sample_advantages(objective, rewards, strata)
-    weights_i = normalisers(objective, batch.completion_lengths.double())
+    weights_i = loss_weights(
+        batch.completion_lengths.double(),
+        loss_type=objective.loss_type,
+        max_completion_length=objective.max_completion_length,
+        global_tokens=int(batch.completion_lengths.sum()),
+    )
     credit, before = _credit(objective, scores.current, mask, planning, A)
     kl, k_it, kl_weights, penalty = _kl(objective, scores, mask, counted)
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
     # At a surprisal of infinity 0 times it would be nan.
     losses = torch.where(A_it == 0, 0.0, -A_it * scores.current)
-    abs_advantage = float(A_it[mask].abs().mean())
-    if not objective.has_token_terms:
-        return Weighting(
-            advantages=A,
-            scale=A * weights_i,
-            token_weights=credit,
-            token_advantages=before,
-            loss=_total(losses, weights_i, mask),
-            abs_advantage=abs_advantage,
-            ratio={},
-            kl=kl,
-        )
-    weights, ratio = A_it, {}
-    if objective.old_logprobs == "recorded":
-        assert scores.old is not None
-        clipped = sample_surrogate(objective, scores.current, scores.old, mask, A_it)
-        weights, losses, ratio = clipped.weights, clipped.losses, _ratio_summary(clipped, mask)
-    surprisal = entropy_weights(scores.current, mask)
-    weights = weights + objective.beta * kl_weights
-    weights = weights + objective.entropy_coef * surprisal
-    losses = losses + objective.beta * k_it - objective.entropy_coef * surprisal
+    scale, weights, ratio = A * weights_i, credit, {}
+    if objective.has_token_terms:
+        scale, weights = weights_i, A_it
+        if objective.old_logprobs == "recorded":
+            assert scores.old is not None
+            clipped = surrogate(
+                scores.current,
+                scores.old,
+                mask,
+                A_it,
+                level=objective.importance_sampling_level,
+                epsilon=objective.epsilon,
+                epsilon_high=objective.epsilon_high,
+                delta=objective.delta,
+            )
+            weights, losses, ratio = clipped.weights, clipped.losses, _ratio_summary(clipped, mask)
+        surprisal = entropy_weights(scores.current, mask)
+        weights = weights + objective.beta * kl_weights + objective.entropy_coef * surprisal
+        losses = losses + objective.beta * k_it - objective.entropy_coef * surprisal
     return Weighting(
         advantages=A,
-        scale=weights_i,
+        scale=scale,
         token_weights=weights,
         penalty=penalty,
         token_advantages=before,
-        loss=_total(losses, weights_i, mask),
-        abs_advantage=abs_advantage,
+        loss=float((weights_i[:, None] * losses)[mask].sum()),
+        abs_advantage=float(A_it[mask].abs().mean()),
         ratio=ratio,
         kl=kl,
     )
@@ -142,7 +151,16 @@ def _credit(
     """
     if not objective.has_credit:
         return None, None
-    credit = sample_credit(objective, token_logprobs, mask, planning, A)
+    credit = token_credit(
+        token_logprobs,
+        mask,
+        planning,
+        A,
+        gtpo_beta=objective.gtpo_beta,
+        sepa_lambda=objective.sepa_lambda,
+        hicra_alpha=objective.hicra_alpha,
+        top_entropy_quantile=objective.top_entropy_quantile,
+    )
     before = (A[:, None] * credit)[mask]
     if objective.advantage_clip is not None:
         credit = cap_credit(credit, A, clip=objective.advantage_clip)
@@ -150,11 +168,6 @@ def _credit(
     if bool((credit == 1)[mask].all()):
         return None, before
     return credit, before
-
-
-def _total(losses: Tensor, weights_i: Tensor, mask: Tensor) -> float:
-    """sum_i w_i sum_t of token losses (G, T), over the completions."""
-    return float((weights_i[:, None] * losses)[mask].sum())
 
 
 def _kl(
@@ -172,7 +185,9 @@ def _kl(
     if objective.reference == "ema" and summary:
         from_base, _, _ = _kl_from(objective, "base", scores, mask)
         summary["from_base"] = kl_summary(from_base, counted)["mean"]
-    return summary, values, weights, _scaled(term, objective.beta)
+    if term is None or objective.beta == 0:
+        return summary, values, weights, None
+    return summary, values, weights, lambda index, states, head: objective.beta * term(index, states, head)
 
 
 def _kl_from(
@@ -182,14 +197,7 @@ def _kl_from(
     if objective.kl_estimator == "full":
         values, term = scores.full_kl[reference]
         return values, torch.zeros_like(scores.current), term
-    terms = kl_terms(scores.current, scores.references[reference], mask, estimator=objective.kl_estimator)
-    return terms.values, terms.weights, None
-
-
-def _scaled(term: Penalty | None, beta: float) -> Penalty | None:
-    if term is None or beta == 0:
-        return None
-    return lambda index, states, head: beta * term(index, states, head)
+    return *kl_terms(scores.current, scores.references[reference], mask, estimator=objective.kl_estimator), None
 
 
 def _ratio_summary(clipped: Surrogate, mask: Tensor) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """TokenRecord: the share of every token in the cosine of one rollout, a line each. Written on request. No torch here.
 
 `step_NNN.tokens.jsonl.gz` stands beside the sample records of the step, and the manifest has its hash. Shares are
-float32, written with their shortest decimals. What a share means, and what it does not: `probe.step.attribution`.
+float32, written with their shortest decimals. What a share means: `probe.step.bases.token_shares`.
 """
 
 import re

@@ -22,8 +22,8 @@ from probe.runs.controllers import Control
 from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.gram_recorder import GramRecorder
+from probe.runs.join import Pieces, PlanningMarker
 from probe.runs.loop import Setup, TokenAttribution
-from probe.runs.pieces import Pieces, PlanningMarker
 from probe.runs.sources.past_self import PastSelf
 from probe.runs.sources.prefetch import PastWeights
 from probe.runs.training_state import TrainingState
@@ -35,7 +35,7 @@ from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
 from probe.step.step import Measure
-from probe.step.update import Decay, Stepper, Updater
+from probe.step.update import Stepper, Updater
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 
@@ -221,7 +221,7 @@ def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Tr
     optimizer, control = config.optimizer, config.control
     decay = None
     if optimizer.schedule == "cosine":
-        decay = Decay(warmup_steps=optimizer.warmup_steps, steps=num_steps)
+        decay = optimizer.warmup_steps, num_steps
     stepper = Stepper(
         coordinates,
         lr=optimizer.lr,

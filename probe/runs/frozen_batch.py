@@ -67,7 +67,7 @@ class FrozenBatch:
         """The policy as it is."""
         n, mask = self._num_pairs, self._batch.completion_mask
         logprobs = score(self._coordinates, self._batch).token_logprobs
-        kl = kl_terms(logprobs, self._base, mask, estimator="k3").values
+        kl, _ = kl_terms(logprobs, self._base, mask, estimator="k3")
         gained = (logprobs - self._base).sum(1).double()
         moved = {module: self._start[module] - value for module, value in self._coordinates.values().items()}
         cosines = sample_cosines(moved, self._vectors)

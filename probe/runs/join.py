@@ -9,23 +9,19 @@ loss saw.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import compress
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from probe.objective.advantages import reward_stats
-from probe.objective.objective import reward_diagnostics
+from probe.objective.advantages import advantage_diagnostics, reward_stats
+from probe.objective.credit import planning_tokens
 from probe.objective.weigh import Weighting
 from probe.records.records import SampleRecord, StepRecord, nullable
 from probe.records.tokens import TokenRecord
-from probe.runs.pieces import Pieces
-from probe.runs.rates import solve_share
 from probe.settings.loss import LossSettings
 from probe.settings.words import PROBLEM_SEPARATOR
-from probe.step.groups import Group
-from probe.step.results import ArmResult, StepResult
-from probe.step.strata import strata_of
+from probe.step.groups import Group, strata_of
+from probe.step.step import ArmResult, StepResult
 from replay_pools.rollout import Rollout
 
 # Values of `null_reason`: why a cosine of a record is null.
@@ -33,21 +29,59 @@ NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
 NO_VARIANCE = "no reward variance in the group"
+HALF_A_CHARACTER = "\ufffd"  # what a decoder makes of bytes that are no whole character
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SolveShares:
-    """Shares of a step's rollouts that solve, of those of which it is known; None without any."""
+class Pieces:
+    """Token ids to their texts, each looked up once."""
 
-    policy: float | None
-    teacher: float | None
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._pieces: dict[int, str] = {}
 
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout], by_policy: Sequence[bool], by_teacher: Sequence[bool]) -> "SolveShares":
-        """The shares of the rollouts that the policy sampled, and of a teacher's; others are in neither."""
-        return cls(
-            policy=solve_share(compress(rollouts, by_policy)), teacher=solve_share(compress(rollouts, by_teacher))
-        )
+    def __call__(self, token: int) -> str:
+        """The text of a token inside a text: at the start of one, some tokenizers drop its leading space."""
+        if token not in self._pieces:
+            self._pieces[token] = self._inside([token])
+        return self._pieces[token]
+
+    def lengths(self, ids: Sequence[int], text: str, *, special: bool) -> tuple[int, ...] | None:
+        """Characters of `text` that each token adds; None where the tokens do not spell it.
+
+        Bytes of a character that is spread over several tokens count for the last of them.
+
+        Args:
+            special: whether special tokens are in `text` too (those of a prompt are, those of a completion are not).
+        """
+        pieces = ["" if not special and token in self._special else self(token) for token in ids]
+        start = 0
+        while start < len(ids):
+            stop = start
+            while stop < len(ids) and HALF_A_CHARACTER in pieces[stop]:
+                stop += 1
+            if stop > start:
+                pieces[start:stop] = [*[""] * (stop - start - 1), self._inside(list(ids[start:stop]))]
+            start = stop + 1
+        return tuple(len(piece) for piece in pieces) if "".join(pieces) == text else None
+
+    def _inside(self, ids: list[int]) -> str:
+        return self._decode([*self._anchor, *ids])[len(self._decode(self._anchor)) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+class PlanningMarker:
+    """Marks completion tokens that lie on planning phrases (`probe.objective.credit.planning_tokens`)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: Sequence[str]) -> None:
+        self._pieces, self._phrases = Pieces(tokenizer), tuple(phrases)
+
+    def __call__(self, completion_ids: Sequence[int]) -> list[bool]:
+        """One mark for each token."""
+        return planning_tokens([self._pieces(token) for token in completion_ids], self._phrases)
 
 
 def sample_records(
@@ -57,7 +91,8 @@ def sample_records(
 
     `mean_cos_in`, `mean_cos_out` and `frac_fired` are of the whole step and the same in all of its records.
     """
-    keys = [key for group in groups for key in group.keys]
+    keys, measures = [key for group in groups for key in group.keys], _measures(arm)
+    weighting = result.weightings[arm.measure.condition]
     return [
         SampleRecord(
             step=groups[0].step,
@@ -72,19 +107,19 @@ def sample_records(
             comp_len=rollout.comp_len,
             cos_S_contrib=nullable(float(arm.cos_contrib[i])),
             grad_norm_contrib=float(arm.contribution_norms[i]),
-            mean_cos_in=nullable(float(arm.projection.mean_cos_in)),
-            mean_cos_out=nullable(float(arm.projection.mean_cos_out)),
-            frac_fired=_frac_fired(arm),
-            arm=arm.arm,
-            advantage=float(result.weightings[arm.condition].advantages[i]),
+            mean_cos_in=measures["mean_cos_in"],
+            mean_cos_out=measures["mean_cos_out"],
+            frac_fired=measures["frac_fired"],
+            arm=arm.measure.arm.name,
+            advantage=float(weighting.advantages[i]),
             cos_S_nll=nullable(float(arm.cos_nll[i])),
             problem_id=rollout.problem_id,
             prompt_sha=rollout.prompt_sha,
-            null_reason=_sample_reason(result.weightings[arm.condition], arm, i),
+            null_reason=_sample_reason(weighting, arm, i),
             hint=rollout.hint,
             haar_sd=nullable(float(arm.sample_haar_sd[i])),
             nll=float(result.nll[i]),
-            condition=arm.condition,
+            condition=arm.measure.condition,
             flaky=rollout.grade.flaky,
             no_label=rollout.grade.no_label,
         )
@@ -99,7 +134,7 @@ def step_record(
     objective: LossSettings,
     control: Mapping[str, float],
     reward_range: float,
-    solve: SolveShares,
+    solve: tuple[float | None, float | None],
     staleness: int | None = None,
 ) -> StepRecord:
     """The record of one step under the condition and arm of `arm`.
@@ -108,45 +143,43 @@ def step_record(
         objective: the loss of that condition.
         control: what the controller of beta did, by wire names without "kl/".
         reward_range: largest minus smallest reward that the loss can see.
-        solve: of the rollouts of the step.
+        solve: shares of the policy's rollouts and of a teacher's that solve.
         staleness: updates since the policy that sampled the rollouts; None where sampling does not run ahead.
     """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
-    weighting, projection = result.weightings[arm.condition], arm.projection
+    weighting, projection = result.weightings[arm.measure.condition], arm.projection
+    advantage = advantage_diagnostics(
+        objective,
+        rewards,
+        reward_range,
+        token_advantages=weighting.token_advantages,
+        strata=None if objective.strata is None else torch.tensor(strata_of(groups, objective.strata)),
+    )
     return StepRecord(
         step=groups[0].step,
-        arm=arm.arm,
+        arm=arm.measure.arm.name,
         problem_id=PROBLEM_SEPARATOR.join(dict.fromkeys(group.problem_id for group in groups)),
         mixed_prompt=any(group.mixed_prompt for group in groups),
-        cos_in=nullable(float(projection.cos_in)),
-        cos_out=nullable(float(projection.cos_out)),
-        mean_cos_in=nullable(float(projection.mean_cos_in)),
-        mean_cos_out=nullable(float(projection.mean_cos_out)),
-        hackward_frac_in=nullable(float(projection.hackward_frac_in)),
-        hackward_frac_out=nullable(float(projection.hackward_frac_out)),
-        frac_fired=_frac_fired(arm),
+        **_measures(arm),
         haar_sd=nullable(arm.haar_sd),
         **reward_stats(rewards),
-        solve=solve.policy,
-        solve_teacher=solve.teacher,
-        advantage=reward_diagnostics(
-            objective, rewards, reward_range, weighting.token_advantages, strata_of(groups, objective.strata)
-        )
-        | {"advantage/abs_mean": weighting.abs_advantage},
+        solve=solve[0],
+        solve_teacher=solve[1],
+        advantage=advantage | {"advantage/abs_mean": weighting.abs_advantage},
         loss=weighting.loss,
-        grad_norm=float(projection.norm_in),
+        grad_norm=float(projection.before.norm),
         num_effective=int((weighting.advantages != 0).sum()),
         loss_type=objective.loss_type,
         reference=objective.reference,
         null_reason=_step_reason(weighting, arm),
-        additivity_error=result.additivity_errors[arm.basis],
-        cos_update=nullable(arm.cos_update),
-        hackward_frac_update=nullable(arm.hackward_frac_update),
-        condition=arm.condition,
+        additivity_error=result.additivity_errors[arm.measure.arm.basis],
+        cos_update=None if arm.update is None else nullable(float(arm.update.cos)),
+        hackward_frac_update=None if arm.update is None else nullable(float(arm.update.hackward_frac)),
+        condition=arm.measure.condition,
         frac_planning=result.frac_planning,
         exec_surprisal_var=result.exec_surprisal_var,
-        direction_age=arm.direction_age,
-        direction_overlap=arm.direction_overlap,
+        direction_age=arm.measure.age,
+        direction_overlap=arm.measure.overlap,
         kl={**weighting.kl, **control},
         ratio={**weighting.ratio, **({} if staleness is None else {"staleness": float(staleness)})},
     )
@@ -157,37 +190,31 @@ def token_records(
 ) -> list[TokenRecord]:
     """One record for each rollout of the step: how its cosine splits over its tokens (`arm.token_shares`)."""
     assert arm.token_shares is not None
-    return [
-        _token_record(groups[0].step, i, rollout, arm, shares, pieces)
-        for i, (rollout, shares) in enumerate(zip(rollouts, arm.token_shares.tolist(), strict=True))
-    ]
+    records = []
+    for i, (rollout, padded) in enumerate(zip(rollouts, arm.token_shares.tolist(), strict=True)):
+        # Padded to the longest sample of the step; all nan where a sample has no gradient.
+        shares = padded[: rollout.plen + rollout.comp_len]
+        has_gradient = not math.isnan(shares[0])
+        records.append(
+            TokenRecord(
+                step=groups[0].step,
+                sample_id=i,
+                condition=arm.measure.condition,
+                arm=arm.measure.arm.name,
+                cos=math.fsum(shares) if has_gradient else None,
+                prompt=tuple(shares[: rollout.plen]) if has_gradient else None,
+                completion=tuple(shares[rollout.plen :]) if has_gradient else None,
+                prompt_chars=pieces.lengths(rollout.prompt_ids, rollout.prompt, special=True),
+                completion_chars=pieces.lengths(rollout.completion_ids, rollout.completion, special=False),
+            )
+        )
+    return records
 
 
-def _token_record(
-    step: int, i: int, rollout: Rollout, arm: ArmResult, shares: Sequence[float], pieces: Pieces
-) -> TokenRecord:
-    # Shares of a sample without gradient are all nan.
-    has_gradient = not math.isnan(shares[0])
-    # Shares are padded to the longest sample of the step.
-    of_tokens = shares[: rollout.plen + rollout.comp_len]
-    prompt_chars = pieces.lengths(rollout.prompt_ids, rollout.prompt, special=True)
-    completion_chars = pieces.lengths(rollout.completion_ids, rollout.completion, special=False)
-    return TokenRecord(
-        step=step,
-        sample_id=i,
-        condition=arm.condition,
-        arm=arm.arm,
-        cos=math.fsum(of_tokens) if has_gradient else None,
-        prompt=tuple(of_tokens[: rollout.plen]) if has_gradient else None,
-        completion=tuple(of_tokens[rollout.plen :]) if has_gradient else None,
-        prompt_chars=None if prompt_chars is None else tuple(prompt_chars),
-        completion_chars=None if completion_chars is None else tuple(completion_chars),
-    )
-
-
-def _frac_fired(arm: ArmResult) -> float | None:
-    """The share of modules in which the gate fired; null without a gradient, where none could."""
-    return None if bool(arm.projection.cos_in.isnan()) else float(arm.projection.frac_fired)
+def _measures(arm: ArmResult) -> dict[str, float | None]:
+    """The measures of the whole gradient, null where they are nan; no gate could fire without a gradient."""
+    measures = {name: nullable(float(value)) for name, value in arm.projection.measures().items()}
+    return measures if measures["cos_in"] is not None else measures | {"frac_fired": None}
 
 
 def _sample_reason(weighting: Weighting, arm: ArmResult, i: int) -> str | None:
@@ -201,6 +228,6 @@ def _sample_reason(weighting: Weighting, arm: ArmResult, i: int) -> str | None:
 
 def _step_reason(weighting: Weighting, arm: ArmResult) -> str | None:
     """Why the cosine of the whole step's gradient is null; None where it is a number."""
-    if not bool(arm.projection.cos_in.isnan()):
+    if not bool(arm.projection.before.cos.isnan()):
         return None
     return NO_GRADIENT if bool((weighting.advantages != 0).any()) else NO_VARIANCE

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
 from probe.runs.controllers import passed, warnings_of
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
-from probe.runs.join import SolveShares, sample_records, step_record, token_records
-from probe.runs.pieces import Pieces
+from probe.runs.join import Pieces, sample_records, step_record, token_records
+from probe.runs.rates import solve_share
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.runs.training_state import TrainingState
 from probe.settings.loss import LossSettings
@@ -250,10 +250,17 @@ def _run_step(
                 write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
-    solve = SolveShares.of(rollouts, by_policy, by_teacher)
+    solve = solve_share(compress(rollouts, by_policy)), solve_share(compress(rollouts, by_teacher))
     return [
         step_record(
-            groups, result, arm, conditions[arm.condition], control, setup.reward_range, solve, staleness=staleness
+            groups,
+            result,
+            arm,
+            conditions[arm.measure.condition],
+            control,
+            setup.reward_range,
+            solve,
+            staleness=staleness,
         )
         for arm in result.arms
     ]

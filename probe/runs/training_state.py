@@ -10,7 +10,7 @@ from probe.runs.sources.prefetch import PastWeights
 from probe.settings.loss import LossSettings
 from probe.settings.training import Warnings
 from probe.step.reference import References
-from probe.step.results import StepResult
+from probe.step.step import StepResult
 from probe.step.update import Updater
 from replay_pools.rollout import Rollout
 
@@ -78,14 +78,14 @@ class TrainingState:
         if self.past_self is not None:
             self.past_self.finish_step()
         (arm,) = result.arms
-        kl = result.weightings[arm.condition].kl
+        kl = result.weightings[arm.measure.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
         solving = [i for i, sampled in enumerate(sampled_by_policy) if sampled] or list(range(len(rollouts)))
         measured = [i for i, counts in enumerate(on_policy) if counts]
         notes = self._control.finish_step(
             kl_mean=kl.get("mean"),
             kl_token=kl.get("max"),
-            grad_norm=float(arm.projection.norm_in),
+            grad_norm=float(arm.projection.before.norm),
             entropy=float(result.nll[measured].mean()) if measured else None,
             logprob=self.logprob,
             solve_rate=solve_share([rollouts[i] for i in solving]),

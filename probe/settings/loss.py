@@ -4,7 +4,7 @@
     LossCondition(name="capped", changes={"advantage_clip": 2.0})          the objective of a run, with these changes
 
 To add a setting: a field of `LossSettings` with its default, its check in `_check_ranges` or `_check_fit`, and its use
-in `probe.objective.objective`. A new estimator or KL estimator is a word in `probe.settings.words` and a row in the
+in `probe.objective.weigh`. A new estimator or KL estimator is a word in `probe.settings.words` and a row in the
 table named there; a new loss type is described in `extraction.loss`.
 """
 

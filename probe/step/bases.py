@@ -7,6 +7,7 @@ token are joined and the same on all ranks. G samples, g of them this rank's (al
 tokens of those, T tokens, d the hidden size, r coordinates of a module.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,10 +24,42 @@ from extraction.scoring import TokenScores, score
 from extraction.stacks import Stacks
 from extraction.words import Basis
 from probe.step.additivity import batch_error, module_error, tapped
-from probe.step.attribution import Axis
 from probe.step.distributed import SOLO, World, whole_weights
 
 Gradients = Mapping[Basis, Mapping[str, Tensor]]  # {basis: {module: (g, r)}}, or (r,) of the whole step
+
+
+Axis = tuple[Basis, dict[str, Tensor]]  # a unit vector over all modules of a basis, {module: (r,)}
+
+
+def axis(basis: Basis, directions: Mapping[str, Tensor]) -> Axis:
+    """Directions {module: (k, r)} as ONE unit vector u: sum_i V_i / sqrt(k M) in each of the M modules with k > 0.
+
+    <u, g> / norm(g) is the global cosine of `probe.step.projection`.
+    """
+    kept = {module: V for module, V in directions.items() if len(V)}
+    return basis, {module: V.sum(0) / math.sqrt(len(V) * len(kept)) for module, V in kept.items()}
+
+
+def token_shares(token_dots: Tensor, norms: Tensor) -> Tensor:
+    """The cosine of a sample as a sum of shares, one for every position of its rollout: s_it (G, T), float64, CPU.
+
+    A module's gradient is a sum over positions t of products of what the module read at t and what came back to its
+    output at t (extraction.adapters), so that with the axis u
+
+        cos_i = sum_t s_it,    s_it = sum_m <u_m, product_mt> / norm(g_i)
+
+    s_it belongs to the position at which the product arises: where token t is READ and token t + 1 predicted. It is not
+    the effect of the loss of one token: attention carries the losses of all later completion tokens back to t, which is
+    why prompt tokens have shares, and the last token, which predicts nothing, has none. Nor is it what a rollout
+    without token t would give. A share can be larger than the cosine, since shares of both signs add up to it.
+
+    Args:
+        token_dots: (G, T) <u, product_t>.
+        norms: (G,) of the gradients that the products add up to; rows of samples without one are nan.
+    """
+    norms = norms.double().cpu()
+    return token_dots.cpu() / torch.where(norms > 0, norms, torch.nan)[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +107,9 @@ class Bases:
             coordinates = self.coordinates[0]
         else:
             coordinates = StackedCoordinates(self.coordinates)
-        direction = None if axis is None else axis.vectors
+        direction = None if axis is None else axis[1]
         if axis is not None and isinstance(coordinates, StackedCoordinates):
-            direction = coordinates.embed([coords.basis for coords in self.coordinates].index(axis.basis), axis.vectors)
+            direction = coordinates.embed([coords.basis for coords in self.coordinates].index(axis[0]), axis[1])
         local = self._local(batch)
         if token_weights is not None:
             # A rank's batch is padded to its own longest sample, which may be shorter than the step's.

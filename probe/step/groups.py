@@ -5,16 +5,18 @@ by `RolloutKey`, so that no label can leak into a gradient but through the rewar
 (`probe.runs.remedies`). `probe.runs.sources.live.LiveSource` samples its groups.
 
 To add a source: a class with the methods of `GroupSource`, which makes its groups with `make_group`. To add a way to
-match pools: its word in `Match` of `probe.settings.words`, its row in `_steps_by`.
+match pools: its word in `Match` of `probe.settings.words`, its row in `_steps_by`. To add a way to part a group: its
+word in `Strata`, its row in `STRATA`.
 """
 
 import math
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
-from probe.settings.words import Match
+from probe.settings.words import Match, Strata
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
@@ -82,6 +84,30 @@ def make_group(
         problem_id=rollouts[0].problem_id,
         mixed_prompt=len({rollout.prompt_sha for rollout in rollouts}) > 1,
     )
+
+
+def _longer(group: Group) -> list[Hashable]:
+    lengths = [len(ids) for ids in group.completion_ids]
+    return [length > median(lengths) for length in lengths]
+
+
+# {word: the stratum of each rollout of a group}: where advantages would favour whatever tells the sources (prompts,
+# lengths) of a group apart, a rollout is compared with its like alone.
+STRATA: Mapping[Strata, Callable[[Group], list[Hashable]]] = {
+    "source": lambda group: [key.pool for key in group.keys],
+    "prompt": lambda group: [tuple(ids) for ids in group.prompt_ids],
+    "length": _longer,  # than the group's median completion, or not
+}
+
+
+def strata_of(groups: Sequence[Group], by: Strata) -> list[list[int]]:
+    """(P, G) number of the stratum of every rollout, from 0 in each group."""
+    rows = []
+    for group in groups:
+        values = STRATA[by](group)
+        order = list(dict.fromkeys(values))
+        rows.append([order.index(value) for value in values])
+    return rows
 
 
 class ReplaySource:

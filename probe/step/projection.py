@@ -43,37 +43,41 @@ class Cosines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Gated gradients {module: (..., r)} and the measures before and after the gate, each of shape (...)."""
+    """Gated gradients {module: (..., r)} and the measures before and after the gate."""
 
     gradients: Mapping[str, Tensor]
-    cos_in: Tensor
-    cos_out: Tensor
-    mean_cos_in: Tensor
-    mean_cos_out: Tensor
-    hackward_frac_in: Tensor
-    hackward_frac_out: Tensor
-    frac_fired: Tensor  # share of the M modules where the gate removed something
-    norm_in: Tensor
-    norm_out: Tensor
+    before: Cosines
+    after: Cosines
+    frac_fired: Tensor  # (...) share of the M modules where the gate removed something
+
+    def measures(self) -> dict[str, Tensor]:
+        """The measures by their wire names; each of shape (...)."""
+        return {
+            "cos_in": self.before.cos,
+            "cos_out": self.after.cos,
+            "mean_cos_in": self.before.mean_cos,
+            "mean_cos_out": self.after.mean_cos,
+            "hackward_frac_in": self.before.hackward_frac,
+            "hackward_frac_out": self.after.hackward_frac,
+            "frac_fired": self.frac_fired,
+        }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HaarVariance:
-    """Variance of `cos` and of `mean_cos` when every V is Haar-distributed, per gradient: shape (...)."""
-
-    cos: Tensor
-    mean_cos: Tensor
-
-
-def project(g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0, preserve_magnitude: bool = False) -> Tensor:
-    """The gated gradient g' (..., r) of one module; see the equations above.
-
-    Raises:
-        ValueError: an unknown gate, or shapes that do not fit.
-    """
-    if V.ndim != 2 or g.shape[-1:] != V.shape[1:]:
-        raise ValueError(f"expected g (..., r) and V (k, r), found {tuple(g.shape)} and {tuple(V.shape)}")
-    return _project(g, V, gate, overshoot, preserve_magnitude)[0]
+def project(
+    g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0, preserve_magnitude: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(g' (..., r), bool (...): whether the gate removed something) by the equations above; modules may be stacked."""
+    g = _accumulate(g)
+    V = V.to(g.dtype)
+    removed = overshoot * GATES[gate](g @ V.mT)
+    gated = g - removed @ V
+    # A gradient inside the span of V leaves rounding only, which preserve_magnitude would blow up to norm(g).
+    norm, left = g.norm(dim=-1, keepdim=True), gated.norm(dim=-1, keepdim=True)
+    rounding = left <= ROUNDING * torch.finfo(g.dtype).eps * norm
+    gated = torch.where(rounding, 0.0, gated)
+    if preserve_magnitude:
+        gated = gated * torch.where(rounding, 1.0, norm / torch.where(rounding, 1.0, left))
+    return gated, (removed != 0).any(-1)
 
 
 def project_modules(
@@ -100,25 +104,20 @@ def project_modules(
     gated: list[_Group] = []
     fired: list[Tensor] = []
     for group in groups:
-        g, group_fired = _project(group.g, group.V, gate, overshoot, preserve_magnitude)
+        g, group_fired = project(
+            group.g, group.V, gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude
+        )
         gated.append(group._replace(g=g))
         if group.V.shape[1]:
             fired.append(group_fired)
-    projected = Stacks({group.names: group.g.reshape(_shape(group, gradients)) for group in gated}, list(gradients))
-    before, after = _cosines(groups), _cosines(gated)
-    measures = {
-        "cos_in": before.cos,
-        "cos_out": after.cos,
-        "mean_cos_in": before.mean_cos,
-        "mean_cos_out": after.mean_cos,
-        "hackward_frac_in": before.hackward_frac,
-        "hackward_frac_out": after.hackward_frac,
-        "frac_fired": torch.cat(fired).to(before.norm.dtype).mean(0),
-        "norm_in": before.norm,
-        "norm_out": after.norm,
-    }
+    stacks = {group.names: group.g.reshape(len(group.names), *gradients[group.names[0]].shape) for group in gated}
     leading = _leading(gradients)
-    return Projection(gradients=projected, **{name: value.reshape(leading) for name, value in measures.items()})
+    return Projection(
+        gradients=Stacks(stacks, list(gradients)),
+        before=_cosines(groups, leading),
+        after=_cosines(gated, leading),
+        frac_fired=torch.cat(fired).to(groups[0].g.dtype).mean(0).reshape(leading),
+    )
 
 
 def removed_norm(
@@ -143,44 +142,27 @@ def sample_cosines(gradients: Mapping[str, Tensor], directions: Mapping[str, Ten
     Raises:
         ValueError: different modules or shapes, or no module with a direction.
     """
-    cosines, leading = _cosines(_groups(gradients, directions)), _leading(gradients)
-    return Cosines(
-        cos=cosines.cos.reshape(leading),
-        mean_cos=cosines.mean_cos.reshape(leading),
-        hackward_frac=cosines.hackward_frac.reshape(leading),
-        norm=cosines.norm.reshape(leading),
-    )
+    return _cosines(_groups(gradients, directions), _leading(gradients))
 
 
-def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> HaarVariance:
-    """Variance of the cosines of fixed gradients when every V is drawn from the Haar law, independently by module.
+def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> Tensor:
+    """Variance (...) of `cos` of fixed gradients when every V is drawn from the Haar law, independently by module.
 
     A uniform unit vector u of R^r has E u u^T = I / r, so that Var <u_m, g_m> = norm(g_m)^2 / r_m for any k, and
 
-        Var cos      = sum_m norm(g_m)^2 / r_m / (M norm(g)^2)
-        Var mean_cos = (1 / M'^2) sum_m 1 / r_m         over the M' modules with a gradient that is not zero
+        Var cos = sum_m norm(g_m)^2 / r_m / (M norm(g)^2)
 
     Raises:
         ValueError: as `sample_cosines`.
     """
     groups = _groups(gradients, directions)
     squares = [group.g.norm(dim=-1).square() for group in groups]  # (n, S) each
-    total = torch.cat(squares).sum(0)
-    expected, inverse, present, num_counted = 0.0, 0.0, 0.0, 0
+    expected, num_counted = torch.zeros_like(squares[0][0]), 0
     for group, square in zip(groups, squares, strict=True):
         if group.V.shape[1]:
-            r, nonzero = group.V.shape[2], (square > 0).to(square.dtype).sum(0)
-            expected = expected + square.sum(0) / r
-            inverse, present = inverse + nonzero / r, present + nonzero
+            expected = expected + square.sum(0) / group.V.shape[2]
             num_counted += len(group.names)
-    leading = _leading(gradients)
-    assert isinstance(expected, Tensor)
-    assert isinstance(inverse, Tensor)
-    assert isinstance(present, Tensor)
-    return HaarVariance(
-        cos=_ratio(expected, num_counted * total).reshape(leading),
-        mean_cos=_ratio(inverse, present.square()).reshape(leading),
-    )
+    return _ratio(expected, num_counted * torch.cat(squares).sum(0)).reshape(_leading(gradients))
 
 
 def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[str, Tensor], q: float = 0.95) -> float:
@@ -231,8 +213,8 @@ def _groups(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -
     return groups
 
 
-def _cosines(groups: Sequence[_Group]) -> Cosines:
-    """`sample_cosines` of stacked modules; every field has shape (S,)."""
+def _cosines(groups: Sequence[_Group], leading: torch.Size) -> Cosines:
+    """`sample_cosines` of stacked modules."""
     norms, counted_norms, dots, hackward = [], [], [], []
     for _, g, V in groups:
         norm = g.norm(dim=-1)  # (n, S)
@@ -245,38 +227,16 @@ def _cosines(groups: Sequence[_Group]) -> Cosines:
             hackward.append(c.relu().square().sum(-1))
     norm, dot = torch.cat(norms).square().sum(0).sqrt(), torch.cat(dots)
     return Cosines(
-        cos=_ratio(dot.sum(0), math.sqrt(len(dot)) * norm),
-        mean_cos=_ratio(dot, torch.cat(counted_norms)).nanmean(0),
-        hackward_frac=_ratio(torch.cat(hackward).sum(0).sqrt(), norm),
-        norm=norm,
+        cos=_ratio(dot.sum(0), math.sqrt(len(dot)) * norm).reshape(leading),
+        mean_cos=_ratio(dot, torch.cat(counted_norms)).nanmean(0).reshape(leading),
+        hackward_frac=_ratio(torch.cat(hackward).sum(0).sqrt(), norm).reshape(leading),
+        norm=norm.reshape(leading),
     )
 
 
 def _leading(gradients: Mapping[str, Tensor]) -> torch.Size:
     """The shape of the samples, which all modules share."""
     return next(iter(gradients.values())).shape[:-1]
-
-
-def _shape(group: _Group, gradients: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """(n, ..., r): of a group's gradients before the samples were flattened."""
-    return len(group.names), *gradients[group.names[0]].shape
-
-
-def _project(g: Tensor, V: Tensor, gate: Gate, overshoot: float, preserve_magnitude: bool) -> tuple[Tensor, Tensor]:
-    """(gated gradient (..., r), bool (...): whether the gate removed something); several modules may be stacked."""
-    if gate not in GATES:
-        raise ValueError(f"gate: expected one of {', '.join(GATES)}, found {gate!r}")
-    g = _accumulate(g)
-    V = V.to(g.dtype)
-    removed = overshoot * GATES[gate](g @ V.mT)
-    gated = g - removed @ V
-    # A gradient inside the span of V leaves rounding only, which preserve_magnitude would blow up to norm(g).
-    norm, left = g.norm(dim=-1, keepdim=True), gated.norm(dim=-1, keepdim=True)
-    rounding = left <= ROUNDING * torch.finfo(g.dtype).eps * norm
-    gated = torch.where(rounding, 0.0, gated)
-    if preserve_magnitude:
-        gated = gated * torch.where(rounding, 1.0, norm / torch.where(rounding, 1.0, left))
-    return gated, (removed != 0).any(-1)
 
 
 def _accumulate(x: Tensor) -> Tensor:

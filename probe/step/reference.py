@@ -11,7 +11,6 @@ for a reference that moves. To add one: its word in `Reference` of `probe.settin
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
@@ -26,13 +25,9 @@ from probe.objective.kl import full_kl
 from probe.step.bases import Bases
 from replay_pools.errors import InputError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceScores:
-    """The completion tokens of a batch as a reference scores them."""
-
-    token_logprobs: Tensor  # (G, T), 0 off the completion
-    states: Tensor | None  # (n, d) of this rank's samples; None: those of the policy, or none at all (`recorded`)
+# (G, T) log-probabilities of the completion tokens, 0 off the completion; (n, d) states of this rank's samples, None
+# where they are those of the policy, or where there are none (`recorded`).
+Scored = tuple[Tensor, Tensor | None]
 
 
 @final
@@ -52,7 +47,7 @@ class References:
 
     def scores(
         self, names: Iterable[str], bases: Bases, batch: Batch, current: Tensor, recorded: Tensor | None
-    ) -> dict[str, ReferenceScores]:
+    ) -> dict[str, Scored]:
         """The scores of each reference on a batch, by name.
 
         Args:
@@ -64,24 +59,24 @@ class References:
         Raises:
             InputError: `recorded` is asked for and there are none.
         """
-        scores: dict[str, ReferenceScores] = {}
+        scores: dict[str, Scored] = {}
         values = self._coordinates.values()
         for name in dict.fromkeys(names):
             if name == "recorded":
-                scores[name] = ReferenceScores(token_logprobs=needed(recorded), states=None)
+                scores[name] = needed(recorded), None
                 continue
             point = self._base if name == "base" else self._ema
             # At the same point a forward would give the same numbers: this saves it, and makes the KL exactly 0.
             if all(torch.equal(values[module], point[module]) for module in values):
-                scores[name] = ReferenceScores(token_logprobs=current, states=None)
+                scores[name] = current, None
                 continue
             with self._coordinates.at(point):
                 scored = bases.score(batch)
-            scores[name] = ReferenceScores(token_logprobs=scored.token_logprobs, states=scored.states)
+            scores[name] = scored.token_logprobs, scored.states
         return scores
 
     def divergences(
-        self, references: Mapping[str, ReferenceScores], bases: Bases, batch: Batch
+        self, references: Mapping[str, Scored], bases: Bases, batch: Batch
     ) -> dict[str, tuple[Tensor, Penalty | None]]:
         """KL(policy, reference) over the vocabulary in every context, by reference: (G, T) nats, and as a loss term.
 
@@ -89,16 +84,16 @@ class References:
         """
         divergences: dict[str, tuple[Tensor, Penalty | None]] = {}
         policy_states = None
-        for name, reference in references.items():
-            if reference.states is None:
-                divergences[name] = torch.zeros_like(reference.token_logprobs), None
+        for name, (token_logprobs, states) in references.items():
+            if states is None:
+                divergences[name] = torch.zeros_like(token_logprobs), None
                 continue
             if policy_states is None:
                 policy_states = bases.score(batch).states
             _, head = split_model(self._coordinates.model)
             with torch.no_grad():
-                values = full_kl(head, policy_states, reference.states)
-            divergences[name] = bases.scatter(values, batch), partial(_summed_kl, reference.states)
+                values = full_kl(head, policy_states, states)
+            divergences[name] = bases.scatter(values, batch), partial(_summed_kl, states)
         return divergences
 
     def update(self) -> None:

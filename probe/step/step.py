@@ -18,26 +18,23 @@ coordinates of a module, k directions, M modules. The step returns numbers; `pro
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from extraction.batch import Batch, make_batch
+from extraction.words import Basis
 from probe.objective.credit import credit_diagnostics
 from probe.objective.weigh import Scores, Weighting, by_pass, weigh
 from probe.settings.arms import Arm
 from probe.settings.loss import LossSettings
 from probe.settings.words import Gate, Target
-from probe.step.attribution import axis, token_shares
-from probe.step.bases import Bases, Gradients
+from probe.step.bases import Bases, Gradients, axis, token_shares
 from probe.step.distributed import World
-from probe.step.groups import Group
-from probe.step.projection import Projection, haar_variance, project_modules, removed_norm, sample_cosines
+from probe.step.groups import Group, strata_of
+from probe.step.projection import Cosines, Projection, haar_variance, project_modules, removed_norm, sample_cosines
 from probe.step.reference import References, needed
-from probe.step.results import ArmResult, StepResult
-from probe.step.strata import strata_of
-from probe.step.update import SplitUpdate, Updater, add, split_update
+from probe.step.update import Updater
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +52,54 @@ class Measure:
     age: int = 0  # optimizer steps since the directions were extracted
     overlap: float | None = None  # mean squared cosine of the principal angles with the directions of the start
 
-    def gating(self, gradient: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The keywords of `project_modules` for one gradient or update {module: (r,)}."""
+    def gated(self, gradient: Mapping[str, Tensor]) -> Projection:
+        """What the gate leaves of one gradient or update {module: (r,)}."""
         overshoot = self.overshoot
         if self.dose is not None:
             wanted = removed_norm(gradient, self.dose, gate=self.gate, overshoot=overshoot)
             removed = removed_norm(gradient, self.vectors, gate=self.gate)
             # Where these directions meet nothing, no factor makes them remove anything.
             overshoot = float(wanted / removed) if removed > 0 else 0.0
-        return {
-            "directions": self.vectors,
-            "gate": self.gate,
-            "overshoot": overshoot,
-            "preserve_magnitude": self.preserve_magnitude,
-        }
+        return project_modules(
+            gradient,
+            self.vectors,
+            gate=self.gate,
+            overshoot=overshoot,
+            preserve_magnitude=self.preserve_magnitude,
+        )
 
-    def split(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> SplitUpdate:
-        """The gate on the update that one optimizer step made, from the coordinates before and after it."""
-        return split_update(before, after, **self.gating(add(before, after, scale=-1)))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmResult:
+    """What one arm measured under one condition; vectors are float64 on the CPU."""
+
+    measure: Measure
+    projection: Projection  # without its gradients: memory would grow with arms times conditions
+    contribution_norms: Tensor  # (G,) norm of each sample's contribution
+    haar_sd: float
+    sample_haar_sd: Tensor  # (G,) of cos_contrib; of cos_nll too unless tokens are weighted
+    cos_nll: Tensor  # (G,) signed cosine of each sample's NLL gradient; NaN where it is zero
+    cos_contrib: Tensor  # (G,) of the sample's contribution; NaN where that is zero
+    update: Cosines | None  # of the realised update; None when nothing was stepped
+    token_shares: Tensor | None  # (G, T), a row adds up to the cosine behind cos_contrib; None: not asked for
+    broken: str | None  # the first number that is not finite: with it, no step was taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step: what is shared, and the measures in the order in which they were asked for.
+
+    `probe.runs.join` makes records of it: a new measure is a field of `ArmResult`, filled in `_arm_result`, with a wire
+    name there.
+    """
+
+    nll: Tensor  # (G,) nats per completion token
+    unit: Gradients  # (g, r) g_i without token credit, of this rank's samples
+    additivity_errors: dict[Basis, float]
+    frac_planning: float
+    exec_surprisal_var: float | None
+    weightings: dict[str, Weighting]  # by condition
+    arms: list[ArmResult]
 
 
 def train_step(
@@ -119,7 +146,9 @@ def train_step(
         counted = counted & torch.tensor(on_policy, device=bases.device)[:, None]
     weightings: dict[str, Weighting] = {}
     for name, objective in conditions.items():
-        strata = strata_of(groups, objective.strata, bases.device)
+        strata = None
+        if objective.strata is not None:
+            strata = torch.tensor(strata_of(groups, objective.strata), device=bases.device)
         weightings[name] = weigh(objective, rewards, batch, scores, planned, counted, strata)
     nll = _sample_measures(unit.gradients, bases.world, len(batch))
     results: dict[tuple[str, str], ArmResult] = {}
@@ -184,7 +213,7 @@ def _scores(
     return Scores(
         current=current,
         old=needed(recorded) if needs_old else None,
-        references={name: reference.token_logprobs for name, reference in scores.items()},
+        references={name: token_logprobs for name, (token_logprobs, _) in scores.items()},
         full_kl=references.divergences(scores, bases, batch) if is_full else {},
     )
 
@@ -196,13 +225,8 @@ def _on_completions(values: Sequence[Sequence[float]], batch: Batch) -> Tensor:
     return zeros.masked_scatter(batch.completion_mask, flat)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleMeasures:
-    """Per-sample gradients against one arm's directions; each (G,), float64 on the CPU."""
-
-    cos: Tensor
-    haar_sd: Tensor
-    norm: Tensor
+# Cosines, Haar deviations and norms of per-sample gradients against an arm's directions; (G,), float64 on the CPU.
+SampleMeasures = tuple[Tensor, Tensor, Tensor]
 
 
 def _sample_measures(gradients: Gradients, world: World, num_samples: int) -> Callable[[Measure], SampleMeasures]:
@@ -217,10 +241,10 @@ def _sample_measures(gradients: Gradients, world: World, num_samples: int) -> Ca
         if key not in known:
             in_basis = gradients[measure.arm.basis]
             cosines = sample_cosines(in_basis, measure.vectors)
-            haar_sd = haar_variance(in_basis, measure.vectors).cos.sqrt()
+            haar_sd = haar_variance(in_basis, measure.vectors).sqrt()
             local = torch.stack([cosines.cos, haar_sd, cosines.norm], dim=1).double().cpu()
             cos, haar_sd, norm = world.join(local, num_samples).unbind(1)
-            known[key] = SampleMeasures(cos=cos, haar_sd=haar_sd, norm=norm)
+            known[key] = cos, haar_sd, norm
         return known[key]
 
     return measured
@@ -238,31 +262,28 @@ def _arm_result(
 ) -> ArmResult:
     """Gate the gradient `total` {module: (r,)} as the arm does, step along it with an updater, and measure both."""
     if measure.arm.projects and measure.target == "gradient":
-        projection = project_modules(total, **measure.gating(total))
+        projection = measure.gated(total)
     else:
-        projection = _ungated(measure, total)
+        cosines = sample_cosines(total, measure.vectors)
+        zero = torch.zeros_like(cosines.cos)
+        projection = Projection(gradients=dict(total), before=cosines, after=cosines, frac_fired=zero)
     broken = _broken(weighting, projection)
     realised = None
     # A step along a gradient that is not finite would destroy the policy: the record of the step is kept instead.
     if updater is not None and not broken:
-        update = updater.step(projection.gradients, measure.split)
-        realised = sample_cosines(update, measure.vectors)
+        realised = sample_cosines(updater.step(projection.gradients, measure.gated), measure.vectors)
     scale = weighting.scale.cpu()
+    cos, haar_sd, norm = contributions
     return ArmResult(
-        condition=measure.condition,
-        arm=measure.arm.name,
-        basis=measure.arm.basis,
+        measure=measure,
         projection=replace(projection, gradients={}),
-        contribution_norms=scale.abs() * contributions.norm,
-        haar_sd=float(haar_variance(total, measure.vectors).cos.sqrt()),
-        sample_haar_sd=contributions.haar_sd,
-        cos_nll=nll.cos,
-        cos_contrib=torch.where(scale == 0, torch.nan, torch.sign(scale) * contributions.cos),
-        cos_update=math.nan if realised is None else float(realised.cos),
-        hackward_frac_update=math.nan if realised is None else float(realised.hackward_frac),
-        direction_age=measure.age,
-        direction_overlap=measure.overlap,
-        token_shares=None if token_dots is None else token_shares(token_dots, contributions.norm),
+        contribution_norms=scale.abs() * norm,
+        haar_sd=float(haar_variance(total, measure.vectors).sqrt()),
+        sample_haar_sd=haar_sd,
+        cos_nll=nll[0],
+        cos_contrib=torch.where(scale == 0, torch.nan, torch.sign(scale) * cos),
+        update=realised,
+        token_shares=None if token_dots is None else token_shares(token_dots, norm),
         broken=broken,
     )
 
@@ -271,26 +292,9 @@ def _broken(weighting: Weighting, projection: Projection) -> str | None:
     """The first number of the step's record that is not finite, as "NAME is VALUE"; None where all are finite."""
     numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
-    numbers |= {"grad_norm": float(projection.norm_in), "grad_norm after the gate": float(projection.norm_out)}
+    numbers |= {"grad_norm": float(projection.before.norm), "grad_norm after the gate": float(projection.after.norm)}
     numbers["loss"] = weighting.loss
     for name, value in numbers.items():
         if not math.isfinite(value):
             return f"{name} is {value}"
     return None
-
-
-def _ungated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
-    """The measures of a gradient that no gate changes: out equals in, and no module fired."""
-    cosines = sample_cosines(total, measure.vectors)
-    return Projection(
-        gradients=dict(total),
-        cos_in=cosines.cos,
-        cos_out=cosines.cos,
-        mean_cos_in=cosines.mean_cos,
-        mean_cos_out=cosines.mean_cos,
-        hackward_frac_in=cosines.hackward_frac,
-        hackward_frac_out=cosines.hackward_frac,
-        frac_fired=torch.zeros_like(cosines.cos),
-        norm_in=cosines.norm,
-        norm_out=cosines.norm,
-    )

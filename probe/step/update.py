@@ -24,7 +24,6 @@ what is learnt there steers what is sampled, and only the deployed policy differ
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -33,16 +32,8 @@ from transformers import get_cosine_schedule_with_warmup
 
 from extraction.adapters.interface import Coordinates
 from probe.settings.arms import Arm
-from probe.settings.words import Gate, Target
-from probe.step.projection import Projection, project_modules
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decay:
-    """Linear warm-up and cosine decay to 0, as in transformers: the first step of a warm-up has the rate 0."""
-
-    warmup_steps: int
-    steps: int  # in all
+from probe.settings.words import Target
+from probe.step.projection import Projection
 
 
 class Stepper:
@@ -53,7 +44,8 @@ class Stepper:
         lr: at the end of the warm-up.
         weight_decay: decoupled; part of the realised update.
         max_grad_norm: cap on the norm of the gradient over all modules, after any gate; None = no cap.
-        decay: None = a constant rate.
+        decay: (steps of a linear warm-up, all steps) of a cosine decay to 0, as in transformers: the first step of a
+            warm-up has the rate 0. None = a constant rate.
     """
 
     def __init__(
@@ -63,14 +55,14 @@ class Stepper:
         lr: float,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = None,
-        decay: Decay | None = None,
+        decay: tuple[int, int] | None = None,
     ) -> None:
         self.coordinates = coordinates
         self._max_grad_norm = max_grad_norm
         self._optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=weight_decay)
         self._schedule = None
         if decay is not None:
-            self._schedule = get_cosine_schedule_with_warmup(self._optimizer, decay.warmup_steps, decay.steps)
+            self._schedule = get_cosine_schedule_with_warmup(self._optimizer, *decay)
 
     def step(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step along -gradients {module: (r,)}.
@@ -104,45 +96,6 @@ class Stepper:
             self._schedule.load_state_dict(state["schedule"])
 
 
-# (coordinates before a step, coordinates after it) -> the gated update: `split_update` with an arm's gate.
-Split = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], "SplitUpdate"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitUpdate:
-    """A realised update and the part that the gate took out of it; {module: (r,)}."""
-
-    removed: dict[str, Tensor]  # u - u'; exactly 0 where the gate took nothing
-    projection: Projection  # its `gradients` are u'; the measures are of u and u'
-
-
-def split_update(
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    directions: Mapping[str, Tensor],
-    *,
-    gate: Gate,
-    overshoot: float = 1.0,
-    preserve_magnitude: bool = False,
-) -> SplitUpdate:
-    """Gate the update that one optimizer step made.
-
-    Args:
-        before: {module: (r,)} coordinates before the step.
-        after: coordinates after it.
-        directions: {module: (k, r)} for the same modules.
-        gate, overshoot, preserve_magnitude: as `project_modules`.
-
-    Raises:
-        ValueError: as `project_modules`.
-    """
-    update = add(before, after, scale=-1)
-    projection = project_modules(
-        update, directions, gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude
-    )
-    return SplitUpdate(removed=add(update, projection.gradients, scale=-1), projection=projection)
-
-
 @final
 class Updater:
     """Steps the policy of one arm: with the update as it is, with the gated update, or with a quarantine.
@@ -163,11 +116,13 @@ class Updater:
         """Whether the deployed policy differs from the policy in training."""
         return self._arm.routes
 
-    def step(self, gradients: Mapping[str, Tensor], split: Split) -> Mapping[str, Tensor]:
+    def step(
+        self, gradients: Mapping[str, Tensor], gate: Callable[[Mapping[str, Tensor]], Projection]
+    ) -> Mapping[str, Tensor]:
         """One step along -gradients {module: (r,)}.
 
         Args:
-            split: gates a realised update; called only for an arm that acts on updates.
+            gate: of a realised update; called only for an arm that acts on updates.
 
         Returns:
             Minus the realised update of the deployed policy, which points the way of a loss gradient.
@@ -178,12 +133,13 @@ class Updater:
         before = self.coordinates.values()
         self._stepper.step(gradients)
         after = self.coordinates.values()
-        parts = split(before, after)
+        update = add(before, after, scale=-1)
+        gated = gate(update).gradients
+        removed = add(update, gated, scale=-1)
         if self.routes:
-            self._quarantine = add(self._quarantine, parts.removed, scale=-1)
-            # The deployed policy moves by the gated update alone.
-            return parts.projection.gradients
-        self.coordinates.load_values(add(after, parts.removed))
+            self._quarantine = add(self._quarantine, removed, scale=-1)
+            return gated
+        self.coordinates.load_values(add(after, removed))
         # Read back: rounding of the addition is part of the realised update.
         return add(before, self.coordinates.values(), scale=-1)
 

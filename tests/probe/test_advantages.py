@@ -1,22 +1,39 @@
-"""probe.objective.advantages: hand-computed values, and the bounds as theorems."""
+"""probe.objective.advantages: hand-computed values, bounds as theorems, strata in a real replay."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.objective.advantages import ESTIMATORS, advantage_diagnostics, advantages, group_std, reward_stats
-from probe.objective.bound import advantage_bound
+from probe.objective.advantages import (
+    ESTIMATORS,
+    advantage_bound,
+    advantage_diagnostics,
+    advantages,
+    group_std,
+    reward_stats,
+    sample_advantages,
+)
 from probe.records.records import ADVANTAGE_KEYS
+from probe.records.run import read_run
+from probe.settings.loss import LossSettings
 from probe.settings.words import SCALES
+from probe.step.groups import STRATA, Group, RolloutKey, strata_of
 
 REWARDS = torch.tensor([3.5, 3.5, 0.5, 0.0], dtype=torch.float64)
 groups = st.lists(st.sampled_from([0.0, 0.1, 0.5, 3.0, 3.5]) | st.floats(0, 10), min_size=2, max_size=12).map(
     lambda values: torch.tensor(values, dtype=torch.float64)
 )
 settings_table = [pytest.param(e, s, id=f"{e}-{s}") for e in ESTIMATORS for s in SCALES if e != "maxrl" or s == "none"]
+
+
+def diagnosed(rewards, reward_range=3.5, *, token_advantages=None, strata=None, **loss):
+    loss = LossSettings(**loss)
+    return advantage_diagnostics(loss, rewards, reward_range, token_advantages=token_advantages, strata=strata)
 
 
 def test_estimators_by_hand():
@@ -28,21 +45,21 @@ def test_estimators_by_hand():
     assert advantages(REWARDS, estimator="rloo").tolist() == pytest.approx(leave_one_out)
 
 
-def test_scales_divide_by_the_sample_standard_deviation():
+def test_scales_divide_by_the_sample_standard_deviation_and_the_cap_is_last():
     """ddof = 1: the sum of squares 10.1875 over 3; a population deviation would be 13% smaller."""
     std = math.sqrt((2 * 1.625**2 + 1.375**2 + 1.875**2) / 3)
     assert advantages(REWARDS, scale="group")[0] == pytest.approx(1.625 / (std + 1e-4))
     assert advantages(REWARDS, scale="batch", batch_std=2.0, eps=0.0)[0] == pytest.approx(0.8125)
+    capped = advantages(REWARDS, scale="batch", batch_std=0.5, eps=0.0, clip=3.0)
+    assert capped.tolist() == pytest.approx([3.0, 3.0, -2.75, -3.0]), "capped before scaling?"
 
 
-def test_strata_are_groups_by_themselves():
-    """By hand: two sources, one of equal rewards; a stratum of one sample has nobody to be compared with."""
-    rewards = torch.tensor([3.5, 3.5, 0.5, 0.0, 1.0], dtype=torch.float64)
-    sources = torch.tensor([0, 0, 1, 1, 2])
-    assert advantages(rewards, strata=sources).tolist() == [0.0, 0.0, 0.25, -0.25, 0.0]
-    found = advantage_diagnostics(rewards, strata=sources, reward_range=3.5)
-    assert (found["frac_reward_zero_std"], found["advantage/abs_max"]) == (2 / 3, 0.25)
-    assert found["advantage/bound"] == 1.75, "of a group of two"
+def test_the_batch_is_all_groups_of_the_step():
+    rewards = torch.stack([REWARDS, REWARDS.flip(0) * 2])
+    found = sample_advantages(LossSettings(scale_rewards="batch", advantage_eps=0.0), rewards)
+    centred = rewards - rewards.mean(1, keepdim=True)
+    torch.testing.assert_close(found, (centred / rewards.std()).flatten())
+    assert sample_advantages(LossSettings(loss_type="nll"), rewards).tolist() == [1.0] * 8
 
 
 @given(groups, groups, st.sampled_from(sorted(ESTIMATORS)), st.randoms(use_true_random=False))
@@ -51,21 +68,62 @@ def test_strata_in_any_order_equal_their_groups(first, second, estimator, random
     rewards, labels = torch.cat([first, second]), torch.tensor([0] * len(first) + [1] * len(second))
     order = list(range(len(rewards)))
     random.shuffle(order)
-    alone = torch.cat([advantages(part, estimator=estimator) for part in (first, second)])
-    torch.testing.assert_close(advantages(rewards[order], estimator=estimator, strata=labels[order]), alone[order])
+    loss = LossSettings(advantage_estimator=estimator)
+    alone = torch.cat([sample_advantages(loss, part) for part in (first, second)])
+    torch.testing.assert_close(sample_advantages(loss, rewards[order], labels[order]), alone[order])
 
 
-def test_clip_is_last():
-    """The cap applies to the scaled advantage: capping before scaling would leave values below the cap."""
-    capped = advantages(REWARDS, scale="batch", batch_std=0.5, eps=0.0, clip=3.0)
-    assert capped.tolist() == pytest.approx([3.0, 3.0, -2.75, -3.0]), "capped before scaling?"
+def test_diagnostics_of_strata_by_hand():
+    """Two sources, one of equal rewards; a stratum of one sample has nobody to be compared with."""
+    rewards = torch.tensor([3.5, 3.5, 0.5, 0.0, 1.0], dtype=torch.float64)
+    sources = torch.tensor([0, 0, 1, 1, 2])
+    assert sample_advantages(LossSettings(), rewards, sources).tolist() == [0.0, 0.0, 0.25, -0.25, 0.0]
+    found = diagnosed(rewards, strata=sources)
+    assert (found["frac_reward_zero_std"], found["advantage/abs_max"]) == (2 / 3, 0.25)
+    assert found["advantage/bound"] == 1.75, "of a group of two"
+
+
+def _group(pools: str, prompts: str, lengths: list[int]) -> Group:
+    return Group(
+        step=0,
+        prompt_ids=tuple([ord(prompt)] for prompt in prompts),
+        completion_ids=tuple([1] * length for length in lengths),
+        rewards=(0.0,) * len(lengths),
+        sampling_logprobs=(None,) * len(lengths),
+        keys=tuple(RolloutKey(pool, 0, i) for i, pool in enumerate(pools)),
+        problem_id="one",
+        mixed_prompt=True,
+    )
+
+
+def test_the_strata_of_a_group() -> None:
+    """By pool, by prompt, and by whether a completion is longer than the median; numbers are of the group alone."""
+    pair = [_group("aabb", "xyyx", [4, 2, 2, 9]), _group("bbab", "xxxx", [1, 1, 1, 1])]
+    expected = {
+        "source": [[0, 0, 1, 1], [0, 0, 1, 0]],
+        "prompt": [[0, 1, 1, 0], [0, 0, 0, 0]],
+        "length": [[0, 1, 1, 0], [0, 0, 0, 0]],
+    }
+    assert {word: strata_of(pair, word) for word in STRATA} == expected
+
+
+def test_a_replay_with_baselines_within_the_sources(replay: Callable[..., Path], quick: list[str]) -> None:
+    """Beside the plain condition: the advantages of each pool sum to 0, and nothing else of the rollouts changes."""
+    conditions = ["--condition", "default", "--condition", "within:strata=source"]
+    made = read_run(replay("strata", "--steps", "6", "--arm", "vanilla", *quick, *conditions))
+    sums: dict[tuple[str, int, str], float] = {}
+    for sample in made.samples:
+        key = sample.condition, sample.step, sample.src_pool
+        sums[key] = sums.get(key, 0.0) + sample.advantage
+    within = [total for (condition, _, _), total in sums.items() if condition == "within"]
+    assert within == pytest.approx([0.0] * len(within), abs=1e-12)
+    assert max(abs(total) for (condition, _, _), total in sums.items() if condition == "default") > 0.5
 
 
 @pytest.mark.parametrize(("estimator", "scale"), settings_table)
 def test_zero_variance_is_exactly_zero(estimator, scale):
     """Equal rewards give exact zeros: 0.1 is not a binary fraction, so r - mean(r) alone would leave dust."""
-    rewards = torch.full((3,), 0.1)
-    values = advantages(rewards, estimator=estimator, scale=scale, batch_std=1.0)
+    values = advantages(torch.full((3,), 0.1), estimator=estimator, scale=scale, batch_std=1.0)
     assert values.tolist() == [0.0, 0.0, 0.0]
 
 
@@ -74,37 +132,30 @@ def test_min_group_std_skips_and_is_counted_apart_from_zero_variance():
     nearly = torch.tensor([0.62, 0.68, 0.71, 0.65])
     assert advantages(nearly, scale="group", min_group_std=0.1).abs().max() == 0
     assert advantages(nearly, scale="group").abs().max() > 1
-    skipped = advantage_diagnostics(nearly, min_group_std=0.1)
-    equal = advantage_diagnostics(torch.ones(4), min_group_std=0.1)
-    assert (skipped["skip_rate"], skipped["frac_reward_zero_std"]) == (1.0, 0.0)
-    assert (equal["skip_rate"], equal["frac_reward_zero_std"]) == (0.0, 1.0)
+    for rewards, expected in ((nearly, (1.0, 0.0)), (torch.ones(4), (0.0, 1.0))):
+        found = diagnosed(rewards, min_group_std=0.1)
+        assert (found["skip_rate"], found["frac_reward_zero_std"]) == expected
 
 
 @pytest.mark.parametrize(("estimator", "scale"), settings_table)
 @settings(deadline=None, max_examples=60)
 @given(rewards=groups)
 def test_bounds_are_theorems(estimator, scale, rewards):
-    """No group of rewards >= 0 exceeds the printed bound, whatever its rewards."""
-    spread = float(rewards.max() - rewards.min())
-    values = advantages(rewards, estimator=estimator, scale=scale, batch_std=0.7)
-    bound = advantage_bound(len(rewards), spread, estimator=estimator, scale=scale, batch_std=0.7)
-    assert values.abs().max() <= bound * (1 + 1e-9) + 1e-12
-
-
-@pytest.mark.parametrize(("estimator", "scale"), settings_table)
-def test_bounds_are_reached(estimator, scale):
-    """One success among G - 1 failures reaches every bound (up to eps): a looser bound would call real caps vacuous."""
-    rewards = torch.tensor([3.5, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    reached = advantages(rewards, estimator=estimator, scale=scale, batch_std=0.7).abs().max()
-    bound = advantage_bound(5, 3.5, estimator=estimator, scale=scale, batch_std=0.7)
-    assert float(reached) == pytest.approx(bound, rel=1e-3)
+    """No group of rewards >= 0 exceeds the bound, whatever its rewards; one success among failures reaches it."""
+    one = torch.tensor([3.5, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    for group, reached in ((rewards, False), (one, True)):
+        spread = float(group.max() - group.min())
+        largest = float(advantages(group, estimator=estimator, scale=scale, batch_std=0.7).abs().max())
+        bound = advantage_bound(len(group), spread, estimator=estimator, scale=scale, batch_std=0.7)
+        assert largest <= bound * (1 + 1e-9) + 1e-12
+        assert not reached or largest == pytest.approx(bound, rel=1e-3), "a looser bound calls real caps vacuous"
 
 
 @settings(deadline=None, max_examples=60)
 @given(rewards=groups, clip=st.floats(0.05, 20))
 def test_a_vacuous_cap_never_binds(rewards, clip):
     """adv_cap_vacuous means exactly that: nothing is capped."""
-    found = advantage_diagnostics(rewards, clip=clip)
+    found = diagnosed(rewards, float(rewards.max() - rewards.min()), advantage_clip=clip)
     if found["adv_cap_vacuous"]:
         assert found["adv_cap_fraction"] == 0.0, f"a cap at {clip} called vacuous capped something"
         assert found["adv_cap_magnitude"] is None
@@ -112,44 +163,35 @@ def test_a_vacuous_cap_never_binds(rewards, clip):
 
 def test_diagnostics_by_hand():
     """Advantages 1.625 1.625 -1.375 -1.875 with the cap 1.5: three of four capped, mean size 1.7083 before."""
-    found = advantage_diagnostics(REWARDS, clip=1.5, reward_range=3.5)
+    found = diagnosed(REWARDS, advantage_clip=1.5)
+    assert tuple(found) == tuple(key for key in ADVANTAGE_KEYS if key != "advantage/abs_mean"), "the wire names"
     assert found["adv_cap_fraction"] == 0.75
     assert found["adv_cap_magnitude"] == pytest.approx((1.625 + 1.625 + 1.875) / 3)
     assert found["advantage/abs_max"] == 1.5
     assert found["advantage/bound"] == pytest.approx(2.625)
     assert found["advantage/mean"] == pytest.approx((1.5 + 1.5 - 1.375 - 1.5) / 4)
-    assert found["adv_cap_vacuous"] is False
-    assert advantage_diagnostics(REWARDS, clip=2.625, reward_range=3.5)["adv_cap_vacuous"] is True
-    assert advantage_diagnostics(REWARDS)["adv_cap_vacuous"] is None
+    vacuous = [diagnosed(REWARDS, advantage_clip=clip)["adv_cap_vacuous"] for clip in (1.5, 2.625, None)]
+    assert vacuous == [False, True, None]
 
 
 def test_token_advantages_are_described_instead_of_samples():
     """A_it 4 -1 -2 0 with the cap 1.5: two of three nonzero capped, mean size 3 before; credit has no bound."""
     tokens = torch.tensor([4.0, -1.0, -2.0, 0.0], dtype=torch.float64)
-    found = advantage_diagnostics(REWARDS, clip=1.5, reward_range=3.5, token_advantages=tokens)
+    found = diagnosed(REWARDS, advantage_clip=1.5, token_advantages=tokens)
     assert found["adv_cap_fraction"] == pytest.approx(2 / 3)
     assert found["adv_cap_magnitude"] == pytest.approx(3.0)
     assert found["advantage/mean"] == pytest.approx((1.5 - 1.0 - 1.5) / 4)
     assert (found["advantage/bound"], found["adv_cap_vacuous"]) == (None, False)
-    loose = advantage_diagnostics(REWARDS, clip=99.0, token_advantages=tokens)
-    assert loose["adv_cap_vacuous"] is False, "a cap on tokens is never vacuous: credit has no bound"
-
-
-def test_diagnostic_names_are_the_wire_names():
-    """The records store exactly these keys, in this order, and one that needs the lengths of the completions."""
-    assert tuple(advantage_diagnostics(REWARDS)) == tuple(key for key in ADVANTAGE_KEYS if key != "advantage/abs_mean")
 
 
 def test_reward_stats():
-    """Spread is the largest minus the smallest; the deviation has ddof = 1; one sample has none."""
-    found = reward_stats(REWARDS)
-    assert found == pytest.approx({"reward_mean": 1.875, "reward_std": float(REWARDS.std()), "reward_spread": 3.5})
+    """Spread is the largest minus the smallest; the deviation has ddof = 1; a group of unknown rewards has none."""
+    expected = {"reward_mean": 1.875, "reward_std": float(REWARDS.std()), "reward_spread": 3.5}
+    assert reward_stats(REWARDS) == pytest.approx(expected)
     assert group_std(torch.tensor([3.5])) == 0.0
-
-
-def test_a_scale_of_the_batch_needs_its_deviation():
-    with pytest.raises(ValueError, match="batch_std"):
-        advantages(REWARDS, scale="batch")
+    rewards = torch.tensor([[3.5, 0.5], [math.nan, math.nan]])
+    assert reward_stats(rewards) == reward_stats(rewards[0])
+    assert advantages(rewards[1]).tolist() == [0.0, 0.0]
 
 
 def test_bad_rewards_are_refused():
@@ -171,13 +213,6 @@ def test_an_unknown_reward_counts_nowhere(estimator, scale, rewards, data):
     values = advantages(with_nan, **options)
     assert values[unknown].tolist() == [0.0] * int(unknown.sum())
     assert torch.equal(values[~unknown], advantages(rewards[~unknown], **options))
-    assert group_std(with_nan) == group_std(rewards[~unknown])
     assert reward_stats(with_nan) == reward_stats(rewards[~unknown])
-    diagnostics = advantage_diagnostics(with_nan, **options)
-    assert all(value is None or math.isfinite(value) for value in diagnostics.values())
-
-
-def test_a_group_without_a_known_reward_leaves_the_statistics_of_the_others():
-    rewards = torch.tensor([[3.5, 0.5], [math.nan, math.nan]])
-    assert reward_stats(rewards) == reward_stats(rewards[0])
-    assert advantages(rewards[1]).tolist() == [0.0, 0.0]
+    found = diagnosed(with_nan, advantage_estimator=estimator, scale_rewards=scale)
+    assert all(value is None or math.isfinite(value) for value in found.values())

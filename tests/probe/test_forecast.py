@@ -25,7 +25,7 @@ def removed_by_gate(vectors, gradient: np.ndarray, gate: str, overshoot: float) 
     rows = []
     for i, row in enumerate(gradient):
         V = vectors[f"m{i}"].double()
-        rows.append(row - project(torch.tensor(row), V, gate=gate, overshoot=overshoot).numpy())
+        rows.append(row - project(torch.tensor(row), V, gate=gate, overshoot=overshoot)[0].numpy())
     return np.stack(rows)
 
 

@@ -27,8 +27,8 @@ def test_by_hand():
     wanted = {"k1": (-math.log(2), -1), "k2": (math.log(2) ** 2 / 2, math.log(2)), "k3": (1 - math.log(2), 1)}
     for estimator, (value, weight) in wanted.items():
         found = kl_terms(logp, ref, torch.ones(1, 1, dtype=torch.bool), estimator=estimator)
-        assert float(found.values) == pytest.approx(value, abs=1e-15), estimator
-        assert float(found.weights) == pytest.approx(weight, abs=1e-15), estimator
+        assert float(found[0]) == pytest.approx(value, abs=1e-15), estimator
+        assert float(found[1]) == pytest.approx(weight, abs=1e-15), estimator
 
 
 @pytest.mark.parametrize("estimator", TOKEN_ESTIMATORS)
@@ -41,8 +41,8 @@ def test_values_and_weights_against_autograd(estimator):
     (gradient,) = torch.autograd.grad(penalty[MASK].sum(), logp)
     garbage = ref.masked_fill(~MASK, 1e9)
     found = kl_terms(logp.detach(), garbage, MASK, estimator=estimator)
-    torch.testing.assert_close(found.values, penalty.detach() * MASK, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.weights, -gradient, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[0], penalty.detach() * MASK, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[1], -gradient, rtol=1e-12, atol=1e-12)
 
 
 def mean_gradient(logits, weights):
@@ -66,9 +66,9 @@ def test_mean_gradient_of_each_estimator(estimator, objective):
     torch.manual_seed(1)
     logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
     p, q = F.log_softmax(logits, dim=0), F.log_softmax(torch.randn(6, dtype=torch.float64), dim=0)
-    terms = kl_terms(p.detach()[None], q[None], torch.ones(1, 6, dtype=torch.bool), estimator=estimator)
+    _, weights = kl_terms(p.detach()[None], q[None], torch.ones(1, 6, dtype=torch.bool), estimator=estimator)
     (wanted,) = torch.autograd.grad(objective(p, q), logits)
-    torch.testing.assert_close(mean_gradient(logits, terms.weights[0]), wanted, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(mean_gradient(logits, weights[0]), wanted, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
@@ -76,7 +76,7 @@ def test_mean_value_is_the_divergence(estimator):
     """k1 and k3 are unbiased estimates of KL(policy, ref)."""
     torch.manual_seed(2)
     p, q = (F.log_softmax(torch.randn(6, dtype=torch.float64), dim=0) for _ in range(2))
-    values = kl_terms(p[None], q[None], torch.ones(1, 6, dtype=torch.bool), estimator=estimator).values[0]
+    values = kl_terms(p[None], q[None], torch.ones(1, 6, dtype=torch.bool), estimator=estimator)[0][0]
     torch.testing.assert_close((p.exp() * values).sum(), (p.exp() * (p - q)).sum(), rtol=1e-12, atol=1e-14)
 
 
@@ -114,7 +114,7 @@ def test_full_kl_is_the_mean_of_k1_over_the_vocabulary():
     head = torch.nn.Linear(4, 9, dtype=torch.bfloat16)
     hidden, reference = torch.randn(2, 1, 4).to(torch.bfloat16)
     p, q = (F.log_softmax(head(states).float(), dim=1) for states in (hidden, reference))
-    k1 = kl_terms(p.detach(), q.detach(), torch.ones(1, 9, dtype=torch.bool), estimator="k1").values
+    k1, _ = kl_terms(p.detach(), q.detach(), torch.ones(1, 9, dtype=torch.bool), estimator="k1")
     found = full_kl(head, hidden, reference)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, (p.exp() * k1).sum(1))
@@ -125,10 +125,3 @@ def test_summary_is_over_all_tokens():
     values = torch.tensor([[1.0, 2.0, 99.0], [6.0, 99.0, 99.0]])
     assert kl_summary(values, MASK) == {"mean": 3.0, "max": 6.0}
     assert kl_summary(values, torch.zeros_like(MASK)) == {}, "tokens of others alone: nothing was measured"
-
-
-@pytest.mark.parametrize("estimator", ["full", "k4"])
-def test_full_has_no_token_weight(estimator):
-    zeros = torch.zeros(1, 1)
-    with pytest.raises(ValueError, match="k1, k2, k3"):
-        kl_terms(zeros, zeros, zeros == 0, estimator=estimator)

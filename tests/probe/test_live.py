@@ -15,9 +15,8 @@ from probe.step.bases import Bases, weighted_sums
 from probe.step.groups import ReplaySource
 from probe.step.projection import project_modules
 from probe.step.reference import References
-from probe.step.results import StepResult
-from probe.step.step import Measure, train_step
-from probe.step.update import Decay, Stepper
+from probe.step.step import Measure, StepResult, train_step
+from probe.step.update import Stepper
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
@@ -83,7 +82,7 @@ def test_live_groups_are_what_a_replay_of_their_pool_gives(live) -> None:
     arms = [result.arms[0] for result in results]
     for name in ("cos_nll", "contribution_norms", "sample_haar_sd"):
         assert torch.equal(*(getattr(arm, name) for arm in arms)), f"{name} differs between live and replay"
-    assert arms[0].projection.norm_in.equal(arms[1].projection.norm_in)
+    assert arms[0].projection.before.norm.equal(arms[1].projection.before.norm)
     assert all(torch.equal(g, results[1].unit["svd"][m]) for m, g in results[0].unit["svd"].items())
 
 
@@ -108,16 +107,16 @@ def test_the_mean_over_groups_comes_before_the_gate(live) -> None:
     mean = {m: sum(part[m] for part in parts) / len(parts) for m in parts[0]}
     expected = project_modules(mean, measure(coordinates).vectors, gate="one_sided")
     found = one_step(coordinates, groups).arms[0].projection
-    assert float(expected.norm_in) > 0, "no group has reward variance: the test shows nothing"
-    for name in ("norm_in", "norm_out", "cos_in", "cos_out", "frac_fired"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-6)
+    assert float(expected.before.norm) > 0, "no group has reward variance: the test shows nothing"
+    for name, value in expected.measures().items():
+        torch.testing.assert_close(found.measures()[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_a_step_is_adamw_on_the_clipped_gradient_under_the_schedule() -> None:
     """Reference: torch's AdamW with clip_grad_norm_ on a plain parameter, the rates of warm-up and cosine by hand."""
     policy = load_policy("organism")
     coordinates = attach_basis(policy, "lora", lora_rank=2, cache_dir=Path("unused"))
-    stepper = Stepper(coordinates, lr=0.1, weight_decay=0.01, max_grad_norm=0.5, decay=Decay(warmup_steps=1, steps=5))
+    stepper = Stepper(coordinates, lr=0.1, weight_decay=0.01, max_grad_norm=0.5, decay=(1, 5))
     plain = torch.nn.Parameter(torch.cat([*coordinates.values().values()]))
     optimizer = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.01)
     generator = torch.Generator().manual_seed(1)

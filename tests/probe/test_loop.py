@@ -27,7 +27,7 @@ from probe.step.bases import Bases
 from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.reference import References
 from probe.step.step import Measure
-from probe.step.update import Decay, Stepper, Updater
+from probe.step.update import Stepper, Updater
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import read_json
@@ -83,7 +83,7 @@ def make_run(
     def make(directory: Path, case: Case, before_step=lambda done, last: None, say=lambda text: None) -> TrainingState:
         coordinates = make_tiny(moved=0.0)
         arm, vectors = get_arm(case.arm), directions(coordinates)
-        stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=Decay(warmup_steps=1, steps=STEPS))
+        stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=(1, STEPS))
         references = References(coordinates, ema_decay=case.control.ema_decay, ema_every=case.control.ema_every)
         training = TrainingState(Updater(stepper, arm), references, Control(case.objective, case.control))
         setup = Setup(

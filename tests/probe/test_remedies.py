@@ -14,8 +14,7 @@ from interrupts import interrupted_at
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.objective.advantages import reward_stats
-from probe.objective.objective import sample_advantages
+from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.remedies import AppliedRemedy, RemediedSource

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probe.objective.advantages import ESTIMATORS
-from probe.objective.objective import sample_advantages
+from probe.objective.advantages import ESTIMATORS, sample_advantages
 from probe.runs.remedies import AppliedRemedy
 from probe.runs.sources.rewards import PAYS, SurpriseSource, check_payable
 from probe.runs.sources.tally import Counts

@@ -15,8 +15,7 @@ from probe.step.bases import Bases, Gradients
 from probe.step.groups import Group, RolloutKey
 from probe.step.projection import project_modules, removed_norm
 from probe.step.reference import References
-from probe.step.results import StepResult
-from probe.step.step import Measure, train_step
+from probe.step.step import Measure, StepResult, train_step
 from replay_pools.errors import InputError
 
 PROMPTS = [[5, 6, 7], [8, 9], [4, 4, 4, 4], [3], [7, 7], [9, 8, 7]]
@@ -212,7 +211,7 @@ def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, polic
         mine = weighting.scale[i] * flat({m: g[i] for m, g in unit.items()}, coordinates)
         torch.testing.assert_close(mine, gradient, rtol=1e-8, atol=1e-12, msg=lambda text, i=i: f"sample {i}: {text}")
         assert float(arm.contribution_norms[i]) == pytest.approx(float(gradient.norm()), rel=1e-8, abs=1e-12)
-    assert float(arm.projection.norm_in) == pytest.approx(float(sum(wanted).norm()), rel=1e-8)
+    assert float(arm.projection.before.norm) == pytest.approx(float(sum(wanted).norm()), rel=1e-8)
     value = value_out(own, scored(coordinates, batch), old, ref, batch)
     assert weighting.loss == pytest.approx(value.item(), rel=1e-9)
     if not own.entropy_coef:
@@ -328,7 +327,7 @@ def test_conditions_side_by_side_are_the_conditions_alone(policy, groups) -> Non
         alone, _ = step(policy, groups, {name: own})
         (one,) = (arm for arm in together.arms if arm.condition == name)
         assert torch.equal(one.contribution_norms, alone.arms[0].contribution_norms)
-        assert one.projection.norm_in == alone.arms[0].projection.norm_in
+        assert one.projection.before.norm == alone.arms[0].projection.before.norm
         assert together.weightings[name].kl == alone.weightings[name].kl
 
 

@@ -9,7 +9,7 @@ import torch
 from extraction import loss
 from extraction.words import BASES, LOSS_TYPES, STORAGES, Basis, LossType, Storage
 from probe.objective import advantages, kl
-from probe.objective.bound import advantage_bound
+from probe.objective.advantages import advantage_bound
 from probe.objective.ratio import surrogate
 from probe.runs.remedies import REMEDIES
 from probe.settings import gate, words

@@ -162,7 +162,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
     scale = torch.tensor(advantages / lengths / 8)
     total = {m: scale.float() @ g for m, g in unit.items()}
     cos = sample_cosines(unit, own.vectors).cos
-    haar_sd = haar_variance(unit, own.vectors).cos.sqrt()
+    haar_sd = haar_variance(unit, own.vectors).sqrt()
     gated = project_modules(total, own.vectors, gate="one_sided")
     projects = ARMS[arm].projects and not (world.idle_gate and arm == "projected")
 
@@ -183,8 +183,8 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
             comp_len=int(lengths[i]),
             cos_S_contrib=cosine(np.sign(advantages[i]) * cos[i]),
             grad_norm_contrib=float(scale[i].abs()),
-            mean_cos_in=cosine(gated.mean_cos_in),
-            mean_cos_out=cosine(gated.mean_cos_out if projects else gated.mean_cos_in),
+            mean_cos_in=cosine(gated.before.mean_cos),
+            mean_cos_out=cosine(gated.after.mean_cos if projects else gated.before.mean_cos),
             frac_fired=float(gated.frac_fired) if projects else 0.0,
             arm=arm,
             advantage=float(advantages[i]),
@@ -206,14 +206,14 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         arm=arm,
         problem_id=f"p{step}",
         mixed_prompt=False,
-        cos_in=cosine(gated.cos_in),
-        cos_out=cosine(gated.cos_out if projects else gated.cos_in),
-        mean_cos_in=cosine(gated.mean_cos_in),
-        mean_cos_out=cosine(gated.mean_cos_out if projects else gated.mean_cos_in),
-        hackward_frac_in=cosine(gated.hackward_frac_in),
-        hackward_frac_out=cosine(gated.hackward_frac_out if projects else gated.hackward_frac_in),
+        cos_in=cosine(gated.before.cos),
+        cos_out=cosine(gated.after.cos if projects else gated.before.cos),
+        mean_cos_in=cosine(gated.before.mean_cos),
+        mean_cos_out=cosine(gated.after.mean_cos if projects else gated.before.mean_cos),
+        hackward_frac_in=cosine(gated.before.hackward_frac),
+        hackward_frac_out=cosine(gated.after.hackward_frac if projects else gated.before.hackward_frac),
         frac_fired=float(gated.frac_fired) if projects else 0.0,
-        haar_sd=cosine(haar_variance(total, own.vectors).cos.sqrt()),
+        haar_sd=cosine(haar_variance(total, own.vectors).sqrt()),
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std(ddof=1)),
         reward_spread=float(np.ptp(rewards)),
@@ -221,7 +221,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         solve=float(np.mean([sample.gt_pass for sample in samples])),
         solve_teacher=None,
         loss=0.0,
-        grad_norm=float(gated.norm_in),
+        grad_norm=float(gated.before.norm),
         num_effective=int((advantages != 0).sum()),
         loss_type="grpo",
         reference=None,

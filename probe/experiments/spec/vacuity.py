@@ -19,7 +19,6 @@ from probe.experiments.spec.jobs import sweep_folder
 from probe.experiments.spec.prereg import preregistered
 from probe.experiments.spec.stored import stored_if_readable
 from probe.experiments.spec.types import ResolvedCondition, Spec
-from probe.objective.bound import advantage_bound
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossSettings
 from probe.settings.run import RunConfig
@@ -68,6 +67,8 @@ def settings_key(condition: str, setting: str) -> str:
 
 def _cap(spec: Spec, out_dir: Path) -> Reasons:
     """An advantage cap at or above what any group can reach."""
+    from probe.objective.advantages import advantage_bound  # brings torch, for those alone who ask
+
     for name, condition in spec.resolved.items():
         loss = condition.config.objective
         clip = loss.advantage_clip
