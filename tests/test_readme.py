@@ -54,9 +54,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, common: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")  # snippets call trl and peft, which warn of transformers' renamed settings
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in PAGES]
+)
 def test_every_command_and_snippet_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom; the python blocks of a page share one namespace."""
+    """From top to bottom; the python blocks of a page share one namespace. Slow, but for the README."""
     monkeypatch.chdir(folder)
     blocks, names = BLOCK.findall((ROOT / page).read_text()), {}
     assert len(blocks) >= PAGES[page]
