@@ -13,13 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from extraction.words import Basis
-from probe.analysis.measures.ceilings import Ceiling, ceilings
-from probe.analysis.measures.cells import Bucket, Cell, advantage_cells, buckets
-from probe.analysis.measures.contrasts import Contrast, contrasts
+from probe.analysis.measures.contrasts import Bucket, Cell, Contrast, advantage_cells, buckets, contrasts
 from probe.analysis.measures.forecast import Forecast, forecast
-from probe.analysis.measures.hackward import HackwardFrac, hackward_fracs
-from probe.analysis.measures.pull import Share, shares
-from probe.analysis.measures.sensitivity import OtherK, settings
+from probe.analysis.measures.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_fracs, shares
 from probe.analysis.measures.specificity import SCORES, SignTransfer, Specificity, sign_transfer, specificity
 from probe.analysis.measures.trajectory import (
     MEASURES,
@@ -84,7 +80,6 @@ class Analysis:
     checks: list[VerdictRow]  # the seed's tables V and D
     permutation: Permutation | None
     transfer: SignTransfer | None
-    settings: list[OtherK]  # what another k would have measured; empty without inner products
     comparisons: list[ArmComparison]
     cells: list[Cell]
     trajectory: list[TrajectoryRow]  # a row a step and arm
@@ -243,7 +238,6 @@ def _assemble(
         checks=verification(evidence),
         permutation=offline.permutation,
         transfer=offline.transfer,
-        settings=offline.settings,
         comparisons=_comparisons(run.steps, evidence.summaries, measured, seed),
         cells=advantage_cells(evidence.sure),
         trajectory=trajectory(run.steps),
@@ -269,7 +263,6 @@ class _Offline:
     ceilings: list[Ceiling] = field(default_factory=list)
     hackward: list[HackwardFrac] = field(default_factory=list)
     forecast: Forecast | None = None
-    settings: list[OtherK] = field(default_factory=list)
     most_directions: int | None = None
     error: float | None = None
     sample_error: float | None = None
@@ -283,7 +276,7 @@ def _offline(
     num_draws: int,
     seed: int,
 ) -> _Offline:
-    """Nulls, sign transfer and other k of a frozen run, in the basis of the measured arm."""
+    """Nulls and sign transfer of a frozen run, in the basis of the measured arm."""
     if measured is None or not samples or not has_gram(run, ARMS[measured].basis):
         return _Offline()
     if summaries[measured].trains:
@@ -299,7 +292,6 @@ def _offline(
         ceilings=list(ceilings(linked.pairs, seed)),
         hackward=hackward_fracs(linked, seed=seed),
         forecast=_forecast(run, linked, measured, seed),
-        settings=settings(linked),
         most_directions=linked.pairs.most_directions,
         error=linked.error,
         sample_error=linked.sample_error,

@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.analysis.statistics.intervals import Interval
-from probe.analysis.statistics.means import mean_interval, mean_test
+from probe.analysis.statistics.intervals import Interval, outcomes_interval, share_interval
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.shares import outcomes_interval, share_interval
-from probe.analysis.statistics.significance import welch_interval, welch_test
+from probe.analysis.statistics.significance import mean_interval, mean_test, welch_interval, welch_test
 
 
 class MetricKey(NamedTuple):
@@ -117,7 +115,7 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
         unit=a.unit,
         interval=welch_interval(x, y),
         interval_90=welch_interval(x, y, level=0.9),
-        p=test.p,
+        p=None if test is None else test[1],
     )
     return _as_wide_as_outcomes(unpaired, a, b, list(a.by_unit), list(b.by_unit))
 

@@ -36,7 +36,6 @@ def all_tables(analysis: Analysis) -> list[TextTable]:
         *contrast_tables(analysis),
         specificity_table(analysis),
         module_table(analysis),
-        other_k_table(analysis),
         step_table(analysis),
     ]
     return [table for table in tables if table.rows]
@@ -390,24 +389,6 @@ def module_table(analysis: Analysis) -> TextTable:
     more = f"; {len(ordered) - MOST_MODULES} more in --json" if len(ordered) > MOST_MODULES else ""
     title = f"Modules (mean cos_in over prompts; z: N2; p: max-T over {len(ordered)} modules{more})"
     return TextTable(name="modules", title=title, header=("module", "cos_in", "z", "p"), rows=rows)
-
-
-def other_k_table(analysis: Analysis) -> TextTable:
-    """What another number k of directions a module would have measured."""
-    rows = [
-        (
-            f"{setting.k} (this run)" if setting.chosen else str(setting.k),
-            str(setting.num_directions),
-            number(setting.cos_in),
-            number(setting.cos_out),
-            share(setting.hackward_frac_in),
-            share(setting.auroc),
-        )
-        for setting in analysis.settings
-    ]
-    header = ("k", "directions", "cos_in", "cos_out one-sided", "hackward_frac_in", "AUROC")
-    title = "Other k, from inner products (exploratory: choosing k here spends the data)"
-    return TextTable(name="other-k", title=title, header=header, rows=rows)
 
 
 def step_table(analysis: Analysis) -> TextTable:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import picture, render_table, wrap
-from probe.analysis.statistics.ratios import Bounded
+from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.tables import (
     arm_table,
     basis_table,
@@ -23,7 +23,6 @@ from probe.analysis.tables import (
     heldout_table,
     module_table,
     null_table,
-    other_k_table,
     power_table,
     share_table,
     specificity_table,
@@ -92,7 +91,6 @@ def format_analysis(analysis: Analysis) -> str:
         render_table(bucket_table(analysis)),
         _contrasts(analysis),
         render_table(module_table(analysis)),
-        render_table(other_k_table(analysis)),
         render_table(step_table(analysis)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"

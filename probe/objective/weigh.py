@@ -49,6 +49,7 @@ class Weighting:
     """What one condition makes of one step; the contributions of the samples follow from it."""
 
     advantages: Tensor  # (G,) A_i
+    weights: Tensor  # (G,) w_i
     scale: Tensor  # (G,)
     token_weights: Tensor | None = None  # (G, T) W_it; None where it is 1 on every completion token
     penalty: Penalty | None = None
@@ -114,6 +115,7 @@ def weigh(
         losses = losses + objective.beta * k_it - objective.entropy_coef * surprisal
     return Weighting(
         advantages=A,
+        weights=weights_i,
         scale=scale,
         token_weights=weights,
         penalty=penalty,

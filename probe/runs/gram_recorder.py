@@ -13,6 +13,8 @@ arm the products are stored as they are, with zero rows where a module keeps few
 
     pairs_m = V_m P_m^T  (k, N) in `arm_NAME.safetensors`,   along_m = g_m V_m^T  (G, k) in the file of the step
 
+The file of a step also has `weights/CONDITION` (G,): w_i, by which the loss multiplies an advantage.
+
 G samples, r coordinates of a module, M modules, N pair gradients.
 """
 
@@ -67,12 +69,13 @@ class GramRecorder:
             products = [V @ _rows(pairs, m).T for V, m in zip(self._controls[arm], self._modules, strict=True)]
             self._write(f"arm_{arm}", {"pairs": torch.stack(products)})
 
-    def record(self, step: int, unit: Mapping[str, Tensor]) -> None:
-        """Write the statistics of one step's unit gradients {module: (G, r)}."""
+    def record(self, step: int, unit: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        """Write the statistics of one step: its unit gradients {module: (G, r)}, and {condition: (G,)} its w_i."""
         rows = {m: unit[m].detach().cpu().double() for m in self._modules}
         inner = torch.stack([rows[m] @ _rows(self._pairs, m).T for m in self._modules])
         samples = torch.stack([g @ g.T for g in rows.values()])
         tensors = {"inner": inner.float(), "samples": samples}
+        tensors |= {f"weights/{condition}": w.cpu().double() for condition, w in weights.items()}
         for arm, directions in self._controls.items():
             along = [rows[m] @ V.T for V, m in zip(directions, self._modules, strict=True)]
             tensors[f"along/{arm}"] = torch.stack(along).float()

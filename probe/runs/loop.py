@@ -235,10 +235,11 @@ def _run_step(
         training.stop(f"{broken} in step {step}")
         return []
     world = setup.bases.world
+    weights = {name: weighting.weights for name, weighting in result.weightings.items()}
     for basis, recorder in setup.grams.items():
         unit = {module: world.join(rows, len(keys)) for module, rows in result.unit[basis].items()}
         if world.is_main:
-            recorder.record(step, unit)
+            recorder.record(step, unit, weights)
     control: dict[str, float] = {}
     staleness: int | None = None
     if training is not None:

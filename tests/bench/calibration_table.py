@@ -19,15 +19,23 @@ from probe.analysis.statistics.gram import Extraction, PairGram
 from probe.analysis.statistics.intervals import (
     auroc_interval,
     cluster_counts,
+    outcomes_interval,
     percentiles,
+    share_interval,
     t_interval,
     within_prompt_differences,
 )
-from probe.analysis.statistics.means import equivalence_test, mean_interval, mean_test
 from probe.analysis.statistics.nulls import label_permutations, null_test, true_labels
 from probe.analysis.statistics.power import detection_power, mde
-from probe.analysis.statistics.shares import outcomes_interval, share_interval
-from probe.analysis.statistics.significance import max_t, sign_flip_test, welch_interval, welch_test
+from probe.analysis.statistics.significance import (
+    equivalence_test,
+    max_t,
+    mean_interval,
+    mean_test,
+    sign_flip_test,
+    welch_interval,
+    welch_test,
+)
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.experiments.sweep.looks import level_left
 from probe.experiments.sweep.stopping import look
@@ -63,7 +71,7 @@ def means() -> Iterator[tuple]:
             x = [draw(rng, n) - mean for _ in range(SIMS)]
             edge, shift = 0.8 * sd, 2.8 * sd / math.sqrt(n)
             yield (
-                *(shape, n, share(sign_flip_test(v, num_draws=999).p < 0.05 for v in x)),
+                *(shape, n, share(sign_flip_test(v, num_draws=999) < 0.05 for v in x)),
                 share(mean_test(v, num_draws=999).p < 0.05 for v in x),
                 *(share(covers(make(v), 0.0) for v in x) for make in (t_interval, mean_interval)),
                 share(equivalence_test(v + edge, edge).p < 0.05 for v in x),
@@ -85,7 +93,7 @@ def contrasts() -> Iterator[tuple]:
                 d = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
                 p = mean_test([*d.values()], num_draws=999).p
                 ours.append(p is not None and p < 0.05)
-                p = welch_test(values[labels], values[~labels]).p
+                p = (welch_test(values[labels], values[~labels]) or (0, None))[1]
                 naive.append(p is not None and p < 0.05)
             yield correlation, n, share(ours), share(naive)
 
@@ -310,8 +318,7 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     by_prompt = cosines(truth, found)[0]
     p = null_test(by_prompt.mean(), cosines(permuted, found).mean(1)).p
     unit = mean_module_unit(found, np.full(n, 1 / n))
-    family = max_t(along_modules(truth, unit)[0], along_modules(permuted, unit))
-    significant = family.p < 0.05
+    significant = max_t(along_modules(truth, unit)[0], along_modules(permuted, unit))[1] < 0.05
     interval, equal = mean_interval(by_prompt), equivalence_test(by_prompt, 0.05)
     found_live = float(significant[carries].mean()) if live else math.nan
     false = bool(significant[~carries].any())

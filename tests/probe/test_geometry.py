@@ -12,7 +12,7 @@ from torch import Tensor
 from extraction.controls import permuted_directions
 from extraction.directions import PairGradients, extract_directions, sign_accuracy
 from extraction.words import Method
-from probe.analysis.measures.sensitivity import gate_all
+from probe.analysis.measures.pull import OVER_ALL, fracs
 from probe.analysis.measures.specificity import sign_transfer
 from probe.analysis.statistics.geometry import (
     Axes,
@@ -31,7 +31,7 @@ from probe.analysis.statistics.gram import Extraction, PairGram, StepGram, StepR
 from probe.analysis.statistics.nulls import label_permutations, pair_swaps, placebo_couples, true_labels
 from probe.analysis.statistics.run_gradients import link
 from probe.records.run import read_run
-from probe.step.projection import project_modules, sample_cosines
+from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 
 SIZES = {"a": 40, "b": 17, "c": 64}
@@ -75,6 +75,7 @@ def step_of(pairs: PairGradients, unit: dict[str, Tensor]) -> StepGram:
         inner=np.stack([(unit[m].double() @ rows[m].T).numpy() for m in SIZES]),
         samples=np.stack([(unit[m].double() @ unit[m].double().T).numpy() for m in SIZES]),
         along={},
+        weights={},
     )
 
 
@@ -85,10 +86,8 @@ def step_of(pairs: PairGradients, unit: dict[str, Tensor]) -> StepGram:
         *(("mean", 1, 0.0, 0.0), ("mean", 1, 0.0, 0.5)),
     ],
 )
-def test_directions_and_the_gate_equal_the_online_ones(
-    pairs: PairGradients, method: Method, k: int, tau: float, floor: float
-):
-    """Same V (up to float32), and with it the measures before and after the gate, within 1e-6."""
+def test_directions_equal_the_online_ones(pairs: PairGradients, method: Method, k: int, tau: float, floor: float):
+    """Same V (up to float32), and with it the measures of gradients, within 1e-6."""
     gram = gram_of(pairs, method=method, k=k, tau=tau, drop_bottom_frac=floor)
     online = extract_directions(pairs.differences(), method=method, k=k, tau=tau, drop_bottom_frac=floor)
     offline = extract(gram, *true_labels(gram.held_out), gram.extraction)
@@ -97,11 +96,10 @@ def test_directions_and_the_gate_equal_the_online_ones(
         assert kept.sum() == len(online.vectors[module]), f"{module}: other directions were dropped"
         np.testing.assert_allclose(offline.singular_values[0, m][kept], online.singular_values[module], rtol=1e-6)
     unit = decaying(NUM_SAMPLES, 2)
-    expected = project_modules({m: g.double() for m, g in unit.items()}, online.vectors, gate="one_sided")
-    online_measures = expected.measures() | {"norm_in": expected.before.norm, "norm_out": expected.after.norm}
-    found = gate_all(offline, samples_of(step_of(pairs, unit)))
-    for name in found.__dataclass_fields__:
-        np.testing.assert_allclose(getattr(found, name), online_measures[name].numpy(), atol=1e-6, err_msg=name)
+    expected = sample_cosines({m: g.double() for m, g in unit.items()}, online.vectors)
+    gradients = samples_of(step_of(pairs, unit))
+    np.testing.assert_allclose(cosines(offline.axes(), gradients)[0], expected.cos, atol=1e-6)
+    np.testing.assert_allclose(fracs(offline, gradients)[OVER_ALL][0], expected.hackward_frac, atol=1e-6)
 
 
 def test_weighted_totals_equal_summing_gradients(pairs: PairGradients):
@@ -177,11 +175,9 @@ def test_draws_keep_to_the_extraction_pairs():
 def test_zero_gradients_have_no_cosine(pairs: PairGradients):
     gram, unit = gram_of(pairs), decaying(2, 7)
     unit = {m: torch.cat([g[:1], torch.zeros_like(g[:1])]) for m, g in unit.items()}
-    directions = extract(gram, *true_labels(gram.held_out), gram.extraction)
-    found = gate_all(directions, samples_of(step_of(pairs, unit)))
-    for name in found.__dataclass_fields__:
-        assert np.isnan(getattr(found, name)).tolist() == [False, True], f"{name} of a zero gradient"
-    none = Axes(rows=directions.axes().rows * 0, kept=directions.axes().kept & False)
+    axes = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
+    assert np.isnan(cosines(axes, samples_of(step_of(pairs, unit)))).tolist() == [[False, True]]
+    none = Axes(rows=axes.rows * 0, kept=axes.kept & False)
     assert np.isnan(cosines(none, samples_of(step_of(pairs, unit)))).all(), "no direction, and yet a cosine"
 
 
@@ -199,17 +195,15 @@ def test_held_out_sign_equals_the_online_one(pairs: PairGradients):
 def test_offline_equals_the_records_of_a_real_run(
     many_arms: Path, replay: Callable[..., Path], options: tuple[str, ...]
 ):
-    """cos_S_nll, cos_in and the projected arm's cos_out of every record, from inner products alone, within 1e-6."""
+    """cos_S_nll, cos_in and hackward_frac_in of every record, from inner products alone, within 1e-6."""
     arms = ("--arm", "vanilla,projected", "--steps", "3")
     run = read_run(replay("offline-dr_grpo", *arms, *options) if options else many_arms)
     steps = [s for s in run.steps if s.arm == "projected" and s.cos_in is not None]
     linked = link(run, [s for s in run.samples if s.arm == "projected"], steps)
     assert linked.error < 1e-6
     pairs = linked.pairs
-    found = gate_all(extract(pairs, *true_labels(pairs.held_out), pairs.extraction), linked.totals)
-    for name in ("cos_in", "cos_out", "hackward_frac_in"):
-        recorded = [getattr(s, name) for s in steps]
-        np.testing.assert_allclose(getattr(found, name), recorded, atol=1e-6, err_msg=name)
+    found = fracs(extract(pairs, *true_labels(pairs.held_out), pairs.extraction), linked.totals)[OVER_ALL][0]
+    np.testing.assert_allclose(found, [step.hackward_frac_in for step in steps], atol=1e-6)
 
 
 def test_a_gram_file_that_was_changed_is_refused(many_arms: Path, tmp_path: Path):

@@ -15,6 +15,7 @@ from replay_pools.storage.files import sha256
 
 SIZES = {"layers.0.q": 9, "layers.0.down": 14, "a": 30}  # not in alphabetical order
 NUM_PAIRS, NUM_SAMPLES = 7, 5
+WEIGHTS = torch.linspace(0.1, 0.5, NUM_SAMPLES, dtype=torch.float64)
 
 
 def draw(rows: int, seed: int) -> dict[str, Tensor]:
@@ -69,10 +70,11 @@ def test_pairs_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack:
 def test_inner_and_samples_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
     """inner[m, g, i] = <g, P_i> and samples[m, g, h] = <g, h>, whatever the order of the modules in the gradients."""
     unit = draw(NUM_SAMPLES, 2)
-    GramRecorder(tmp_path, pairs, v_hack).record(3, dict(reversed(unit.items())))
+    GramRecorder(tmp_path, pairs, v_hack).record(3, dict(reversed(unit.items())), {"capped": WEIGHTS})
     found, metadata = read(tmp_path / "gram" / "step_003.safetensors")
     assert metadata == {"modules": list(SIZES)}
-    assert found.keys() == {"inner", "samples"}
+    assert found.keys() == {"inner", "samples", "weights/capped"}
+    assert torch.equal(found["weights/capped"], WEIGHTS)
     assert (found["inner"].dtype, found["samples"].dtype) == (torch.float32, torch.float64)
     for m, module in enumerate(SIZES):
         rows = [*pairs.hack[module], *pairs.clean[module]]
@@ -88,7 +90,7 @@ def test_products_with_control_directions_equal_the_slow_loop(
     """<V_i, P_j> and <g, V_i> of an arm, 0 where a module keeps fewer directions than another."""
     unit = draw(NUM_SAMPLES, 2)
     vectors = {module: rows[:k] for (module, rows), k in zip(draw(3, 5).items(), (2, 0, 3), strict=True)}
-    GramRecorder(tmp_path, pairs, v_hack, {"random": vectors}).record(3, unit)
+    GramRecorder(tmp_path, pairs, v_hack, {"random": vectors}).record(3, unit, {})
     with_pairs, _ = read(tmp_path / "gram" / "arm_random.safetensors")
     of_step, _ = read(tmp_path / "gram" / "step_003.safetensors")
     for m, module in enumerate(SIZES):
@@ -108,7 +110,7 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, pairs: PairGradient
     for steps in (range(3), range(2, 3)):
         recorder = GramRecorder(tmp_path, pairs, v_hack)
         for step in steps:
-            recorder.record(step, draw(NUM_SAMPLES, step))
+            recorder.record(step, draw(NUM_SAMPLES, step), {})
         hashes.append(gram_hashes(tmp_path))
     assert hashes[0] == hashes[1]
     names = ["pairs", "step_000", "step_001", "step_002"]
@@ -121,8 +123,8 @@ def test_steps_of_a_float64_model_are_recorded_alike(tmp_path: Path, pairs: Pair
     """The files of a float64 model hold the numbers of a float32 one."""
     unit = draw(NUM_SAMPLES, 2)
     recorder = GramRecorder(tmp_path, pairs, v_hack)
-    recorder.record(0, unit)
-    recorder.record(1, {module: g.double() for module, g in unit.items()})
+    recorder.record(0, unit, {})
+    recorder.record(1, {module: g.double() for module, g in unit.items()}, {})
     (low, _), (high, _) = (read(tmp_path / "gram" / f"step_00{step}.safetensors") for step in (0, 1))
     for name in ("inner", "samples"):
         torch.testing.assert_close(low[name], high[name], atol=0, rtol=0)

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from planted import Planted, link_vectors
 from worlds import World, make_run
 
-from probe.analysis.measures.ceilings import ceilings
-from probe.analysis.measures.hackward import BY_MODULE, HackwardFrac, hackward_fracs
+from probe.analysis.measures.pull import BY_MODULE, HackwardFrac, ceilings, hackward_fracs
 from probe.analysis.statistics.gram import Extraction, PairGram
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.verdict.evidence import Evidence

@@ -8,21 +8,17 @@ import pytest
 from probe.analysis.analyze import analyze
 from probe.analysis.statistics import geometry
 from probe.analysis.statistics.gram import StepReader, read_pairs
-from probe.analysis.statistics.null_axes import null_axes
-from probe.analysis.statistics.redrawn import redrawn
+from probe.analysis.statistics.redrawn import null_axes, redrawn
 from probe.records.run import read_run
 from replay_pools.errors import InputError
 
 
 def test_the_same_pairs_share_their_axes(many_arms: Path):
-    """Two readings of one file are the same key; another seed, or one number that differs, is another."""
+    """Two readings of one content are the same pairs, and with another seed other axes."""
     run = read_run(many_arms)
     axes = null_axes(read_pairs(run), 9, 0)
     assert null_axes(read_pairs(run), 9, 0) is axes
     assert not np.array_equal(null_axes(read_pairs(run), 9, 1).permuted.rows, axes.permuted.rows)
-    changed = read_pairs(run)
-    changed.pairs[0, 0, 0] *= 2
-    assert changed != read_pairs(run)
 
 
 def test_every_caller_draws_on_from_the_same_state(many_arms: Path):

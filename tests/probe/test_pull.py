@@ -11,8 +11,8 @@ from scipy import stats
 
 from probe.analysis.measures.pull import Share, shares
 from probe.analysis.statistics.adjusted import adjusted_effect, effects_by_prompt
-from probe.analysis.statistics.half_samples import half_samples
-from probe.analysis.statistics.ratios import fieller_interval, mean_covariance
+from probe.analysis.statistics.intervals import fieller_interval, mean_covariance
+from probe.analysis.statistics.nulls import half_samples
 
 
 def by_name(rows: list[Share]) -> dict[str, Share]:

@@ -8,7 +8,7 @@ from drawn import marks, tips
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probe.analysis.measures.cells import Cell
+from probe.analysis.measures.contrasts import Cell
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.power import mde

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from probe.analysis.statistics.geometry import cosines, samples_of, stack, weighted
 from probe.analysis.statistics.gram import Extraction, PairGram, StepGram
-from probe.analysis.statistics.null_axes import true_axes
+from probe.analysis.statistics.redrawn import true_axes
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 
 Array = NDArray[np.float64]
@@ -76,7 +76,10 @@ def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k:
     steps, records, grams = [], [], []
     for number, group in enumerate(samples):
         gram = StepGram(
-            inner=np.einsum("gmr,jmr->mgj", group, rows), samples=np.einsum("gmr,hmr->mgh", group, group), along={}
+            inner=np.einsum("gmr,jmr->mgj", group, rows),
+            samples=np.einsum("gmr,hmr->mgh", group, group),
+            along={},
+            weights={"default": np.full(8, 1 / 8)},
         )
         weights = (rewards - rewards.mean()) / 8
         record = SimpleNamespace(step=number, problem_id=f"p{number}", cos_in=0.0, loss_type="dr_grpo")

@@ -11,10 +11,10 @@ from functools import lru_cache
 import pytest
 
 from probe.analysis import analyze
-from probe.analysis.measures import forecast, hackward, pull
-from probe.analysis.statistics import permutation
+from probe.analysis.measures import forecast, pull
+from probe.analysis.statistics import gram, permutation
 
-DRAWN = {"redrawn": (forecast, hackward, pull), "null_axes": (permutation,), "ceilings": (analyze,)}
+DRAWN = {"redrawn": (forecast, pull), "null_axes": (permutation,), "ceilings": (analyze,), "_pairs": (gram,)}
 
 
 @contextmanager

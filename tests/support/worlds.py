@@ -137,7 +137,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
             along("length" if world.long_hacks else None, (lengths - 50) / 40),
         )
         for recorder in recorders:
-            recorder.record(step, unit)
+            recorder.record(step, unit, {"default": torch.tensor(1 / lengths / 8)})
         labels = HACKED.tolist()
         if world.shuffled_labels:
             labels = rng.permutation(HACKED[:6]).tolist() + [False] * 2

@@ -1,22 +1,60 @@
-"""Contrasts: the mean sample cosine of one kind of samples (side a) minus that of another (side b), within prompts.
+"""Sample cosines of one arm by label: in cells, in buckets, and as contrasts within prompts.
 
-cos(A g) = sign(A) cos(g), so a contrast over all samples mostly compares the signs of A. The hack-versus-clean contrast
-is therefore made among A > 0, and on `cos_S_nll`, which has no advantage in it. The prompt is the unit; a Welch test
-over samples is printed beside it, marked as naive.
+cos(A g) = sign(A) cos(g): a paid hack and an unpaid failure differ in the sign of A before they differ in anything
+else. So the sign of A is one of the labels that define a cell (the dots of the cells add up to that of the gradient),
+and the contrast of hacks (side a) with clean samples (side b) is made among A > 0, and on `cos_S_nll`, which has no
+advantage in it. The prompt is the unit; a Welch test over samples stands beside it, marked as naive.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from probe.analysis.measures.cells import Metric, mean_or_none
 from probe.analysis.statistics.adjusted import Adjusted, adjusted_effect
 from probe.analysis.statistics.intervals import Interval, within_prompt_differences
-from probe.analysis.statistics.means import SKEWED_CAVEAT, mean_interval, mean_test
 from probe.analysis.statistics.nulls import HaarTest, haar_test
-from probe.analysis.statistics.significance import holm, welch_test
+from probe.analysis.statistics.significance import SKEWED_CAVEAT, holm, mean_interval, mean_test, welch_test
 from probe.records.records import SampleRecord
+
+# To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
+Metric = Literal["cos_S_contrib", "cos_S_nll"]
+METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The samples with one value of source x hint x hacked x gt_pass x sign of A.
+
+    Means are None when no sample has the cosine.
+    """
+
+    src_pool: str
+    hint: bool
+    hacked: bool | None
+    gt_pass: bool | None  # None: the log does not say
+    advantage_sign: int  # -1, 0, 1
+    n: int
+    num_prompts: int
+    mean_advantage: float
+    mean_cos_contrib: float | None
+    mean_cos_nll: float | None
+    dot: float  # sum of cos_S_contrib * grad_norm_contrib: the cell's additive part of the hack-ward gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One metric over the samples of one (src_pool, hacked); `n` counts the cosines, `num_null` the missing ones."""
+
+    arm: str
+    metric: Metric
+    src_pool: str
+    hacked: bool
+    n: int
+    num_null: int
+    mean: float | None
+    sd: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +81,8 @@ class Contrast:
     n_b: int
     mean_a: float | None
     mean_b: float | None
-    welch_unit: str
-    welch_t: float | None
+    welch_t: float | None  # over samples: naive
     welch_p: float | None
-    unit: str
     num_prompts: int  # prompts that hold both sides
     difference: float | None  # mean within-prompt difference
     interval: Interval | None  # 95%
@@ -57,26 +93,6 @@ class Contrast:
     adjusted: Adjusted  # the difference with the other labels held constant
 
 
-def _everything(sample: SampleRecord) -> bool:
-    return True
-
-
-def _paid(sample: SampleRecord) -> bool:
-    return sample.advantage > 0
-
-
-def _hacked(sample: SampleRecord) -> bool:
-    return bool(sample.hacked)
-
-
-def _judged_hack(sample: SampleRecord) -> bool:
-    return _hacked(sample) and sample.gt_pass is not None
-
-
-def _wrong(sample: SampleRecord) -> bool:
-    return not sample.gt_pass
-
-
 HACK_AMONG_PAID = "hacked - clean, A > 0"
 PURE_HACK = "pure hack - hack and correct"
 # To add a contrast: a row here. Holm adjusts over all rows, so that each row costs the others power.
@@ -84,27 +100,90 @@ CONTRASTS = (
     ContrastSpec(
         name="hacked - clean, all A",
         metric="cos_S_contrib",
-        keep=_everything,
-        side_a=_hacked,
+        keep=lambda sample: True,
+        side_a=lambda sample: bool(sample.hacked),
         caveat="sign of A",
     ),
-    ContrastSpec(name=HACK_AMONG_PAID, metric="cos_S_contrib", keep=_paid, side_a=_hacked),
-    ContrastSpec(name="hacked - clean", metric="cos_S_nll", keep=_everything, side_a=_hacked),
+    ContrastSpec(
+        name=HACK_AMONG_PAID,
+        metric="cos_S_contrib",
+        keep=lambda sample: sample.advantage > 0,
+        side_a=lambda sample: bool(sample.hacked),
+    ),
+    ContrastSpec(
+        name="hacked - clean",
+        metric="cos_S_nll",
+        keep=lambda sample: True,
+        side_a=lambda sample: bool(sample.hacked),
+    ),
     ContrastSpec(
         name=PURE_HACK + ", A > 0",
         metric="cos_S_contrib",
-        keep=lambda sample: _judged_hack(sample) and _paid(sample),
-        side_a=_wrong,
+        keep=lambda sample: bool(sample.hacked) and sample.gt_pass is not None and sample.advantage > 0,
+        side_a=lambda sample: not sample.gt_pass,
         rivals=("src_pool", "hint"),  # gt_pass is what the sides differ in
     ),
     ContrastSpec(
         name=PURE_HACK,
         metric="cos_S_nll",
-        keep=_judged_hack,
-        side_a=_wrong,
+        keep=lambda sample: bool(sample.hacked) and sample.gt_pass is not None,
+        side_a=lambda sample: not sample.gt_pass,
         rivals=("src_pool", "hint"),
     ),
 )
+
+
+def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
+    """The non-empty cells of the samples of one arm, sorted by (src_pool, hint, hacked, gt_pass, sign of A)."""
+    groups: dict[tuple[str, bool, bool | None, bool | None, int], list[SampleRecord]] = {}
+    for sample in samples:
+        sign = (sample.advantage > 0) - (sample.advantage < 0)
+        labels = (sample.src_pool, sample.hint, sample.hacked, sample.gt_pass, sign)
+        groups.setdefault(labels, []).append(sample)
+    # Labels by their names: None, of a log that does not say, is not smaller than False.
+    ordered = sorted(groups.items(), key=lambda row: (*row[0][:2], str(row[0][2]), str(row[0][3]), row[0][4]))
+    return [_cell(group, labels[-1]) for labels, group in ordered]
+
+
+def _cell(group: Sequence[SampleRecord], sign: int) -> Cell:
+    """The cell of samples that share their labels."""
+    first = group[0]
+    return Cell(
+        src_pool=first.src_pool,
+        hint=first.hint,
+        hacked=first.hacked,
+        gt_pass=first.gt_pass,
+        advantage_sign=sign,
+        n=len(group),
+        num_prompts=len({sample.problem_id for sample in group}),
+        mean_advantage=float(np.mean([sample.advantage for sample in group])),
+        mean_cos_contrib=mean_or_none(present(sample.cos_S_contrib for sample in group)),
+        mean_cos_nll=mean_or_none(present(sample.cos_S_nll for sample in group)),
+        dot=sum((sample.cos_S_contrib or 0.0) * sample.grad_norm_contrib for sample in group),
+    )
+
+
+def buckets(samples: Sequence[SampleRecord], arm: str) -> list[Bucket]:
+    """One bucket for every metric x src_pool x hacked of one arm, the empty ones included."""
+    rows = []
+    for metric in METRICS:
+        for src_pool in sorted({sample.src_pool for sample in samples}):
+            for hacked in (True, False):
+                group = [sample for sample in samples if sample.src_pool == src_pool and sample.hacked == hacked]
+                values = present(getattr(sample, metric) for sample in group)
+                rows.append(
+                    Bucket(
+                        arm=arm,
+                        metric=metric,
+                        src_pool=src_pool,
+                        hacked=hacked,
+                        n=len(values),
+                        num_null=len(group) - len(values),
+                        mean=mean_or_none(values),
+                        sd=float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                    )
+                )
+    return rows
 
 
 def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> list[Contrast]:
@@ -148,10 +227,8 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         n_b=len(b),
         mean_a=mean_or_none(a),
         mean_b=mean_or_none(b),
-        welch_unit="sample (naive)",
-        welch_t=naive.t,
-        welch_p=naive.p,
-        unit="prompt",
+        welch_t=None if naive is None else naive[0],
+        welch_p=None if naive is None else naive[1],
         num_prompts=test.n,
         difference=test.mean,
         interval=mean_interval(list(differences.values())),
@@ -206,3 +283,13 @@ def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool], rivals: S
         if values[True].isdisjoint(values[False]):
             confounds.append(name)
     return tuple(confounds)
+
+
+def present(values: Iterable[float | None]) -> list[float]:
+    """The values that are not None."""
+    return [value for value in values if value is not None]
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """The mean; None for an empty sequence."""
+    return float(np.mean(values)) if len(values) else None

@@ -28,9 +28,14 @@ from numpy.typing import NDArray
 
 from probe.analysis.statistics.geometry import DirectionDraws, Gradients, held_out_gradients, ratio, weighted
 from probe.analysis.statistics.gram import Array, PairGram
-from probe.analysis.statistics.half_samples import can_be_halved
-from probe.analysis.statistics.intervals import prompt_means, prompt_weights
-from probe.analysis.statistics.ratios import Bounded, fieller_interval, mean_covariance
+from probe.analysis.statistics.intervals import (
+    Bounded,
+    fieller_interval,
+    mean_covariance,
+    prompt_means,
+    prompt_weights,
+)
+from probe.analysis.statistics.nulls import can_be_halved
 from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
@@ -130,7 +135,7 @@ def forecast(
         return None
     drawn = redrawn(pairs, num_draws, seed)
     totals = _unit(linked.totals)
-    weights = prompt_weights([step.record.problem_id for step in linked.steps])
+    weights = prompt_weights(linked.prompts)
     targets = _targets(linked, totals)
     law = _Law(gate=gate, overshoot=overshoot, weights=weights)
     haar_share = drawn.truth.kept[0].sum(1) / pairs.sizes  # (M,) of a gradient's energy that Haar directions meet
@@ -207,7 +212,7 @@ class _Law:
 
 def _targets(linked: Linked, totals: Gradients) -> dict[str, _Target]:
     """{name: target} of those that the run has."""
-    prompts = [step.record.problem_id for step in linked.steps]
+    prompts = linked.prompts
     units = held_out_units(linked.pairs)
     num_pairs = len(linked.pairs.held_out)
     held_out = np.flatnonzero(linked.pairs.held_out)

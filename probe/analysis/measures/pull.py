@@ -1,4 +1,4 @@
-"""Pull: how hack-ward an update is, as a share of how hack-ward the hacks of held-out pairs are.
+"""How hack-ward an update is: as a share of what held-out pairs read (pull), as a norm, and what pairs read by kind.
 
     pull       cos_in of the groups / cosine of held-out hack-minus-clean pair gradients, both along v_hack
     benign     the same of the groups without their hacks: the update that their other samples alone would make;
@@ -14,27 +14,68 @@ Everything that varies is in the interval: prompts, held-out pairs, and the pair
 share one v_hack, so their spread does not show the last: where the gradients of the groups have a part in common, the
 axis of other pairs reads another level on all of them at once.
 
+Ceilings by kind say whether v_hack reaches hacks that it was not extracted from: for every kind of hack (the part of a
+pair's flavour before its first "/") and every loophole mode, v_hack of the extraction pairs of all OTHER kinds, and the
+mean cosine of hack minus clean along it over all pairs of the kind that was left out. Their interval is over those
+pairs and over the pairs extracted from (half-samples).
+
+`hackward_fracs` are norms instead, norm(relu(V g)) / norm(g), positive whatever V is and larger with k: a number means
+something only beside the same along directions of permuted pairs, as many in each module (N2). That null is a
+conservative one: a strong signal is still an axis of permuted pairs, turned the right way round in up to half of the
+draws.
+
 To add a share: give it a numerator for every axis and prompt, and a row in `shares`.
-Shapes: A axes (row 0: v_hack itself, then its half-samples), C prompts, H held-out pairs, S samples, T steps.
+Shapes: A axes (row 0: v_hack itself, then its half-samples), B draws, C prompts, H held-out pairs, M modules,
+S samples, T steps, k directions.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
+from extraction.words import kind_of
 from probe.analysis.statistics.adjusted import effects_by_prompt
-from probe.analysis.statistics.batch_labels import paid_labels
-from probe.analysis.statistics.geometry import Axes, cosines, held_out_gradients, weighted
-from probe.analysis.statistics.gram import Array
-from probe.analysis.statistics.half_samples import can_be_halved
-from probe.analysis.statistics.intervals import prompt_means
-from probe.analysis.statistics.ratios import Bounded, fieller_interval, mean_covariance
+from probe.analysis.statistics.geometry import (
+    Axes,
+    DirectionDraws,
+    Gradients,
+    cosines,
+    held_out_gradients,
+    ratio,
+    svd_axes,
+    weighted,
+)
+from probe.analysis.statistics.gram import Array, PairGram
+from probe.analysis.statistics.intervals import (
+    Bounded,
+    Interval,
+    fieller_interval,
+    mean_covariance,
+    prompt_means,
+    prompt_weights,
+    student_quantile,
+    varies,
+)
+from probe.analysis.statistics.nulls import can_be_halved, half_samples, true_labels
+from probe.analysis.statistics.permutation import paid_labels
 from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
+from probe.analysis.statistics.significance import mean_interval
 from probe.records.records import SampleRecord
+from replay_pools.environments.exploits import EXPLOITS
 
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
+NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
+OVER_ALL, BY_MODULE = "over all modules", "by module"
+_MODE_OF = {exploit.flavour: mode for mode, exploits in EXPLOITS.items() for exploit in exploits}
+# The ways to sort pairs into kinds. To add one: a row here.
+SORTED_BY: Mapping[str, Callable[[str], str]] = {
+    "flavour": kind_of,
+    "mode": lambda flavour: _MODE_OF.get(kind_of(flavour), "other"),
+}
 # What may tell hacks from honest solutions without any direction. To add one: a row here.
 TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "comp_len": lambda sample: float(np.log(max(sample.comp_len, 1))),
@@ -80,7 +121,7 @@ def shares(linked: Linked, *, num_halves: int = NUM_DRAWS, seed: int = 0) -> lis
     axes = redrawn(pairs, num_halves, seed).axes
     differences, hacks, cleans = held_out_gradients(pairs)
     ceiling = cosines(axes, differences)  # (A, H)
-    steps = prompt_means(cosines(axes, linked.totals), [step.record.problem_id for step in linked.steps])
+    steps = prompt_means(cosines(axes, linked.totals), linked.prompts)
     benign = _benign(linked, axes)
     rows = [_share("pull", _stacked(steps), ceiling), _share("benign", _stacked(benign), ceiling)]
     for name, part in (("pull - benign", 1.0), ("half - benign", 0.5)):
@@ -215,3 +256,124 @@ def _undefined(name: str, ceiling: Array, reason: str) -> Share:
 def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
     """(A, C) of {prompt: (A,)}; None without a prompt."""
     return np.stack(list(values.values()), axis=1) if values else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """How hack-ward the pairs of one kind read along v_hack of all other kinds. Field names are keys of the JSON."""
+
+    sorted_by: str  # a key of SORTED_BY
+    left_out: str
+    cos: float | None  # mean over its pairs; None where the other kinds give no direction
+    interval: Interval | None  # 95%, over both sets of pairs; None with fewer than two pairs in one of them
+    num_pairs: int
+    num_extraction: int  # pairs of other kinds that v_hack was extracted from
+
+    @property
+    def not_reached(self) -> bool:
+        """Whether its interval holds 0 or lies below: nothing shows that v_hack of the others reaches this kind."""
+        return self.interval is not None and self.interval.low <= 0
+
+
+# Conditions and arms of a run share their pairs.
+@lru_cache(maxsize=1)
+def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Ceiling, ...]:
+    """One row per kind; none where the pairs do not say theirs, or all are of one kind.
+
+    Args:
+        pairs: with the flavour of every pair.
+        seed: of the half-samples.
+    """
+    rows = []
+    for name, sort in SORTED_BY.items():
+        kinds = np.array([sort(flavour) for flavour in pairs.flavours])
+        different = list(dict.fromkeys(kinds.tolist()))
+        if len(different) > 1:
+            rows += [_ceiling(pairs, name, kind, kinds == kind, seed) for kind in different]
+    return tuple(rows)
+
+
+def _ceiling(pairs: PairGram, sorted_by: str, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Ceiling:
+    """The row of one kind, (n,) True for its pairs."""
+    unused = pairs.held_out | of_kind
+    ceiling = Ceiling(
+        sorted_by=sorted_by,
+        left_out=kind,
+        cos=None,
+        interval=None,
+        num_pairs=int(of_kind.sum()),
+        num_extraction=int((~unused).sum()),
+    )
+    if unused.all():
+        return ceiling
+    differences, _, _ = held_out_gradients(replace(pairs, held_out=of_kind))
+    values = cosines(svd_axes(pairs, *true_labels(unused), pairs.extraction), differences)[0]
+    if np.isnan(values).any():
+        return ceiling
+    mean = float(values.mean())
+    if not varies(values) or not can_be_halved(unused):
+        return replace(ceiling, cos=mean)
+    halves = svd_axes(pairs, *half_samples(unused, NUM_HALVES, np.random.default_rng(seed)), pairs.extraction)
+    drawn = cosines(halves, differences).mean(1)
+    variance = values.var(ddof=1) / len(values) + drawn[~np.isnan(drawn)].var(ddof=1)
+    half = student_quantile(0.95, len(values) - 1) * float(np.sqrt(variance))
+    return replace(ceiling, cos=mean, interval=Interval(low=mean - half, high=mean + half))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HackwardFrac:
+    """One share of the steps of an arm, a mean over prompts. Field names are keys of the JSON."""
+
+    # OVER_ALL: V g of all modules in one norm, `hackward_frac_in` of the step records. BY_MODULE: the mean over the
+    # modules that keep a direction of the share in each: what the seed of this project published as its cos_in.
+    name: str
+    value: float
+    interval: Interval | None  # 95%, over prompts
+    interval_90: Interval | None
+    num_prompts: int
+    permuted_mean: float
+    permuted_q95: float
+    permuted_p: float  # (1 + draws that read as much or more) / (B + 1)
+
+
+def hackward_fracs(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[HackwardFrac]:
+    """The two rows of one arm that measures along v_hack; none without steps or two pairs to extract from.
+
+    Args:
+        linked: records and inner products.
+        num_draws: of permuted pairs.
+        seed: of the draws.
+    """
+    if not linked.steps or not can_be_halved(linked.pairs.held_out):
+        return []
+    drawn, rows = redrawn(linked.pairs, num_draws, seed), []
+    draws = fracs(drawn.permuted, linked.totals)
+    for name, values in fracs(drawn.truth, linked.totals).items():
+        by_prompt = list(prompt_means(values[0].tolist(), linked.prompts).values())
+        value, permuted = float(np.mean(by_prompt)), draws[name] @ prompt_weights(linked.prompts)
+        rows.append(
+            HackwardFrac(
+                name=name,
+                value=value,
+                interval=mean_interval(by_prompt),
+                interval_90=mean_interval(by_prompt, level=0.9),
+                num_prompts=len(by_prompt),
+                permuted_mean=float(permuted.mean()),
+                permuted_q95=float(np.quantile(permuted, 0.95)),
+                permuted_p=(1 + int((permuted >= value).sum())) / (len(permuted) + 1),
+            )
+        )
+    return rows
+
+
+def fracs(draws: DirectionDraws, gradients: Gradients) -> dict[str, Array]:
+    """{name: (B, T)} both shares of every gradient along every draw."""
+    over_all, by_module = [], []
+    for part in draws.parts(gradients.norms.shape[1]):
+        components = np.maximum(np.matmul(gradients.inner, part.rows.swapaxes(-1, -2)), 0.0)  # (B, M, T, k)
+        squared = np.einsum("bmtk,bmtk->bmt", components, components)
+        present = part.kept.any(-1, keepdims=True) & (gradients.norms > 0)
+        shares = np.where(present, ratio(np.sqrt(squared), gradients.norms, otherwise=0.0), 0.0)
+        over_all.append(ratio(np.sqrt(squared.sum(1)), gradients.norm, otherwise=0.0))
+        by_module.append(shares.sum(1) / np.maximum(present.sum(1), 1))
+    return {OVER_ALL: np.concatenate(over_all), BY_MODULE: np.concatenate(by_module)}

@@ -14,10 +14,9 @@ import numpy as np
 
 from probe.analysis.statistics.geometry import cosines, held_out_gradients, svd_axes
 from probe.analysis.statistics.gram import PairGram
-from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval
-from probe.analysis.statistics.null_axes import true_axes
+from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval, clopper_pearson
 from probe.analysis.statistics.nulls import NullTest, label_permutations, null_test, placebo_couples
-from probe.analysis.statistics.shares import clopper_pearson
+from probe.analysis.statistics.redrawn import true_axes
 from probe.records.records import SampleRecord
 
 # The measurement first, then the trivial baselines that it has to beat. To add a baseline: a row here.

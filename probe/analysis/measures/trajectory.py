@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from probe.analysis.measures.cells import mean_or_none, present
+from probe.analysis.measures.contrasts import mean_or_none, present
 from probe.analysis.statistics.intervals import Interval, prompt_means
-from probe.analysis.statistics.means import Equivalence, equivalence_test, mean_interval, mean_test
 from probe.analysis.statistics.nulls import HaarMean, haar_mean, haar_test
+from probe.analysis.statistics.significance import Equivalence, equivalence_test, mean_interval, mean_test
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.records.records import StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.power import ONE_SAMPLE, detection_power
-from probe.analysis.statistics.ratios import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 
 Array = NDArray[np.float64]

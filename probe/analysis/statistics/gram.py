@@ -7,12 +7,10 @@ The gradient of a sample is g_i = grad of sum_t -logp_it: unit weight, no advant
 Shapes: G samples of a step, M modules, n pairs, N = 2n pair gradients (hack first, then clean).
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +22,7 @@ from replay_pools.storage.files import sha256
 from replay_pools.storage.tensors import read_tensors
 
 Array = NDArray[np.float64]
-REMEMBERED_STEPS = 64
+REMEMBERED_STEPS = 64  # every condition of a run goes over its steps several times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,8 @@ class Extraction:
 class PairGram:
     """Inner products of all pair gradients with one another, by module.
 
-    Equal where all numbers are, and hashable, so that what follows from the pairs can be remembered.
+    Equal to itself alone: `read_pairs` gives the same object for the same contents, so that what follows from the pairs
+    can be remembered.
     """
 
     modules: tuple[str, ...]
@@ -59,19 +58,6 @@ class PairGram:
             return 1
         return min(int((~self.held_out).sum()), int(self.sizes.min()))
 
-    def __hash__(self) -> int:
-        return hash((self.modules, self.extraction))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PairGram) or (self.modules, self.extraction) != (other.modules, other.extraction):
-            return False
-        return (
-            self.flavours == other.flavours
-            and np.array_equal(self.sizes, other.sizes)
-            and np.array_equal(self.held_out, other.held_out)
-            and np.array_equal(self.pairs, other.pairs)
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGram:
@@ -80,27 +66,33 @@ class StepGram:
     inner: Array  # (M, G, N)
     samples: Array  # (M, G, G)
     along: Mapping[str, Array]  # {control arm: (M, G, k)} products with its directions
+    weights: Mapping[str, Array]  # {condition: (G,)} w_i: the loss multiplies an advantage by it
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file whose contents are those that the manifest lists; equal to every file of the same contents."""
+
+    path: Path = field(compare=False)
+    sha256: str
+
+    @classmethod
+    def of(cls, run: Path, hashes: Mapping[str, str], name: str) -> "_File":
+        path, listed = run / name, hashes.get(name)
+        actual = sha256(path.read_bytes()) if path.is_file() else "no such file"
+        if actual != listed:
+            raise InputError(path, expected=f"sha256 {listed} of the manifest", found=actual, fix="repeat the run")
+        return cls(path, actual)
 
 
 def has_gram(run: Run, basis: Basis) -> bool:
     """Whether the run stored its sufficient statistics in a basis."""
-    return _file("pairs", basis) in run.manifest.get("files", {})
+    return _name("pairs", basis) in run.manifest.get("files", {})
 
 
 def read_pairs(run: Run, basis: Basis = "svd") -> PairGram:
-    """The `pairs.safetensors` of a basis; InputError when it is missing, changed, or something else."""
-    name = _file("pairs", basis)
-    path, listed = _existing(run.path / name), run.manifest["files"].get(name)
-    tensors, header = _read(path, listed, ("pairs", "held_out"), ("modules", "sizes", "extraction", "flavours"))
-    held_out = tensors["held_out"].astype(bool)  # (N,): the file marks both rows of a pair
-    return PairGram(
-        modules=tuple(header["modules"]),
-        sizes=np.array(header["sizes"]),
-        pairs=tensors["pairs"].astype(np.float64),
-        held_out=held_out[: len(held_out) // 2],
-        extraction=Extraction(**header["extraction"]),
-        flavours=tuple(header["flavours"]),
-    )
+    """The `pairs.safetensors` of a basis; InputError when it is missing or changed."""
+    return _pairs(_File.of(run.path, run.manifest["files"], _name("pairs", basis)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,55 +114,46 @@ class StepReader:
     @property
     def controls(self) -> tuple[str, ...]:
         """The control arms whose products with the pair gradients the run stored."""
-        control = re.compile(re.escape(gram_dir(self.basis)) + r"/arm_(.+)\.safetensors")
-        matches = [control.fullmatch(name) for name in self.hashes]
-        return tuple(sorted(match[1] for match in matches if match is not None))
+        paths = sorted(Path(name) for name in self.hashes if name.startswith(f"{gram_dir(self.basis)}/arm_"))
+        return tuple(path.stem.removeprefix("arm_") for path in paths)
 
     def __call__(self, step: int) -> StepGram:
         """The statistics of one step."""
-        name = _file(f"step_{step:03d}", self.basis)
-        path = _existing(self.run / name)
-        return _read_step(path, self.hashes.get(name), self.controls, path.stat().st_mtime_ns)
+        return _step(_File.of(self.run, self.hashes, _name(f"step_{step:03d}", self.basis)))
 
     def control(self, arm: str) -> Array:
         """(M, k, N) products of the directions of a control arm with the pair gradients."""
-        name = _file(f"arm_{arm}", self.basis)
-        tensors, _ = _read(_existing(self.run / name), self.hashes.get(name), ("pairs",), ("modules",))
-        return tensors["pairs"].astype(np.float64)
+        file = _File.of(self.run, self.hashes, _name(f"arm_{arm}", self.basis))
+        return read_tensors(file.path, "np", fix="repeat the run")[0]["pairs"].astype(np.float64)
 
 
-# Every condition of a run goes over its steps several times. Longer runs are read anew, so that memory stays small.
+@lru_cache(maxsize=1)
+def _pairs(file: _File) -> PairGram:
+    tensors, header = read_tensors(file.path, "np", fix="repeat the run")
+    held_out = tensors["held_out"].astype(bool)  # (N,): the file marks both rows of a pair
+    return PairGram(
+        modules=tuple(header["modules"]),
+        sizes=np.array(header["sizes"]),
+        pairs=tensors["pairs"].astype(np.float64),
+        held_out=held_out[: len(held_out) // 2],
+        extraction=Extraction(**header["extraction"]),
+        flavours=tuple(header["flavours"]),
+    )
+
+
 @lru_cache(maxsize=REMEMBERED_STEPS)
-def _read_step(path: Path, listed: str | None, controls: tuple[str, ...], _changed: int) -> StepGram:
-    """The statistics of a step; `_changed` is the time of the file, so that another file is read again."""
-    names = ("inner", "samples", *(f"along/{arm}" for arm in controls))
-    tensors, _ = _read(path, listed, names, ("modules",))
+def _step(file: _File) -> StepGram:
+    tensors, _ = read_tensors(file.path, "np", fix="repeat the run")
     numbers = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
-    along = {arm: numbers[f"along/{arm}"] for arm in controls}
-    return StepGram(inner=numbers["inner"], samples=numbers["samples"], along=along)
+
+    def named(prefix: str) -> dict[str, Array]:
+        return {name.removeprefix(prefix): values for name, values in numbers.items() if name.startswith(prefix)}
+
+    return StepGram(
+        inner=numbers["inner"], samples=numbers["samples"], along=named("along/"), weights=named("weights/")
+    )
 
 
-def _file(name: str, basis: Basis) -> str:
+def _name(name: str, basis: Basis) -> str:
     """A file of a basis as the manifest lists it."""
     return f"{gram_dir(basis)}/{name}.safetensors"
-
-
-def _existing(path: Path) -> Path:
-    """A file of inner products, which must exist."""
-    if not path.is_file():
-        raise InputError(path, expected="a file of the manifest", found="no such file", fix="repeat the run")
-    return path
-
-
-def _read(
-    path: Path, listed: str | None, tensors: tuple[str, ...], keys: tuple[str, ...]
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The named tensors and header entries of one file, after a check of its hash against the one listed."""
-    if sha256(path.read_bytes()) != listed:
-        raise InputError(path, expected=f"sha256 {listed} of the manifest", found="another", fix="repeat the run")
-    stored, header = read_tensors(path, "np", fix="repeat the run")
-    try:
-        return {key: stored[key] for key in tensors}, {key: header[key] for key in keys}
-    except KeyError as error:
-        expected = ", ".join([*tensors, *keys])
-        raise InputError(path, expected=expected, found=f"no {error}", fix="repeat the run") from error

@@ -3,6 +3,7 @@
     N1                  uniformly random (Haar) directions: a known law, no draws      haar_test, haar_mean
     N2, N3, pair swaps  directions extracted from relabelled pairs, drawn many times   label_permutations,
                         and compared with `null_test`                                  placebo_couples, pair_swaps
+    half-samples        of the pairs as they are: no null, a source of variation       half_samples
 
 N1 is a floor and not the whole null: directions of no-signal pairs share the decaying spectrum of real gradients and
 reach larger cosines. The drawn nulls have that spectrum; `probe.analysis.statistics.permutation` evaluates them.
@@ -180,3 +181,22 @@ def placebo_couples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.
     num_couples = clean.shape[1] // 2
     shuffled = rng.permuted(np.tile(clean[0], (num_draws, 1)), axis=1)
     return shuffled[:, :num_couples], shuffled[:, num_couples : 2 * num_couples]
+
+
+def can_be_halved(held_out: NDArray[np.bool_]) -> bool:
+    """Whether there are two pairs to extract from: of one alone no half can be left out."""
+    return int((~held_out).sum()) > 1
+
+
+def half_samples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """Half of the n extraction pairs, drawn without replacement: no null, but how much hangs on which pairs they were.
+
+    For a statistic that is linear in the pairs, its variance over half-samples equals its sampling variance with all n:
+    the variance of a mean of n / 2 of n given values is s^2 / (n / 2) * (1 - 1/2) = s^2 / n (Politis, Romano and Wolf
+    1999, chapter 2; McCarthy 1969). Drawing with replacement, as a bootstrap does, would extract from duplicates, whose
+    singular vectors are others.
+    """
+    pairs = np.flatnonzero(~held_out)
+    shuffled = rng.permuted(np.tile(pairs, (num_draws, 1)), axis=1)
+    hack = shuffled[:, : len(pairs) // 2]
+    return hack, hack + len(held_out)

@@ -2,8 +2,8 @@
 
     cos_in           mean over prompts of the global signed cosine of the policy gradient
     cos_in_mean      the same along the direction of the mean pair difference (its exact null: pair swaps)
-    hack_difference  mean within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
-    auroc            AUROC of cos_S_contrib for hacked among A > 0
+    hack_difference  mean within-prompt difference of cos_S_contrib, hacked minus clean, among the paid (A > 0)
+    auroc            AUROC of cos_S_contrib for hacked among the paid
 
 N2, N3 and "pair-swap" relabel the pair gradients and extract new DIRECTIONS in every draw: N2 permutes the labels
 across all pairs, N3 takes couples of clean completions, and swaps stay within pairs. N4 keeps the directions and
@@ -11,10 +11,10 @@ permutes the labels of the batch within prompts: the advantages for cos_in, `hac
 a null. For cos_in it is a DIAGNOSTIC, what is left of the cosine when rewards fall on other samples, and no null: where
 being paid has an axis of its own, a third to two thirds of runs leave it without anything hack-ward (the level is 5%).
 
-To add a statistic: compute it in `_statistics` (and in `batch_labels.batch_label_nulls` if the batch's labels enter it)
-and give the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.null_axes`.
+To add a statistic: compute it in `_statistics` (and in `_batch_label_nulls` if the batch's labels enter it) and give
+the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.redrawn`.
 
-Shapes: B draws, S samples, T steps, M modules.
+Shapes: B draws, S samples of a run, P paid samples, T steps, G samples of a step, M modules.
 """
 
 import math
@@ -23,25 +23,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
-from probe.analysis.statistics.batch_labels import (
-    PaidLabels,
-    areas,
-    batch_label_nulls,
-    difference_weights,
-    mean_cosine,
-    paid_labels,
+from probe.analysis.statistics.geometry import (
+    Axes,
+    along,
+    along_modules,
+    cosines,
+    mean_axes,
+    mean_module_unit,
+    mean_unit,
 )
-from probe.analysis.statistics.geometry import Axes, along_modules, cosines, mean_axes, mean_module_unit
 from probe.analysis.statistics.gram import Array, StepGram
-from probe.analysis.statistics.intervals import prompt_means, prompt_weights
-from probe.analysis.statistics.null_axes import null_axes
+from probe.analysis.statistics.intervals import cluster_numbers, prompt_means, prompt_weights
 from probe.analysis.statistics.nulls import NullTest, null_test, pair_swaps, true_labels
+from probe.analysis.statistics.redrawn import null_axes
 from probe.analysis.statistics.run_gradients import Linked, SampleName, sample_cosines
 from probe.analysis.statistics.significance import max_t
 from probe.analysis.statistics.thresholds import ALPHA
 
 NUM_DRAWS = 999
+CHUNK = 1 << 20  # how many scores are ranked at once
 # Where the null of each statistic is symmetric: both tails of its test are measured from there.
 CENTRES = {"cos_in": 0.0, "cos_in_mean": 0.0, "hack_difference": 0.0, "auroc": 0.5}
 
@@ -85,6 +88,33 @@ class Permutation:
         return next((row.test for row in self.rows if (row.metric, row.null) == (metric, null)), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaidLabels:
+    """The paid samples (A > 0) of a run and their labels."""
+
+    rows: NDArray[np.intp]  # (P,) indices among the S samples
+    hacked: NDArray[np.bool_]  # (P,)
+    prompts: NDArray[np.intp]  # (P,) number of the prompt
+
+    @property
+    def both_sides(self) -> bool:
+        """Whether there are hacked and clean samples to compare."""
+        return bool(self.hacked.any() and not self.hacked.all())
+
+
+def paid_labels(linked: Linked) -> PaidLabels:
+    """The paid samples that have a gradient and labels that are sure."""
+    rows = []
+    for i, sample in enumerate(linked.samples):
+        if sample.advantage > 0 and sample.cos_S_nll is not None and sample.sure:
+            rows.append(i)
+    return PaidLabels(
+        rows=np.array(rows, dtype=np.intp),
+        hacked=np.array([linked.samples[i].hacked for i in rows], dtype=bool),
+        prompts=cluster_numbers([linked.samples[i].problem_id for i in rows]),
+    )
+
+
 def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> Permutation:
     """Evaluate every null of one arm that measures along v_hack.
 
@@ -93,51 +123,53 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
         num_draws: B of each null.
         seed: of all draws.
     """
-    pairs, held_out = linked.pairs, linked.pairs.held_out
-    labels = paid_labels(linked)
+    pairs, held_out, labels = linked.pairs, linked.pairs.held_out, paid_labels(linked)
     axes = null_axes(pairs, num_draws, seed)
     rng = axes.rng()
     observed = _statistics(linked, axes.truth, labels)
     draws = {"N2": _statistics(linked, axes.permuted, labels)}
     if axes.couples is not None:
         draws["N3"] = _statistics(linked, axes.couples, labels)
-    draws["N4"] = batch_label_nulls(linked, labels, num_draws, rng)
+    draws["N4"] = _batch_label_nulls(linked, labels, num_draws, rng)
+    excess = {}
     if linked.steps:
         swapped = mean_axes(pairs, *pair_swaps(held_out, num_draws, rng))
-        observed["cos_in_mean"] = mean_cosine(linked, mean_axes(pairs, *true_labels(held_out)))
-        draws["pair-swap"] = {"cos_in_mean": mean_cosine(linked, swapped)}
-    modules, critical = _module_rows(linked, axes.truth, axes.permuted)
-    return Permutation(
-        rows=_null_rows(observed, draws),
-        modules=modules,
-        modules_critical_z=critical,
-        excess=_excess(linked, axes.truth),
-    )
-
-
-def _null_rows(observed: dict[str, Array], draws: dict[str, dict[str, Array]]) -> list[NullRow]:
-    """One row per null and statistic, from {statistic: (1,)} and {null: {statistic: (B,)}}."""
+        observed["cos_in_mean"] = _mean_cosine(linked, mean_axes(pairs, *true_labels(held_out)))
+        draws["pair-swap"] = {"cos_in_mean": _mean_cosine(linked, swapped)}
+        # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the one
+        # that exchanges its two halves are equally likely, and the exchange reverses every oriented direction.
+        excess = prompt_means(cosines(axes.truth, linked.totals)[0].tolist(), linked.prompts)
     rows = []
     for null, statistics in draws.items():
         for metric, values in statistics.items():
-            if metric not in observed:
-                continue
-            value = float(observed[metric][0])
-            finite = values[np.isfinite(values)]  # a draw that keeps no direction at all has no statistic
-            test = null_test(value, finite, centre=CENTRES[metric])
-            rows.append(NullRow(metric=metric, null=null, value=value, test=test))
-    return rows
+            if metric in observed:
+                value = float(observed[metric][0])
+                finite = values[np.isfinite(values)]  # a draw that keeps no direction at all has no statistic
+                test = null_test(value, finite, centre=CENTRES[metric])
+                rows.append(NullRow(metric=metric, null=null, value=value, test=test))
+    modules, critical = _module_rows(linked, axes.truth, axes.permuted)
+    return Permutation(
+        rows=rows,
+        modules=modules,
+        modules_critical_z=critical,
+        excess={str(prompt): mean for prompt, mean in excess.items()},
+    )
 
 
 def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Array]:
     """{statistic: (B,)} along axes drawn B times; statistics that the run cannot measure are left out."""
     statistics = {}
     if linked.steps:
-        statistics["cos_in"] = mean_cosine(linked, axes)
+        statistics["cos_in"] = _mean_cosine(linked, axes)
     if labels.both_sides:
         paid = linked.names(labels.rows)
         statistics |= _paid_statistics(linked.read, axes, paid, tuple(labels.hacked), tuple(labels.prompts))
     return statistics
+
+
+def _mean_cosine(linked: Linked, axes: Axes) -> Array:
+    """(B,) mean over prompts of the cosines of the steps' gradients."""
+    return along(axes, mean_unit(linked.totals, prompt_weights(linked.prompts)))
 
 
 # Conditions mostly pay the same samples, and the ranks of their cosines in every draw take long.
@@ -152,11 +184,68 @@ def _paid_statistics(
     """{statistic: (B,)} of the paid samples alone."""
     scores = sample_cosines(read, axes, paid)  # A > 0: cos_S_contrib = cos_S_nll
     labels = np.array(hacked)
-    statistics = {"auroc": areas(scores, labels)}
-    weights = difference_weights(labels, np.array(prompts))
+    statistics = {"auroc": _areas(scores, labels)}
+    as_hacked, as_clean = _difference_shares(labels, np.array(prompts))
+    weights = np.where(labels, as_hacked, -as_clean)
     if weights.any():
         statistics["hack_difference"] = scores @ weights
     return statistics
+
+
+def _areas(scores: Array, hacked: NDArray[np.bool_]) -> Array:
+    """(B,) `intervals.auroc` of every row of scores (B, P) for hacked (P,); NaN where a row has no numbers."""
+    n1 = int(hacked.sum())
+    sums = []
+    size = max(1, CHUNK // len(hacked))
+    for start in range(0, len(scores), size):
+        ranks = stats.rankdata(scores[start : start + size], axis=1, nan_policy="propagate")
+        sums.append(ranks[:, hacked].sum(1))
+    return (np.concatenate(sums) - n1 * (n1 + 1) / 2) / (n1 * (len(hacked) - n1))
+
+
+def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> tuple[Array, Array]:
+    """(P,) what a sample counts in the mean within-prompt difference if it hacks, and (P,) minus that if it is clean.
+
+    sum over hacked of its scores - sum over clean of theirs, so weighted, is the mean over the prompts that hold both
+    labels of (mean of its hacked - mean of its clean scores).
+    """
+    num_hacked = np.bincount(prompts, weights=hacked)
+    num_clean = np.bincount(prompts, weights=~hacked)
+    both = (num_hacked > 0) & (num_clean > 0)
+    share = both / max(int(both.sum()), 1)
+    return (share / np.maximum(num_hacked, 1))[prompts], (share / np.maximum(num_clean, 1))[prompts]
+
+
+def _batch_label_nulls(
+    linked: Linked, labels: PaidLabels, num_draws: int, rng: np.random.Generator
+) -> dict[str, Array]:
+    """N4: {statistic: (B,)} of those that the run can measure; `rng` is advanced in the order below."""
+    nulls = {}
+    # (S,) <u, g_i> / sqrt(M). Dots add up over samples where cosines do not; a zero gradient has no cosine, and dot 0.
+    dots = np.nan_to_num(linked.cosines) * linked.norms
+    if linked.steps:
+        nulls["cos_in"] = np.zeros(num_draws)
+    for step, share in zip(linked.steps, prompt_weights(linked.prompts), strict=True):
+        # The advantages of the step are permuted among its samples; the weights w_i stay.
+        advantages = np.array([linked.samples[i].advantage for i in step.rows])
+        weights = rng.permuted(np.tile(advantages, (num_draws, 1)), axis=1) * step.unit_weights
+        squared = np.einsum("bi,bi->b", weights @ step.products, weights)
+        cosine = weights @ dots[step.rows] / np.sqrt(np.maximum(squared, np.finfo(np.float64).tiny))
+        nulls["cos_in"] += share * cosine
+    if labels.both_sides:
+        hacked = np.tile(labels.hacked, (num_draws, 1))
+        for prompt in np.unique(labels.prompts):
+            columns = np.flatnonzero(labels.prompts == prompt)
+            hacked[:, columns] = rng.permuted(hacked[:, columns], axis=1)
+        scores = linked.cosines[labels.rows]
+        # The scores stay, so they are ranked once: AUROC is linear in the labels given the ranks.
+        ranks = stats.rankdata(scores)
+        n1 = int(labels.hacked.sum())
+        nulls["auroc"] = (hacked @ ranks - n1 * (n1 + 1) / 2) / (n1 * (len(ranks) - n1))
+        # As many samples of a prompt hack in every draw, so that the two weights of its samples stay as well.
+        as_hacked, as_clean = _difference_shares(labels.hacked, labels.prompts)
+        nulls["hack_difference"] = hacked @ ((as_hacked + as_clean) * scores) - as_clean @ scores
+    return nulls
 
 
 def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> tuple[list[ModuleRow], float | None]:
@@ -164,36 +253,12 @@ def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> tuple[list[Modu
     kept = np.flatnonzero(truth.kept[0])
     if not linked.steps or not len(kept):
         return [], None
-    observed = _module_means(linked, truth)[0, kept]
-    family = max_t(observed, _module_means(linked, permuted)[:, kept], alpha=ALPHA)
+    # Mean over prompts of each module's gradient; a step without a gradient there counts as 0.
+    means = mean_module_unit(linked.totals, prompt_weights(linked.prompts))
+    observed = along_modules(truth, means)[0, kept]
+    z, p, critical = max_t(observed, along_modules(permuted, means)[:, kept], alpha=ALPHA)
     rows = []
     for i, m in enumerate(kept):
-        rows.append(
-            ModuleRow(
-                module=linked.pairs.modules[m],
-                mean_cos=float(observed[i]),
-                z=float(family.z[i]),
-                p_max_t=float(family.p[i]),
-            )
-        )
-    return rows, family.critical if math.isfinite(family.critical) else None
-
-
-def _module_means(linked: Linked, axes: Axes) -> Array:
-    """(B, M) mean over prompts of each module's cosine; a step without a gradient there counts as 0."""
-    weights = prompt_weights([step.record.problem_id for step in linked.steps])
-    return along_modules(axes, mean_module_unit(linked.totals, weights))
-
-
-def _excess(linked: Linked, truth: Axes) -> dict[str, float]:
-    """{prompt: d_p}: the prompt's cosine minus its mean under N2. That mean is 0 and is not estimated from draws.
-
-    A permutation and the one that exchanges its two halves are equally likely. The exchange reverses D and with it
-    every oriented direction, so the distribution of every cosine is symmetric about 0. A mean over draws would only add
-    noise.
-    """
-    if not linked.steps:
-        return {}
-    prompts = [step.record.problem_id for step in linked.steps]
-    means = prompt_means(cosines(truth, linked.totals)[0].tolist(), prompts)
-    return {str(prompt): mean for prompt, mean in means.items()}
+        name = linked.pairs.modules[m]
+        rows.append(ModuleRow(module=name, mean_cos=float(observed[i]), z=float(z[i]), p_max_t=float(p[i])))
+    return rows, critical if math.isfinite(critical) else None

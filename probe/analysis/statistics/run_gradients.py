@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from probe.analysis.statistics.geometry import Axes, Gradients, cosines, samples_of, stack, weighted
 from probe.analysis.statistics.gram import Array, PairGram, StepGram, StepReader, read_pairs
-from probe.analysis.statistics.null_axes import true_axes
+from probe.analysis.statistics.redrawn import true_axes
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.arms import ARMS
+from replay_pools.errors import InputError
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
 REMEMBERED_BATCHES = 32  # some 1 MB each
@@ -55,6 +56,11 @@ class Linked:
     totals: Gradients  # (T,) policy gradients of the steps
     error: float  # largest |offline - recorded| over cos_in and cos_S_nll
     sample_error: float  # the same over cos_S_nll, in which neither loss nor advantage has a part
+
+    @property
+    def prompts(self) -> list[str]:
+        """(T,) the problem of each step."""
+        return [step.record.problem_id for step in self.steps]
 
     def sample_cosines(self, axes: Axes, rows: Sequence[int] | NDArray[np.intp]) -> Array:
         """(B, P) cosines of the sample gradients `rows`, in ascending order, with every draw of the axes."""
@@ -102,17 +108,18 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
 
     Args:
         run: with inner products in the basis of the arm (`probe.analysis.statistics.gram.has_gram`).
-        samples: all samples of the arm, at least one.
+        samples: all samples of the arm, at least one, under one condition.
         steps: its step records; those without a policy gradient give no total.
 
     Raises:
-        InputError: a file of `gram/` is missing or changed.
+        InputError: a file of `gram/` is missing or changed, or holds no weights of the condition.
     """
-    basis = ARMS[samples[0].arm].basis
+    basis, condition = ARMS[samples[0].arm].basis, samples[0].condition
     pairs, read = read_pairs(run, basis), StepReader.of(run, basis)
     axes = true_axes(pairs)
     groups: dict[int, list[SampleRecord]] = {}
-    for sample in samples:
+    # Row i of the Gram matrices is sample_id i, whatever the order of the records.
+    for sample in sorted(samples, key=lambda sample: sample.sample_id):
         groups.setdefault(sample.step, []).append(sample)
     records = {record.step: record for record in steps if record.cos_in is not None}
     ordered: list[SampleRecord] = []
@@ -120,19 +127,30 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
     linked: dict[int, LinkedStep] = {}
     totals: dict[int, Gradients] = {}
     for step, group in groups.items():
-        # Row i of the Gram matrices is sample_id i, whatever the order of the records.
-        group.sort(key=lambda sample: sample.sample_id)
         gram = read(step)
+        if condition not in gram.weights:
+            where = f"{run.path} step {step}"
+            raise InputError(where, expected=f"weights of {condition}", found="none", fix="repeat the run")
+        unit_weights = gram.weights[condition]
+        weights = unit_weights * [sample.advantage for sample in group]
         gradients = samples_of(gram)
         norms.append(gradients.norm)
         cosines_of_steps.append(cosines(axes, gradients)[0])
         if step in records:
-            linked[step] = _linked_step(records[step], gram, group, first_row=len(ordered))
-            totals[step] = weighted(gram, linked[step].weights[None, :])
+            totals[step] = weighted(gram, weights[None, :])
+            linked[step] = LinkedStep(
+                record=records[step],
+                rows=np.arange(len(ordered), len(ordered) + len(group)),
+                products=gram.samples.sum(0),
+                weights=weights,
+                unit_weights=unit_weights,
+            )
         ordered += group
     # In the order of the step records: the draws that permute advantages follow it.
     order = [step for step in records if step in linked]
-    total = stack([totals[step] for step in order]) if order else _no_gradients(pairs)
+    num_modules, num_rows = pairs.pairs.shape[:2]
+    nothing = Gradients(inner=np.zeros((num_modules, 0, num_rows)), norms=np.zeros((num_modules, 0)))
+    total = stack([nothing, *(totals[step] for step in order)])
     along_v_hack = np.concatenate(cosines_of_steps)
     sample_error = _error([sample.cos_S_nll for sample in ordered], along_v_hack)
     step_error = _error([records[step].cos_in for step in order], cosines(axes, total)[0])
@@ -149,36 +167,6 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
     )
 
 
-def _linked_step(record: StepRecord, gram: StepGram, samples: Sequence[SampleRecord], *, first_row: int) -> LinkedStep:
-    """Recover the weights of the samples from their records: |A_i w_i| = grad_norm_contrib / norm(g_i)."""
-    norms = samples_of(gram).norm
-    advantages = np.array([sample.advantage for sample in samples])
-    contributions = np.array([sample.grad_norm_contrib for sample in samples])
-    weights = np.sign(advantages) * np.where(norms > 0, contributions / np.where(norms > 0, norms, 1.0), 0.0)
-    return LinkedStep(
-        record=record,
-        rows=np.arange(first_row, first_row + len(samples)),
-        products=gram.samples.sum(0),
-        weights=weights,
-        unit_weights=_unit_weights(record, samples, weights, advantages),
-    )
-
-
-def _unit_weights(record: StepRecord, samples: Sequence[SampleRecord], weights: Array, advantages: Array) -> Array:
-    """w_i = A_i w_i / A_i.
-
-    A sample with A_i = 0 does not show its w_i. It is filled in from the other samples of the step: weights are
-    proportional to 1 / length under `grpo`, and all equal under the other losses.
-    """
-    known = weights != 0
-    if not known.any():  # the step's gradient comes from a penalty alone
-        return np.zeros(len(samples))
-    lengths = np.array([max(sample.comp_len, 1) for sample in samples], dtype=np.float64)
-    scale = 1.0 / lengths if record.loss_type == "grpo" else np.ones(len(samples))
-    common = float(np.mean((weights[known] / advantages[known]) / scale[known]))
-    return np.where(known, weights / np.where(known, advantages, 1.0), common * scale)
-
-
 def _error(recorded: Sequence[float | None], offline: Array) -> float:
     """Largest difference between recorded cosines and those along v_hack as extracted here, from inner products."""
     present = np.array([value is not None for value in recorded], dtype=bool)
@@ -186,9 +174,3 @@ def _error(recorded: Sequence[float | None], offline: Array) -> float:
     errors = np.abs(offline[present] - expected)
     # NaN: the inner products say that the gradient is 0, the records that it is not. That is an error of 1.
     return float(np.max(np.nan_to_num(errors, nan=1.0), initial=0.0))
-
-
-def _no_gradients(pairs: PairGram) -> Gradients:
-    """Gradients with S = 0."""
-    num_modules, num_rows = pairs.pairs.shape[:2]
-    return Gradients(inner=np.zeros((num_modules, 0, num_rows)), norms=np.zeros((num_modules, 0)))

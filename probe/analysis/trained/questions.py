@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from probe.analysis.statistics.crossed import Comparison
-from probe.analysis.statistics.ratios import Bounded
+from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.analysis.trained.arms import TrainedArm, Trainings, excess, fall, rise
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from extraction.words import Basis
-from probe.analysis.statistics.ratios import Bounded
+from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.verdict.decision import Decision
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.questions import Finding

@@ -13,11 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from extraction.words import Basis
-from probe.analysis.measures.cells import Bucket
-from probe.analysis.measures.contrasts import Contrast
+from probe.analysis.measures.contrasts import Bucket, Contrast
 from probe.analysis.measures.forecast import Forecast
-from probe.analysis.measures.hackward import HackwardFrac
-from probe.analysis.measures.pull import Share
+from probe.analysis.measures.pull import HackwardFrac, Share
 from probe.analysis.measures.specificity import SignTransfer, Specificity
 from probe.analysis.measures.trajectory import ArmSummary
 from probe.analysis.statistics.intervals import Interval

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from probe.analysis.measures.forecast import Removal
-from probe.analysis.statistics.ratios import Bounded
+from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.unread import why_unread

@@ -7,7 +7,7 @@ To add a caveat: a function that returns [] where there is nothing to say, and i
 from collections import Counter
 from collections.abc import Sequence
 
-from probe.analysis.measures.ceilings import Ceiling
+from probe.analysis.measures.pull import Ceiling
 from probe.analysis.statistics.thresholds import MATERIAL, MATERIAL_REMOVED
 from probe.analysis.training_outcome import RATES, deployed
 from probe.analysis.verdict.evidence import Evidence

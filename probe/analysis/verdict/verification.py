@@ -3,14 +3,14 @@
 What the verdicts mean is in `probe.analysis.verdict.evidence`; rows of kind "mechanism" are identities of the gate.
 The rows are those of the seed, and the verdict reads none of them: a new rule belongs in
 `probe.analysis.verdict.decision`. Its cos_in and cos_out are norm(relu(V g)) / norm(g), the mean over modules
-(`probe.analysis.measures.hackward`), and no signed cosine.
+(`probe.analysis.measures.pull`), and no signed cosine.
 """
 
 from collections.abc import Sequence
 from statistics import median
 
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID
-from probe.analysis.measures.hackward import BY_MODULE, HackwardFrac
+from probe.analysis.measures.pull import BY_MODULE, HackwardFrac
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.evidence import (

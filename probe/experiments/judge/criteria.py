@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from probe.analysis.measures.specificity import BEATEN
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, difference, unpaired_difference
-from probe.analysis.statistics.means import SKEWED_CAVEAT, is_skewed
+from probe.analysis.statistics.significance import SKEWED_CAVEAT, is_skewed
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.verdict.evidence import Judgement, missing, range_text
 from probe.experiments.spec.types import Criterion

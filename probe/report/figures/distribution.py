@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probe.analysis.formatting import short
-from probe.analysis.measures.cells import Metric
+from probe.analysis.measures.contrasts import Metric
 from probe.analysis.statistics.intervals import prompt_means
-from probe.analysis.statistics.means import mean_interval
+from probe.analysis.statistics.significance import mean_interval
 from probe.records.records import SampleRecord
 from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, Scale, plural, scale_of, signed
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import p_value, short
-from probe.analysis.measures.cells import Cell
+from probe.analysis.measures.contrasts import Cell
 from probe.analysis.statistics.nulls import NORMAL_975
 from probe.report.figures.forest import ForestRow, forest
 from probe.report.figures.panel import ROW_LEFT, ROW_RIGHT, WIDTH, Figure, Panel, plural, scale_of, signed

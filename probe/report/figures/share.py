@@ -2,7 +2,7 @@
 
 from xml.etree.ElementTree import Element
 
-from probe.analysis.statistics.ratios import Bounded
+from probe.analysis.statistics.intervals import Bounded
 from probe.report.figures.panel import Scale, tooltip
 from probe.report.html import node
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from probe.analysis.formatting import TextTable
-from probe.analysis.measures.cells import METRICS
+from probe.analysis.measures.contrasts import METRICS
 from probe.analysis.tables import all_tables
 from probe.records.records import SampleRecord
 from probe.report.figures.distribution import distribution
@@ -93,7 +93,7 @@ def modules(report: Report) -> Section:
             return []
         return drawn_only(module_map(f"modules-{view.slug}", permutation.modules, permutation.modules_critical_z))
 
-    return _section(report, "modules", "Module map", MODULES, draw, ("modules", "other-k"), NO_MODULES, side=True)
+    return _section(report, "modules", "Module map", MODULES, draw, ("modules",), NO_MODULES, side=True)
 
 
 def advantage_cells(report: Report) -> Section:
