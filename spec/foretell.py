@@ -34,9 +34,9 @@ from probe.analysis.measures.forecast import SAMPLE_TARGETS, held_out_units, pai
 from probe.analysis.statistics.geometry import extract, weighted
 from probe.analysis.statistics.gram import Array, StepGram, StepReader
 from probe.analysis.statistics.intervals import prompt_weights
-from probe.analysis.statistics.means import mean_interval
 from probe.analysis.statistics.nulls import true_labels
 from probe.analysis.statistics.run_gradients import Linked, link
+from probe.analysis.statistics.significance import mean_interval
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_outcome import training_outcome
 from probe.experiments.spec.prereg import load_spec
