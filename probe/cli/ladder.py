@@ -16,8 +16,7 @@ from replay_pools.storage.files import by_name
 
 # numpy and scipy: a help text needs none of them.
 if TYPE_CHECKING:
-    from probe.analysis.ladder.players import Player, Sitting
-    from probe.analysis.ladder.ratings import Ladder, Rating
+    from probe.analysis.ladder import Ladder, Player, Rating, Sitting
     from probe.analysis.statistics.intervals import Interval
 
 TITLES = {"solve": "Solving", "honest": "Staying honest"}
@@ -57,15 +56,15 @@ def ladder(
     """
     # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
-    from probe.analysis.ladder.players import (
+    from probe.analysis.ladder import (
         LADDERS,
         base_of,
         check_same_base,
         check_same_exam,
         checkpoints_of,
+        make_ladder,
         read_training,
     )
-    from probe.analysis.ladder.ratings import make_ladder
 
     trainings = [read_training(read_run(resolve_run(run, out))) for run in runs]
     check_same_base(trainings)
@@ -88,7 +87,7 @@ def ladder(
 
 def _read_reference(name: Path, out: Path) -> "Sitting":
     """The evaluation of --reference."""
-    from probe.analysis.ladder.players import read_sitting
+    from probe.analysis.ladder import read_sitting
 
     place = out / "evals"
     directory = by_name(name, place / name.name)
@@ -100,7 +99,7 @@ def _read_reference(name: Path, out: Path) -> "Sitting":
 
 
 def _reference_players(evaluated: "dict[str, Sitting]") -> "list[Player]":
-    from probe.analysis.ladder.players import BASE, Player, shares_of
+    from probe.analysis.ladder import BASE, Player, shares_of
     from replay_pools.environments.exploits import BOTS
 
     players = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from probe.analysis.ladder.players import Player, Task, shares_of
+from probe.analysis.ladder import Player, Task, shares_of
 from replay_pools.environments.base import Problem
 from replay_pools.environments.exploits import BOTS
 from replay_pools.grading.grade import Grader, Submission

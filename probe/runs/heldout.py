@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from probe.analysis.ladder.players import Player
+from probe.analysis.ladder import Player
 from probe.runs.bots import bot_players
 from probe.runs.sources.live import write_groups
 from probe.step.distributed import SOLO, World

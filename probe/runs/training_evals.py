@@ -4,7 +4,7 @@ Each evaluation leaves a pool `evaluations/step_NNNNNN/SETTING/` for every setti
 without), complete before its line is in `evals.jsonl`; the number is that of optimizer steps. A policy with a
 quarantine is evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, that number and
 the setting, so arms of one seed start alike. Every evaluation of the deployed policy is compared with the one before
-step 0 and with the bots (`elo` of its line; `probe.analysis.ladder.ratings`).
+step 0 and with the bots (`elo` of its line; `probe.analysis.ladder`).
 
 `probe.runs.heldout` samples, `probe.runs.rates` counts; `probe.runs.evaluate` is the verb `probe eval`.
 """
@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from probe.analysis.ladder.players import BASE, Shares, read_sitting, shares_of
-from probe.analysis.ladder.ratings import elo_values
+from probe.analysis.ladder import BASE, Shares, elo_values, read_sitting, shares_of
 from probe.analysis.training_outcome import deployed, evaluation_path
 from probe.records.run import EVALS_FILE, read_evals
 from probe.runs.frozen_batch import FrozenBatch

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from worlds import World, make_run
 
-from probe.analysis.ladder.players import (
+from probe.analysis.ladder import (
     BASE,
     Player,
     Training,
     base_of,
     check_same_base,
     checkpoints_of,
+    elo_values,
+    make_ladder,
     read_sitting,
     read_training,
     shares_of,
 )
-from probe.analysis.ladder.ratings import elo_values, make_ladder
 from probe.analysis.statistics.bradley_terry import elo_gap
 from probe.cli import cli
 from probe.cli._frame import run

@@ -1,6 +1,6 @@
 """The ladder: Elo of the policy above the base at every evaluation of its training, as evals.jsonl has it.
 
-A line for each treatment, the mean over its seeds; the base is the line at 0. `probe.analysis.ladder.ratings` says what
+A line for each treatment, the mean over its seeds; the base is the line at 0. `probe.analysis.ladder` says what
 the numbers are. To draw another ladder: add it to TITLES.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probe.analysis.ladder.players import BASE
+from probe.analysis.ladder import BASE
 from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.training_outcome import deployed
 from probe.report.figures.learning import BOTTOM, DODGE, END, MOST_NAMED, TOP, write_names

@@ -1,1 +1,0 @@
-"""Ratings of policies against fixed references."""
