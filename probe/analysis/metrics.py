@@ -4,13 +4,11 @@ A key names the metric, the unit that its n counts, and the arm and condition wh
 for vanilla and the first condition. Names are those of the records (`cos_in`, `advantage/abs_max`, `kl/mean`,
 `cos_S_contrib`, `hacked`, ...), in training those of `probe.analysis.training_outcome` (`hack_final`, ...), and
 
-    cos_in_mean         cos_in along the direction of the mean pair difference
     d_cos_in            cos_in of a prompt minus its mean under N2
     hack_difference     within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
     pure_hack_difference  the same of cos_S_nll among hacks, those that are wrong minus those that are right
-    auroc, auroc/SCORE  AUROC for hacked among A > 0: of cos_S_contrib, of a trivial score
+    auroc               AUROC of cos_S_contrib for hacked among A > 0
     pair_sign           1 for a held-out pair with the sign of v_hack, else 0
-    module_p            family-wise p of the modules (max-T)
     pull, benign, pull - benign, half - benign, contrast
                         shares of the held-out ceiling: `probe.analysis.measures.pull`
     removed/TARGET      share of the progress on a target (margin, hacks, honest, ...) that the gate would remove, to
@@ -27,12 +25,12 @@ compute it in `_derived`, and say in _DERIVED for which units and nulls it exist
 refused before its sweep.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
-from probe.analysis.measures.specificity import SCORES, beaten_by
+from probe.analysis.measures.specificity import beaten_by
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate
 from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import NullTest
@@ -65,7 +63,6 @@ _MOVING = (
     *("cos_update", "hackward_frac_update", "direction_overlap", "ratio/staleness"),
     *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
 )
-_TRIVIAL_SCORES = tuple(score for score in SCORES if score != "cos_S_contrib")
 _PERMUTED = ("N2", "N3")  # the nulls that draw directions, of `probe.analysis.statistics.permutation`
 # N4 permutes `hacked`, a null of what scores hacks. Of cos_in it permutes rewards, and is a diagnostic alone.
 _RELABELLED = (*_PERMUTED, "N4")
@@ -82,13 +79,10 @@ class Availability:
 
 
 _DERIVED = {
-    "cos_in_mean": Availability(units=("prompt",), nulls=("pair-swap",), measured_alone=True),
     "d_cos_in": Availability(units=("prompt",), nulls=_PERMUTED, measured_alone=True),
     "hack_difference": Availability(units=("prompt",), nulls=("N1", *_RELABELLED), measured_alone=True),
     "pure_hack_difference": Availability(units=("prompt",), nulls=("N1",), measured_alone=True),
     "auroc": Availability(units=("prompt",), nulls=(*_RELABELLED, "baselines"), measured_alone=True),
-    **{f"auroc/{score}": Availability(units=("prompt",), measured_alone=True) for score in _TRIVIAL_SCORES},
-    "module_p": Availability(units=("module",), measured_alone=True),
     "pair_sign": Availability(units=("pair",), measured_alone=True),
 }
 # From the inner products of a replay, with an interval over prompts and pairs and no value by prompt.
@@ -136,10 +130,12 @@ def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricK
         for (metric, unit), by_unit in (_step_values(steps) | _sample_values(arm_samples)).items():
             table[MetricKey(metric, unit, arm)] = estimate(by_unit, unit)
         # A share that is 0 under any rewards must not pass a criterion such as "at most .1".
-        for unit in ("step", "prompt"):
-            capped = MetricKey("adv_cap_fraction", unit, arm)
-            if capped in table:
-                table[capped] = replace(table[capped], vacuous=_never_caps(steps))
+        if all(step.advantage["adv_cap_vacuous"] is True for step in steps):
+            why = "the cap is not below the largest advantage that a group can have"
+            for unit in ("step", "prompt"):
+                capped = MetricKey("adv_cap_fraction", unit, arm)
+                if capped in table:
+                    table[capped] = replace(table[capped], vacuous=why)
     measured = evidence.measured.arm if evidence.measured else None
     table |= {key._replace(arm=None): row for key, row in table.items() if key.arm == measured}
     for key, row in _derived(evidence, table).items():
@@ -147,71 +143,31 @@ def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricK
     return training_run_metrics(evidence, table) if evidence.trains else table
 
 
-def _never_caps(steps: Sequence[StepRecord]) -> str | None:
-    """Why the share of capped advantages is 0 whatever the rewards are; None where the cap can act."""
-    if not all(step.advantage["adv_cap_vacuous"] is True for step in steps):
-        return None
-    return "the cap is not below the largest advantage that a group can have"
-
-
 def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """Of the measured arm: statistics that are no plain mean of a field, and `cos_in` with its nulls."""
-    derived: dict[MetricKey, Estimate] = {}
-    cosine = table.get(MetricKey("cos_in", "prompt"))
+    by_prompt: dict[str, Estimate] = {}
+    cosine, permutation, area = table.get(MetricKey("cos_in", "prompt")), evidence.permutation, evidence.specificity
     if cosine is not None:
         nulls = _nulls(evidence, "cos_in")
         if evidence.measured is not None and evidence.measured.haar is not None:
             nulls["N1"] = evidence.measured.haar.null()
-        derived[MetricKey("cos_in", "prompt")] = estimate(cosine.by_unit, "prompt", nulls=nulls)
-    derived |= _permutation_metrics(evidence)
-    derived |= _difference_metrics(evidence)
-    derived |= _auroc_metrics(evidence)
-    derived |= _share_metrics(evidence)
-    transfer = evidence.transfer
-    if transfer is not None:
-        derived[MetricKey("pair_sign", "pair")] = Estimate(
-            value=transfer.accuracy, n=transfer.num_pairs, unit="pair", interval=transfer.interval
-        )
-    return derived
-
-
-def _permutation_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
-    """What was measured from the inner products of the run, together with its nulls."""
-    permutation = evidence.permutation
-    if permutation is None:
-        return {}
-    along_mean = next((row.value for row in permutation.rows if row.metric == "cos_in_mean"), None)
-    by_module = {row.module: row.p_max_t for row in permutation.modules}
-    return {
-        MetricKey("cos_in_mean", "prompt"): Estimate(
-            value=along_mean, n=len(permutation.excess), unit="prompt", nulls=_nulls(evidence, "cos_in_mean")
-        ),
-        MetricKey("d_cos_in", "prompt"): estimate(permutation.excess, "prompt", nulls=_nulls(evidence, "cos_in")),
-        MetricKey("module_p", "module"): estimate(by_module, "module"),
-    }
-
-
-def _difference_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
-    """Within-prompt differences of the sample cosines."""
+        by_prompt["cos_in"] = estimate(cosine.by_unit, "prompt", nulls=nulls)
+    if permutation is not None:
+        by_prompt["d_cos_in"] = estimate(permutation.excess, "prompt", nulls=_nulls(evidence, "cos_in"))
     paid = [sample for sample in evidence.sure if sample.advantage > 0]
+    by_prompt["hack_difference"] = estimate(
+        _differences([(sample, sample.cos_S_contrib, bool(sample.hacked)) for sample in paid]),
+        "prompt",
+        nulls=_nulls(evidence, "hack_difference") | _haar_null(evidence, HACK_AMONG_PAID),
+    )
     hacks = [sample for sample in evidence.sure if sample.hacked and sample.gt_pass is not None]
-    hack = _differences([(sample, sample.cos_S_contrib, bool(sample.hacked)) for sample in paid])
-    pure_hack = _differences([(sample, sample.cos_S_nll, not sample.gt_pass) for sample in hacks])
-    nulls = _nulls(evidence, "hack_difference") | _haar_null(evidence, HACK_AMONG_PAID)
-    return {
-        MetricKey("hack_difference", "prompt"): estimate(hack, "prompt", nulls=nulls),
-        MetricKey("pure_hack_difference", "prompt"): estimate(
-            pure_hack, "prompt", nulls=_haar_null(evidence, PURE_HACK)
-        ),
-    }
-
-
-def _auroc_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
-    """The AUROC of the measurement, with the trivial scores that beat it, and of each trivial score."""
-    rows: dict[MetricKey, Estimate] = {}
-    area = evidence.specificity
+    by_prompt["pure_hack_difference"] = estimate(
+        _differences([(sample, sample.cos_S_nll, not sample.gt_pass) for sample in hacks]),
+        "prompt",
+        nulls=_haar_null(evidence, PURE_HACK),
+    )
     if area is not None:
-        rows[MetricKey("auroc", "prompt")] = Estimate(
+        by_prompt["auroc"] = Estimate(
             value=area.auroc,
             n=area.num_prompts,
             unit="prompt",
@@ -219,25 +175,18 @@ def _auroc_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
             nulls=_nulls(evidence, "auroc"),
             beaten_by=tuple(beaten_by(area, evidence.baselines)) if evidence.baselines else None,
         )
-    for baseline in evidence.baselines:
-        rows[MetricKey(f"auroc/{baseline.score}", "prompt")] = Estimate(
-            value=baseline.auroc, n=baseline.num_prompts, unit="prompt", interval=baseline.interval
-        )
-    return rows
-
-
-def _share_metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
-    """Shares of the held-out ceiling, and of the progress that the gate would remove, where they are defined."""
     shares = {row.name: (row.share, row.num_prompts) for row in evidence.shares}
     for row in evidence.forecast.rows if evidence.forecast is not None else ():
         shares[f"removed/{row.target}"] = (row.removed, row.num_prompts)
-    metrics = {}
     for name, (share, n) in shares.items():
         if share is not None:
-            metrics[MetricKey(name, "prompt")] = Estimate(
-                value=share.value, n=n, unit="prompt", interval=share.interval
-            )
-    return metrics
+            by_prompt[name] = Estimate(value=share.value, n=n, unit="prompt", interval=share.interval)
+    derived = {MetricKey(name, "prompt"): row for name, row in by_prompt.items()}
+    if (transfer := evidence.transfer) is not None:
+        derived[MetricKey("pair_sign", "pair")] = Estimate(
+            value=transfer.accuracy, n=transfer.num_pairs, unit="pair", interval=transfer.interval
+        )
+    return derived
 
 
 def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str, float]]:
@@ -257,7 +206,7 @@ def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str,
     for metric, values in by_step.items():
         tables[metric, "step"] = values
         means = prompt_means(list(values.values()), [problem_of[name] for name in values])
-        tables[metric, "prompt"] = _with_names(means)
+        tables[metric, "prompt"] = {str(prompt): mean for prompt, mean in means.items()}
     return tables
 
 
@@ -269,19 +218,17 @@ def _sample_values(samples: Sequence[SampleRecord]) -> dict[tuple[str, str], dic
         values = [float(getattr(sample, metric)) for sample in present]
         names = [f"{sample.step}/{sample.sample_id}" for sample in present]
         tables[metric, "sample"] = dict(zip(names, values, strict=True))
-        tables[metric, "prompt"] = _with_names(prompt_means(values, [sample.problem_id for sample in present]))
+        means = prompt_means(values, [sample.problem_id for sample in present])
+        tables[metric, "prompt"] = {str(prompt): mean for prompt, mean in means.items()}
     return tables
 
 
 def _differences(rows: Sequence[tuple[SampleRecord, float | None, bool]]) -> dict[str, float]:
     """{prompt: mean of the labelled minus mean of the others} of (sample, value, label)."""
-    values, labels, problems = [], [], []
-    for sample, value, label in rows:
-        if value is not None:
-            values.append(value)
-            labels.append(label)
-            problems.append(sample.problem_id)
-    return _with_names(within_prompt_differences(values, labels, problems))
+    present = [(value, label, sample.problem_id) for sample, value, label in rows if value is not None]
+    values, labels, problems = zip(*present, strict=True) if present else ((), (), ())
+    differences = within_prompt_differences(values, labels, problems)
+    return {str(prompt): difference for prompt, difference in differences.items()}
 
 
 def _nulls(evidence: Evidence, metric: str) -> dict[str, NullTest]:
@@ -296,8 +243,3 @@ def _haar_null(evidence: Evidence, contrast_name: str) -> dict[str, NullTest]:
         if contrast.name == contrast_name and contrast.haar is not None and contrast.difference is not None:
             return {"N1": contrast.haar.null(contrast.difference)}
     return {}
-
-
-def _with_names(values: Mapping) -> dict[str, float]:
-    """The same values under the names of their units as text."""
-    return {str(name): value for name, value in values.items()}

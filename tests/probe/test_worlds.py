@@ -298,12 +298,6 @@ def test_a_sound_world_holds_in_every_part(verdicts):
     assert found.permutation.get("cos_in", "N2").p < 0.01
     assert found.permutation.get("auroc", "N4").p < 0.01
     assert any(row.p_max_t < 0.05 for row in found.permutation.modules)
-    own = next(row for row in found.settings if row.chosen)
-    assert own.k == 2
-    assert [row.k for row in found.settings] == [1, 2, 4, 8]
-    summary = {s.arm: s for s in found.summaries}
-    assert own.cos_in == pytest.approx(summary["vanilla"].mean_cos_in, abs=1e-6)
-    assert own.cos_out == pytest.approx(summary["projected"].mean_cos_out, abs=1e-6)
 
 
 def test_a_random_v_hack_is_not_believed(verdicts):
