@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from extraction.batch import make_batch
-from extraction.rows import make_rows
+from extraction.batch import make_batch, make_rows
 from extraction.words import Layout
 
 NAME = "gradient_probe_packed"  # in the registries of transformers

@@ -22,11 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from extraction.adapters.interface import Coordinates, InputTap, Tap
 from extraction.attention import attending
-from extraction.batch import Batch
+from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
-from extraction.memory import checkpointed
-from extraction.pass_plan import Agree, completion_numbers, planned, zeros
-from extraction.rows import Rows, make_rows
+from extraction.passes import Agree, checkpointed, completion_numbers, planned, zeros
 from extraction.stacks import Stacks, by_value
 from extraction.words import Layout
 from replay_pools.errors import InputError
@@ -77,7 +75,7 @@ def per_sample_gradients(
         chunk_size: tokens per block of logits.
         direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
         agree: maps the number of passes that this process needs to the number that all processes make
-            (`extraction.pass_plan.planned`); spare passes have weight 0.
+            (`extraction.passes.planned`); spare passes have weight 0.
 
     Raises:
         InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model

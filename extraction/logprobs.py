@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from extraction.rows import Rows
+from extraction.batch import Rows
 from replay_pools.errors import InputError
 
 CHUNK_SIZE = 512

@@ -1,7 +1,7 @@
 """The coordinates of an adapted model: SVD `delta_S` and LoRA behind one interface.
 
-Use `attach` for a model without an adapter, `adapters.existing.existing_coordinates` for one that has it already, and
-`adapters.frames.make_frames` to read the coordinates of its weights without one.
+Use `attach` for a model without an adapter, `adapters.coordinates.existing_coordinates` for one that has it already,
+and `adapters.frames.make_frames` to read the coordinates of its weights without one.
 """
 
 from extraction.adapters.coordinates import SVD_CACHE, attach

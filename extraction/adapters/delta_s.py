@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.svd import Factors, Rounding, frames
-from extraction.adapters.svd_cache import Factorised, factorise_all
+from extraction.adapters.svd import Factorised, Factors, Rounding, factorise_all, frames
 from extraction.adapters.targets import default_suffixes, weight_matrix
 from extraction.words import STORAGES, Storage
 from replay_pools.errors import InputError

@@ -28,7 +28,7 @@ from extraction.adapters import svd
 from extraction.adapters.interface import OutputTap
 from extraction.adapters.lora import along_b, orthonormal_frames, reduce_b
 from extraction.adapters.singular import along_direct, reduce_direct
-from extraction.adapters.svd_cache import combine, digest, factorise_all
+from extraction.adapters.svd import combine, digest, factorise_all
 from extraction.adapters.targets import weight_matrix
 from replay_pools.errors import InputError
 

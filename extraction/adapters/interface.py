@@ -6,21 +6,28 @@
 
 Shapes: G samples, T tokens, r coordinates of a module; d_in, d_out of a module's weight.
 All gradients are of a LOSS: a descent step moves along -g.
+
+`StackedCoordinates` are several bases in one forward and backward: where all adapters are at zero their models are the
+base model, so the pass of the first one serves them all, and the coordinates of a module are those of every part.
+
+    stacked = StackedCoordinates([svd_coordinates, lora_coordinates])
+    svd_gradients, lora_gradients = stacked.split(per_sample_gradients(stacked, batch).gradients)
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from extraction.rows import Segments
+from extraction.batch import Segments
 from extraction.words import Basis
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
@@ -261,3 +268,54 @@ def describe(fingerprint: Mapping[str, Any], fields: list[str]) -> str:
             text = text[:77] + "..."
         parts.append(f"{field}={text}")
     return ", ".join(parts)
+
+
+@final
+class StackedCoordinates(Coordinates):
+    """The coordinates of a module are [part 1; part 2; ...]. Valid at zero only, so nothing is trained through it.
+
+    Raises:
+        ValueError: the parts adapt different modules.
+    """
+
+    def __init__(self, parts: Sequence[Coordinates]) -> None:
+        self.parts = tuple(parts)
+        if any(list(part.layers) != list(self.parts[0].layers) for part in self.parts):
+            raise ValueError("stacked coordinates: expected parts with the same modules in the same order")
+        identity = {part.basis: part.fingerprint() for part in self.parts}
+        super().__init__(self.parts[0].model, self.parts[0].layers, identity)
+
+    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
+        """The parameters of every part, part after part."""
+        return tuple(chain.from_iterable(part.trainable(module) for part in self.parts))
+
+    def taps(self) -> list[Tap]:
+        """The taps of every part, moved behind the coordinates of the parts before it."""
+        taps, offsets = [], dict.fromkeys(self.layers, 0)
+        for part in self.parts:
+            taps += [replace(tap, start=tap.start + offsets[tap.module]) for tap in part.taps()]
+            for module, size in part.sizes.items():
+                offsets[module] += size
+        return taps
+
+    def is_zero(self) -> bool:
+        """True when every part is at zero: only then are the parts' models one and the same."""
+        return all(part.is_zero() for part in self.parts)
+
+    def embed(self, part: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """{module: (r,)} of the part of index `part`, as vectors of the stacked coordinates: 0 in every other part."""
+        embedded = {}
+        for module, u in vectors.items():
+            pieces = [u.new_zeros(coordinates.sizes[module]) for coordinates in self.parts]
+            pieces[part] = u
+            embedded[module] = torch.cat(pieces)
+        return embedded
+
+    def split(self, gradients: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Stacked {module: (G, r)} -> {module: (G, r)} of every part, in the order of the parts."""
+        gradients_by_part: list[dict[str, Tensor]] = [{} for _ in self.parts]
+        for module, stacked in gradients.items():
+            pieces = stacked.split([part.sizes[module] for part in self.parts], dim=1)
+            for part_gradients, piece in zip(gradients_by_part, pieces, strict=True):
+                part_gradients[module] = piece
+        return gradients_by_part

@@ -26,9 +26,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.interface import Coordinates, OutputTap, Tap, wrap
-from extraction.adapters.svd_cache import combine, digest
+from extraction.adapters.svd import combine, digest
 from extraction.adapters.targets import weight_matrix
-from extraction.rows import Segments
+from extraction.batch import Segments
 from extraction.words import Basis
 from replay_pools.errors import InputError
 

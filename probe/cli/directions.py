@@ -13,7 +13,7 @@ from probe.cli._settings import resolve_directions
 
 # The modules of directions bring torch: a help text must not wait for it. Commands import them inside.
 if TYPE_CHECKING:
-    from extraction.angles import ModuleAngles
+    from extraction.controls import ModuleAngles
 
 # {key in the nulls of a card: its name in the text}.
 MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}
@@ -57,7 +57,7 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
     Example:  probe directions compare v_hack theirs.safetensors
     """
     from extraction.adapters.interface import check_fingerprint
-    from extraction.angles import compare_modules
+    from extraction.controls import compare_modules
     from extraction.directions import load_directions
 
     first, second = resolve_directions(first, out), resolve_directions(second, out)

@@ -7,7 +7,7 @@ The trainer makes the gradients: its loss, accumulation and mean over processes.
 and does: a one-sided gate does not commute with it. Only the modules of the directions are measured; whatever else the
 optimizer steps is left out of every norm and cosine.
 
-What g is of which model: `probe.integrations.weights`. Mathematics and gates: `probe.step.projection`. To use it in a
+What g is of which model: `probe.integrations.measured`. Mathematics and gates: `probe.step.projection`. To use it in a
 new trainer: `probe.integrations`.
 """
 
@@ -27,11 +27,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from extraction.adapters.existing import existing_coordinates
+from extraction.adapters.coordinates import existing_coordinates
 from extraction.adapters.interface import check_fingerprint
 from extraction.directions import Directions, load_directions
-from probe.integrations.measured import MeasuredAdapter, MeasuredModel
-from probe.integrations.weights import MeasuredWeights
+from probe.integrations.measured import MeasuredAdapter, MeasuredModel, MeasuredWeights
 from probe.records.records import GradientRecord
 from probe.settings.gate import GATES
 from probe.settings.words import Gate

@@ -9,7 +9,7 @@
 
 The probe runs on the hooks of `optimizer.step()`, so that it sees the gradient after everything that the loop did to it
 (accumulation, `unscale_`, `clip_grad_norm_`). Clipping changes `grad_norm` and no cosine, and of what taps measure (see
-`probe.integrations.weights`) not even that. The gates one_sided and two_sided only shorten a gradient: a clipped one
+`probe.integrations.measured`) not even that. The gates one_sided and two_sided only shorten a gradient: a clipped one
 stays below its cap.
 """
 
@@ -47,7 +47,7 @@ def attach(
 
     A model of any kind is measured: g is the gradient of the loss with respect to its weights, in the coordinates of
     the directions (with svd directions diag(U^T dL/dW V)), whatever moves the weights. `cos_update` is of what the
-    optimizer made of it. With `project` on a LoRA, g is the gradient of the step instead: `probe.integrations.weights`.
+    optimizer made of it. With `project` on a LoRA, g is that of the step instead: `probe.integrations.measured`.
 
     Args:
         optimizer: any torch optimizer, or accelerate's wrapper of one, that trains `model`.

@@ -20,8 +20,8 @@ from torch import Tensor, distributed, nn
 
 from extraction.adapters.frames import Frame
 from extraction.adapters.interface import OutputTap
+from extraction.batch import Segments
 from extraction.gradients import watch_output
-from extraction.rows import Segments
 from replay_pools.errors import InputError
 
 NO_BACKWARD = -1  # the number of the backward in which code runs that runs in none

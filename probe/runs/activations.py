@@ -35,12 +35,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from extraction.adapters.interface import Coordinates
 from extraction.attention import attending
-from extraction.batch import Batch
+from extraction.batch import Batch, make_rows
 from extraction.library import pair_batch
 from extraction.logprobs import split_model
 from extraction.pairs import Pair
-from extraction.pass_plan import planned
-from extraction.rows import make_rows
+from extraction.passes import planned
 from probe.settings.remedy import RemedyConfig
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy

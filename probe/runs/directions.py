@@ -21,7 +21,7 @@ from typing import final
 from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
-from extraction.angles import principal_angles
+from extraction.controls import principal_angles
 from extraction.directions import Directions, load_directions, save_directions
 from extraction.library import DirectionLibrary, source_identity
 from extraction.stacks import Stacks

@@ -25,11 +25,9 @@ from torch import nn
 
 from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
-from extraction.batch import Batch, make_batch
+from extraction.batch import Batch, make_batch, make_rows
 from extraction.logprobs import completion_logprobs, split_model
-from extraction.memory import checkpointed, tokens_that_fit
-from extraction.pass_plan import make_plan
-from extraction.rows import make_rows
+from extraction.passes import checkpointed, make_plan, tokens_that_fit
 from probe.runs.resume import check_same, drop_checkpoints, load_checkpoint, save_checkpoint
 from replay_pools.environments.base import Problem
 from replay_pools.environments.demonstrations import Completions, Demonstrator

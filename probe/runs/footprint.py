@@ -15,8 +15,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.logprobs import CHUNK_SIZE
-from extraction.memory import activation_bytes, tokens_that_fit
 from extraction.pairs import selected_pairs
+from extraction.passes import activation_bytes, tokens_that_fit
 from extraction.words import Basis, ExtractionSettings
 from probe.runs.training_rollouts import evaluation_of, rollouts_of, training_problems
 from probe.settings.arms import get_arm

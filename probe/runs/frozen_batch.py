@@ -19,7 +19,7 @@ from torch import Tensor
 from extraction.adapters.interface import Coordinates
 from extraction.library import pair_batch
 from extraction.pairs import Pair
-from extraction.scoring import score
+from extraction.passes import score
 from probe.objective.kl import kl_terms
 from probe.records.records import nullable
 from probe.step.projection import haar_hackward_quantile, sample_cosines

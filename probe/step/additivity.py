@@ -17,11 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from extraction.adapters.interface import Coordinates
-from extraction.batch import Batch
+from extraction.batch import Batch, make_rows
 from extraction.logprobs import completion_logprobs, split_model
-from extraction.memory import checkpointed
-from extraction.pass_plan import Agree, make_plan
-from extraction.rows import make_rows
+from extraction.passes import Agree, checkpointed, make_plan
 
 # |sum - batch| / |batch| that rounding alone explains, by the dtype of the model.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
@@ -80,7 +78,7 @@ def batch_error(
     Args:
         token_weights: a (G, T), what every completion token's log-probability was weighted with.
         total: {module: (r,)}, the weighted sum of the per-sample gradients.
-        tokens_per_batch, agree: as `extraction.pass_plan.planned`.
+        tokens_per_batch, agree: as `extraction.passes.planned`.
     """
     backbone, _ = split_model(coordinates.model)
     parameters = coordinates.parameters()

@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
-from extraction.adapters.stacked import StackedCoordinates
+from extraction.adapters.interface import Coordinates, StackedCoordinates
 from extraction.batch import Batch
 from extraction.gradients import Penalty, per_sample_gradients
 from extraction.logprobs import scatter_tokens
-from extraction.scoring import TokenScores, score
+from extraction.passes import TokenScores, score
 from extraction.stacks import Stacks
 from extraction.words import Basis
 from probe.step.additivity import batch_error, module_error, tapped

@@ -44,7 +44,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.adapters.svd import needed_factors
 from extraction.batch import make_batch
 from extraction.logprobs import split_model
-from extraction.memory import tokens_that_fit
+from extraction.passes import tokens_that_fit
 from probe.settings.loss import LossSettings
 from probe.step.bases import Bases
 from probe.step.groups import Group

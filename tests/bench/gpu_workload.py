@@ -16,8 +16,7 @@ from ways import frames_of
 
 from extraction.adapters import attach, delta_s
 from extraction.adapters.interface import Coordinates
-from extraction.adapters.svd import Factors, largest
-from extraction.adapters.svd_cache import Factorised
+from extraction.adapters.svd import Factorised, Factors, largest
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.words import Storage
 from probe.settings.arms import get_arm

@@ -12,12 +12,10 @@ from workload import Shape, adapted, model_of
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.singular import DeltaSCoordinates
 from extraction.attention import attending
-from extraction.batch import Batch
+from extraction.batch import Batch, Segments, make_rows
 from extraction.gradients import one_pass, per_sample_gradients
 from extraction.logprobs import CHUNK_SIZE, completion_logprobs, split_model
-from extraction.memory import checkpointed
-from extraction.pass_plan import planned
-from extraction.rows import Segments, make_rows
+from extraction.passes import checkpointed, planned
 from probe.step.projection import project_modules
 
 ONE_PASS = 8192  # tokens_per_batch: all of the rollouts, as the limit has them

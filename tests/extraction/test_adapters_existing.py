@@ -4,9 +4,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from extraction.adapters.coordinates import attach
+from extraction.adapters.coordinates import attach, existing_coordinates
 from extraction.adapters.delta_s import DeltaSConfig
-from extraction.adapters.existing import existing_coordinates
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 

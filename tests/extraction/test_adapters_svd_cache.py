@@ -2,9 +2,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from extraction.adapters import svd_cache
-from extraction.adapters.svd import decompose, measure_rounding, needed_factors, rounded
-from extraction.adapters.svd_cache import batches, digest, factorise_all
+from extraction.adapters import svd
+from extraction.adapters.svd import batches, decompose, digest, factorise_all, measure_rounding, needed_factors, rounded
 from extraction.words import STORAGES
 
 
@@ -28,7 +27,7 @@ def no_more_svds(monkeypatch):
         assert not weights, "the cache was not used"
         return []
 
-    monkeypatch.setattr(svd_cache, "needed_factors", fail)
+    monkeypatch.setattr(svd, "needed_factors", fail)
 
 
 def test_half_precision_is_decomposed_in_float32():

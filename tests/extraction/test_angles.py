@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extraction.angles import compare_modules, principal_angles
+from extraction.controls import compare_modules, principal_angles
 
 
 def orthonormal(k: int, r: int, seed: int) -> torch.Tensor:

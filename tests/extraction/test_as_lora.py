@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.adapters.as_lora import lora_factors, lora_rank, save_as_lora
-from extraction.adapters.singular import DeltaSCoordinates
+from extraction.adapters.singular import DeltaSCoordinates, lora_factors, lora_rank, save_as_lora
 from extraction.library import attach_basis
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.storage.files import read_json

@@ -16,8 +16,7 @@ from transformers import (
 )
 
 from extraction.attention import NAME, attending, equal_when_packed, packs
-from extraction.batch import make_batch
-from extraction.rows import make_rows
+from extraction.batch import make_batch, make_rows
 
 SMALL = {
     "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -129,7 +129,7 @@ def test_padded_rows_serve_where_packed_ones_do_not(build_model, architecture, r
     coordinates = make(build_model, architecture, case)
     batch = make_batch(*rollouts, pad_id=2)
     packed = per_sample_gradients(coordinates, batch)
-    monkeypatch.setattr("extraction.pass_plan.packs", lambda _: False)
+    monkeypatch.setattr("extraction.passes.packs", lambda _: False)
     padded = per_sample_gradients(coordinates, batch)
     assert (packed.layout, padded.layout) == ("packed", "padded")
     assert_close(padded.gradients, packed.gradients, 1e-8, "packed rows are not padded rows")

@@ -3,9 +3,8 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from extraction.adapters import attach
-from extraction.batch import make_batch
+from extraction.batch import make_batch, make_rows
 from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs, scatter_tokens, wide_logprobs
-from extraction.rows import make_rows
 from replay_pools.errors import InputError
 
 

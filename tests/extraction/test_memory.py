@@ -1,21 +1,21 @@
 import pytest
 import torch
 
-from extraction import memory
+from extraction import passes
 from extraction.adapters import attach
-from extraction.memory import FEWEST, MOST, checkpointed, token_bytes, tokens_that_fit
+from extraction.passes import FEWEST, MOST, checkpointed, token_bytes, tokens_that_fit
 
 
 @pytest.mark.parametrize(("total", "expected"), [(0, FEWEST), (10**7, 512), (7 * 10**7, 4096), (10**15, MOST)])
 def test_tokens_follow_the_memory(build_model, monkeypatch, total, expected):
     """A power of two between the bounds; the Linears of the tiny model have 720 inputs and outputs in float32."""
-    monkeypatch.setattr(memory, "total_bytes", lambda _: total)
+    monkeypatch.setattr(passes, "total_bytes", lambda _: total)
     assert tokens_that_fit(build_model("llama").base_model) == expected
 
 
 def test_wider_floats_fit_fewer_tokens(build_model, monkeypatch):
     """float64 activations take twice the memory of float32 ones."""
-    monkeypatch.setattr(memory, "total_bytes", lambda _: 5 * 10**7)
+    monkeypatch.setattr(passes, "total_bytes", lambda _: 5 * 10**7)
     narrow, wide = (build_model("llama", dtype).base_model for dtype in (torch.float32, torch.float64))
     assert tokens_that_fit(narrow) == 2 * tokens_that_fit(wide)
 
@@ -25,7 +25,7 @@ def test_factors_leave_less_memory(build_model, monkeypatch):
     model = build_model("llama")
     backbone = model.base_model
     held = sum(tensor.nbytes for tensor in (*backbone.parameters(), *backbone.buffers()))
-    monkeypatch.setattr(memory, "total_bytes", lambda _: held + 2 * memory.ALLOWANCE * 1024 * token_bytes(backbone))
+    monkeypatch.setattr(passes, "total_bytes", lambda _: held + 2 * passes.ALLOWANCE * 1024 * token_bytes(backbone))
     assert tokens_that_fit(backbone) == 1024
     attach(model, basis="svd", model_id="tiny", cache_dir=None)
     assert tokens_that_fit(backbone) == 512
@@ -33,7 +33,7 @@ def test_factors_leave_less_memory(build_model, monkeypatch):
 
 def test_memory_of_this_machine():
     """More than a model, and the same when asked again: a resumed run must split its batches alike."""
-    assert 2**28 < memory.total_bytes(torch.device("cpu")) == memory.total_bytes(torch.device("cpu"))
+    assert 2**28 < passes.total_bytes(torch.device("cpu")) == passes.total_bytes(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("wanted", [False, True])

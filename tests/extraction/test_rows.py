@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extraction import rows as rows_module
-from extraction.batch import make_batch
-from extraction.rows import cost, make_rows, plan_passes
+from extraction import batch as rows_module
+from extraction.batch import cost, make_batch, make_rows, plan_passes
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=5)

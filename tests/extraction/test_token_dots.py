@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from extraction.adapters import attach
-from extraction.adapters.stacked import StackedCoordinates
+from extraction.adapters.interface import StackedCoordinates
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 

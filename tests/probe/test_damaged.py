@@ -222,7 +222,7 @@ def test_a_trained_policy_is_loaded_with_the_factors_of_its_training(
     def computed(*_: Any, **__: Any) -> Any:
         raise AssertionError("an SVD was computed")
 
-    monkeypatch.setattr("extraction.adapters.svd_cache.make_entries", computed)
+    monkeypatch.setattr("extraction.adapters.svd.make_entries", computed)
     model = ModelConfig(name="organism", adapter=str(made / "runs" / "trained" / "adapter"))
     forget("model")
     configured_policy(model, made / "cache")

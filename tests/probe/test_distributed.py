@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.library import attach_basis
-from extraction.scoring import score
+from extraction.passes import score
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run

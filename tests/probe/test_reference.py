@@ -9,7 +9,7 @@ from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch, make_batch
-from extraction.scoring import score
+from extraction.passes import score
 from probe.objective.weigh import Scores, weigh
 from probe.settings.loss import LossSettings, check_recorded
 from probe.step.bases import Bases

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from extraction.adapters.coordinates import attach
-from extraction.batch import make_batch
+from extraction.batch import make_batch, make_rows
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import completion_logprobs
 from extraction.pairs import builtin_pairs, write_pairs
-from extraction.rows import make_rows
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run

@@ -1,7 +1,7 @@
 """PushedEngine: sample from the policy in training on a server, which loads its adapter whenever it has changed.
 
 Servers know one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
-it is (`extraction.adapters.as_lora`). It is a peft directory on a disk that trainer and server share. Its name is a
+it is (`extraction.adapters.singular`). It is a peft directory on a disk that trainer and server share. Its name is a
 hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
 prefixes) of an older step. The server's name of it begins with a hash of its place: of two runs on one server, which
 may begin with the same weights, neither unloads the adapter of the other.
@@ -16,9 +16,8 @@ from typing import Any, final
 import orjson
 import torch
 
-from extraction.adapters.as_lora import lora_rank, save_as_lora
 from extraction.adapters.interface import Coordinates
-from extraction.adapters.singular import DeltaSCoordinates
+from extraction.adapters.singular import DeltaSCoordinates, lora_rank, save_as_lora
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Sampler

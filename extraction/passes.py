@@ -1,0 +1,209 @@
+"""Forward passes of a batch: how it is split, in how much memory, with the model frozen; and `score`, which makes them.
+
+    with planned(coordinates, batch, tokens_per_batch, agree) as plan:
+        for samples, is_needed in plan.all_passes:
+            rows = make_rows(batch, plan.layout, samples)
+            ...                                             one forward (and backward) of `rows`
+
+Gradients (`extraction.gradients`) and scores run in this loop, split alike, since the split shows in the last bits.
+Shapes: G samples, T tokens, N completion tokens of the batch, d the hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
+
+from extraction.adapters.interface import Coordinates
+from extraction.adapters.targets import weight_matrix
+from extraction.attention import attending, packs
+from extraction.batch import Batch, Rows, cost, make_rows, plan_passes
+from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
+from extraction.words import Layout
+from replay_pools.errors import InputError
+from replay_pools.sampling.memory import total_bytes
+
+# The number of passes that this process needs -> the number that every process makes. `int` is the identity: a single
+# process makes what it needs.
+Agree = Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassPlan:
+    """How a batch is split into passes."""
+
+    layout: Layout
+    budget: int  # most tokens in a pass, unless a single sample has more
+    num_needed: int  # passes that hold the batch
+    all_passes: Sequence[tuple[list[int], bool]]  # (samples, is_needed): those needed, then spare ones
+
+    def is_too_long(self, rows: Rows) -> bool:
+        """Whether a pass exceeds the budget, which happens only to a single long sample."""
+        return cost([stop - start for start, stop in rows.segments.spans], self.layout) > self.budget
+
+
+@contextmanager
+def planned(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None, agree: Agree) -> Iterator[PassPlan]:
+    """The passes to make of `batch`; while open, the model is frozen and in its lean forward.
+
+    Args:
+        coordinates: the adapted model.
+        batch: on the model's device.
+        tokens_per_batch: most tokens in one pass; None is what fits the machine's memory.
+        agree: maps this process's number of passes to the number that all processes make, where collectives in the
+            model (sharded weights) need equally many. Spare passes repeat the first; their results must be ignored.
+
+    Raises:
+        InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).
+    """
+    backbone, _ = split_model(coordinates.model)
+    with frozen(coordinates.model), coordinates.lean_forward():
+        yield make_plan(backbone, batch, "packed" if packs(backbone) else "padded", tokens_per_batch, agree)
+
+
+def make_plan(
+    backbone: PreTrainedModel, batch: Batch, layout: Layout, tokens_per_batch: int | None, agree: Agree
+) -> PassPlan:
+    """The passes of `batch` in a layout; other arguments and errors as `planned`."""
+    if tokens_per_batch is not None and tokens_per_batch < 1:
+        raise InputError("tokens_per_batch", expected="at least 1", found=str(tokens_per_batch))
+    budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
+    passes = plan_passes(batch.lengths.tolist(), budget, layout)
+    spare = agree(len(passes)) - len(passes)
+    all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
+    return PassPlan(layout=layout, budget=budget, num_needed=len(passes), all_passes=all_passes)
+
+
+def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
+    """An accumulator for results: on the model's device, in at least float32 whatever the model's dtype."""
+    return torch.zeros(*shape, dtype=torch.promote_types(backbone.dtype, torch.float32), device=backbone.device)
+
+
+def completion_numbers(batch: Batch) -> Tensor:
+    """(G, T): the running number 0..N-1 of every completion token, sample after sample; meaningless elsewhere."""
+    return batch.completion_mask.flatten().cumsum(0).view_as(batch.ids) - 1
+
+
+@contextmanager
+def frozen(model: PeftModel) -> Iterator[None]:
+    """While open, evaluation mode and no parameter that requires a gradient; every flag is restored after."""
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    model.eval()
+    for parameter, _ in flags:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, required in flags:
+            parameter.requires_grad_(required)
+
+
+FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
+SHARE = 0.5  # share of the memory left by the weights that a pass may use
+MEASURED = 1.45  # a token's activations as a multiple of `token_bytes`; measured: 1.3 to 1.6
+NORM_BYTES = 4  # of each entry that a norm reads, which models in a lower precision keep in float32 beside it
+ALLOWANCE = 2  # what the token budget reckons with instead, to be on the safe side
+
+
+def tokens_that_fit(backbone: PreTrainedModel) -> int:
+    """How many tokens one forward and backward has memory for: a power of two in FEWEST..MOST."""
+    # Buffers are the factors of delta_S, and the weights that wait while it is merged: as large as weights.
+    held = sum(tensor.nbytes for tensor in (*backbone.parameters(), *backbone.buffers()))
+    # The machine's total memory, not what is free just now: the split into passes shows in the last bits of the
+    # results, and a resumed run must split as it did before.
+    tokens = int(SHARE * (total_bytes(backbone.device) - held)) // (ALLOWANCE * token_bytes(backbone))
+    power_of_two = 1 << (max(tokens, 1).bit_length() - 1)
+    return max(FEWEST, min(MOST, power_of_two))
+
+
+def token_bytes(backbone: PreTrainedModel) -> int:
+    """Bytes of the inputs and outputs of all Linears for one token: the measure of its activations."""
+    floats = 0
+    for name, module in backbone.named_modules():
+        # LoRA's own Linears do not count: A x and B A x are small, or never formed.
+        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in name:
+            floats += sum(weight_matrix(module, name).shape)
+    return floats * backbone.dtype.itemsize
+
+
+def activation_bytes(backbone: PreTrainedModel) -> float:
+    """Bytes of a token's activations in one forward and backward, as measured."""
+    widened = 0
+    if backbone.dtype.itemsize < NORM_BYTES:
+        norms = (module for module in backbone.modules() if type(module).__name__.endswith("Norm"))
+        widened = sum(parameter.numel() for norm in norms for parameter in norm.parameters())
+    return MEASURED * token_bytes(backbone) + NORM_BYTES * widened
+
+
+@contextmanager
+def checkpointed(backbone: PreTrainedModel, wanted: bool) -> Iterator[None]:
+    """While open and if `wanted`, activation checkpointing: blocks recompute their activations in the backward."""
+    blocks = []
+    if wanted:
+        blocks = [block for block in backbone.modules() if isinstance(block, GradientCheckpointingLayer)]
+    try:
+        for block in blocks:
+            # Not gradient_checkpointing_enable(): that one works in training mode only, where dropout would be on.
+            # No RNG state is kept, since a model in evaluation mode draws nothing.
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        # The class's own forward shows again once the instance attribute is gone.
+        for block in blocks:
+            block.__dict__.pop("forward", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """What a forward of G samples gives."""
+
+    token_logprobs: Tensor  # (G, T), 0 outside of the completion
+    states: Tensor  # (N, d) hidden states that predict the completion tokens, sample after sample
+
+
+@torch.no_grad()
+def score(
+    coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int
+) -> TokenScores:
+    """The log-probability of every completion token, and the hidden state that predicts it.
+
+    Args:
+        coordinates: the adapted model, scored with its adapter as it stands.
+        batch: on the model's device.
+        tokens_per_batch: tokens in one pass; None is what fits the machine's memory.
+        agree: see `extraction.passes.planned`.
+
+    Raises:
+        InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).
+    """
+    backbone, head = split_model(coordinates.model)
+    token_logprobs = zeros(backbone, *batch.ids.shape)
+    numbers = completion_numbers(batch)
+    token_numbers, token_states = [], []
+    with planned(coordinates, batch, tokens_per_batch, agree) as plan:
+        for samples, is_needed in plan.all_passes:
+            rows = make_rows(batch, plan.layout, samples)
+            completion = batch.completion_mask[rows.samples]
+            with attending(backbone, plan.layout):
+                states = completion_states(coordinates.model, rows)
+            # A spare pass runs only so that all processes make the same forwards; its results are known already.
+            if not is_needed:
+                continue
+            logprobs = ChosenLogprobs.apply(states, rows.targets, head, CHUNK_SIZE)
+            token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+            token_numbers.append(numbers[rows.samples][completion])
+            token_states.append(states)
+    # Passes take samples longest first: put the tokens back in the order of the batch.
+    order = torch.cat(token_numbers).argsort()
+    return TokenScores(token_logprobs=token_logprobs, states=torch.cat(token_states)[order])
