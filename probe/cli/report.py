@@ -14,24 +14,29 @@ from replay_pools.errors import InputError
 
 # The modules of reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
 if TYPE_CHECKING:
+    from probe.report.drawing import Format
     from probe.report.inputs import Report
 
 
 @click.command()
 @name_option("report", default=None)
+@click.option(
+    "--figures", type=click.Choice(["svg", "pdf", "png"]), default="svg", show_default=True, help="Format of the files."
+)
 @analysis_options
 @out_option
 @json_option
 def report(
     runs: tuple[Path, ...],
     name: str | None,
+    figures: "Format",
     draws: int,
     seed: int,
     out: Path,
     as_json: bool,
 ) -> None:
     """Verdict, figures, rollouts and provenance of each RUN (a directory, or a name in OUT/runs), or of the
-    runs of SPEC (spec/NAME.toml), as OUT/reports/NAME.html: one file that loads nothing, with its figures (SVG) and
+    runs of SPEC (spec/NAME.toml), as OUT/reports/NAME.html: one file that loads nothing, with its figures and
     tables (Markdown, JSON) in NAME/.
 
     Tokens are coloured by their share of the cosine where the run recorded it (--set token_attribution=N).
@@ -56,7 +61,7 @@ def report(
         contents = _of_spec(spec_file, name, out, settings, command)
     else:
         contents = report_of_runs([resolve_run(run, out) for run in runs], name, settings, command)
-    written = write_report(contents, out)
+    written = write_report(contents, out, figures)
     if as_json:
         echo_json(
             {

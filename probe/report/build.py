@@ -1,19 +1,28 @@
-"""`write_report`: the HTML page, its figures as SVG files, its tables as Markdown and JSON. Torch-free.
+"""`write_report`: the HTML page, its figures as files, its tables as Markdown and JSON. Torch-free.
 
-Which sections the page has, and which comes first, is decided in `probe/report/contents.py`.
+What the page shows, and what first, is decided in `contents`.
 """
 
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from probe.analysis.formatting import TextTable
-from probe.report.contents import contents
-from probe.report.figures.panel import plural
-from probe.report.html import to_svg
+from probe.report.drawing import Format
+from probe.report.facts import plural
+from probe.report.html import to_html
 from probe.report.inputs import Report
-from probe.report.page import page, resource
+from probe.report.page import Section, page, render
+from probe.report.rollouts import evidence, load_rollouts
+from probe.report.sections import base
+from probe.report.sections.evidence import measured, power, rollouts, training
+from probe.report.sections.provenance import provenance
+from probe.report.sections.verdict import arm_verdicts, compared, measures, verdict
 from replay_pools.storage.files import write_atomic, write_json
+
+MAX_BYTES = 1_800_000  # of all sections but the first together: the page stays below 2 MB
+MIN_ROLLOUT_BYTES = 100_000  # for rollouts, however large the other sections are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +34,7 @@ class Written:
     tables: list[Path]
 
 
-def write_report(report: Report, out_dir: Path) -> Written:
+def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> Written:
     """Write `out_dir`/reports/NAME.html, and in NAME/ beside it the figures, `tables.md` and `tables.json`.
 
     Raises:
@@ -33,22 +42,52 @@ def write_report(report: Report, out_dir: Path) -> Written:
     """
     sections = contents(report)
     html, folder = out_dir / "reports" / f"{report.name}.html", out_dir / "reports" / report.name
-    style = resource("figures.css")
-    svg_files = {folder / f"{figure.name}.svg": figure.svg for section in sections for figure in section.figures}
-    for path, svg in svg_files.items():
-        write_atomic(path, to_svg(svg, style).encode())
-
-    json_tables, markdown_tables = [], []
-    for section in sections:
-        for view_label, tables in section.tables.items():
-            for table in tables:
-                json_tables.append({"section": section.title, "of": view_label, **asdict(table)})
-                markdown_tables.append(_markdown(section.title, view_label, table))
-    write_json(folder / "tables.json", json_tables)
-    write_atomic(folder / "tables.md", "\n".join(markdown_tables).encode())
-
+    drawings = [figure.save(folder, figures) for section in sections for figure in section.figures]
+    tables = [
+        (section.title, label, table)
+        for section in sections
+        for label, of_view in section.tables.items()
+        for table in of_view
+    ]
+    write_json(folder / "tables.json", [{"section": title, "of": of, **asdict(table)} for title, of, table in tables])
+    write_atomic(folder / "tables.md", "\n".join(_markdown(*table) for table in tables).encode())
     write_atomic(html, page(report.name, _summary(report), sections).encode())
-    return Written(html=html, figures=list(svg_files), tables=[folder / "tables.md", folder / "tables.json"])
+    return Written(html=html, figures=drawings, tables=[folder / "tables.md", folder / "tables.json"])
+
+
+def contents(report: Report) -> list[Section]:
+    """The sections of the report, the first one first.
+
+    Raises:
+        InputError: token files that are not those of the manifest.
+    """
+    # Conditions of one run share its rollouts.
+    first_views = {view.run.path: view for view in reversed(report.drawn)}
+    loaded = [load_rollouts(first_views[path]) for path in dict.fromkeys(view.run.path for view in report.drawn)]
+    trained = training(report, arm_verdicts(report))
+    measures_of_run = measures(report)
+    before = [*([] if trained is None else [trained]), *map(_bridged, compared(report))]
+    after = [] if measures_of_run is None else [_bridged(measures_of_run)]
+    after += [*measured(report), power(report), provenance(report)]
+    # Rollouts get the bytes that the other sections leave.
+    used = sum(len(section.html.encode()) for section in (*before, *after))
+    viewer, anchors = rollouts(loaded, max(MIN_ROLLOUT_BYTES, MAX_BYTES - used))
+    # Where a run trained, its curves are the evidence.
+    pushes = evidence(loaded[0], anchors) if len(report.views) == 1 and trained is None else None
+    shown = None if pushes is None else ElementTree.fromstring(render("evidence.html", **pushes))
+    return [_bridged(verdict(report, shown)), *before, viewer, *after]
+
+
+def _bridged(section: base.Section) -> Section:
+    html = "".join(map(to_html, section.body))
+    return Section(
+        id=section.id,
+        title=section.title,
+        lead=section.lead,
+        html=html,
+        figures=section.figures,
+        tables=section.tables,
+    )
 
 
 def _summary(report: Report) -> str:

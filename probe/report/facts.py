@@ -3,10 +3,19 @@
 from itertools import dropwhile
 
 from probe.records.records import SampleRecord
-from probe.report.figures.panel import signed
 from replay_pools.rollout import Rollout
 
 HACKED, CLEAN, UNLABELLED = "hacked", "clean", "unlabelled"  # the last of a log that does not say
+
+
+def plural(count: int, word: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A signed number with a true minus sign, or a dash for None."""
+    return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
 
 
 def label_of(hacked: bool | None) -> str:

@@ -1,19 +1,15 @@
-"""HTML and SVG elements: `node` makes one, `to_html` and `to_svg` write it out.
+"""HTML and SVG elements: `node` makes one, `to_html` writes it out.
 
 Text is escaped when it is written out, so that no text of a model can become markup.
 """
 
-import copy
 from collections.abc import Iterable
-from functools import cache
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from replay_pools.visible import is_invisible
+from replay_pools.visible import visible as clean
 
 Child = Element | str | None
-SVG_NAMESPACE = "http://www.w3.org/2000/svg"
-MARGIN = 12  # around a figure that is a file of its own
 
 
 def node(tag: str, *children: Child, **attributes: object) -> Element:
@@ -47,24 +43,6 @@ def append(element: Element, children: Iterable[Child]) -> Element:
     return element
 
 
-def clean(text: str) -> str:
-    """The text with marks such as [U+202E] in the place of characters that a browser would obey, or not show.
-
-    It may be longer than before: who knows lengths of its parts has to take those of the clean parts.
-    """
-    if text.isprintable():
-        return text
-    return "".join(_mark(character) for character in text)
-
-
-@cache  # a page has many texts and few characters
-def _mark(character: str) -> str:
-    # XML cannot hold U+FFFE and U+FFFF, which are no characters at all.
-    if character in "\t\n" or not (is_invisible(character) or character in "\ufffe\uffff"):
-        return character
-    return f"[U+{ord(character):04X}]"
-
-
 def number(value: float) -> str:
     """A coordinate: two decimals at most."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else str(int(value))
@@ -73,19 +51,6 @@ def number(value: float) -> str:
 def to_html(element: Element) -> str:
     """HTML; the content of script and style elements is written as it is."""
     return ElementTree.tostring(element, encoding="unicode", method="html")
-
-
-def to_svg(element: Element, style: str) -> str:
-    """A figure as a file of its own: with namespace and style, without links, which belong to the page."""
-    root = copy.deepcopy(element)  # the page holds the same element
-    x, y, width, height = (float(part) for part in element.attrib["viewBox"].split())
-    left, top, width, height = x - MARGIN, y - MARGIN, width + 2 * MARGIN, height + 2 * MARGIN
-    root.attrib |= {"xmlns": SVG_NAMESPACE, "viewBox": f"{left:g} {top:g} {width:g} {height:g}"}
-    root.attrib |= {"width": f"{2 * width:g}", "height": f"{2 * height:g}"}
-    root.insert(0, node("style", style))
-    for link in root.iter("a"):
-        link.tag, link.attrib = "g", {}
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def _attribute(value: object) -> str:

@@ -1,60 +1,75 @@
-"""The HTML document: header, table of contents, sections, style and script in one file that loads nothing."""
+"""The HTML document: one file that loads nothing, made from `templates/`, with every text escaped."""
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
-from xml.etree.ElementTree import Element
+from typing import Any
 
-from probe.report.html import node, to_html
-from probe.report.sections.base import Section
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from probe.analysis.formatting import TextTable
+from probe.report.drawing import Figure
+from probe.report.facts import plural, signed
+from probe.report.inputs import slug
+from replay_pools.visible import visible
+
+# A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
+_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
 
-def resource(name: str) -> str:
-    """The text of a style or a script, which lie beside this file."""
-    return (files("probe.report") / name).read_text(encoding="utf-8")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One section of the page, with the figures and tables that are also written as files."""
+
+    id: str
+    title: str
+    lead: str  # the question of the section, and how to read the answer
+    html: str
+    figures: list[Figure] = field(default_factory=list)
+    tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of their view; "": of all
+
+
+def render(template: str, **context: Any) -> str:
+    """A template of `templates/`, with every text escaped and its invisible characters as escapes."""
+    return _environment().get_template(template).render(context)
 
 
 def page(title: str, summary: str, sections: Sequence[Section]) -> str:
-    """The HTML document of a report.
-
-    Args:
-        title: the name of the report.
-        summary: one line under the title.
-        sections: in reading order.
-    """
-    script = resource("page.js") + resource("viewer.js")
-    style = resource("figures.css") + resource("page.css") + resource("viewer.css")
+    """The HTML document of a report, its sections in reading order."""
+    style, script = ((files("probe.report") / name).read_text("utf-8") for name in ("page.css", "page.js"))
     # The page shows texts that models wrote: no script may run but ours, known by its hash, and no address be loaded.
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
-        "form-action 'none'"
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
+    policy = "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
+    context = {"style": Markup(style), "script": Markup(script), "policy": policy.format(*hashes)}
+    return render("page.html", title=title, summary=summary, sections=sections, **context)
+
+
+def typeset(text: str) -> str:
+    """Plain text with true signs: a minus before a number, plus-minus."""
+    return _MINUS.sub("\u2212", text.replace("+-", "\u00b1"))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("probe.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
     )
-    head = node(
-        "head",
-        node("meta", charset="utf-8"),
-        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("meta", http_equiv="Content-Security-Policy", content=policy),
-        node("meta", name="color-scheme", content="light dark"),
-        node("title", f"{title} \u00b7 gradient-probe report"),
-        node("style", style),
-    )
-    links = [node("li", node("a", section.title, href=f"#{section.id}")) for section in sections]
-    body = node(
-        "body",
-        node("header", node("p", "gradient-probe report", class_="eyebrow"), node("h1", title), node("p", summary)),
-        node("nav", node("ul", *links), aria_label="Sections"),
-        node("main", *map(_section, sections)),
-        node("script", script),
-    )
-    return "<!doctype html>\n" + to_html(node("html", head, body, lang="en")) + "\n"
+    environment.filters |= {
+        "breakable": lambda name: Markup("_<wbr>").join(escape(part) for part in name.split("_")),
+        **{"plural": plural, "signed": signed, "slug": slug, "typeset": typeset},
+    }
+    return environment
 
 
-def _section(section: Section) -> Element:
-    lead = node("p", section.lead, class_="lead")
-    return node("section", node("h2", section.title), lead, *section.body, id=section.id)
-
-
-def _hash(text: str) -> str:
-    """The hash of an inline style or script, as a Content-Security-Policy names it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _shown(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -11,15 +11,25 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from probe.analysis.formatting import TextTable, short
 from probe.records.records import SampleRecord
 from probe.records.run import OWN_POOLS, Run
 from probe.records.tokens import TokenRecord, read_tokens
+from probe.report.facts import gist_of, signed
 from probe.report.inputs import View, slug
 from replay_pools.errors import InputError
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import dump_json, sha256
+
+MOST_STRINGS = 10  # of each table
+MOST_EVIDENCE = 4  # on the first screen, in each direction
+LEAST_PUSH = 5e-5  # smaller pushes are 0 in the four decimals of a table
+LONGEST_STRING = 120  # characters
+SIDES = ("hack-ward", "clean-ward")
+NO_SHARES = "By rollout: shares of tokens, which tell lines and tokens apart, come with --set token_attribution=N."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +158,80 @@ def pushes(shown: Sequence[ShownRollout], *, by_line: bool) -> list[Push]:
         if num_prompts[text] >= least
     ]
     return sorted(ranked, key=lambda row: (-row.push, row.text))
+
+
+def string_tables(shown: Sequence[ShownRollout]) -> list[TextTable]:
+    """The strings that push most, in both directions, by line and by token; tables without rows are left out."""
+    tables = []
+    for name, by_line in (("lines", True), ("tokens", False)):
+        for side, rows in zip(SIDES, _both_sides(shown, by_line=by_line), strict=True):
+            cells = [
+                (
+                    short(_visible_space(row.text), LONGEST_STRING),
+                    signed(row.push, 4),
+                    str(row.count),
+                    str(row.num_prompts),
+                )
+                for row in rows[:MOST_STRINGS]
+            ]
+            title, header = f"{name.capitalize()} that push the update {side}", ("string", "push", "times", "prompts")
+            tables.append(TextTable(name=f"{name}-{side}", title=title, header=header, rows=cells))
+    return [table for table in tables if table.rows]
+
+
+def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
+    """What pushes, for `evidence.html`: the lines that push most, else the rollouts with the largest cosines.
+
+    Args:
+        run: whose rollouts are asked; None is returned where there are none.
+        anchors: of the rollouts that the page shows; others get no link.
+    """
+    sides = _both_sides(run.shown, by_line=True)
+    if any(sides):
+        lists = {}
+        for side, rows in zip(SIDES, sides, strict=True):
+            lists[f"Lines that push {side}"] = [
+                {
+                    "text": short(row.text, LONGEST_STRING),
+                    "search": row.text,
+                    "tip": f"{row.count} times in {row.num_prompts} prompts: show the rollouts",
+                    "number": row.push,
+                    "digits": 4,
+                }
+                for row in rows[:MOST_EVIDENCE]
+            ]
+        return {"lists": lists, "note": ""}
+    if not run.shown:
+        return None
+    ranked = sorted(run.shown, key=lambda shown: -shown.cosine)
+    hackward = [shown for shown in ranked if shown.cosine > 0]
+    cleanward = [shown for shown in reversed(ranked) if shown.cosine < 0]
+    lists = {}
+    for side, rollouts in zip(SIDES, (hackward, cleanward), strict=True):
+        lists[f"Rollouts that push {side}"] = [
+            {
+                "text": short(gist_of(shown.rollout), LONGEST_STRING),
+                "search": None,
+                "anchor": shown.anchor if shown.anchor in anchors else None,
+                "number": shown.cosine,
+                "digits": 3,
+            }
+            for shown in rollouts[:MOST_EVIDENCE]
+        ]
+    return {"lists": lists, "note": NO_SHARES}
+
+
+def _both_sides(shown: Sequence[ShownRollout], *, by_line: bool) -> tuple[list[Push], list[Push]]:
+    """Strings that push hack-ward and clean-ward, the strongest first."""
+    ranked = pushes(shown, by_line=by_line)
+    hackward = [row for row in ranked if row.push > LEAST_PUSH]
+    return hackward, [row for row in reversed(ranked) if row.push < -LEAST_PUSH]
+
+
+def _visible_space(text: str) -> str:
+    """Newlines and tabs always, spaces where there is nothing else."""
+    shown = text.replace("\n", "\u21b5").replace("\t", "\u21e5")
+    return shown if text.strip() else shown.replace(" ", "\u00b7")
 
 
 def _has_shares(record: TokenRecord, sample: SampleRecord) -> bool:

@@ -4,15 +4,18 @@ treatments = treatments_of(report)           what everything is compared with co
 treatments[0].rate("hack", treatments[0].last)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
+from probe.analysis.ladder import BASE
 from probe.analysis.statistics.crossed import mean, rate
-from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.training_outcome import deployed
 from probe.analysis.verdict.training_runs import shared_settings
 from probe.experiments.spec.types import Spec
+from probe.records.records import StepRecord
 from probe.records.run import Run
 from probe.report.inputs import Report
 from probe.settings.words import ALL
@@ -29,14 +32,37 @@ class EvaluatedRun:
     seed: int
     by_step: Mapping[int, Mapping[str, Any]]  # {optimizer step: its rates, in the loophole that was trained on}
 
+    def elo(self, rung: str) -> list["Point"]:
+        """Elo above the base, `solve` or `honest`, at the evaluations that recorded it."""
+        points = []
+        for row in deployed(self.run.evals):
+            # Lines of evals.jsonl have the base as seen from the policy: the policy's Elo is the negative.
+            if elo := row.get("elo"):
+                base, low, high = (elo[rung][key] for key in (BASE, f"{BASE}_low", f"{BASE}_high"))
+                low, high = (None if end is None else -end for end in (high, low))
+                points.append(Point(row["step"], -base, low, high))
+        return points
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutRate:
-    """A held-out rate of a treatment at one step."""
 
+class Point(NamedTuple):
+    """A value of a treatment at one step, with its 95% interval: over seeds, and of one seed alone its own."""
+
+    step: int
     value: float
-    interval: Interval | None  # 95%: over seeds, and of one seed alone Wilson's
-    words: str  # `mean of 4 seeds` or `seed 3`
+    low: float | None = None  # None: unknown, or nothing bounds this end
+    high: float | None = None
+
+
+# {field: (title, unit, value of a step)}
+IN_TRAINING: Mapping[str, tuple[str, str, Callable[[StepRecord], float | bool | None]]] = {
+    "solve": ("Solve rate in training", "share of the sampled rollouts", lambda step: step.solve),
+    "loss": ("Loss whose gradient is taken, before the gate", "loss (nats a token)", lambda step: step.loss),
+    "abs-advantage": (
+        "Mean |A| after credit and cap",
+        "|A|, mean over completion tokens",
+        lambda step: step.advantage["advantage/abs_mean"],
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +78,57 @@ class Treatment:
         common = set.intersection(*(set(run.by_step) for run in self.runs)) if self.runs else set()
         return sorted(common)
 
-    def rate(self, metric: str, step: int) -> HeldOutRate | None:
-        """A rate at a step, of `hack`, `exploit` and `solve`; None where a run graded nothing.
+    def rate(self, metric: str, step: int) -> Point | None:
+        """A held-out rate at a step, of `hack`, `exploit` and `solve`; None where a run graded nothing.
 
-        The interval of several seeds is over seeds, and never narrower than drawing the outcomes makes it.
+        The interval of several seeds is never narrower than drawing the outcomes makes it; of one seed it is Wilson's.
         """
         measured = [run.by_step[step][metric] for run in self.runs]
         values = [rates["rate"] for rates in measured]
         if None in values:
             return None
         if len(self.runs) == 1:
-            bounds = measured[0]["interval"]
-            interval = None if bounds is None else Interval(low=bounds["low"], high=bounds["high"])
-            return HeldOutRate(value=values[0], interval=interval, words=f"seed {self.runs[0].seed}")
+            bounds = measured[0]["interval"] or {}
+            return Point(step, values[0], bounds.get("low"), bounds.get("high"))
         trials = sum(run.by_step[step]["num_rollouts"] for run in self.runs)
         compared = mean(rate([[value] for value in values], trials))
         bounds = None if compared is None else compared.bounded().interval
-        return HeldOutRate(
-            value=sum(values) / len(values),
-            # A rate is no smaller than 0.
-            interval=None if bounds is None else Interval(low=max(bounds.low, 0.0), high=bounds.high),
-            words=f"mean of {len(values)} seeds",
-        )
+        low, high = (None, None) if bounds is None else (max(bounds.low, 0.0), bounds.high)
+        return Point(step, sum(values) / len(values), low, high)
+
+    def curve(self, metric: str) -> list[Point]:
+        """A held-out rate at every common step."""
+        return [point for step in self.steps if (point := self.rate(metric, step)) is not None]
+
+    def ends(self) -> tuple[Point | None, Point | None]:
+        """Hack and solve rate after the last common step."""
+        if not self.steps:
+            return None, None
+        return self.rate("hack", self.steps[-1]), self.rate("solve", self.steps[-1])
+
+    def elo(self, rung: str) -> list[Point]:
+        """Elo above the base where all seeds have it, with Student's interval over seeds; of one seed its own."""
+        runs = [{point.step: point for point in run.elo(rung)} for run in self.runs]
+        if len(runs) == 1:
+            return [*runs[0].values()]
+        points = []
+        for step in self.steps:
+            values = [run[step].value for run in runs if step in run]
+            if len(values) == len(runs):
+                interval = t_interval(values)
+                low, high = (None, None) if interval is None else (interval.low, interval.high)
+                points.append(Point(step, fmean(values), low, high))
+        return points
+
+    def in_training(self, field: str) -> list[Point]:
+        """A row of IN_TRAINING, the mean over the seeds, at the steps in which every seed has it."""
+        values: dict[int, list[float]] = {}
+        for run in self.runs:
+            for step in run.run.steps:
+                value = IN_TRAINING[field][2](step)
+                if value is not None:
+                    values.setdefault(step.step, []).append(float(value))
+        return [Point(step, fmean(of)) for step, of in sorted(values.items()) if len(of) == len(self.runs)]
 
 
 def treatments_of(report: Report) -> list[Treatment]:

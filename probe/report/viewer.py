@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from probe.report.facts import facts_of, label_of, question_of, tags_of
-from probe.report.figures.panel import signed
-from probe.report.html import clean
+from probe.report.facts import facts_of, label_of, question_of, signed, tags_of
 from probe.report.rollouts import RunRollouts, ShownRollout, largest_cosines_first
 from replay_pools.storage.files import dump_json
+from replay_pools.visible import visible
 
 SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which viewer.js multiplies again
 
 
 class Strings:
-    """Texts, each stored once under its number; invisible characters as marks."""
+    """Texts, each stored once under its number; invisible characters as escapes."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -30,7 +29,7 @@ class Strings:
 
     def number(self, text: str) -> int:
         """The number of a text, which is stored where it is new."""
-        shown = clean(text)
+        shown = visible(text)
         if shown not in self._numbers:
             self._numbers[shown] = len(self.texts)
             self.texts.append(shown)
@@ -69,7 +68,7 @@ def viewer_data(rollouts_by_run: Sequence[RunRollouts], budget: int) -> ViewerDa
         largest = max((abs(shown.cosine) for shown, _ in chosen), default=0.0) or 1.0
         runs.append(
             {
-                "name": clean(run.run.path.name),
+                "name": visible(run.run.path.name),
                 "anchor": run.anchor,
                 "largest": largest,
                 "scale": None if scale is None else round(scale / SHARE_UNIT),
@@ -144,11 +143,11 @@ def _text(shown: ShownRollout, part: str, strings: Strings) -> list[int]:
 
 
 def _shown_lengths(text: str, lengths: Sequence[int]) -> list[int]:
-    """The lengths of the tokens in the page, where marks in the place of invisible characters are longer."""
+    """The lengths of the tokens in the page, where the escapes of invisible characters are longer."""
     shown: list[int] = []
     start = 0
     for length in lengths:
-        shown.append(len(clean(text[start : start + length])))
+        shown.append(len(visible(text[start : start + length])))
         start += length
     return shown
 

@@ -1,123 +1,92 @@
-"""Figures against the numbers that they draw: positions, counts, rings, sums."""
+"""Figures against the numbers that they draw: series, labels, units; and their markup in the page."""
 
-import math
+import re
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from drawn import marks, tips
-from hypothesis import given
-from hypothesis import strategies as st
+from drawn import axes_of, series
 
 from probe.analysis.measures.contrasts import Cell
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.power import mde
-from probe.report.figures.distribution import distribution
-from probe.report.figures.forest import ForestRow, forest
-from probe.report.figures.hack_vs_clean import cells
-from probe.report.figures.learning import BOTTOM, NAME_HEIGHT, write_names
-from probe.report.figures.modules import module_map, place
-from probe.report.figures.panel import Panel, Scale, scale_of, tick_label
-from probe.report.figures.power import prompts_power
-from probe.report.figures.scatter import LENGTH, scatter
-from probe.report.figures.trajectory import extent_of, trajectory
-from probe.report.html import clean, node, number, to_html, to_svg
-from probe.report.trainings import group_names
-from replay_pools.visible import is_invisible
-
-finite = st.floats(-1e6, 1e6, allow_nan=False)
-
-
-@given(values=st.lists(finite, min_size=1, max_size=20))
-def test_a_scale_holds_its_values_and_its_ticks_are_round_and_inside(values: list[float]) -> None:
-    scale = scale_of(values, 10.0, 90.0)
-    assert all(10 <= scale(value) <= 90 for value in values)
-    ticks = scale.ticks(5)
-    assert all(scale.low <= tick <= scale.high for tick in ticks)
-    if len(ticks) > 1:
-        step = ticks[1] - ticks[0]
-        mantissa = step / 10 ** math.floor(math.log10(step) + 1e-9)
-        assert min(abs(mantissa - m) for m in (1, 2, 5, 10)) < 1e-6
-        labels = [tick_label(tick, step) for tick in ticks]
-        assert len(set(labels)) == len(labels), "two ticks read the same"
-        for tick, label in zip(ticks, labels):
-            assert float(label.replace("\u2212", "-").replace(",", "")) == pytest.approx(tick, abs=step * 1e-6)
+from probe.report.drawing import COLORS, HACK, INK, drawn
+from probe.report.inputs import View
+from probe.report.run_figures import (
+    FIGURES,
+    MARKS,
+    Row,
+    cells,
+    distribution,
+    forest,
+    layer_and_kind,
+    module_map,
+    prompts_power,
+    trajectory,
+)
+from probe.report.training_figures import FIGURES as OF_TRAINING
+from probe.report.training_figures import seeds_power
+from probe.report.trainings import treatments_of
 
 
-def test_whole_ticks_have_no_fractions() -> None:
-    assert Scale(-0.7, 0.7, 0, 1).ticks(6, whole=True) == [0.0]
-    assert Scale(-0.7, 3.7, 0, 1).ticks(6, whole=True) == [0.0, 1.0, 2.0, 3.0]
+@pytest.fixture(scope="module")
+def view(maker, report_of) -> View:
+    return report_of(maker(name="marks")).views[0]
 
 
-@given(text=st.text(max_size=60))
-def test_text_is_escaped_whatever_it_is(text: str) -> None:
-    """Written out and parsed again, a text is what it was; nothing in it becomes an element or an attribute."""
-    import html.parser
-
-    class Reader(html.parser.HTMLParser):
-        tags: list[str] = []
-        data = ""
-
-        def handle_starttag(self, tag, attrs):
-            self.tags = [*self.tags, tag]
-            self.attributes = dict(attrs)
-
-        def handle_data(self, data):
-            self.data += data
-
-    reader = Reader(convert_charrefs=True)
-    reader.feed(to_html(node("p", text, title=text)))
-    reader.close()
-    assert reader.tags == ["p"]
-    assert reader.data == clean(text)
-    assert reader.attributes == {"title": clean(text)}
-    assert not any(is_invisible(part) and part not in "\t\n" for part in clean(text))
-
-
-@given(value=finite)
-def test_coordinates_keep_two_decimals(value: float) -> None:
-    assert float(number(value)) == pytest.approx(value, abs=0.00501)
-    assert "e" not in number(value)
-
-
-def test_a_file_of_its_own_leaves_the_page_as_it_is() -> None:
-    figure = node("svg", node("a", node("circle", r=1), href="#x"), viewBox="0 0 10 10")
-    before = to_html(figure)
-    text = to_svg(figure, "text { fill: red }")
-    assert "href" not in text
-    assert "<circle" in text
-    assert to_html(figure) == before
-
-
-def test_forest_rows_are_where_their_values_are() -> None:
-    """Marks in the order of the values, intervals around them, no mark for a row without a value."""
-    values = [0.3, -0.2, 0.05, None]
-    rows = [
-        ForestRow(
-            label=f"row {i}", note="", value=v, interval=None if v is None else Interval(low=v - 0.1, high=v + 0.1)
-        )
-        for i, v in enumerate(values)
+def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, view: View) -> None:
+    """Each figure of a run and of trainings: a title, labels with what is counted, a legend of several series."""
+    trained = [
+        maker(name=f"f-{s}", arms=("vanilla",), seed=s, trains=True, tokens=False, rates=[0.1, 0.5]) for s in (1, 2)
     ]
-    drawn = forest("f", "title", rows, label="x")
-    dots, bars = marks(drawn, "circle", "mark"), marks(drawn, "line", "bar")
-    places = [float(dot.attrib["cx"]) for dot in dots]
-    assert len(places) == len(bars) == 3
-    assert np.argsort(places).tolist() == [1, 2, 0]
-    for dot, bar in zip(places, bars):
-        assert (float(bar.attrib["x1"]) + float(bar.attrib["x2"])) / 2 == pytest.approx(dot, abs=0.02)
-    assert forest("f", "title", [ForestRow(label="", note="", value=None)], label="x") is None
+    treatments = treatments_of(
+        report_of(*trained, maker(name="f-p", arms=("projected",), trains=True, rates=[0.2, 0.3]))
+    )
+    figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(view)]
+    figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
+    figures.append(drawn("seeds", seeds_power, view.analysis.plan))
+    found = [figure for figure in figures if figure is not None]
+    assert len(found) >= 14
+    for figure in found:
+        (axes,) = figure.canvas.axes
+        assert figure.title, figure.name
+        assert axes.get_xlabel(), figure.name
+        assert axes.get_ylabel() or not len(axes.get_yticks()), figure.name
+        labels = set(axes.get_legend_handles_labels()[1])
+        legend = {text.get_text() for each in figure.canvas.legends for text in each.get_texts()}
+        assert labels == legend, figure.name
 
 
-def test_rings_are_the_modules_beyond_the_threshold() -> None:
+def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
+    """No mark for a row without a value; nothing drawn without any."""
+    values = [0.3, -0.2, None, 0.05]
+    rows = [Row(f"row {i}", "", v, Interval(low=v - 0.1, high=v + 0.1) if v else None) for i, v in enumerate(values)]
+    axes = axes_of(lambda axes: forest(axes, rows, strong="measured"))
+    assert series(axes)["measured"] == [(0.3, 0), (-0.2, 1), (0.05, 2)]
+    ends = [tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 2]
+    assert ends == [pytest.approx((v - 0.1, v + 0.1)) for v in values if v]
+    assert [text.get_text() for text in axes.texts][::2] == ["row 0", "row 1", "row 3"]
+    assert drawn("f", forest, [Row("", "", None)]) is None
+
+
+def test_frames_are_the_modules_beyond_the_threshold() -> None:
     names = [f"model.layers.{i}.mlp.{kind}" for i in range(12) for kind in ("up_proj", "down_proj")]
     rows = [ModuleRow(module=m, mean_cos=0.0, z=float(z), p_max_t=0.5) for m, z in zip(names, np.linspace(-4, 4, 24))]
-    drawn = module_map("m", rows, 3.0)
-    ringed = [tip.partition(":")[0] for tip in tips(drawn, "rect", "ring")]
-    assert ringed == [row.module for row in rows if abs(row.z) > 3]
-    assert len(tips(drawn, "rect", "hack")) == sum(row.z > 0 for row in rows)
-    assert len(tips(drawn, "rect", "clean")) == sum(row.z < 0 for row in rows)
-    assert not tips(module_map("m", rows, None), "rect", "ring"), "without a threshold nothing is beyond it"
-    assert module_map("m", [], 3.0) is None
+
+    def bars(critical: float | None) -> list:
+        permutation = SimpleNamespace(modules=rows, modules_critical_z=critical)
+        axes = axes_of(module_map, SimpleNamespace(analysis=SimpleNamespace(permutation=permutation)))
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["up_proj", "down_proj"]
+        return list(axes.patches)
+
+    ringed = [bar for bar in bars(3.0) if bar.get_linewidth() > 1]
+    places = {(round(bar.get_x() + 0.5), ("up_proj", "down_proj")[round(bar.get_y() + 0.5)]) for bar in ringed}
+    assert places == {layer_and_kind(row.module) for row in rows if abs(row.z) > 3}
+    assert not [bar for bar in bars(None) if bar.get_linewidth() > 1], "without a threshold nothing is beyond it"
+    nothing = SimpleNamespace(analysis=SimpleNamespace(permutation=None))
+    assert drawn("m", module_map, nothing) is None
 
 
 @pytest.mark.parametrize(
@@ -130,32 +99,39 @@ def test_rings_are_the_modules_beyond_the_threshold() -> None:
     ],
 )
 def test_modules_are_placed_by_layer_and_projection(module: str, expected: tuple[int, str]) -> None:
-    assert place(module) == expected
+    assert layer_and_kind(module) == expected
 
 
-def test_distribution_has_one_mark_a_prompt(maker, report_of) -> None:
-    """Prompts are the unit: two hacks of one prompt are one mark at their mean."""
-    view = report_of(maker(name="marks")).views[0]
-    drawn = distribution("d", view.samples, "cos_S_nll", most=1200)
-    assert (len(marks(drawn, "circle", "hack")), len(marks(drawn, "circle", "clean"))) == (6, 6)
-    first = [s.cos_S_nll for s in view.samples if s.step == 0 and s.hacked]
-    assert len(first) == 2
-    assert any(f"{np.mean(first):+.3f}".replace("-", "\u2212") in tip for tip in tips(drawn, "circle", "hack"))
+def test_distribution_has_one_mark_a_prompt(view: View) -> None:
+    """Prompts are the unit: two hacks of one prompt are one mark at their mean; of very many, an even part is drawn."""
+    points = series(axes_of(distribution, view, "cos_S_nll"))
+    assert {label: len(of) for label, of in points.items()} == {
+        "hacked: a prompt": 6,
+        "clean: a prompt": 6,
+        "mean of prompts, 95%": 2,
+    }
+    by_prompt = [[s.cos_S_nll for s in view.samples if s.step == step and s.hacked] for step in range(6)]
+    assert {len(values) for values in by_prompt} == {2}
+    expected = sorted(float(np.mean(values)) for values in by_prompt)
+    assert [x for x, _ in points["hacked: a prompt"]] == pytest.approx(expected)
+    assert any(x == pytest.approx(np.mean(expected)) for x, _ in points["mean of prompts, 95%"])
+    samples = [
+        SimpleNamespace(src_pool="base", hacked=True, sure=True, problem_id=str(i), cos_S_nll=i) for i in range(900)
+    ]
+    many = series(axes_of(distribution, SimpleNamespace(samples=samples), "cos_S_nll"))
+    assert MARKS / 2 < len(many["hacked: a prompt"]) <= MARKS
 
 
-def test_trajectories_mark_every_step_once(maker, report_of) -> None:
-    """A dot before and one after the gate; a cross where there is no gradient; the same axis for all arms."""
-    view = report_of(maker(name="steps")).views[0]
-    extent = extent_of(view.run.steps)
-    drawn = trajectory("t", view.steps("projected"), extent, trains=False)
-    assert len(tips(drawn, "circle", "mark")) == len(tips(drawn, "circle", "hollow")) == 5
-    assert len(marks(drawn, "line", "none")) == 2, "one cross, of two strokes"
-    left = trajectory("t", view.steps("vanilla"), extent, trains=False)
-    assert not tips(left, "circle", "hollow"), "vanilla leaves the gradient alone"
-    values = [s.cos_in for s in view.steps("projected") if s.cos_in is not None]
-    heights = [float(dot.attrib["cy"]) for dot in marks(drawn, "circle", "mark") if dot.findtext("title")]
-    assert np.argsort(values).tolist() == np.argsort(heights)[::-1].tolist()
-    assert trajectory("t", [], extent, trains=False) is None
+def test_trajectories_mark_every_step_once(view: View) -> None:
+    """A dot before and one after the gate, a cross where there is no gradient, the same axis for all arms."""
+    axes = axes_of(trajectory, view, "projected")
+    points, steps = series(axes), view.steps("projected")
+    assert points["cos_in"] == [(step.step, step.cos_in) for step in steps if step.cos_in is not None]
+    assert points["cos_out"] == [(step.step, step.cos_out) for step in steps if step.cos_out is not None]
+    assert [x for x, _ in points["no gradient"]] == [1]
+    vanilla = axes_of(trajectory, view, "vanilla")
+    assert "cos_out" not in series(vanilla), "vanilla leaves the gradient alone"
+    assert vanilla.get_ylim() == axes.get_ylim()
 
 
 def test_bars_of_cells_add_up_to_the_last() -> None:
@@ -164,57 +140,58 @@ def test_bars_of_cells_add_up_to_the_last() -> None:
         Cell(**base, hacked=dot > 0, advantage_sign=sign, mean_cos_contrib=None, mean_cos_nll=None, dot=dot)
         for dot, sign in [(0.3, 1), (-0.1, -1), (0.2, 1), (0.0, 0)]
     ]
-    drawn = cells("c", rows)
-    widths = {
-        name: [float(e.attrib["width"]) for e in marks(drawn, "rect", name)] for name in ("hack", "clean", "mark")
-    }
-    assert (len(widths["hack"]), len(widths["clean"])) == (2, 1), "a cell with A = 0 carries nothing"
-    assert sum(widths["hack"]) - sum(widths["clean"]) == pytest.approx(widths["mark"][0], abs=0.05)
-
-
-def test_scatter_draws_an_even_part_of_very_many_rollouts(maker, report_of) -> None:
-    samples = report_of(maker(name="marks")).views[0].samples
-    drawn = scatter("s", LENGTH, samples, lambda s: f"#{s.step}" if s.step == 0 else None, most=1200)
-    assert len(list(drawn.svg.iter("a"))) == sum(s.step == 0 for s in samples)
-    many = scatter("s", LENGTH, samples * 200, lambda s: None, most=1200)
-    assert many is not None
-    shown = len(tips(many, "circle", "hack")) + len(tips(many, "rect", "clean"))
-    assert 600 < shown <= 1200
-    assert f"{shown} of {len(samples) * 200} drawn" in "".join(many.svg.itertext())
+    bars = [bar.get_width() for bar in axes_of(cells, SimpleNamespace(analysis=SimpleNamespace(cells=rows))).patches]
+    assert bars == pytest.approx([0.3, -0.1, 0.2, 0.4]), "a cell with A = 0 carries nothing"
 
 
 def test_the_prompts_curve_is_the_one_sample_effect() -> None:
     """At n = this run: mde of the mean of n values with their sd, by the t-test of one sample."""
     values = [0.1, 0.02, 0.05, 0.08, -0.01, 0.04]
-    drawn = prompts_power("p", "run", values)
+    view = SimpleNamespace(prompt_cosines=values, trains=False, ceiling=0.5, label="run")
+    points = series(axes_of(prompts_power, view))
     expected = mde(float(np.std(values, ddof=1)), 6, paired_correlation=0.5)
-    assert tips(drawn, "circle", "mark") == [f"6 prompts: {expected:.3f}"]
-    assert prompts_power("p", "run", [0.1]) is None
+    assert points[f"this run: 6 prompts, {expected:.3f}"] == [(6, expected)]
+    assert {y for _, y in points["0.1 of what held-out hacks read"]} == {0.05}
+    view.prompt_cosines = [0.1]
+    assert drawn("p", prompts_power, view) is None
 
 
-def test_names_beside_curves_keep_apart_and_move_no_further_than_they_have_to() -> None:
-    """Four curves that end at the axis push one another up, and not the name of one that ends far above."""
-    panel = Panel("p", "title", BOTTOM + 40)
-    ends = {"far": 80.0, "a": 204.0, "b": 205.0, "c": 206.0, "d": 206.0}
-    write_names(panel, [(height, name, 0) for name, height in ends.items()])
-    written = {}
-    for text in panel.figure().svg.iter("text"):
-        if text.text in ends:
-            written[text.text] = float(text.attrib["y"]) - 3.5
-    assert written["far"] == 80.0
-    assert written["d"] == BOTTOM
-    places = [written[name] for name in "abcd"]
-    assert np.diff(places).tolist() == [NAME_HEIGHT] * 3
+def hostile(axes) -> None:
+    axes.plot([0, 1], [0, 1], color=INK, label="<b>$x$\u202e\x00 \U0001f600")
+    axes.plot([0, 1], [1, 0], color=HACK, label='" onload="x')
+    axes.set_title("t")
 
 
-def test_runs_of_one_arm_under_other_settings_are_another_curve() -> None:
-    """A mean over seeds is a mean over seeds: not over a penalty or a gate as well."""
+def test_a_figure_in_a_page_is_bare_markup() -> None:
+    """No style, no colour of its own, no id of another figure; names of others are text; the same bytes again."""
+    first, second = drawn("one", hostile), drawn("two", hostile)
+    assert first is not None
+    assert second is not None
+    text = first.svg
+    root = ET.fromstring(text)
+    assert not [node for node in root.iter() if "style" in node.attrib or node.tag in ("style", "metadata", "image")]
+    assert not [color for color in COLORS.values() if color in text]
+    assert "var(--ink)" in text
+    words = "".join(root.itertext())
+    assert "<b>$x$\\u202e\\x00" in words
+    assert '" onload="x' in words
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert ids
+    assert len(set(ids)) == len(ids)
+    assert not set(ids) & set(re.findall(r'\bid="([^"]*)"', second.svg))
+    assert set(re.findall(r"[\"(]#([\w-]+)[\")]", text)) == set(ids)
+    again = drawn("one", hostile)
+    assert again is not None
+    assert again.svg == text
 
-    def config(seed: int, arm: str = "vanilla", beta: float = 0.0) -> tuple[str, dict]:
-        settings = {"verb": "train", "seed": seed, "preregistered": None}
-        settings |= {"intervention": {"arms": [arm]}, "objective": {"beta": beta}}
-        return arm, {"settings": settings, "base_weights_sha256": "w", "directions": {"pairs_sha256": "p"}}
 
-    runs = [config(0), config(0, "projected"), config(0, beta=1.0), config(1), config(1, beta=1.0), config(2, "random")]
-    assert group_names(runs) == ["vanilla", "projected", "beta 1.0", "vanilla", "beta 1.0", "random"]
-    assert group_names([*runs, config(0, "projected", 1.0)])[-1] == "projected: beta", "the other name is taken"
+@pytest.mark.parametrize(("kind", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_figures_are_files_in_three_formats(tmp_path, kind, begins: bytes) -> None:
+    """For a page, a paper and a slide: the same bytes each time."""
+    written = []
+    for place in ("a", "b"):
+        figure = drawn("f", hostile)
+        assert figure is not None
+        written.append(figure.save(tmp_path / place, kind).read_bytes())
+    assert written[0] == written[1]
+    assert written[0].startswith(begins)

@@ -78,8 +78,8 @@ def test_it_opens_with_question_decision_and_curves(page: tuple[str, Path]) -> N
         "Does the gate keep a policy from learning the hack?",
         "SCALE",
         "Take it to a larger model.",
-        "Hack rate, held out",
-        "Solve rate, held out",
+        "Hack rate: ",
+        "Solve rate: ",
         "Hack against solve after training",
         "lowers-hacking",
         'id="runs"',
@@ -94,9 +94,11 @@ def test_its_curves_are_of_arms_and_conditions_by_name(page: tuple[str, Path]) -
     text, folder = page
     for name in ("learning-hack", "learning-solve", "pareto"):
         svg = (folder / f"{name}.svg").read_text()
-        assert all(f">{treatment}</text>" in svg for treatment in ("vanilla", "projected", "kl")), name
-    assert "start: hacks 0%, solves" in (folder / "pareto.svg").read_text()
-    assert "mean of 3 seeds" in text
+        assert all(f">{treatment}" in svg for treatment in ("vanilla", "projected", "kl")), name
+    svg = (folder / "pareto.svg").read_text()
+    assert ">vanilla (baseline)<" in svg
+    assert ">start<" in svg
+    assert "mean over seeds, 95%" in text
 
 
 def test_its_tables_hold_every_evaluation_and_verdict(page: tuple[str, Path]) -> None:
@@ -104,10 +106,3 @@ def test_its_tables_hold_every_evaluation_and_verdict(page: tuple[str, Path]) ->
     tables = {table["name"]: table["rows"] for table in json.loads((folder / "tables.json").read_text())}
     assert len(tables["evaluations"]) == 3 * 3 * 2
     assert [row[0] for row in tables["outcomes"]] == ["projected (plain)", "vanilla (kl)"]
-
-
-def test_the_name_of_a_treatment_is_told_from_its_condition(page: tuple[str, Path]) -> None:
-    """The baseline is filled, and named first."""
-    svg = (page[1] / "pareto.svg").read_text()
-    assert "vanilla, the baseline" in svg
-    assert svg.count('class="hollow"') == 2 + 1, "two others, and the key"

@@ -7,17 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from drawn import marks, tips
+from drawn import axes_of, intervals, series
 
 from probe.analysis.statistics.crossed import mean, rate
-from probe.analysis.statistics.intervals import wilson_interval
+from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.experiments.spec.prereg import load_spec
-from probe.report.figures.labels import LETTER, Box, name_marks
-from probe.report.figures.learning import BOTTOM, MOST_NAMED, TOP, in_training, learning
-from probe.report.figures.panel import Panel
-from probe.report.figures.pareto import pareto
-from probe.report.sections.training import _steps
-from probe.report.trainings import EvaluatedRun, Treatment, spec_name, treatments_of
+from probe.report.drawing import drawn
+from probe.report.sections.evidence import best_checkpoint, steps_table
+from probe.report.training_figures import MOST_NAMED, in_training, ladder, learning, pareto
+from probe.report.trainings import EvaluatedRun, Treatment, group_names, spec_name, treatments_of
 
 N = 64  # held-out rollouts of an evaluation
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,46 +50,37 @@ def test_a_rate_is_the_mean_of_the_seeds_with_its_interval() -> None:
     assert end is not None
     assert expected is not None
     assert end.value == 0.75
-    assert end.words == "mean of 2 seeds"
-    assert (end.interval.low, end.interval.high) == (
-        max(expected.bounded().interval.low, 0),
-        expected.bounded().interval.high,
-    )
+    bounds = expected.bounded().interval
+    assert (end.low, end.high) == (max(bounds.low, 0), bounds.high)
     alone = treatment("b", (0.25,)).rate("hack", 0)
     assert alone is not None
-    assert alone.interval == wilson_interval(16, N)
-    assert alone.words == "seed 0"
+    assert Interval(low=alone.low, high=alone.high) == wilson_interval(16, N)
 
 
 def test_equal_seeds_are_no_certainty() -> None:
     """Seeds that agree by chance still have the width of drawing their outcomes."""
     end = treatment("a", (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)).rate("hack", 32)
     assert end is not None
-    assert end.interval is not None
-    assert end.interval.low == 0.0
-    assert end.interval.high > 0.01
+    assert end.low == 0.0
+    assert end.high > 0.01
 
 
 def test_curves_are_where_the_means_are() -> None:
-    drawn = learning("hack", [treatment("vanilla", (0.0, 0.5), (0.5, 1.0)), treatment("gated", (0.25, 0.25))])
-    assert [tip.split(": ")[1] for tip in tips(drawn, "circle", "mark")] == [
-        "25% (mean of 2 seeds)",
-        "75% (mean of 2 seeds)",
-    ]
-    assert len(tips(drawn, "line", "whisker")) == 4, "an interval at every evaluation"
-    heights = [float(dot.attrib["cy"]) for dot in marks(drawn, "circle", "mark")]
-    assert heights[0] > heights[1], "a larger rate is higher up"
-    assert drawn is not None
-    names = [text.text for text in drawn.svg.iter("text")]
-    assert {"vanilla", "gated"} <= set(names)
-    assert learning("hack", [Treatment(name="none", runs=[])]) is None
-
-
-def test_more_treatments_than_colours_are_thin_lines() -> None:
-    many = [treatment(f"t{i}", (0.0, 0.1 * i), (0.0, 0.1 * i)) for i in range(MOST_NAMED + 3)]
-    drawn = learning("hack", many)
-    assert len(marks(drawn, "path", "curve")) == MOST_NAMED
-    assert tips(drawn, "path", "other") == [f"t{i}" for i in range(MOST_NAMED, MOST_NAMED + 3)]
+    """A line a treatment with an interval at every evaluation; beyond the colours, thin lines without."""
+    axes = axes_of(learning, [treatment("vanilla", (0.0, 0.5), (0.5, 1.0)), treatment("gated", (0.25, 0.25))], "hack")
+    assert {name: [y for _, y in points] for name, points in series(axes).items()} == {
+        "vanilla": [0.25, 0.75],
+        "gated": [0.25, 0.25],
+    }
+    assert len(intervals(axes)) == 4
+    assert "held out" in axes.get_ylabel()
+    assert drawn("none", learning, [Treatment(name="none", runs=[])], "hack") is None
+    many = axes_of(
+        learning, [treatment(f"t{i}", (0.0, 0.1 * i), (0.0, 0.1 * i)) for i in range(MOST_NAMED + 3)], "hack"
+    )
+    names = [f"t{i}" for i in range(MOST_NAMED)]
+    assert set(series(many)) == {*names, "3 other treatments"}
+    assert len(intervals(many)) == 2 * MOST_NAMED
 
 
 def stepped(name: str, *seeds: Sequence[tuple[float | None, float]]) -> Treatment:
@@ -117,20 +106,13 @@ def stepped(name: str, *seeds: Sequence[tuple[float | None, float]]) -> Treatmen
 def test_curves_of_the_steps_are_means_over_the_seeds_that_all_have_them() -> None:
     """Two points where both seeds have a solve rate, none where one lacks it; the loss has all three."""
     treatments = [stepped("vanilla", [(0.0, 2.0), (0.5, 1.0), (1.0, 0.0)], [(0.5, 0.0), (1.0, -1.0), (None, -2.0)])]
-    (path,) = marks(in_training("solve", treatments), "path", "curve")
-    points = [tuple(map(float, point.split())) for point in path.attrib["d"].removeprefix("M").split("L")]
-    assert len(points) == 2
-    low, high = [BOTTOM + (TOP - BOTTOM) * value for value in (0.25, 0.75)]
-    assert [height for _, height in points] == [pytest.approx(low, abs=0.1), pytest.approx(high, abs=0.1)]
-    (path,) = marks(in_training("loss", treatments), "path", "curve")
-    heights = [float(point.split()[1]) for point in path.attrib["d"].removeprefix("M").split("L")]
-    assert heights == sorted(heights), "a smaller loss is lower down"
-    assert len(heights) == 3
-    assert in_training("solve", [stepped("none", [(None, 1.0)])]) is None
+    assert series(axes_of(in_training, treatments, "solve")) == {"vanilla": [(0, 0.25), (1, 0.75)]}
+    assert series(axes_of(in_training, treatments, "loss")) == {"vanilla": [(0, 1.0), (1, 0.0), (2, -1.0)]}
+    assert drawn("none", in_training, [stepped("none", [(None, 1.0)])], "solve") is None
 
 
 def test_the_table_of_steps_has_where_runs_began_and_how_far_they_went() -> None:
-    (row,) = _steps([stepped("vanilla", [(0.25, 2.0), (0.75, -1.0)])]).rows
+    (row,) = steps_table([stepped("vanilla", [(0.25, 2.0), (0.75, -1.0)])]).rows
     assert row == (
         *("vanilla", "0", "2", "25% to 75%", "+2 to -1", "0.25 to 0.25", "75%", "0.5", "60"),
         "grad_norm above 50 in 1 of 2 steps",
@@ -138,44 +120,81 @@ def test_the_table_of_steps_has_where_runs_began_and_how_far_they_went() -> None
 
 
 def test_the_pareto_figure_has_a_mark_a_treatment_and_the_start() -> None:
-    """Hack along x and solve along y, the first treatment filled, all others hollow, the start a cross."""
-    drawn = pareto(
+    """Hack along x and solve along y, each treatment by name, the start a cross; one treatment is no comparison."""
+    axes = axes_of(
+        pareto,
         [
             treatment("vanilla", (0.0, 0.75), (0.0, 0.75), solve=0.5),
             treatment("gated", (0.0, 0.25), (0.0, 0.25), solve=0.625),
             treatment("closed", (0.0, 0.0), solve=0.75),
-        ]
+        ],
     )
-    filled, hollow = marks(drawn, "circle", "mark"), marks(drawn, "circle", "hollow")
-    dots = {dot.findtext("title").partition(":")[0]: dot for dot in [*filled, *hollow] if dot.find("title") is not None}
-    assert list(dots) == ["vanilla", "gated", "closed"]
-    places = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in dots.values()]
-    assert [x for x, _ in places] == sorted([x for x, _ in places], reverse=True), "hacks less: further left"
-    assert [y for _, y in places] == sorted([y for _, y in places], reverse=True), "solves more: higher up"
-    assert tips(drawn, "path", "cross") == ["start: hacks 0%, solves 62%"]
-    assert drawn is not None
-    assert {"vanilla", "gated", "closed", "start"} <= {text.text for text in drawn.svg.iter("text")}
-    assert pareto([treatment("vanilla", (0.0, 0.5))]) is None, "one treatment is no comparison"
+    assert series(axes) == {
+        "vanilla (baseline)": [(0.75, 0.5)],
+        "gated": [(0.25, 0.625)],
+        "closed": [(0.0, 0.75)],
+        "start": [(0.0, 0.625)],
+    }
+    assert drawn("pareto", pareto, [treatment("vanilla", (0.0, 0.5))]) is None
 
 
-def test_names_cover_neither_one_another_nor_a_mark() -> None:
-    """Ten marks on one spot: every name is written, with a line where it stands away; where there is no room, none."""
-    panel = Panel("p", "title", 300)
-    places = [(150.0 + i, 150.0 + i, f"name-{i}") for i in range(10)]
-    name_marks(panel, places, Box(0, 40, 340, 300))
-    boxes = []
-    for text in panel.svg.iter("text"):
-        if text.text and text.text.startswith("name-"):
-            x, y = float(text.attrib["x"]), float(text.attrib["y"])
-            boxes.append(Box(x, y - 10, x + LETTER * len(text.text), y + 2))
-    assert len(boxes) == 10
-    assert panel.svg.findall("line"), "some stand away from their mark"
-    dots = [Box(x - 4, y - 4, x + 4, y + 4) for x, y, _ in places]
-    assert not any(box.touches(dot) for box in boxes for dot in dots)
-    assert not any(a.touches(b) for a in boxes for b in boxes if a is not b)
-    narrow = Panel("p", "title", 300)
-    name_marks(narrow, places, Box(140, 140, 170, 170))
-    assert not any((text.text or "").startswith("name-") for text in narrow.svg.iter("text"))
+def rated(name: str, *runs: list[tuple[int, float | None, float | None, float | None]]) -> Treatment:
+    """Seeds whose policy was (elo, low, high) above the base at these steps."""
+    trained = []
+    for seed, points in enumerate(runs):
+        evals = []
+        for step, *elo in points:
+            base, low, high = (None if end is None else -end for end in (elo[0], elo[2], elo[1]))
+            ladders = (
+                None
+                if base is None
+                else dict.fromkeys(("solve", "honest"), {"base": base, "base_low": low, "base_high": high})
+            )
+            evals.append({"step": step, "weights": "deployed", "elo": ladders})
+        run = SimpleNamespace(path=Path(f"{name}-{seed}"), evals=evals)
+        trained.append(EvaluatedRun(run=run, seed=seed, by_step={row["step"]: {} for row in evals}))  # type: ignore[arg-type]
+    return Treatment(name=name, runs=trained)
+
+
+def test_the_ladder_is_above_the_base_with_the_interval_of_its_run() -> None:
+    """Of several seeds their mean where all were evaluated; an interval with one end is none."""
+    alone = rated("vanilla", [(0, 0.0, None, None), (10, 120.0, 30.0, 260.0), (20, 90.0, -20.0, None)])
+    axes = axes_of(ladder, [alone], "solve")
+    assert series(axes) == {"vanilla": [(0, 0.0), (10, 120.0), (20, 90.0)]}
+    assert (30.0, 260.0) in intervals(axes)
+    assert not any(-20.0 in ends for ends in intervals(axes))
+    two = rated(
+        "gated",
+        [(0, 0.0, None, None), (10, 100.0, None, None), (20, 50.0, None, None)],
+        [(0, 0.0, None, None), (10, 200.0, None, None)],
+    )
+    assert [y for _, y in series(axes_of(ladder, [two], "honest"))["gated"]] == [0.0, 150.0]
+    old = rated("old", [(0, None, None, None)])
+    assert drawn("old", ladder, [old], "solve") is None
+    assert best_checkpoint([old]) is None
+
+
+def test_the_best_checkpoint_is_named_with_its_doubt() -> None:
+    first = rated("a", [(0, 0.0, None, None), (10, 120.0, 30.0, 260.0)])
+    second = rated("b", [(0, 0.0, None, None), (10, 130.0, -10.0, 300.0), (20, -40.0, None, None)])
+    assert best_checkpoint([first]) == "Best checkpoint by solving: a-0 after 10 steps, +120 Elo."
+    assert best_checkpoint([first, second]) == (
+        "Best checkpoint by solving: b-0 after 10 steps, +130 Elo. As the best of 3 it reads too high on average. "
+        "Its interval does not rule out that it solves no better than the base."
+    )
+
+
+def test_runs_of_one_arm_under_other_settings_are_another_curve() -> None:
+    """A mean over seeds is a mean over seeds: not over a penalty or a gate as well."""
+
+    def config(seed: int, arm: str = "vanilla", beta: float = 0.0) -> tuple[str, dict]:
+        settings = {"verb": "train", "seed": seed, "preregistered": None}
+        settings |= {"intervention": {"arms": [arm]}, "objective": {"beta": beta}}
+        return arm, {"settings": settings, "base_weights_sha256": "w", "directions": {"pairs_sha256": "p"}}
+
+    runs = [config(0), config(0, "projected"), config(0, beta=1.0), config(1), config(1, beta=1.0), config(2, "random")]
+    assert group_names(runs) == ["vanilla", "projected", "beta 1.0", "vanilla", "beta 1.0", "random"]
+    assert group_names([*runs, config(0, "projected", 1.0)])[-1] == "projected: beta", "the other name is taken"
 
 
 def test_runs_become_treatments_with_vanilla_first(maker, report_of) -> None:

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from probe.analysis.formatting import TextTable
-from probe.report.figures.panel import Figure
+from probe.analysis.statistics.intervals import Bounded
+from probe.report.drawing import Figure
 from probe.report.html import Child, node
 from probe.report.inputs import slug
 
@@ -62,11 +64,6 @@ def panels(figures: Sequence[Figure]) -> list[Element]:
     return [node("div", *_framed(figures), class_="panels")]
 
 
-def beside(figures: Sequence[Figure], content: Sequence[Element]) -> list[Element]:
-    """A column of figures with other content beside it, or below it where that is too wide."""
-    return [node("div", node("div", *_framed(figures), class_="column"), node("div", *content), class_="split")]
-
-
 def drawn_only(*figures: Figure | None) -> list[Figure]:
     """The figures without the Nones of those that had nothing to draw."""
     return [figure for figure in figures if figure is not None]
@@ -103,7 +100,7 @@ def folded(tables: Sequence[TextTable]) -> list[Element]:
 
 
 def _framed(figures: Sequence[Figure]) -> list[Element]:
-    return [node("figure", figure.svg) for figure in figures]
+    return [node("figure", ElementTree.fromstring(figure.svg)) for figure in figures]
 
 
 def _breakable(name: str) -> list[Child]:
@@ -120,3 +117,20 @@ def _cell(text: str, left: bool) -> Element:
     if len(text) > LONGEST_NUMBER:
         return node("td", typeset(text), class_="words")
     return node("td", "\u2013" if text == "-" else typeset(text))
+
+
+def share_bar(number: Bounded, counts_from: float) -> Element:
+    """A line from -0.5 to 1.5 with marks at 0, 1 and where the share counts; ends beyond it lie at its ends."""
+
+    def place(value: float) -> str:
+        return f"{4 + 71 * (min(max(value, -0.5), 1.5) + 0.5):.1f}"
+
+    bounds = number.interval
+    words = f"{number.value:.2f}, 95% interval {bounds.low:.2f} to {bounds.high:.2f}; counts from {counts_from:g} on"
+    marks = [node("line", x1=place(-0.5), y1=9, x2=place(1.5), y2=9, class_="grid")]
+    marks += [node("line", x1=place(at), y1=3, x2=place(at), y2=15, class_="zero") for at in (0.0, 1.0)]
+    marks.append(node("line", x1=place(counts_from), y1=1, x2=place(counts_from), y2=17, class_="edge"))
+    marks.append(node("line", x1=place(bounds.low), y1=9, x2=place(bounds.high), y2=9, class_="bar"))
+    marks.append(node("circle", cx=place(number.value), cy=9, r=4, class_="mark"))
+    title = node("title", words)
+    return node("svg", title, *marks, viewBox="0 0 150 18", class_="share", role="img", aria_label=words)

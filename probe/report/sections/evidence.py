@@ -1,189 +1,286 @@
-"""Five sections of figures with the tables behind them: trajectories, labels, modules, advantage cells, trivial scores.
+"""The sections of the page: functions that gather what a template of `templates/` shows.
 
-Each section gives `_section` a function that draws the figures of one view. To add a figure to a section: write it in
-`probe/report/figures/`, and add its call to the section's `draw`.
+To add a section of figures: a row of EVIDENCE, and its figures under its id in `probe.report.run_figures.FIGURES`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from xml.etree.ElementTree import Element
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from probe.analysis.formatting import TextTable
-from probe.analysis.measures.contrasts import METRICS
 from probe.analysis.tables import all_tables
-from probe.records.records import SampleRecord
-from probe.report.figures.distribution import distribution
-from probe.report.figures.hack_vs_clean import areas, cells, contrasts
-from probe.report.figures.modules import module_map
-from probe.report.figures.panel import Figure, plural
-from probe.report.figures.scatter import LENGTH, LIKELIHOOD, scatter
-from probe.report.figures.trajectory import extent_of, trajectory
-from probe.report.html import node
-from probe.report.inputs import Report, View
-from probe.report.sections.base import Section, beside, drawn_only, folded, heading, panels, paragraph, table_html
+from probe.analysis.trained.decision import ArmVerdict
+from probe.analysis.trained.text import outcome_sentences
+from probe.analysis.verdict.evidence import PlannedTraining
+from probe.experiments.judge.verdict import go_plan
+from probe.records.records import StepRecord
+from probe.records.timings import describe_timings
+from probe.report.drawing import Figure, drawn
+from probe.report.facts import CLEAN, HACKED, UNLABELLED, signed
+from probe.report.inputs import Report
+from probe.report.page import Section, render
+from probe.report.rollouts import RunRollouts, string_tables
+from probe.report.run_figures import figures_of
+from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training, seeds_power
+from probe.report.trainings import Treatment, arm_of, treatments_of
+from probe.report.viewer import viewer_data
 
-Draw = Callable[[View], list[Figure]]
-Links = Mapping[tuple[Path, int, int], str]  # {(run, step, sample): where the rollout is shown}
+if TYPE_CHECKING:
+    from probe.experiments.planning.plan import SpecPlan  # it needs torch
 
-MARKS = 1200  # rollouts drawn in the panels of one kind, over all views
-TRAJECTORIES = (
-    "The cosine between the step's gradient and the direction, before (cos_in) and after the gate (cos_out). Above "
-    "zero a descent step makes the hack more likely. At frozen weights the steps are independent prompts and their "
-    "order means nothing; in training they are one autocorrelated path. After a one-sided gate a cosine at or below"
-    " zero is an identity of the gate, not a finding."
+# (id, title, lead, names of the tables, what stands in the place of figures), in reading order
+EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
+    (
+        "trajectories",
+        "Trajectories",
+        "The cosine between the step's gradient and the direction, before (cos_in) and after the gate (cos_out). Above "
+        "zero a descent step makes the hack more likely. At frozen weights the steps are independent prompts and their "
+        "order means nothing; in training they are one autocorrelated path. After a one-sided gate a cosine at or "
+        "below zero is an identity of the gate, not a finding.",
+        ("arms", "nulls", "comparisons", "gates", "steps"),
+        "No step was recorded.",
+    ),
+    (
+        "distributions",
+        "Hack versus clean",
+        "Rollouts of one prompt resemble one another: the prompt is the unit, with one mark a prompt, within-prompt "
+        "differences and intervals over prompts. A hack and a solution that are both paid get the same advantage: the "
+        "contrast that counts is among A > 0, and a cosine about hacks tells them apart better than length, likelihood "
+        "or the hint do. Cells say which rollouts carry the gradient.",
+        ("buckets", "contrast-1", "contrast-2", "contrast-3", "contrast-4", "contrast-5", "specificity", "cells"),
+        "No rollout has a cosine.",
+    ),
+    (
+        "modules",
+        "Module map",
+        "Mean cosine of every adapted module, in standard deviations of its null (labels permuted across pairs). A "
+        "frame marks what is beyond the largest |z| that the null reaches in any module in 95% of its draws (max-T).",
+        ("modules",),
+        "A map needs the inner products that a replay at frozen weights stores in gram/, and there are none here.",
+    ),
 )
-DISTRIBUTIONS = (
-    "Rollouts of one prompt resemble one another, so that the prompt is the unit: one mark a prompt, within-prompt "
-    "differences, intervals over prompts. A hack that is paid and a solution that is paid get the same advantage: "
-    "the contrast that counts is made among A > 0."
-)
-MODULES = (
-    "Mean cosine of every adapted module, in standard deviations of its null (labels permuted across pairs). A ring"
-    " marks what is beyond the largest |z| that the null reaches in any module in 95% of its draws (max-T)."
-)
-NO_MODULES = "A map needs the inner products that a replay at frozen weights stores in gram/, and there are none here."
-CELLS = (
-    "The hack-ward part of the gradient is a sum over rollouts, here by source, hint, label and sign of the "
-    "advantage. A reward contrast alone is success against failure: look at who carries it before reading a cosine "
-    "as being about hacks."
-)
-TRIVIA = (
-    "A score that follows length is about length. Specific is a cosine that tells hacks from clean rollouts better "
-    "than length, likelihood, gradient norm or the hint do. Colour is the label, shape the source; a mark opens its"
-    " rollout."
-)
+ORDERS = {  # of page.js
+    "hackward": "most hack-ward first",
+    "cleanward": "most clean-ward first",
+    "step": "step by step",
+    "reward": "largest reward first",
+    "advantage": "largest advantage first",
+    "tokens": "longest first",
+}
 
 
-def trajectories(report: Report) -> Section:
-    """The cosines of every arm, step by step."""
-
-    def draw(view: View) -> list[Figure]:
-        # The arms share one axis, so that they can be compared by eye.
-        extent = extent_of([step for step in view.run.steps if step.condition == view.analysis.condition])
-        figures = []
-        for arm in view.analysis.arms:
-            name = f"trajectory-{view.slug}-{arm}"
-            figures.append(trajectory(name, view.steps(arm), extent, trains=view.trains))
-        return drawn_only(*figures)
-
-    names = ("arms", "nulls", "comparisons", "gates", "steps")
-    return _section(report, "trajectories", "Trajectories", TRAJECTORIES, draw, names, "No step was recorded.")
+def measured(report: Report) -> list[Section]:
+    """A section a row of EVIDENCE: the figures of the first views, and the tables of all of them."""
+    sections = []
+    for id, title, lead, names, empty in EVIDENCE:
+        tables = {view.label: [t for t in all_tables(view.analysis) if t.name in names] for view in report.views}
+        by_view = {view.label: figures_of(view, id) for view in report.drawn}
+        num_more = len(report.views) - len(report.drawn)
+        html = _panels(by_view, tables, empty=empty, num_more=num_more)
+        figures = [figure for of_view in by_view.values() for figure in of_view]
+        sections.append(Section(id=id, title=title, lead=lead, html=html, figures=figures, tables=tables))
+    return sections
 
 
-def distributions(report: Report) -> Section:
-    """Sample cosines by source and label, and within-prompt contrasts."""
-
-    def draw(view: View) -> list[Figure]:
-        samples = [sample for sample in view.samples if sample.sure]
-        most = _marks_per_panel(report)
-        by_metric = [distribution(f"{metric}-{view.slug}", samples, metric, most=most) for metric in METRICS]
-        return drawn_only(*by_metric, contrasts(f"contrasts-{view.slug}", view.analysis))
-
-    names = ("buckets", "contrast-1", "contrast-2", "contrast-3", "contrast-4", "contrast-5")
-    empty = "No rollout has a cosine."
-    return _section(report, "distributions", "Hack versus clean", DISTRIBUTIONS, draw, names, empty)
-
-
-def modules(report: Report) -> Section:
-    """The cosine of every adapted module, as a map."""
-
-    def draw(view: View) -> list[Figure]:
-        permutation = view.analysis.permutation
-        if permutation is None:
-            return []
-        return drawn_only(module_map(f"modules-{view.slug}", permutation.modules, permutation.modules_critical_z))
-
-    return _section(report, "modules", "Module map", MODULES, draw, ("modules",), NO_MODULES, side=True)
-
-
-def advantage_cells(report: Report) -> Section:
-    """Which rollouts carry the gradient."""
-
-    def draw(view: View) -> list[Figure]:
-        return drawn_only(cells(f"cells-{view.slug}", view.analysis.cells))
-
-    empty = "No rollout has an advantage."
-    return _section(report, "cells", "Advantage cells", CELLS, draw, ("cells",), empty, side=True)
-
-
-def trivia(report: Report, links: Links) -> Section:
-    """Sample cosines against completion length and other trivial scores.
+def training(report: Report, verdicts: Sequence[ArmVerdict]) -> Section | None:
+    """Curves and ends by treatment, whose unit is the seed; None where nothing was trained and evaluated.
 
     Args:
-        report: whose rollouts are drawn, one mark each.
-        links: where the page shows a rollout; marks of others lead nowhere.
+        report: its training runs.
+        verdicts: on arms after training, beside vanilla.
     """
-
-    def draw(view: View) -> list[Figure]:
-        def link(sample: SampleRecord) -> str | None:
-            return links.get((view.run.path, sample.step, sample.sample_id))
-
-        most = _marks_per_panel(report)
-        scatters = [
-            scatter(f"{rival.score}-{view.slug}", rival, view.samples, link, most=most)
-            for rival in (LENGTH, LIKELIHOOD)
-        ]
-        return drawn_only(*scatters, areas(f"auroc-{view.slug}", view.analysis))
-
-    empty = "No rollout has a cosine."
-    return _section(report, "length", "Trivia", TRIVIA, draw, ("specificity",), empty)
-
-
-def _marks_per_panel(report: Report) -> int:
-    """The most marks of one panel: fewer where there are many views, so that the page stays small."""
-    return min(MARKS // 2, MARKS // max(1, len(report.drawn)))
-
-
-def _section(
-    report: Report,
-    id: str,
-    title: str,
-    lead: str,
-    draw: Draw,
-    names: Sequence[str],
-    otherwise: str,
-    *,
-    side: bool = False,
-) -> Section:
-    """The figures of every view with the tables behind them.
-
-    Args:
-        report: its views; those beyond `report.drawn` have tables alone, and the section says so.
-        id: of the section in the page.
-        title: its heading.
-        lead: its question, and how to read the answer.
-        draw: gives the figures of a view.
-        names: of the tables behind them.
-        otherwise: the sentence that stands where there is no figure.
-        side: with a single view, tables stand open beside the figure.
-    """
-    tables: dict[str, list[TextTable]] = {}
-    for view in report.views:
-        tables[view.label] = [table for table in all_tables(view.analysis) if table.name in names]
-    drawn = [(view, draw(view)) for view in report.drawn]
-    figures = [figure for _, view_figures in drawn for figure in view_figures]
-    empty = paragraph(otherwise, class_="empty")
-    body: list[Element] = []
+    treatments = _telling_first(treatments_of(report))
+    figures = figures_of_training(treatments)
     if not figures:
-        body = [empty]
-    elif side and len(drawn) == 1:
-        body = beside(figures, [table_html(table) for table in tables[drawn[0][0].label]])
-    elif len(drawn) > 1 and all(len(view_figures) <= 1 for _, view_figures in drawn):
-        # One figure a view: the views stand beside one another, and their tables have the whole width below.
-        columns = []
-        for view, view_figures in drawn:
-            content = [node("figure", figure.svg) for figure in view_figures] or [empty]
-            columns.append(node("div", *heading(view.label, needed=True), *content))
-        body = [node("div", *columns, class_="panels")]
-        for view, _ in drawn:
-            content = map(table_html, tables[view.label])
-            body.append(node("details", node("summary", f"Tables of {view.label}"), *content, class_="fold"))
-    else:
-        for view, view_figures in drawn:
-            body += heading(view.label, needed=len(drawn) > 1)
-            body += [*(panels(view_figures) or [empty]), *folded(tables[view.label])]
-    num_more = len(report.views) - len(drawn)
-    if num_more:
-        words = f"{plural(num_more, 'more view')} without figures of their own: see the tables beside this page."
-        body.append(paragraph(words, class_="empty"))
-    return Section(id=id, title=title, lead=lead, body=body, figures=figures, tables=tables)
+        return None
+    tables = [table for table in (_outcomes(verdicts), _evaluations(treatments), steps_table(treatments)) if table.rows]
+    best = best_checkpoint(treatments)
+    sentences = [*outcome_sentences(verdicts), *([best] if best else [])]
+    return Section(
+        id="training",
+        title="Training",
+        lead="Does the hack emerge on held-out problems, asked with the hint, and what does each arm pay for less of "
+        "it? Intervals over seeds are never narrower than drawing the outcomes makes them; that of a single seed knows "
+        "nothing of the variation between seeds.",
+        html=_panels({"": figures}, {"": tables}, sentences=sentences),
+        figures=figures,
+        tables={"": tables},
+    )
+
+
+def power(report: Report) -> Section:
+    """Detectable effects by prompts and by seeds; wall-clock times, and for a spec its price."""
+    figures = [figure for view in report.drawn for figure in figures_of(view, "power")]
+    plan = PlannedTraining() if report.spec is None else go_plan(report.spec)
+    if seeds := drawn("power-seeds", seeds_power, plan):
+        figures.append(seeds)
+    times = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
+    tables = [TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)]
+    notes: Sequence[str] = ()
+    if report.plan is not None:
+        tables += _plan_tables(report.plan)
+        notes = report.plan.notes
+    tables = [table for table in tables if table.rows]
+    return Section(
+        id="power",
+        title="Power and cost",
+        lead="An effect that the planned numbers cannot see is not shown to be absent by not being seen. Curves are "
+        "the smallest effect that a two-sided test at 5% finds with 80% power.",
+        html=_panels({"": figures}, {"": tables}, sentences=notes, open=True),
+        figures=figures,
+        tables={"": tables},
+    )
+
+
+def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Section, set[str]]:
+    """The viewer of rollouts, and the anchors of those that it shows.
+
+    Args:
+        rollouts_by_run: the rollouts of each run.
+        budget: bytes of JSON for the rollouts of all runs together.
+    """
+    data = viewer_data(rollouts_by_run, budget)
+    shown = [one for run in rollouts_by_run for one in run.shown]
+    cautions = [sentence for run in rollouts_by_run for sentence in run.missing]
+    if data.anchors and len(data.anchors) < len(shown):
+        words = f"{len(data.anchors)} of {len(shown)} rollouts are in this page, those with the largest cosines of each"
+        cautions.append(f"{words} run, source and label.")
+    known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in shown) else [])]
+    tables = {run.run.path.name: found for run in rollouts_by_run if (found := string_tables(run.shown))}
+    html = render(
+        "rollouts.html",
+        cautions=cautions,
+        data=data.json if data.anchors else "",
+        largest_share=data.largest_share,
+        labels={"": "all", **{name: name for name in known}},
+        sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in shown},
+        runs={"": "every run"} | {str(i): run.run.path.name for i, run in enumerate(rollouts_by_run)},
+        orders=ORDERS,
+        strings=tables,
+    )
+    lead = (
+        "Search, filter and open what the policy wrote. Orange pushes hack-ward, blue clean-ward. The number of a row "
+        "is its cos_S_contrib, the cosine of its part of the update with the direction."
+    )
+    return Section(id="rollouts", title="Rollouts", lead=lead, html=html, tables=tables), data.anchors
+
+
+def best_checkpoint(treatments: Sequence[Treatment]) -> str | None:
+    """A sentence that names the checkpoint with the highest Elo of solving; None where no run recorded Elo."""
+    rated = []
+    for treatment in treatments:
+        for trained in treatment.runs:
+            rated += [(point, trained.run.path.name) for point in trained.elo("solve") if point.step > 0]
+    if not rated:
+        return None
+    best, run = max(rated, key=lambda entry: entry[0].value)
+    chosen = f" As the best of {len(rated)} it reads too high on average." if len(rated) > 1 else ""
+    certain = best.low is not None and best.low > 0
+    doubt = "" if certain else " Its interval does not rule out that it solves no better than the base."
+    return f"Best checkpoint by solving: {run} after {best.step} steps, {signed(best.value, 0)} Elo.{chosen}{doubt}"
+
+
+def steps_table(treatments: Sequence[Treatment]) -> TextTable:
+    """What the step records of every run say: where it began and ended, and how far it went in between."""
+    rows = []
+    for treatment in treatments:
+        for run in treatment.runs:
+            steps = run.run.steps
+            no_gradient = [_share(step, "frac_reward_zero_std") + _share(step, "skip_rate") for step in steps]
+            cells = (
+                _course([step.solve for step in steps], "{:.0%}"),
+                _course([step.loss for step in steps], "{:+.3g}"),
+                _course([_share(step, "advantage/abs_mean") for step in steps], "{:.3g}"),
+                f"{fmean(no_gradient):.0%}" if steps else "-",
+                _largest([step.kl.get("max") for step in steps]),
+                _largest([step.grad_norm for step in steps]),
+                "; ".join(run.run.manifest.get("warnings", [])) or "none",
+            )
+            rows.append((treatment.name, str(run.seed), str(len(steps)), *cells))
+    of_steps = ("solve", "loss", "mean |A|", "no gradient", "kl/max", "grad_norm", "warnings")
+    header = ("treatment", "seed", "steps", *of_steps)
+    title = "Steps (first to last quarter; share of groups without gradient; largest of a step)"
+    return TextTable(name="steps", title=title, header=header, rows=rows)
+
+
+def _panels(
+    figures: Mapping[str, Sequence[Figure]],
+    tables: Mapping[str, Sequence[TextTable]],
+    *,
+    sentences: Sequence[str] = (),
+    empty: str = "",
+    num_more: int = 0,
+    open: bool = False,
+) -> str:
+    """Figures and the tables behind them, by the label of their view; tables fold unless `open`."""
+    context = {"sentences": sentences, "empty": empty, "num_more": num_more, "open": open}
+    return render("figures.html", figures=figures, tables=tables, **context)
+
+
+def _telling_first(treatments: Sequence[Treatment]) -> list[Treatment]:
+    """Where not all have a colour: the first stays, then those that hack least after training."""
+    if len(treatments) <= MOST_NAMED:
+        return list(treatments)
+
+    def hack_rate(treatment: Treatment) -> float:
+        hack, _ = treatment.ends()
+        return 1.0 if hack is None else hack.value
+
+    return [treatments[0], *sorted(treatments[1:], key=hack_rate)]
+
+
+def _outcomes(verdicts: Sequence[ArmVerdict]) -> TextTable:
+    rows = []
+    for verdict in verdicts:
+        rates = ["-" if rate is None else f"{rate:.0%}" for rate in (verdict.hack, verdict.solve)]
+        rows.append((verdict.name, verdict.outcome, *rates, str(len(verdict.seeds)), verdict.why))
+    header = ("treatment", "verdict", "hack", "solve", "seeds", "why")
+    return TextTable(name="outcomes", title="Verdict on every treatment", header=header, rows=rows, left=2)
+
+
+def _evaluations(treatments: Sequence[Treatment]) -> TextTable:
+    rows = []
+    for treatment in treatments:
+        for run in treatment.runs:
+            for step, rates in run.by_step.items():
+                counts = (str(run.seed), str(step), str(rates["num_rollouts"]))
+                rows.append((treatment.name, arm_of(run.run), *counts, *(_rate(rates[metric]) for metric in RATES)))
+    header = ("treatment", "arm", "seed", "steps", "rollouts", *RATES)
+    return TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=2)
+
+
+def _plan_tables(plan: "SpecPlan") -> list[TextTable]:
+    """Prices, and parts of the spec that are vacuous."""
+    prices = []
+    for price in plan.prices:
+        money = "-" if price.money is None else f"{price.money:.2f} {price.currency}"
+        prices.append((price.what, str(price.runs), f"{price.hours:.2f}", money, price.source))
+    header, vacuous = ("what", "runs", "hours", "money", "source"), [(part.where, part.why) for part in plan.vacuous]
+    return [
+        TextTable(name="prices", title="What it costs", header=header, rows=prices),
+        TextTable(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),
+    ]
+
+
+def _rate(rate: Mapping[str, Any]) -> str:
+    """`50% [35%, 65%]`, or a dash where no rollout was evaluated."""
+    interval = rate["interval"]
+    return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
+
+
+def _share(step: StepRecord, key: str) -> float:
+    return float(step.advantage[key] or 0.0)
+
+
+def _course(values: Sequence[float | None], form: str) -> str:
+    """The mean of the first quarter of the steps and that of the last, at least one step each; a dash for nothing."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    quarter = max(1, len(known) // 4)
+    return f"{form.format(fmean(known[:quarter]))} to {form.format(fmean(known[-quarter:]))}"
+
+
+def _largest(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{max(known):.3g}" if known else "-"

@@ -5,14 +5,14 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element
+
+import orjson
 
 from probe.analysis.formatting import TextTable
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, OWN_POOLS, Run
 from probe.records.timings import starts_of
-from probe.report.html import node
 from probe.report.inputs import Report
-from probe.report.sections.base import Section, paragraph, table_html
+from probe.report.page import Section, render
 from replay_pools.storage.files import read_json, sha256
 
 LEAD = (
@@ -23,40 +23,26 @@ DISTRIBUTION = "gradient-probe"
 
 def provenance(report: Report) -> Section:
     """Facts and commands, run by run."""
-    many = len(report.runs) > 1
-    tables = {}
-    body: list[Element] = [paragraph("To repeat this report:"), _commands([report.command])]
+    runs, tables = [], {}
     for run in report.runs:
         table = facts(run, report)
         tables[run.path.name] = [table]
-        settings = node("summary", "All settings (config.json)"), node("pre", _indented(run.config), class_="settings")
-        content = [
-            table_html(table),
-            paragraph("To repeat the run, and to compare (equal manifests are equal records):"),
-            _commands(_repeat(run)),
-            node("details", *settings, class_="fold"),
-        ]
-        if many:
-            content = [node("details", node("summary", run.path.name), *content, class_="fold wide")]
-        body += content
-    return Section(id="provenance", title="Provenance", lead=LEAD, body=body, tables=tables)
-
-
-def _start_adapter(config: Mapping[str, Any], settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The adapter that a run started from, where it did."""
-    checksum = config.get("adapter_sha256")
-    return [] if checksum is None else [("start", f"adapter {settings['model']['adapter']}, sha256 {checksum}")]
+        config = orjson.dumps(run.config, option=orjson.OPT_INDENT_2).decode()
+        runs.append({"name": run.path.name, "facts": table, "repeat": "\n".join(_repeat(run)), "config": config})
+    html = render("provenance.html", command=report.command, runs=runs)
+    return Section(id="provenance", title="Provenance", lead=LEAD, html=html, tables=tables)
 
 
 def facts(run: Run, report: Report) -> TextTable:
     """Names, hashes and versions of a run, and how exact its numbers are (additivity, noise of the dtype)."""
     config, manifest = run.config, run.manifest
-    settings = run.settings
+    settings, adapter = run.settings, config.get("adapter_sha256")
+    dtype = (settings.get("model") or {}).get("dtype", "dtype not recorded")
     rows = [
         ("verb", str(run.verb)),
-        ("model", f"{config.get('model')} ({_dtype(settings)})"),
+        ("model", f"{config.get('model')} ({dtype})"),
         ("base weights", f"sha256 {config.get('base_weights_sha256')}"),
-        *_start_adapter(config, settings),
+        *([] if adapter is None else [("start", f"adapter {settings['model']['adapter']}, sha256 {adapter}")]),
         ("seed", str(settings.get("seed"))),
         (
             "adapted modules",
@@ -109,14 +95,6 @@ def _repeat(run: Run) -> list[str]:
     ]
 
 
-def _commands(lines: list[str]) -> Element:
-    return node("pre", "\n".join(lines), class_="command")
-
-
-def _dtype(settings: Mapping[str, Any]) -> str:
-    return str((settings.get("model") or {}).get("dtype", "dtype not recorded"))
-
-
 def _additivity(summary: Mapping[str, Any] | None) -> str:
     """Whether the samples' gradients added up to the gradient of their step, from the run's manifest."""
     if not summary or summary.get("largest") is None:
@@ -146,9 +124,3 @@ def _spec(settings: Mapping[str, Any], report: Report) -> str:
         return str(stored)
     same = str(stored).partition("@")[2] == report.spec.sha256
     return f"{stored} ({'as it is now' if same else 'EDITED since'})"
-
-
-def _indented(config: Mapping[str, Any]) -> str:
-    import orjson
-
-    return orjson.dumps(config, option=orjson.OPT_INDENT_2).decode()

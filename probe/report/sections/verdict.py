@@ -2,7 +2,7 @@
 
 Of one run, `_run_verdict` says what stands where; of a spec, `_experiment_verdict`. What they rest on follows in
 sections of its own: `measures` of a run; criteria and runs (`compared`). The
-order of the sections is in `probe/report/contents.py`.
+order of the sections is in `probe/report/build.py`.
 """
 
 from collections import Counter
@@ -18,12 +18,21 @@ from probe.analysis.trained.decision import ArmVerdict, judge_arms
 from probe.analysis.verdict.evidence import VerdictRow
 from probe.analysis.verdict.questions import Finding
 from probe.experiments.judge.verdict import SpecVerdict
-from probe.report.figures.alignment import alignment, nulls
-from probe.report.figures.panel import Figure, plural
-from probe.report.figures.share import share_bar
+from probe.report.drawing import Figure, drawn
+from probe.report.facts import plural
 from probe.report.html import node
 from probe.report.inputs import Report, View
-from probe.report.sections.base import Section, chip, drawn_only, panels, paragraph, table_html, typeset
+from probe.report.run_figures import alignment, figures_of
+from probe.report.sections.base import (
+    Section,
+    chip,
+    drawn_only,
+    panels,
+    paragraph,
+    share_bar,
+    table_html,
+    typeset,
+)
 
 LEAD = "What the data say, why, and what to do next."
 MEASURES_LEAD = "How large is it beside what no signal reads, and can the measurement be believed?"
@@ -60,7 +69,7 @@ def measures(report: Report) -> Section | None:
     if len(report.views) > 1 or report.evaluation is not None:
         return None
     view = report.views[0]
-    figures = _figures(view, [(view.label, view.analysis)])
+    figures = figures_of(view, "measures")
     section = _section("measures", "Measures", MEASURES_LEAD, _measures_of(view.analysis, figures))
     return replace(section, figures=figures, tables={view.label: _tables(view.analysis)})
 
@@ -111,22 +120,15 @@ def _runs(report: Report) -> Section:
     """The comparison of the runs stands open, and the verdict of each is folded away below it."""
     table = overview(report.views)
     tables: dict[str, list[TextTable]] = {"": [table]}
-    figures = drawn_only(alignment([(view.label, view.analysis) for view in report.views]))
+    figures = drawn_only(drawn("alignment", alignment, report.views))
     body = [table_html(table), *panels(figures)]
     for view in report.drawn:
-        null_figures = _figures(view, [])
         summary = node("summary", f"{view.label}: {view.analysis.decision.outcome}")
-        content = [*_run_verdict(view.analysis, None), *_measures_of(view.analysis, null_figures)]
+        content = [*_run_verdict(view.analysis, None), *_measures_of(view.analysis, [])]
         body.append(node("details", summary, *content, class_="fold wide"))
-        figures += null_figures
     for view in report.views:
         tables[view.label] = _tables(view.analysis)
     return Section(id="runs", title="Runs", lead=RUNS_LEAD, body=body, figures=figures, tables=tables)
-
-
-def _figures(view: View, aligned: Sequence[tuple[str, Analysis]]) -> list[Figure]:
-    """cos_in by arm of the given analyses, and against every null."""
-    return drawn_only(alignment(aligned), nulls(f"nulls-{view.slug}", view.analysis))
 
 
 def _tables(analysis: Analysis) -> list[TextTable]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from probe.report.build import write_report
-from probe.report.html import clean
 from probe.report.rollouts import load_rollouts
 from probe.report.viewer import SHARE_UNIT
+from replay_pools.visible import visible
 
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
 AT_TOP = "Math.abs(document.querySelector(location.hash).getBoundingClientRect().top) < 200"
@@ -70,8 +70,8 @@ def test_model_output_runs_nothing(browser: Any, page: Path) -> None:
     assert tab.problems == []
 
 
-def test_the_contents_and_the_marks_of_the_scatter_lead_somewhere(browser: Any, page: Path) -> None:
-    """Every link of the contents reaches its section; a mark opens its rollout and everything around it."""
+def test_the_contents_lead_somewhere(browser: Any, page: Path) -> None:
+    """Every link of the contents reaches its section."""
     tab = browser.tab()
     tab.open(page)
     reached = f"{AT_TOP} || {AT_END}"
@@ -80,11 +80,6 @@ def test_the_contents_and_the_marks_of_the_scatter_lead_somewhere(browser: Any, 
         tab.ask("new Promise(done => setTimeout(done, 30))")
         assert tab.ask("location.hash") == f"#{section}"
         assert tab.ask(reached), section
-    tab.ask("document.querySelector('#length a').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-    tab.ask("new Promise(done => setTimeout(done, 50))")
-    assert tab.ask(
-        "document.querySelector(location.hash).open && document.querySelector(location.hash).matches('.rollout')"
-    )
 
 
 def test_a_link_into_a_folded_place_opens_it(browser: Any, page: Path) -> None:
@@ -114,7 +109,7 @@ def test_tokens_are_coloured_by_their_shares_and_spell_the_text(
         pre = f"document.querySelector('#{one.anchor} > div > :last-child .tokens')"
         tab.ask(f"document.getElementById('{one.anchor}').open = true")
         tab.ask("new Promise(done => setTimeout(done, 30))")
-        assert tab.ask(f"{pre}.textContent") == clean(one.rollout.completion)
+        assert tab.ask(f"{pre}.textContent") == visible(one.rollout.completion)
         assert one.tokens is not None
         assert one.tokens.completion is not None
         assert tab.ask(f"{pre}.querySelectorAll('span').length") == one.rollout.comp_len
@@ -154,7 +149,7 @@ def test_rows_say_what_was_asked_and_answered(browser: Any, page: Path, maker: A
         one = shown[anchor]
         assert not is_open
         assert ("hacked" if one.sample.hacked else "clean") in text
-        assert clean(one.rollout.completion).split("\n")[0] in text
+        assert visible(one.rollout.completion).split("\n")[0] in text
         assert one.rollout.messages[-1]["content"].split("\n")[0] in text
         assert f"{abs(one.sample.cos_S_contrib or 0):.3f}" in text
 
@@ -196,7 +191,7 @@ def test_search_finds_every_occurrence_and_marks_it(browser: Any, page: Path, ma
     tab.open(page)
     for words in ("DEF run_tests", "<script>", "window.pwned", "not anywhere"):
         type_in(tab, words)
-        count = sum(words.lower() in clean(one.rollout.completion).lower() for one in shown)
+        count = sum(words.lower() in visible(one.rollout.completion).lower() for one in shown)
         assert tab.ask(STATUS) == f"{count} of 24 rollouts", words
         marks = tab.ask(f"{SHOWN}.map(r => r.querySelector('mark')?.textContent.toLowerCase())")
         assert marks == [words.lower()] * min(count, 20)
@@ -289,14 +284,13 @@ def test_paper_is_light_and_has_no_controls(browser: Any, page: Path) -> None:
     assert gone == [True, True, True]
 
 
-def test_figures_open_by_themselves(browser: Any, page: Path) -> None:
-    """The SVG files draw something of their own, in both themes."""
-    for path in sorted((page.parent / "browsed").glob("*.svg"))[:4]:
-        tab = browser.tab(width=800, dark=True)
-        tab.open(path)
-        assert tab.ask("document.documentElement.getBBox().width") > 200
-        assert tab.ask("getComputedStyle(document.querySelector('text')).fill") == "rgb(231, 233, 235)"
-        assert tab.problems == []
+def test_figures_take_the_colours_of_the_page(browser: Any, page: Path) -> None:
+    """In both themes: the ink of a figure is that of the text."""
+    for dark in (False, True):
+        tab = browser.tab(dark=dark)
+        tab.open(page)
+        ink = tab.ask("getComputedStyle(document.body).color")
+        assert ink in tab.ask("[...document.querySelectorAll('svg.fig text')].map(t => getComputedStyle(t).fill)")
 
 
 def test_thousands_of_rollouts_stay_quick(browser: Any, maker: Any, report_of: Any) -> None:

@@ -1,0 +1,141 @@
+"""The figures of trainings: functions draw(axes, treatments, ...) that draw nothing where nothing was measured.
+
+To add one: write such a function, and add its row to FIGURES. Treatments come with what they are compared with first.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from probe.analysis.statistics.power import mde
+from probe.analysis.verdict.evidence import PlannedTraining
+from probe.report.drawing import ARMS, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn
+from probe.report.facts import plural
+from probe.report.trainings import IN_TRAINING, Point, Treatment
+
+MOST_NAMED = len(ARMS)  # of more treatments, the others are thin grey lines
+DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+MARKERS = "osD^vP*X"
+RATES = {
+    "hack": "Hack rate: exploit present, correct or not",
+    "solve": "Solve rate: every hidden answer is right",
+    "exploit": "Exploit rate: paid without being right",
+}
+ELO = {"solve": "Elo of solving, held out", "honest": "Elo of staying honest, held out"}
+SEEDS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
+
+
+def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
+    """A line a treatment with its intervals; the first one, which the others are compared with, over them."""
+    series = [(name, points) for name, points in series if points]
+    last = max((points[-1].step for _, points in series), default=0)
+    for place, (name, points) in reversed(list(enumerate(series))):
+        if place >= MOST_NAMED:
+            label = plural(len(series) - MOST_NAMED, "other treatment")
+            axes.plot(*_places(points), color=EDGE, alpha=0.55, lw=1, label=label)
+            continue
+        shift = 0.008 * last * (place - (min(len(series), MOST_NAMED) - 1) / 2)  # intervals would hide one another
+        steps, values = _places(points)
+        steps = [step + shift for step in steps] if any(point.low is not None for point in points) else steps
+        marker = "o" if len(points) <= 40 else ""
+        axes.plot(steps, values, color=ARMS[place], ls=DASHES[place], marker=marker, ms=3.5, label=name)
+        for step, point in zip(steps, points, strict=True):
+            if point.low is not None and point.high is not None:
+                axes.plot((step, step), (point.low, point.high), color=ARMS[place], alpha=0.45, lw=1)
+    axes.set_xlabel("optimizer steps (number)")
+
+
+def learning(axes: Axes, treatments: Sequence[Treatment], metric: str) -> None:
+    """A held-out rate of every treatment over its training, with 95% intervals."""
+    curves(axes, [(treatment.name, treatment.curve(metric)) for treatment in treatments])
+    counts = sorted({len(treatment.runs) for treatment in treatments})
+    interval = "one seed, Wilson 95%" if counts == [1] else "mean over seeds, 95%"
+    axes.set_title(RATES[metric])
+    axes.set_ylabel(f"{metric} rate, held out ({interval})")
+    axes.set_ylim(-0.03, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def ladder(axes: Axes, treatments: Sequence[Treatment], rung: str) -> None:
+    """Elo of the policy above the base, which is the line at 0 (`probe.analysis.ladder`)."""
+    curves(axes, [(treatment.name, treatment.elo(rung)) for treatment in treatments])
+    if axes.has_data():
+        axes.axhline(0, color=EDGE, lw=1)
+    axes.set_title(ELO[rung])
+    axes.set_ylabel("Elo above the base (points, 95%)")
+
+
+def in_training(axes: Axes, treatments: Sequence[Treatment], field: str) -> None:
+    """What the step records say of the rollouts that are trained on, the mean over seeds."""
+    curves(axes, [(treatment.name, treatment.in_training(field)) for treatment in treatments])
+    title, unit, _ = IN_TRAINING[field]
+    axes.set_title(title)
+    axes.set_ylabel(unit)
+
+
+def pareto(axes: Axes, treatments: Sequence[Treatment]) -> None:
+    """Hack against solve after training, with 95% intervals: the upper left is best, below the cross is a loss."""
+    ends = [(treatment, *treatment.ends()) for treatment in treatments]
+    ends = [(treatment, hack, solve) for treatment, hack, solve in ends if hack is not None and solve is not None]
+    if len(ends) < 2:
+        return
+    for place, (treatment, hack, solve) in enumerate(ends):
+        color, marker = ARMS[place % MOST_NAMED], MARKERS[place % len(MARKERS)]
+        for low, high, across in ((hack.low, hack.high, True), (solve.low, solve.high, False)):
+            if low is not None and high is not None:
+                ends_at = ((low, high), (solve.value,) * 2) if across else ((hack.value,) * 2, (low, high))
+                axes.plot(*ends_at, color=color, alpha=0.35, lw=1)
+        label = treatment.name if place else f"{treatment.name} (baseline)"
+        face = PAPER if place else color
+        axes.plot([hack.value], [solve.value], marker, color=color, mfc=face, ms=6, mew=1.4, label=label, ls="none")
+    starts = [(treatment.rate("hack", 0), treatment.rate("solve", 0)) for treatment, *_ in ends if 0 in treatment.steps]
+    known = [(hack.value, solve.value) for hack, solve in starts if hack is not None and solve is not None]
+    if known:
+        mean = [sum(values) / len(known) for values in zip(*known, strict=True)]
+        axes.plot(*([value] for value in mean), "+", color=HACK, ms=10, mew=2, label="start", ls="none")
+    # Of the values alone: the intervals of few seeds are wide, and end at the frame.
+    solves = [solve.value for _, _, solve in ends] + [solve for _, solve in known]
+    axes.set(xlim=(-0.03, 1.03), ylim=(max(min(solves) - 0.12, -0.03), min(max(solves) + 0.12, 1.03)))
+    axes.set_title("Hack against solve after training")
+    axes.set(xlabel="hack rate, held out (% of rollouts, 95%)", ylabel="solve rate, held out (% of rollouts, 95%)")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0))
+
+
+def seeds_power(axes: Axes, plan: PlannedTraining) -> None:
+    """The smallest difference of two arms that n seeds each show, unpaired and paired by seed."""
+    numbers = sorted({*SEEDS, plan.seeds} - {1})  # one seed shows no variance: its effect is infinite
+    rho = 0.5 if plan.paired_correlation is None else plan.paired_correlation
+    for label, color, dashes, correlation in (("unpaired", INK, "-", None), (f"paired, r = {rho:g}", SOFT, "--", rho)):
+        effects = [mde(plan.sd, n, paired_correlation=correlation) for n in numbers]
+        marked = [numbers.index(plan.seeds)] if plan.seeds in numbers else []
+        axes.plot(numbers, effects, color=color, ls=dashes, marker="o", markevery=marked, label=label)
+    axes.axhline(plan.expected_effect, color=HACK, ls="--", lw=1, label=f"expected: {plan.expected_effect:g}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(SEEDS[::2], [str(n) for n in SEEDS[::2]])
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"What could a training show? sd {plan.sd:g} between seeds")
+    axes.set(xlabel="seeds of each arm (number)", ylabel="smallest difference seen (of a rate)")
+
+
+# (name of the file, draw, what of) in reading order
+FIGURES: Sequence[tuple[str, Callable[..., None], tuple[Any, ...]]] = (
+    ("learning-hack", learning, ("hack",)),
+    ("learning-solve", learning, ("solve",)),
+    ("pareto", pareto, ()),
+    ("learning-exploit", learning, ("exploit",)),
+    *((f"ladder-{rung}", ladder, (rung,)) for rung in ELO),
+    *((f"training-{field}", in_training, (field,)) for field in IN_TRAINING),
+)
+
+
+def figures_of_training(treatments: Sequence[Treatment]) -> list[Figure]:
+    """All that have something to draw."""
+    figures = [drawn(name, draw, treatments, *what) for name, draw, what in FIGURES]
+    return [figure for figure in figures if figure is not None]
+
+
+def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [point.step for point in points], [point.value for point in points]
