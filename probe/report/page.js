@@ -121,16 +121,6 @@ if (dataOfRollouts) {
     return `${run}step ${row.step} \u00b7 sample ${row.sample} \u00b7 ${text(row.source)}`;
   };
 
-  // In a row there is room for the part of a run's name that tells it from the others, and the numbers.
-  const shortNames = (() => {
-    const [first, ...others] = runs.map((run) => run.name);
-    let shared = first.length;
-    for (const name of others) while (!name.startsWith(first.slice(0, shared))) shared -= 1;
-    const start = others.length ? first.slice(0, shared).lastIndexOf("-") + 1 : 0;
-    return runs.map((run) => run.name.slice(start));
-  })();
-  const placeIn = (row) => (runs.length > 1 ? `${shortNames[row.run]} \u00b7 ${row.step} \u00b7 ${row.sample}` : where(row));
-
   const numbers = (row) =>
     make("span", { className: "numbers" }, `A ${signed(row.advantage, 2)} \u00b7 reward ${row.reward}`);
 
@@ -150,7 +140,7 @@ if (dataOfRollouts) {
       make("code", { className: "snippet" }, ...snippet(state.query ? text(row.completion[1]) : gist(row))),
       bar(row),
       make("span", { className: "cosine" }, signed(row.cosine, 3)),
-      make("span", { className: "where", title: where(row) }, placeIn(row)),
+      make("span", { className: "where", title: where(row) }, where(row)),
       make("span", { className: "question-of" }, ...snippet(text(row.question))),
       numbers(row),
     );
@@ -159,16 +149,12 @@ if (dataOfRollouts) {
     return box;
   };
 
-  const opened = (row) => {
-    const other = partners(row);
-    const beside = make("button", { type: "button" }, "Beside the other answers to this problem");
-    beside.addEventListener("click", () => comparing(row));
-    return make(
+  const opened = (row) =>
+    make(
       "div", {},
-      make("div", {}, facts(row), prompt(row), ...(other ? [beside] : [])),
+      make("div", {}, facts(row), prompt(row)),
       make("div", {}, make("h4", {}, text(row.completion[0])), texts(row, "completion")),
     );
-  };
 
   // --- a hack beside a clean answer
 
@@ -182,12 +168,9 @@ if (dataOfRollouts) {
     for (const side of [group.hacked, group.clean]) side.sort((a, b) => (b.cosine ?? 0) - (a.cosine ?? 0));
     group.clean.reverse();
   }
-  const opposite = { hacked: "clean", clean: "hacked" };  // what is unlabelled has none
-  const partners = (row) => row.label in opposite && byProblem.get(problemOf(row))[opposite[row.label]].length > 0;
-
-  const column = (side, title, first) => {
+  const column = (side, title) => {
     const box = make("div", { className: "side" });
-    let at = Math.max(0, side.indexOf(first));
+    let at = 0;
     const draw = () => {
       const row = side[at];
       const step = (by, name, sign) => {
@@ -217,7 +200,7 @@ if (dataOfRollouts) {
     return box;
   };
 
-  const problemRow = ({ hacked, clean }, first) => {
+  const problemRow = ({ hacked, clean }) => {
     const [row] = hacked;
     const summary = make(
       "summary", {},
@@ -227,19 +210,8 @@ if (dataOfRollouts) {
       bar(row),
       make("span", { className: "cosine" }, signed(row.cosine, 3)),
     );
-    const both = () => make("div", {}, column(hacked, "hack", first), column(clean, "clean", first));
+    const both = () => make("div", {}, column(hacked, "hack"), column(clean, "clean"));
     return opening(row, summary, both, { className: "rollout problem" });
-  };
-
-  const comparing = (row) => {
-    Object.assign(state, { query: "", label: "", source: "", run: "", view: "problems", shown: rows.length });
-    draw();
-    const at = results.indexOf(byProblem.get(problemOf(row)));
-    const box = problemRow(results[at], row);
-    list.children[at].replaceWith(box);
-    box.open = true;
-    box.scrollIntoView({ block: "center" });
-    box.firstChild.focus();
   };
 
   // --- which rows, in which order

@@ -1,6 +1,5 @@
 """A headless Chromium, driven over a pipe by the DevTools protocol with the standard library alone."""
 
-import base64
 import contextlib
 import itertools
 import json
@@ -64,16 +63,6 @@ class Tab:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
-
-    def screenshot(self, path: Path, selector: str | None = None) -> None:
-        """The whole page, or one element, at its full height."""
-        box = "document.documentElement" if selector is None else f"document.querySelector({selector!r})"
-        y, height = self.ask(
-            f"(() => {{const b = {box}.getBoundingClientRect(); return [b.top + scrollY, b.height]}})()"
-        )
-        clip = {"x": 0, "y": y, "width": self._width, "height": min(height, 12000), "scale": 1}
-        found = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def _note(self) -> None:
         for event in self._pipe.events.pop(self._session, []):

@@ -1,68 +1,82 @@
 """The page in headless Chromium: no complaint, nothing loaded, links, tokens, search, tables, themes, phone, paper."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from probe.report.build import write_report
-from probe.report.rollouts import load_rollouts
+from probe.report.rollouts import ShownRollout, load_rollouts
 from probe.report.viewer import SHARE_UNIT
 from replay_pools.visible import visible
 
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
-AT_TOP = "Math.abs(document.querySelector(location.hash).getBoundingClientRect().top) < 200"
-AT_END = "scrollY + innerHeight >= document.documentElement.scrollHeight - 2"
+REACHED = """Math.abs(document.querySelector(location.hash).getBoundingClientRect().top) < 200
+  || scrollY + innerHeight >= document.documentElement.scrollHeight - 2"""
 SHOWN = "Array.from(document.querySelectorAll('.rollout'))"
 STATUS = "document.querySelector('[role=status]').textContent"
-TABLES = """[...document.querySelectorAll('.scroll')].filter(box => box.checkVisibility())
-  .map(box => [box.querySelector('caption').textContent, box.scrollWidth - box.clientWidth])"""
+CLIPPED = """[...document.querySelectorAll('.scroll')].filter(box => box.checkVisibility())
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.querySelector('caption').textContent)"""
 OPEN_ALL = "document.querySelectorAll('details').forEach(box => { box.open = true; })"
 SETTLED = "new Promise(done => setTimeout(done, 150))"
+Opened = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def page(browser: Any, maker: Any, report_of: Any) -> Path:
-    """A report with tokens and hostile texts."""
-    return write_report(report_of(maker(name="browsed"), name="browsed"), maker.out).html
-
-
-@pytest.fixture(scope="session")
-def training_page(browser: Any, maker: Any, report_of: Any) -> Path:
-    directories = [
+def pages(browser: Any, maker: Any, report_of: Any) -> dict[str, Path]:
+    """A replay with tokens and hostile texts, and trainings."""
+    trained = [
         maker(name=f"b-{arm}-{seed}", arms=(arm,), seed=seed, trains=True, tokens=False, rates=[0.1, 0.4, 0.2])
         for arm in ("vanilla", "projected")
         for seed in (1, 2)
     ]
-    return write_report(report_of(*directories, name="trained"), maker.out).html
+    return {
+        "replay": write_report(report_of(maker(name="browsed"), name="browsed"), maker.out).html,
+        "training": write_report(report_of(*trained, name="trained"), maker.out).html,
+    }
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 420, 375])
-@pytest.mark.parametrize("kind", ["page", "training_page"])
-def test_it_opens_without_a_complaint(
-    browser: Any, request: pytest.FixtureRequest, tmp_path: Path, kind: str, width: int, dark: bool
-) -> None:
-    """Console and network are silent, every section has height, and nothing is wider than the screen."""
-    path = request.getfixturevalue(kind)
-    tab = browser.tab(width=width, dark=dark)
-    tab.open(path)
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Opened:
+    """opened(kind="replay", fragment="", width=..., dark=...) -> a tab that shows the page."""
+
+    def make(kind: str = "replay", fragment: str = "", **settings: Any) -> Any:
+        tab = browser.tab(**settings)
+        tab.open(pages[kind], fragment)
+        return tab
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shown(maker: Any, report_of: Any) -> list[ShownRollout]:
+    """The rollouts of the replay."""
+    return load_rollouts(report_of(maker(name="browsed")).views[0]).shown
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (420, True)])
+@pytest.mark.parametrize("kind", ["replay", "training"])
+def test_it_opens_without_a_complaint(opened: Opened, pages: Any, kind: str, width: int, dark: bool) -> None:
+    """Console and network are silent; sections have height; no table is clipped, none widens a phone."""
+    tab = opened(kind, width=width, dark=dark)
     assert all(height > 60 for _, height in tab.ask(SECTIONS)), tab.ask(SECTIONS)
-    assert tab.ask("document.documentElement.scrollWidth") <= width
-    assert tab.problems == []
-    assert tab.requests == [path.as_uri()]
-    ground = tab.ask("getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") is not dark
-    tab.screenshot(tmp_path / "page.png")
-    assert (tmp_path / "page.png").stat().st_size > 20_000
-
-
-def test_model_output_runs_nothing(browser: Any, page: Path) -> None:
-    tab = browser.tab()
-    tab.open(page)
+    assert tab.requests == [pages[kind].as_uri()]
+    assert (tab.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)") is not dark
+    ink = tab.ask("getComputedStyle(document.body).color")
+    assert ink in tab.ask("[...document.querySelectorAll('svg.fig text')].map(t => getComputedStyle(t).fill)")
     tab.ask(OPEN_ALL)
-    tab.ask("document.querySelector('[data-value=problems]').click()")
+    tab.ask(SETTLED)
+    assert tab.ask("document.documentElement.scrollWidth") <= width
+    assert width < 1200 or tab.ask(CLIPPED) == []
+    assert tab.problems == []
+
+
+def test_model_output_runs_nothing(opened: Opened) -> None:
+    tab = opened()
+    tab.ask(OPEN_ALL)
+    press(tab, "view", "problems")
     tab.ask(OPEN_ALL)
     tab.ask(SETTLED)
     assert tab.ask("window.pwned === undefined")
@@ -70,40 +84,32 @@ def test_model_output_runs_nothing(browser: Any, page: Path) -> None:
     assert tab.problems == []
 
 
-def test_the_contents_lead_somewhere(browser: Any, page: Path) -> None:
-    """Every link of the contents reaches its section."""
-    tab = browser.tab()
-    tab.open(page)
-    reached = f"{AT_TOP} || {AT_END}"
+def test_links_lead_somewhere(opened: Opened) -> None:
+    """The contents to their sections; to a rollout, which opens, also where it was filtered out."""
+    tab = opened(fragment="#r-browsed-3-1")
+    assert tab.ask("document.getElementById('r-browsed-3-1').open")
     for section, _ in tab.ask(SECTIONS):
         tab.ask(f"document.querySelector('nav a[href=\"#{section}\"]').click()")
         tab.ask("new Promise(done => setTimeout(done, 30))")
         assert tab.ask("location.hash") == f"#{section}"
-        assert tab.ask(reached), section
+        assert tab.ask(REACHED), section
+    type_in(tab, "not anywhere")
+    tab.ask("location.hash = '#r-browsed-5-3'")
+    tab.ask(SETTLED)
+    assert tab.ask("document.getElementById('r-browsed-5-3').open")
 
 
-def test_a_link_into_a_folded_place_opens_it(browser: Any, page: Path) -> None:
-    tab = browser.tab()
-    tab.open(page, "#r-browsed-3-1")
-    assert tab.ask("document.getElementById('r-browsed-3-1').open")
-
-
-def shade(share: float, scale: int) -> str:
-    """The class of a token: its side, and one of five levels up to the scale."""
-    units = round(share / SHARE_UNIT)
-    level = min(5, math.floor(5 * abs(units) / scale + 0.5))
-    return f"{'p' if units > 0 else 'n'}{level}" if level else ""
-
-
-def test_tokens_are_coloured_by_their_shares_and_spell_the_text(
-    browser: Any, page: Path, maker: Any, report_of: Any
-) -> None:
+def test_tokens_are_coloured_by_their_shares_and_spell_the_text(opened: Opened, shown: list[ShownRollout]) -> None:
     """One span a token, shaded by its share, its title with the share and the next token; the text unchanged."""
-    shown = load_rollouts(report_of(maker(name="browsed")).views[0]).shown
-    tab = browser.tab()
-    tab.open(page)
+    tab = opened()
     tab.ask("document.querySelector('.more').click()")
     scale = int(tab.ask("JSON.parse(document.getElementById('rollout-data').textContent).runs[0].scale"))
+
+    def shade(share: float) -> str:
+        units = round(share / SHARE_UNIT)
+        level = min(5, math.floor(5 * abs(units) / scale + 0.5))
+        return f"{'p' if units > 0 else 'n'}{level}" if level else ""
+
     coloured: list[str] = []
     for one in shown[:8]:
         pre = f"document.querySelector('#{one.anchor} > div > :last-child .tokens')"
@@ -112,12 +118,10 @@ def test_tokens_are_coloured_by_their_shares_and_spell_the_text(
         assert tab.ask(f"{pre}.textContent") == visible(one.rollout.completion)
         assert one.tokens is not None
         assert one.tokens.completion is not None
-        assert tab.ask(f"{pre}.querySelectorAll('span').length") == one.rollout.comp_len
         classes = tab.ask(f"Array.from({pre}.querySelectorAll('span')).map(s => s.className)")
-        assert classes == [shade(share, scale) for share in one.tokens.completion]
+        assert classes == [shade(share) for share in one.tokens.completion]
         coloured += [name for name in classes if name]
-        title = tab.ask(f"{pre}.querySelector('span').title")
-        assert "of cos_S_nll: read here, with" in title
+        assert "of cos_S_nll: read here, with" in tab.ask(f"{pre}.querySelector('span').title")
     assert {name[0] for name in coloured} == {"p", "n"}
     assert tab.problems == []
 
@@ -138,35 +142,23 @@ def choose(tab: Any, name: str, value: str) -> None:
     tab.ask(f"{box}.value = {value!r}; {box}.dispatchEvent(new Event('change', {{bubbles: true}}))")
 
 
-def test_rows_say_what_was_asked_and_answered(browser: Any, page: Path, maker: Any, report_of: Any) -> None:
-    """Closed, a row shows its labels, the first lines of the answer, the question and its cosine."""
-    tab = browser.tab(width=1200)
-    tab.open(page)
-    shown = {one.anchor: one for one in load_rollouts(report_of(maker(name="browsed")).views[0]).shown}
-    rows = tab.ask(f"{SHOWN}.map(r => [r.id, r.open, r.innerText])")
+def test_rows_filters_and_orders_show_what_they_say(opened: Opened, shown: list[ShownRollout]) -> None:
+    """Rows have labels, answer, question and cosine; filters hold together; every order is that of the records."""
+    by_anchor = {one.anchor: one for one in shown}
+    tab = opened(width=1200)
+    rows = tab.ask(f"{SHOWN}.map(r => [r.id, r.innerText])")
     assert len(rows) == 20
-    for anchor, is_open, text in rows:
-        one = shown[anchor]
-        assert not is_open
+    for anchor, text in rows:
+        one = by_anchor[anchor]
         assert ("hacked" if one.sample.hacked else "clean") in text
         assert visible(one.rollout.completion).split("\n")[0] in text
         assert one.rollout.messages[-1]["content"].split("\n")[0] in text
         assert f"{abs(one.sample.cos_S_contrib or 0):.3f}" in text
-
-
-def test_filters_and_orders_show_what_they_say(browser: Any, page: Path, maker: Any, report_of: Any) -> None:
-    """Label and source filter together; every order is that of the records."""
-    samples = [one.sample for one in load_rollouts(report_of(maker(name="browsed")).views[0]).shown]
-    tab = browser.tab()
-    tab.open(page)
-    tab.ask("document.querySelector('.more').click()")
-    everything = tab.ask(f"{SHOWN}.map(r => r.dataset.label + '/' + r.dataset.source)")
-    assert len(everything) == len(samples) == 24
     for label, source in (("hacked", ""), ("clean", ""), ("clean", "base"), ("hacked", "base"), ("", "")):
         press(tab, "label", label)
         choose(tab, "source", source)
-        wanted = [s for s in samples if label in ("", "hacked" if s.hacked else "clean") and source in ("", s.src_pool)]
-        assert tab.ask(STATUS) == f"{len(wanted)} of 24 rollouts"
+        wanted = [s for s in (one.sample for one in shown) if label in ("", "hacked" if s.hacked else "clean")]
+        assert tab.ask(STATUS) == f"{sum(source in ('', s.src_pool) for s in wanted)} of 24 rollouts"
     keys = {
         "hackward": lambda s: -(s.cos_S_contrib or 0),
         "cleanward": lambda s: s.cos_S_contrib or 0,
@@ -175,20 +167,13 @@ def test_filters_and_orders_show_what_they_say(browser: Any, page: Path, maker: 
     }
     for name, key in keys.items():
         choose(tab, "sort", name)
-        order = [f"r-browsed-{s.step}-{s.sample_id}" for s in sorted(samples, key=key)]
-        found = tab.ask(f"{SHOWN}.map(r => r.id)")
-        assert [key(samples_by(samples)[one]) for one in found] == [key(samples_by(samples)[o]) for o in order[:20]]
+        found = [key(by_anchor[anchor].sample) for anchor in tab.ask(f"{SHOWN}.map(r => r.id)")]
+        assert found == sorted(key(one.sample) for one in shown)[:20]
 
 
-def samples_by(samples: list) -> dict:
-    return {f"r-browsed-{sample.step}-{sample.sample_id}": sample for sample in samples}
-
-
-def test_search_finds_every_occurrence_and_marks_it(browser: Any, page: Path, maker: Any, report_of: Any) -> None:
-    """In completions and prompts, whatever the case; what is not there is not found."""
-    shown = load_rollouts(report_of(maker(name="browsed")).views[0]).shown
-    tab = browser.tab()
-    tab.open(page)
+def test_search_finds_every_occurrence_and_marks_it(opened: Opened, shown: list[ShownRollout]) -> None:
+    """In completions, whatever the case; what is not there is not found; a string of the evidence is searched."""
+    tab = opened(width=1200)
     for words in ("DEF run_tests", "<script>", "window.pwned", "not anywhere"):
         type_in(tab, words)
         count = sum(words.lower() in visible(one.rollout.completion).lower() for one in shown)
@@ -196,27 +181,15 @@ def test_search_finds_every_occurrence_and_marks_it(browser: Any, page: Path, ma
         marks = tab.ask(f"{SHOWN}.map(r => r.querySelector('mark')?.textContent.toLowerCase())")
         assert marks == [words.lower()] * min(count, 20)
     assert tab.ask("document.querySelector('.more').hidden")
+    tab.ask("document.querySelector('[data-search=\"def run_tests():\"]').click()")
+    assert tab.ask(STATUS) == "12 of 24 rollouts"
+    assert tab.ask("document.activeElement.value") == "def run_tests():"
     assert tab.problems == []
 
 
-def test_a_string_of_the_evidence_leads_to_its_rollouts(browser: Any, page: Path) -> None:
-    """From the first screen to the texts by one click; `/` goes to the search from anywhere."""
-    tab = browser.tab(width=1200)
-    tab.open(page)
-    assert tab.ask("document.querySelector('.evidence').getBoundingClientRect().bottom < innerHeight")
-    press_evidence = "document.querySelector('[data-search=\"def run_tests():\"]').click()"
-    tab.ask(press_evidence)
-    assert tab.ask(STATUS) == "12 of 24 rollouts"
-    assert tab.ask("document.activeElement.value") == "def run_tests():"
-    tab.ask("document.activeElement.blur(); scrollTo(0, 0)")
-    tab.ask("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '/', bubbles: true}))")
-    assert tab.ask("document.activeElement.type") == "search"
-
-
-def test_a_hack_beside_a_clean_answer_to_the_same_problem(browser: Any, page: Path) -> None:
-    """A row a problem; both columns step through their answers; from an opened rollout it is one click."""
-    tab = browser.tab(width=1200)
-    tab.open(page)
+def test_a_hack_beside_a_clean_answer_to_the_same_problem(opened: Opened) -> None:
+    """A row a problem; both columns step through their answers."""
+    tab = opened(width=1200)
     press(tab, "view", "problems")
     assert tab.ask(STATUS) == "6 problems with a hack and a clean answer"
     tab.ask("document.querySelector('.rollout').open = true")
@@ -228,69 +201,22 @@ def test_a_hack_beside_a_clean_answer_to_the_same_problem(browser: Any, page: Pa
     assert tab.ask(f"{sides}[0].querySelector('b').textContent") == "hack 2 of 2"
     assert tab.ask(f"{sides}[0].querySelector('pre').textContent") != first
     left, right = tab.ask(f"{sides}.map(s => s.getBoundingClientRect().left)")
-    assert right - left > 300, "beside one another"
-    press(tab, "view", "list")
-    tab.ask("document.querySelector('.rollout').open = true")
-    tab.ask(SETTLED)
-    text = tab.ask("document.querySelector('.rollout[open] .text').textContent")
-    tab.ask("document.querySelector('.rollout[open] button').click()")
-    tab.ask(SETTLED)
-    assert text in tab.ask("[...document.querySelectorAll('.rollout.problem[open] .text')].map(p => p.textContent)")
+    assert right - left > 300
     assert tab.problems == []
 
 
-def test_a_link_shows_a_rollout_that_is_filtered_out(browser: Any, page: Path) -> None:
-    tab = browser.tab()
-    tab.open(page)
-    type_in(tab, "not anywhere")
-    tab.ask("location.hash = '#r-browsed-5-3'")
-    tab.ask(SETTLED)
-    assert tab.ask("document.getElementById('r-browsed-5-3').open")
-
-
-@pytest.mark.parametrize("kind", ["page", "training_page"])
-def test_no_table_is_clipped(browser: Any, request: pytest.FixtureRequest, kind: str) -> None:
-    """At 1200 px every table, of those that fold too, shows all of its columns; at 420 px it scrolls in its own box."""
-    path = request.getfixturevalue(kind)
-    for width in (1200, 420):
-        tab = browser.tab(width=width)
-        tab.open(path)
-        tab.ask(OPEN_ALL)
-        tab.ask(SETTLED)
-        tables = tab.ask(TABLES)
-        assert len(tables) >= 10
-        if width == 1200:
-            assert [row for row in tables if row[1] > 1] == []
-        assert tab.ask("document.documentElement.scrollWidth") <= width
-
-
-def test_everything_is_reached_by_keyboard_and_has_a_name(browser: Any, page: Path) -> None:
-    """Controls have a name to say, and rows are summaries, which a keyboard opens."""
-    tab = browser.tab()
-    tab.open(page)
+def test_keyboard_and_paper(opened: Opened) -> None:
+    """Controls have names and are reached by keyboard; on paper ink is dark and controls are gone."""
+    tab = opened(dark=True)
     controls = "[...document.querySelectorAll('button, select, input')]"
-    assert tab.ask(f"{controls}.every(c => c.tabIndex === 0)")
-    assert tab.ask(f"{controls}.every(c => c.getAttribute('aria-label') || c.textContent.trim())")
+    assert tab.ask(f"{controls}.every(c => c.tabIndex === 0 && (c.getAttribute('aria-label') || c.textContent.trim()))")
     assert tab.ask("[...document.querySelectorAll('details')].every(d => d.firstElementChild.tagName === 'SUMMARY')")
-
-
-def test_paper_is_light_and_has_no_controls(browser: Any, page: Path) -> None:
-    """Printed from a dark screen: dark ink, no contents, no buttons, folded rollouts left out."""
-    tab = browser.tab(dark=True)
-    tab.open(page)
+    tab.ask("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '/', bubbles: true}))")
+    assert tab.ask("document.activeElement.type") == "search"
     tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    assert tab.ask("getComputedStyle(document.querySelector('svg.fig text')).fill") == "rgb(31, 35, 40)"
+    assert tab.ask("getComputedStyle(document.querySelector('svg.fig text')).fill") != "rgb(231, 233, 235)"
     gone = tab.ask("['nav', '.filters', '.rollout'].map(s => document.querySelector(s).offsetParent === null)")
     assert gone == [True, True, True]
-
-
-def test_figures_take_the_colours_of_the_page(browser: Any, page: Path) -> None:
-    """In both themes: the ink of a figure is that of the text."""
-    for dark in (False, True):
-        tab = browser.tab(dark=dark)
-        tab.open(page)
-        ink = tab.ask("getComputedStyle(document.body).color")
-        assert ink in tab.ask("[...document.querySelectorAll('svg.fig text')].map(t => getComputedStyle(t).fill)")
 
 
 def test_thousands_of_rollouts_stay_quick(browser: Any, maker: Any, report_of: Any) -> None:
