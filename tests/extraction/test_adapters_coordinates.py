@@ -129,10 +129,3 @@ def test_unknown_basis_and_misplaced_options(build_model, options):
     """An option that the basis would ignore, or that makes no sense, is an error, not a silence."""
     with pytest.raises(InputError):
         attach(build_model("qwen3"), model_id="tiny", cache_dir=None, **options)
-
-
-def test_second_adapter_on_one_model_is_refused(build_model):
-    """attach adapts in place; the adapted model has no plain target left."""
-    coordinates = make(build_model, "svd")
-    with pytest.raises(InputError, match="q_proj"):
-        attach(coordinates.model.get_base_model(), basis="lora", model_id="tiny")

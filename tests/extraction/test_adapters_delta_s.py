@@ -2,13 +2,12 @@ import json
 
 import pytest
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
 
 from extraction.adapters import attach
 from extraction.adapters.delta_s import DeltaSConfig, DeltaSLayer, dithered
 from extraction.adapters.targets import weight_matrix
-from replay_pools.errors import InputError
 
 IDS = torch.tensor([[3, 9, 27, 20, 60], [4, 8, 16, 32, 3]])
 
@@ -107,14 +106,6 @@ def test_dithering_keeps_a_sum_that_rounding_would_lose():
     assert torch.equal((W.float() + change).bfloat16(), W), "to the nearest it would be lost"
 
 
-def test_disable_adapter_of_a_merged_model_is_the_base_model(build_model):
-    """Disabling unmerges first: the reference never contains the adapter."""
-    coordinates = adapted(build_model)
-    coordinates.model.merge_adapter()
-    with coordinates.model.disable_adapter():
-        assert torch.equal(logits(coordinates.model), logits(build_model("qwen3")))
-
-
 def test_merge_and_unload_gives_a_plain_model(build_model, architecture):
     """No adapter layer is left and the function is the adapted one."""
     coordinates = adapted(build_model, architecture)
@@ -122,16 +113,6 @@ def test_merge_and_unload_gives_a_plain_model(build_model, architecture):
     plain = coordinates.model.merge_and_unload()
     assert not any(isinstance(module, DeltaSLayer) for module in plain.modules())
     torch.testing.assert_close(logits(plain), before, rtol=1e-4, atol=1e-4)
-
-
-def test_safe_merge_refuses_what_is_not_finite(build_model):
-    """safe_merge raises before a weight is changed."""
-    coordinates = adapted(build_model)
-    module = next(iter(coordinates.sizes))
-    coordinates.load_values(coordinates.values() | {module: torch.full((coordinates.sizes[module],), torch.nan)})
-    with pytest.raises(ValueError, match="not finite"):
-        coordinates.model.merge_adapter(safe_merge=True)
-    assert torch.equal(coordinates.layers[module].weight, build_model("qwen3").get_submodule(module).weight)
 
 
 @cuts
@@ -191,17 +172,6 @@ def test_second_adapter_shares_the_frames(build_model):
     assert torch.equal(logits(model), first)
 
 
-@pytest.mark.parametrize("options", [{"rank": 6}, {"rank": 7, "storage": "bfloat16"}, {}])
-def test_second_adapter_of_another_basis_is_refused(build_model, options):
-    """The factors are shared: another rank or storage would change the first adapter. Nothing is left of the second."""
-    model = adapted(build_model, rank=7).model
-    before = logits(model)
-    with pytest.raises(ValueError, match="rank 7 and storage float32"):
-        model.add_adapter("other", DeltaSConfig(task_type="CAUSAL_LM", **options))
-    assert list(model.peft_config) == ["default"]
-    assert torch.equal(logits(model), before)
-
-
 def test_rounded_factors(build_model, architecture):
     """U and Vh are held in bfloat16, S and delta_S are not, and what that does is in `rounding`."""
     coordinates = adapted(build_model, architecture, storage="bfloat16")
@@ -214,17 +184,3 @@ def test_rounded_factors(build_model, architecture):
     assert 1e-4 < found["orthonormality"] == worst < 2**-8
     assert 1e-8 < found["cosine_error"]["median"] <= found["cosine_error"]["max"] < 1e-4
     assert adapted(build_model, architecture).rounding() is None
-
-
-def test_default_targets_without_attach(build_model, architecture):
-    """`get_peft_model(model, DeltaSConfig())` picks the targets of the architecture and trains delta_S alone."""
-    model = get_peft_model(build_model(architecture), DeltaSConfig(task_type="CAUSAL_LM"))
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert len(trainable) == (8 if architecture == "gpt2" else 14)
-    assert all(name.endswith("delta_S.default") for name in trainable)
-
-
-def test_target_that_is_no_linear(build_model):
-    """An embedding named as a target is an input error that names the module."""
-    with pytest.raises(InputError, match=r"transformer\.wte"):
-        get_peft_model(build_model("gpt2"), DeltaSConfig(target_modules=["transformer.wte"]))

@@ -34,13 +34,6 @@ def test_factors_rebuild_the_weight(d_out, d_in, seed):
     assert (Vh.gather(1, Vh.abs().argmax(1, keepdim=True)) > 0).all(), "the sign convention is broken"
 
 
-def test_negated_weight_has_the_same_right_frame():
-    """-W = (-U) diag(S) Vh: with the signs tied to Vh, the right frame does not see the sign of W."""
-    weight = random_weight(4, 6, dtype=torch.float64)
-    torch.testing.assert_close(decompose(-weight).Vh, decompose(weight).Vh)
-    torch.testing.assert_close(decompose(-weight).U, -decompose(weight).U)
-
-
 def same(first, second):
     """Bit-equal factors, and the same of them."""
     pairs = zip(first, second, strict=True)

@@ -3,7 +3,7 @@ import torch
 from safetensors.torch import load_file
 
 from extraction.adapters import svd
-from extraction.adapters.svd import batches, decompose, digest, factorise_all, measure_rounding, needed_factors, rounded
+from extraction.adapters.svd import decompose, digest, factorise_all, measure_rounding, needed_factors, rounded
 from extraction.words import STORAGES
 
 
@@ -135,11 +135,3 @@ def test_damaged_cache_file_is_computed_and_written_again(tmp_path, damage, stor
     assert again.computed
     assert same(again.factors, expected.factors)
     assert path.read_bytes() == whole, "the damaged file was left in place"
-
-
-def test_batches_hold_what_can_be_stacked():
-    """Every name once, no batch longer than its size or of several shapes or dtypes."""
-    shapes = [(4, 6), (6, 4), (4, 6), (4, 6), (6, 4), (4, 6)]
-    weights = {f"w{i}": random_weight(*shape) for i, shape in enumerate(shapes)} | {"half": random_weight(4, 6).half()}
-    assert batches(weights, 3) == [["w0", "w2", "w3"], ["w5"], ["w1", "w4"], ["half"]]
-    assert batches(weights, 1) == [[name] for name in ("w0", "w2", "w3", "w5", "w1", "w4", "half")]

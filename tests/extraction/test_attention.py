@@ -15,7 +15,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from extraction.attention import NAME, attending, equal_when_packed, packs
+from extraction.attention import attending, equal_when_packed, packs
 from extraction.batch import make_batch, make_rows
 
 SMALL = {
@@ -80,25 +80,6 @@ def test_eager_model_is_not_packed(build_model):
     backbone.config._attn_implementation = "eager"
     assert not packs(backbone)
     assert backbone.config._attn_implementation == "eager"
-
-
-def test_implementation_comes_back(build_model):
-    """Also after an error inside."""
-    backbone = build_model("qwen3").base_model
-    with attending(backbone, "packed"):
-        assert backbone.config._attn_implementation == NAME
-    with pytest.raises(RuntimeError, match="inside"), attending(backbone, "packed"):
-        raise RuntimeError("inside")
-    assert backbone.config._attn_implementation == "sdpa"
-
-
-def test_tried_once_a_model(build_model):
-    """The trial is remembered: no further forward."""
-    backbone, calls = build_model("qwen3").base_model, []
-    packs(backbone)
-    backbone.register_forward_hook(lambda *_: calls.append(1))
-    assert packs(backbone)
-    assert not calls
 
 
 @pytest.mark.parametrize("damage", ["positions", "spans"])

@@ -116,21 +116,6 @@ def test_swapping_every_pair_flips_every_sign() -> None:
         assert torch.equal(flipped.votes[module], found.votes[module])
 
 
-def test_swapping_half_of_the_pairs_is_a_void_control() -> None:
-    """Signs of rows of D do not matter to its right singular subspace; gradients dealt to other pairs do."""
-    pairs, _ = pairs_with_signal()
-    half = torch.arange(15) % 2 == 0
-    shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(0))
-    for module, rows in pairs.differences().items():
-        subspace = projector(extract_directions({module: rows}, k=3).vectors[module])
-        within = extract_directions({module: swapped(pairs, half).differences()[module]}, k=3).vectors[module]
-        torch.testing.assert_close(projector(within), subspace, atol=1e-5, rtol=0)
-        pooled = torch.cat([pairs.hack[module], pairs.clean[module]])[shuffled]
-        across = extract_directions({module: pooled[:15] - pooled[15:]}, k=3).vectors[module]
-        distance = float((projector(across) - subspace).norm())
-        assert distance > 1, f"{module}: permuting across pairs left the subspace (distance {distance:.2f})"
-
-
 DIAGONAL = {"a": torch.diag(torch.tensor([4.0, 2.0, 1.0])), "b": torch.diag(torch.tensor([8.0, 1.0, 0.5]))}
 
 
@@ -266,14 +251,6 @@ def test_sign_accuracy_by_hand() -> None:
     assert found["ci95"] == pytest.approx([0.1941, 0.9937], abs=1e-4)
     assert found["p"] == pytest.approx(5 / 16)
     assert found["mean_cos"] == pytest.approx((0.6 + 1 + 0.8 - 1) / 4, abs=1e-6)
-
-
-def test_sign_transfers_to_held_out_pairs_of_a_planted_signal() -> None:
-    """All right on the planted signal, all wrong with the directions turned round."""
-    pairs, _ = pairs_with_signal(n=15, num_held_out=6)
-    found = extract_directions(pairs.differences(), k=1)
-    turned = make({module: (-v).tolist() for module, v in found.vectors.items()})
-    assert [sign_accuracy(pairs, d)["accuracy"] for d in (found, turned)] == [1.0, 0.0]
 
 
 def test_pairs_without_a_cosine_are_not_counted_wrong() -> None:

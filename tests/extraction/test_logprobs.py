@@ -2,9 +2,8 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from extraction.adapters import attach
 from extraction.batch import make_batch, make_rows
-from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs, scatter_tokens, wide_logprobs
+from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs, wide_logprobs
 from replay_pools.errors import InputError
 
 
@@ -38,36 +37,6 @@ def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_
         torch.autograd.grad((weights * expected).sum(), parameters),
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
-
-
-def test_adapter_is_seen(build_model, rollouts):
-    """Scoring a PEFT model scores the adapted model."""
-    coordinates = attach(build_model("qwen3", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
-    coordinates.load_values({module: torch.full((size,), 0.2) for module, size in coordinates.sizes.items()})
-    found = score(coordinates.model, make_batch(*rollouts, pad_id=2))
-    torch.testing.assert_close(found, reference(coordinates.model, *rollouts), rtol=1e-9, atol=1e-9)
-
-
-def test_prompt_conditions_the_completion(build_model, architecture, rollouts):
-    """The attention mask is not the loss mask: another prompt token moves that sample's log-probabilities alone."""
-    model, (prompts, completions) = build_model(architecture), rollouts
-    batch = make_batch(prompts, completions, pad_id=2)
-    changed = make_batch([[prompts[0][0] + 1, *prompts[0][1:]], *prompts[1:]], completions, pad_id=2)
-    with torch.no_grad():
-        before, after = score(model, batch), score(model, changed)
-    first = len(completions[0])
-    assert (before[:first] != after[:first]).all(), "the completion does not see its prompt"
-    torch.testing.assert_close(before[first:], after[first:], msg="another sample's prompt leaks")
-
-
-def test_bf16_is_scored_in_float32(build_model, rollouts):
-    """The log-softmax of a bf16 model is a float32 one."""
-    model = build_model("qwen3", torch.bfloat16)
-    with torch.no_grad():
-        found = score(model, make_batch(*rollouts, pad_id=2))
-        expected = reference(model.float(), *rollouts)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
 
 
 def test_chosen_logprobs_are_the_log_softmax():
@@ -107,13 +76,6 @@ def test_no_logits_off_the_completion(build_model, rollouts):
     assert all(len(shape) == 2 and shape[0] <= 8 for shape in seen)
 
 
-def test_scatter_is_the_inverse_of_the_mask():
-    """scatter(v, mask)[mask] == v, 0 elsewhere."""
-    mask = torch.tensor([[False, True, True], [True, False, False]])
-    values = torch.tensor([1.0, 2.0, 3.0])
-    assert torch.equal(scatter_tokens(values, mask), torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]))
-
-
 def test_softcapped_logits_are_refused():
     """Gemma 2 caps its logits after the head: head(hidden) would be another model."""
     config = Gemma2Config(
@@ -126,12 +88,6 @@ def test_softcapped_logits_are_refused():
     config.final_logit_softcapping = None
     with torch.no_grad():
         assert score(Gemma2ForCausalLM(config), batch).shape == (1,)
-
-
-def test_model_without_a_head_is_refused(build_model):
-    """The backbone alone has no log-probabilities."""
-    with pytest.raises(InputError, match="Qwen3Model"):
-        score(build_model("qwen3").base_model, make_batch([[3]], [[4]], 0))
 
 
 def test_bf16_logits_in_blocks_are_those_of_one_block():

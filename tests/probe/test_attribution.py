@@ -153,12 +153,6 @@ def test_a_run_cut_off_after_the_shares_of_a_step_resumes_to_the_same_bytes(
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_a_run_without_v_hack_is_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["replay", "--name", "x", "--out", str(out), "--arm", "random", "--set", "token_attribution=none"]
-    assert run(cli, command) == 2
-    assert "an arm that uses v_hack" in capsys.readouterr().err
-
-
 @given(text=st.text(max_size=40).filter(lambda text: "\ufffd" not in text))
 def test_lengths_spell_the_text_they_are_of(pieces: Pieces, text: str) -> None:
     """Any unicode: characters of several tokens count for the last one, and no length is made up for another text."""

@@ -118,14 +118,6 @@ def test_a_perfect_score_has_a_finite_rating_and_an_open_end():
     assert (same.low, same.high) == (-math.inf, math.inf), "40 draws tell nothing, which is no certainty"
 
 
-def test_a_perfect_score_on_more_problems_is_more():
-    """20 wins without a loss bound the rating about as Clopper and Pearson's interval does; 3 wins hardly do."""
-    for wins in (3, 20):
-        scale = rate([[0.0] * wins, [1.0] * wins], range(wins))
-        exact = ELO_PER_NAT * logit(0.025 ** (1 / wins))
-        assert abs(scale.intervals[1].low - exact) < 75
-
-
 def test_problems_are_drawn_whole():
     """Every problem twice under two settings is no more evidence, though it is twice the matches."""
     outcomes = drawn([0, 0.8], 60, np.random.default_rng(3))
@@ -135,18 +127,6 @@ def test_problems_are_drawn_whole():
     width = lambda interval: interval.high - interval.low  # noqa: E731
     assert width(twice) == pytest.approx(width(once), rel=0.1)
     assert width(apart) < 0.8 * width(twice)
-
-
-def test_draws_would_shrink_a_gap_counted_as_half_a_win():
-    """Why they are left out: problems that nobody solves change no odds of the others."""
-    outcomes = drawn([0, 1.0], 4000, np.random.default_rng(4))
-    padded = np.hstack([outcomes, np.zeros((2, 8000))])
-    assert rate(padded, range(12000), num_draws=99).ratings[1] == pytest.approx(
-        rate(outcomes, range(4000), num_draws=99).ratings[1]
-    )
-    assert rate(outcomes, range(4000), num_draws=99).ratings[1] == pytest.approx(ELO_PER_NAT, rel=0.1)
-    share = (1 + outcomes[1].mean() - outcomes[0].mean()) / 2  # what the player scores with half wins
-    assert ELO_PER_NAT * logit(share) < 0.5 * ELO_PER_NAT
 
 
 @pytest.mark.parametrize(
@@ -161,7 +141,7 @@ def test_draws_would_shrink_a_gap_counted_as_half_a_win():
 )
 def test_intervals_cover(skills, num_problems):
     """Under the Rasch model, at least nominal up to the noise of the simulation (and two points)."""
-    rng, num_sims, covered = np.random.default_rng(0), 400 if len(skills) == 2 else 60, 0
+    rng, num_sims, covered = np.random.default_rng(0), 200 if len(skills) == 2 else 40, 0
     for sim in range(num_sims):
         scale = rate(
             drawn(skills, num_problems, rng),

@@ -53,7 +53,7 @@ def test_label_permutations_are_calibrated_on_decaying_spectra():
     """No signal, spectrum 1 / j: p of N2 is uniform, while the Haar floor would call far more than 5% significant."""
     rng = np.random.default_rng(0)
     p_values, haar = [], 0
-    num_sims = 300
+    num_sims = 200
     for _ in range(num_sims):
         pairs = decaying(rng, 22)  # an odd number of pairs: no vote is tied
         found, gram = gradients(pairs, decaying(rng, 4)), pair_gram(pairs)
@@ -82,7 +82,7 @@ def test_pair_swaps_are_exact_where_pairs_share_their_prompt():
     """Hack and clean of a pair share a large component: swaps of the mean difference stay uniform."""
     rng = np.random.default_rng(1)
     p_values = []
-    for _ in range(300):
+    for _ in range(200):
         shared = decaying(rng, 10)
         pairs = [np.concatenate([s, s]) + 0.3 * own for s, own in zip(shared, decaying(rng, 20))]
         found, gram = gradients(pairs, decaying(rng, 3)), pair_gram(pairs)
@@ -115,7 +115,7 @@ def test_planted_signal_is_found_with_the_power_of_the_formula():
         power     P(|cos| > q), q the 97.5% quantile of the null
     """
     rng = np.random.default_rng(3)
-    r, n, num_sims = 200, 31, 400
+    r, n, num_sims = 200, 31, 200
     for delta, gamma in ((0.3, 0.2), (0.5, 0.25), (0.0, 0.2)):
         c, size = 1 + gamma**2, delta**2 + 1 / n
         mean, sd = gamma * delta / math.sqrt(size * c), math.sqrt((1 + gamma**2 / n / size) / r / c)
@@ -152,13 +152,13 @@ def covers(interval, truth: float) -> bool:
     return interval is not None and interval.low <= truth <= interval.high
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
 @pytest.mark.parametrize("truth", [0.5, 0.96])
-@pytest.mark.parametrize("num_prompts", [4, 8, 17])
+@pytest.mark.parametrize("num_prompts", [4, 17])
 def test_auroc_intervals_cover_on_few_prompts(truth, num_prompts, correlation):
     """Near 1 the bootstrap over prompts covered .43 to .93."""
     rng = np.random.default_rng(5)
-    num_sims = 150
+    num_sims = 120
     covered = 0
     prompts, labels = np.repeat(np.arange(num_prompts), 8), np.tile([True] * 4 + [False] * 4, num_prompts)
     for _ in range(num_sims):
@@ -169,7 +169,7 @@ def test_auroc_intervals_cover_on_few_prompts(truth, num_prompts, correlation):
     assert covered / num_sims >= 0.95 - 4 * math.sqrt(0.05 * 0.95 / num_sims)
 
 
-@pytest.mark.parametrize("num_seeds", [2, 3, 4])
+@pytest.mark.parametrize("num_seeds", [2, 4])
 def test_rates_over_few_seeds_cover(num_seeds):
     """64 rollouts a seed, a rate of 5% and an intra-seed correlation of .1: Student's interval covers about .83."""
     rng = np.random.default_rng(6)
@@ -204,7 +204,7 @@ def test_skew_costs_half_of_what_it_did():
 def test_n4_is_no_null_of_a_cosine():
     """Paid samples share an axis and the pairs are noise: N2 keeps 5%, N4 rejects several times as often."""
     rng = np.random.default_rng(8)
-    num_sims, r = 120, 40
+    num_sims, r = 80, 40
     rejected = {"N2": 0, "N4": 0}
     for _ in range(num_sims):
         pairs, axis = decaying(rng, 42)[1:], decaying(rng, 1)[1]

@@ -58,7 +58,7 @@ def test_the_forecast_is_the_gate_of_the_step(gate, overshoot):
 
 
 def test_haar_is_the_mean_over_haar_directions():
-    """Directions drawn at random with a dose that removes as much in the mean square: the expectation, to 5%."""
+    """Directions drawn at random with a dose that removes as much in the mean square: the expectation, to 8%."""
     hack, clean, samples = Planted(prompts=8, pair_signal=4.0).vectors(np.random.default_rng(2))
     found = forecast(link_vectors(hack, clean, samples, held_out=16), num_draws=10)
     assert found is not None
@@ -67,14 +67,14 @@ def test_haar_is_the_mean_over_haar_directions():
     totals = [unit(np.tensordot(REWARDS - REWARDS.mean(), group, 1)) for group in samples]
     honest = [unit(group[4:6].mean(0)) for group in samples]
     lost, size = [], []
-    for seed in range(1500):
+    for seed in range(500):
         random = haar_directions(v_hack, seed=seed).vectors
         parts = [removed_by_gate(random, total, "one_sided", 1.0) for total in totals]
         lost.append(np.mean([dot(part, h) for part, h in zip(parts, honest, strict=True)]))
         size.append(np.mean([dot(part, part) for part in parts]))
     progress = np.mean([dot(total, h) for total, h in zip(totals, honest, strict=True)])
     share = np.mean(lost) / progress * found.norm_removed / np.sqrt(np.mean(size))
-    assert found.row("honest").haar == pytest.approx(share, rel=0.05)
+    assert found.row("honest").haar == pytest.approx(share, rel=0.08)
 
 
 def test_a_gate_along_the_hack_removes_it_and_spares_the_honest():
@@ -89,9 +89,9 @@ def test_a_gate_along_the_hack_removes_it_and_spares_the_honest():
 
 
 def test_without_a_hack_no_draw_is_beaten_more_often_than_it_should():
-    """Pairs without signal: p of the margin is below .05 in few of 60 worlds, and the share is mostly undefined."""
+    """Pairs without signal: p of the margin is below .05 in few of 40 worlds, and the share is mostly undefined."""
     low = 0
-    for seed in range(60):
+    for seed in range(40):
         found = forecast(Planted(pair_signal=0.0, step_signal=0.0).link(np.random.default_rng(seed)), num_draws=39)
         p = found.row("margin").permuted_p
         low += p is not None and p < 0.05

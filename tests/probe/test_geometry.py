@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from extraction.controls import permuted_directions
 from extraction.directions import PairGradients, extract_directions, sign_accuracy
 from extraction.words import Method
 from probe.analysis.measures.pull import OVER_ALL, fracs
@@ -129,19 +128,6 @@ def test_each_draw_equals_an_extraction_of_its_own(pairs: PairGradients):
         online = extract_directions(differences, k=3, drop_bottom_frac=0.25)
         expected = sample_cosines({m: g.double() for m, g in unit.items()}, online.vectors).cos
         np.testing.assert_allclose(cosines(axes, samples_of(step_of(pairs, unit)))[b], expected, atol=1e-6)
-
-
-def test_the_permuted_arm_is_one_of_the_draws(pairs: PairGradients):
-    """With torch's permutation of a seed, the offline draw is the arm `permuted` of that seed."""
-    gram = gram_of(pairs)
-    hack, clean = true_labels(gram.held_out)
-    n = hack.shape[1]
-    order = torch.randperm(2 * n, generator=torch.Generator().manual_seed(5)).numpy()
-    both = np.concatenate([hack[0], clean[0]])[order]
-    online = permuted_directions(pairs, k=3, tau=0.0, drop_bottom_frac=0.0, seed=5, metadata={})
-    unit = decaying(NUM_SAMPLES, 4)
-    found = cosines(svd_axes(gram, both[None, :n], both[None, n:], gram.extraction), samples_of(step_of(pairs, unit)))
-    np.testing.assert_allclose(found[0], sample_cosines(unit, online.vectors).cos, atol=1e-6)
 
 
 def test_mean_axes_equal_the_normalised_mean(pairs: PairGradients):

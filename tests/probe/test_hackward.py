@@ -1,21 +1,16 @@
 """hackward_frac with its null, and ceilings by kind: by hand, and against directions made from the gradients."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from planted import Planted, link_vectors
-from worlds import World, make_run
 
 from probe.analysis.measures.pull import BY_MODULE, HackwardFrac, ceilings, hackward_fracs
 from probe.analysis.statistics.gram import Extraction, PairGram
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.verdict.evidence import Evidence
 from probe.analysis.verdict.verification import verification
-from probe.cli import cli
 
 
 def gram_of(hack: np.ndarray, clean: np.ndarray, held_out: list[bool], flavours: list[str]) -> PairGram:
@@ -73,13 +68,13 @@ def test_the_share_is_that_of_the_vectors_and_its_null_that_of_permuted_pairs():
 def test_without_a_signal_the_share_is_positive_and_its_p_is_not_small():
     """A norm is never 0: without a hack anywhere it reads as much as permuted pairs do."""
     small, values = 0, []
-    for seed in range(40):
+    for seed in range(24):
         linked = Planted(pair_signal=0.0, step_signal=0.0).link(np.random.default_rng(seed))
         row = hackward_fracs(linked, num_draws=39)[0]
         values.append(row.value)
         small += row.permuted_p < 0.05
     assert min(values) > 0.1
-    assert small <= 6
+    assert small <= 4
 
 
 def test_a_kind_with_an_axis_of_its_own_is_not_reached():
@@ -158,17 +153,3 @@ def test_the_rules_of_the_seed_are_about_its_own_cos_in(row: HackwardFrac, about
     )
     verdicts = {check.row: check.verdict for check in verification(evidence)}
     assert (verdicts["D1"], verdicts["D2"], verdicts["V2"]) == (about_zero, strong, "VACUOUS")
-
-
-def test_the_command_says_it_of_a_planted_world(tmp_path: Path):
-    """`probe analyze --json` of a world whose pairs and hacks share an axis: shares, null and the seed's rows."""
-    run = make_run(tmp_path / "runs" / "run", World(num_steps=8))
-    result = CliRunner().invoke(cli, ["analyze", str(run), "--out", str(tmp_path), "--json", "--draws", "99"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    shares = {row["name"]: row for row in found["hackward"]}
-    recorded = [step["hackward_frac_in"] for step in found["trajectory"] if step["arm"] == "vanilla"]
-    assert shares["over all modules"]["value"] == pytest.approx(np.mean(recorded), abs=1e-5)
-    assert found["ceilings"] == [], "the pairs of this world have no flavours"
-    checks = {row["row"]: row for row in found["checks"]}
-    assert checks["V2"]["value"].startswith(f"{shares['by module']['value']:.3f}")

@@ -21,7 +21,7 @@ def test_max_t_controls_the_family_and_costs_less_than_bonferroni():
     """12 correlated statistics without effect: some p below .05 in 5% of families; one null sd each."""
     rng = np.random.default_rng(0)
     scale = np.linspace(0.1, 3, 12)
-    false, smaller, num_sims = 0, 0, 400
+    false, smaller, num_sims = 0, 0, 250
     for _ in range(num_sims):
         draws = (rng.normal(size=(200, 12)) + 2 * rng.normal(size=(200, 1))) * scale
         z, p, critical = max_t(draws[0], draws[1:])
@@ -41,7 +41,7 @@ def test_max_t_finds_the_one_module_that_differs():
     assert (z[5], p[5]) == (0.0, 1.0), "a statistic that never moves has no z"
 
 
-@pytest.mark.parametrize("num_draws", [19, 20, 39, 99, 100, 999])
+@pytest.mark.parametrize("num_draws", [19, 20, 100])
 def test_the_critical_z_is_where_p_crosses_alpha(num_draws):
     """p < ALPHA exactly where |z| > critical; 19 draws cannot get below .05."""
     rng = np.random.default_rng(2)

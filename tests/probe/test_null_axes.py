@@ -21,11 +21,6 @@ def test_the_same_pairs_share_their_axes(many_arms: Path):
     assert not np.array_equal(null_axes(read_pairs(run), 9, 1).permuted.rows, axes.permuted.rows)
 
 
-def test_every_caller_draws_on_from_the_same_state(many_arms: Path):
-    axes = null_axes(read_pairs(read_run(many_arms)), 9, 0)
-    assert axes.rng().random() == axes.rng().random()
-
-
 def test_redrawn_directions_are_those_of_the_axes(many_arms: Path, monkeypatch: pytest.MonkeyPatch):
     """Row 0 of the axes is v_hack, the others its half-samples; a second reading of the pairs draws nothing anew."""
     drawn = redrawn(read_pairs(read_run(many_arms)), 9, 0)

@@ -16,7 +16,7 @@ def haar_directions(rng, num_draws, r):
 def test_haar_test_is_calibrated_for_many_modules():
     """The normal p of a sum over 20 modules of rank 16 rejects 5% of Haar draws at 5%."""
     rng = np.random.default_rng(0)
-    cosines = sum(haar_directions(rng, 4000, 16)[:, 0] for _ in range(20)) / 20
+    cosines = sum(haar_directions(rng, 2500, 16)[:, 0] for _ in range(20)) / 20
     sd = math.sqrt(1 / (20 * 16))
     rejected = np.mean([haar_test(c, sd).p < 0.05 for c in cosines])
     assert rejected == pytest.approx(0.05, abs=0.015)
@@ -31,7 +31,7 @@ def test_one_draw_of_directions_is_shared_by_all_steps(common, independent_fails
     There, treating steps as independent rejects far more than 5% of random directions.
     """
     rng = np.random.default_rng(3)
-    r, num_steps, num_draws = 64, 20, 1500
+    r, num_steps, num_draws = 64, 20, 800
     gradients = math.sqrt(common) * rng.normal(size=r) + math.sqrt(1 - common) * rng.normal(size=(num_steps, r))
     gradients /= np.linalg.norm(gradients, axis=1, keepdims=True)
     sds = [1 / math.sqrt(r)] * num_steps

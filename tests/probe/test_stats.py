@@ -82,7 +82,7 @@ def clustered(rng, icc):
 def test_false_positive_rates_under_intra_prompt_correlation(icc):
     """Sign flips, the intervals over prompts and the adjusted effect keep 5%; Welch, by sample, does not."""
     rng = np.random.default_rng(7)
-    num_sims = 300
+    num_sims = 200
     rejected = dict.fromkeys(("sign flip", "interval", "AUROC", "adjusted", "welch"), 0)
     for _ in range(num_sims):
         values, labels, prompts = clustered(rng, icc)
@@ -182,7 +182,7 @@ def test_a_perfect_auroc_is_not_certain():
 def test_expanded_percentiles_cover():
     """95% of intervals over 12 prompts contain the true mean: the plain percentiles of 12 clusters do not."""
     rng = np.random.default_rng(2)
-    num_sims, expanded, plain = 600, 0, 0
+    num_sims, expanded, plain = 400, 0, 0
     for i in range(num_sims):
         x = rng.normal(0.3, 1, 12)
         draws = cluster_counts(12, 400, i % 4) @ x / 12
