@@ -351,7 +351,7 @@ def contrast_tables(analysis: Analysis) -> list[TextTable]:
                     p_value(contrast.p),
                     p_value(contrast.p_holm),
                     p_value(contrast.haar.p if contrast.haar else None),
-                    number(contrast.adjusted.effect),
+                    number(contrast.adjusted),
                 )
             )
         caution = f" (confounded with {', '.join(rivals)})" if rivals else ""

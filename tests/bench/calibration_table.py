@@ -17,10 +17,9 @@ from probe.analysis.statistics import crossed
 from probe.analysis.statistics.geometry import Gradients, along_modules, cosines, mean_module_unit, svd_axes
 from probe.analysis.statistics.gram import Extraction, PairGram
 from probe.analysis.statistics.intervals import (
+    Interval,
     auroc_interval,
-    cluster_counts,
     outcomes_interval,
-    percentiles,
     share_interval,
     t_interval,
     within_prompt_differences,
@@ -135,9 +134,12 @@ def bootstrap_area(scores, labels, prompts):
     onto = np.eye(prompts[-1] + 1)[prompts]
     difference = scores[labels][:, None] - scores[~labels][None, :]
     wins = onto[labels].T @ ((difference > 0) + 0.5 * (difference == 0)) @ onto[~labels]
-    counts = cluster_counts(len(wins), 499, 0)
+    n = len(wins)
+    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 499).astype(float)
     pairs = (counts @ onto[labels].sum(0)) * (counts @ onto[~labels].sum(0))
-    return percentiles(((counts @ wins) * counts).sum(1)[pairs > 0] / pairs[pairs > 0], 0.95, len(wins))
+    tail = stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1))
+    low, high = np.quantile(((counts @ wins) * counts).sum(1)[pairs > 0] / pairs[pairs > 0], [tail, 1 - tail])
+    return Interval(low=float(low), high=float(high))
 
 
 def rates() -> Iterator[tuple]:

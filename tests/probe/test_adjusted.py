@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from probe.analysis.statistics.adjusted import adjusted_effect
+from probe.analysis.statistics.adjusted import PromptEffects, effects_by_prompt
+from probe.analysis.statistics.intervals import t_interval
 
 
 def rows(rng, num_prompts=15, size=8):
@@ -14,35 +15,56 @@ def rows(rng, num_prompts=15, size=8):
     return value, label, length, prompts
 
 
+def fit(value, label, covariates, prompts) -> PromptEffects | None:
+    columns = {name: list(column) for name, column in covariates.items()}
+    return effects_by_prompt(np.array([value]), list(label), columns, list(prompts))
+
+
 def test_equals_least_squares_with_a_dummy_a_prompt():
+    """Of several responses at once; the spread over prompts is that of the cluster-robust sandwich."""
     value, label, length, prompts = rows(np.random.default_rng(0))
     design = np.column_stack([label, length, np.eye(15)[prompts]])
-    expected = np.linalg.lstsq(design, value, rcond=None)[0][0]
-    found = adjusted_effect(value.tolist(), label.tolist(), {"length": length.tolist()}, prompts.tolist())
-    assert found.effect == pytest.approx(expected)
-    assert found.interval.low < 0.3 < found.interval.high
-    assert found.interval.high - found.interval.low < 0.2
-    naive = adjusted_effect(value.tolist(), label.tolist(), {}, prompts.tolist())
-    assert naive.effect == pytest.approx(1.3, abs=0.15), "without its length the label takes the length's effect"
+    expected = np.linalg.lstsq(design, np.column_stack([value, 2 * value]), rcond=None)[0][0]
+    found = effects_by_prompt(np.array([value, 2 * value]), label.tolist(), {"length": length.tolist()}, list(prompts))
+    assert found.values.mean(1) == pytest.approx(expected)
+    assert 0 < found.overlap < 1
+    inverse = np.linalg.pinv(design.T @ design)
+    residuals = value - design @ np.linalg.lstsq(design, value, rcond=None)[0]
+    scores = np.stack([design[prompts == c].T @ residuals[prompts == c] for c in range(15)])
+    sandwich = (inverse @ scores.T @ scores @ inverse)[0, 0] * 15 / 14
+    assert found.values[0].var(ddof=1) / 15 == pytest.approx(sandwich)
+    interval = t_interval(found.values[0])
+    assert interval.low < 0.3 < interval.high
+    naive = fit(value, label, {}, prompts)
+    assert naive.values.mean() == pytest.approx(1.3, abs=0.15), "without its length the label takes the length's effect"
+
+
+def test_equal_prompts_without_covariates_hold_their_differences():
+    values, label, prompts = (
+        np.random.default_rng(1).normal(size=48),
+        [i % 6 < 3 for i in range(48)],
+        np.arange(48) // 6,
+    )
+    plain = fit(values, label, {"constant": [1.0] * 48}, prompts)
+    assert plain.overlap == pytest.approx(1.0)
+    by_prompt = [values[i : i + 3].mean() - values[i + 3 : i + 6].mean() for i in range(0, 48, 6)]
+    assert plain.values[0] == pytest.approx(np.array(by_prompt), rel=1e-9)
 
 
 def test_collinear_covariates_are_left_out_and_a_determined_label_has_no_effect():
     """A covariate equal to the label within prompts leaves nothing to estimate; one that repeats another is dropped."""
-    value, label, length, prompts = (x.tolist() for x in rows(np.random.default_rng(1)))
-    twice = {"length": length, "double": [2 * x for x in length], "constant": [1.0] * len(length)}
-    assert adjusted_effect(value, label, twice, prompts).covariates == ("length",)
-    found = adjusted_effect(value, label, {"hint": [float(x) for x in label]}, prompts)
-    assert (found.effect, found.interval) == (None, None)
-    assert found.reason == "the sides are determined by hint within prompts"
-    same = adjusted_effect(value, [True] * len(value), {"length": length}, prompts)
-    assert same.reason == "no prompt holds both sides"
-    assert adjusted_effect([], [], {}, []).reason == "no samples"
+    value, label, length, prompts = rows(np.random.default_rng(1))
+    twice = {"length": length, "double": 2 * length, "constant": np.ones(len(length))}
+    assert fit(value, label, twice, prompts).values == pytest.approx(
+        fit(value, label, {"length": length}, prompts).values
+    )
+    assert fit(value, label, {"hint": label.astype(float)}, prompts) is None
+    assert fit(value, np.ones(len(value), dtype=bool), {"length": length}, prompts) is None
+    assert fit([], [], {}, []) is None
 
 
 def test_the_unit_is_the_prompt():
-    """Every row eightfold: the same effect, and an interval that is no shorter."""
-    value, label, length, prompts = (x.tolist() for x in rows(np.random.default_rng(2)))
-    once = adjusted_effect(value, label, {"length": length}, prompts)
-    many = adjusted_effect(value * 8, label * 8, {"length": length * 8}, prompts * 8)
-    assert many.effect == pytest.approx(once.effect)
-    assert (many.interval.low, many.interval.high) == pytest.approx((once.interval.low, once.interval.high))
+    """Every row eightfold: the same effect of every prompt."""
+    value, label, length, prompts = rows(np.random.default_rng(2))
+    many = fit(np.tile(value, 8), np.tile(label, 8), {"length": np.tile(length, 8)}, np.tile(prompts, 8))
+    assert many.values == pytest.approx(fit(value, label, {"length": length}, prompts).values)

@@ -10,7 +10,6 @@ from planted import Planted, link_vectors
 from scipy import stats
 
 from probe.analysis.measures.pull import Share, shares
-from probe.analysis.statistics.adjusted import adjusted_effect, effects_by_prompt
 from probe.analysis.statistics.intervals import fieller_interval, mean_covariance
 from probe.analysis.statistics.nulls import half_samples
 
@@ -64,32 +63,6 @@ def test_groups_whose_hacks_are_not_known_have_no_clean_part():
     unknown[i] = SimpleNamespace(**vars(unknown[i]) | {"hacked": None})
     rows = by_name(shares(replace(linked, samples=unknown), num_halves=20))
     assert (rows["pull"].num_prompts, rows["benign"].num_prompts) == (6, 5)
-
-
-def test_the_contrast_is_the_adjusted_effect():
-    """It equals the regression that `adjusted_effect` fits; without covariates that vary, the plain differences."""
-    rng = np.random.default_rng(1)
-    prompts = [f"p{i // 6}" for i in range(48)]
-    label = [i % 6 < 3 for i in range(48)]
-    lengths = rng.normal(size=48).tolist()
-    values = rng.normal(size=48) + 0.7 * np.array(label) + 0.4 * np.array(lengths)
-    effects = effects_by_prompt(values[None, :], label, {"length": lengths}, prompts)
-    assert effects is not None
-    expected = adjusted_effect(values.tolist(), label, {"length": lengths}, prompts)
-    assert effects.values[0].mean() == pytest.approx(expected.effect, rel=1e-9)
-    assert 0 < effects.overlap <= 1
-    plain = effects_by_prompt(values[None, :], label, {"constant": [1.0] * 48}, prompts)
-    assert plain is not None
-    assert plain.overlap == pytest.approx(1.0)
-    by_prompt = [values[i : i + 3].mean() - values[i + 3 : i + 6].mean() for i in range(0, 48, 6)]
-    assert plain.values[0] == pytest.approx(np.array(by_prompt), rel=1e-9), "equal prompts: the differences themselves"
-
-
-def test_a_score_that_determines_the_label_leaves_no_contrast():
-    label = [True, False] * 6
-    prompts = [f"p{i // 2}" for i in range(12)]
-    assert effects_by_prompt(np.ones((1, 12)), label, {"hint": list(map(float, label))}, prompts) is None
-    assert effects_by_prompt(np.ones((1, 12)), [True] * 12, {}, prompts) is None
 
 
 def test_half_samples_have_the_variance_of_the_mean():

@@ -33,13 +33,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 from scipy.optimize import elementwise
 
-from probe.analysis.statistics.intervals import (
-    Array,
-    Interval,
-    cluster_counts,
-    cluster_numbers,
-    expanded_tail,
-)
+from probe.analysis.statistics.intervals import Array, Interval, cluster_numbers, student_quantile
 
 ELO_PER_NAT = 400 / math.log(10)
 HALF = 0.5  # of a win and of a loss against the zero, which every player has beside its matches
@@ -99,7 +93,8 @@ def rate(
     all_wins, all_losses = wins.sum(axis=0), losses.sum(axis=0)
     rates = _rating_references(all_wins, all_losses)
     num_problems = len(wins)
-    counts = cluster_counts(num_problems + 2, num_draws, seed)
+    n = num_problems + 2
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), num_draws).astype(np.float64)
     drawn_wins, drawn_losses = _drawn(counts[:, :-2], wins), _drawn(counts[:, :-2], losses)
     # The problem that every player but the zero itself won against the zero, and the one that it lost.
     drawn_wins[:, 1:, 0] += counts[:, [-2]]
@@ -108,8 +103,10 @@ def rate(
     lowest = np.where(drawn_wins[..., rates].sum(axis=-1) > 0, drawn, -np.inf)
     highest = np.where(drawn_losses[..., rates].sum(axis=-1) > 0, drawn, np.inf)
     lowest[:, 0] = highest[:, 0] = 0.0  # by definition
-    tail = expanded_tail(level, num_problems + 2)
-    # No interpolation, which would be between a number and infinity.
+    # The expanded percentile interval (Hesterberg 2015, section 5.3): a bootstrap over n clusters has (n - 1) / n of
+    # the variance and ignores that it is itself estimated. No interpolation, which would be between a number and
+    # infinity.
+    tail = float(special.ndtr(-math.sqrt(n / (n - 1)) * student_quantile(level, n - 1)))
     low = np.quantile(lowest, tail, axis=0, method="lower")
     high = np.quantile(highest, 1 - tail, axis=0, method="higher")
     return Scale(

@@ -1,9 +1,9 @@
 """Means over prompts, and confidence intervals around means, ratios, rates and AUROCs; numpy and scipy only.
 
 The prompt is the cluster: samples of one prompt are correlated, and an interval over samples would be too narrow. So an
-interval is made from one value per prompt, by leaving out one prompt at a time (the jackknife), or by drawing whole
-prompts with replacement (the cluster bootstrap). Units that all read the same show no variance: they have no interval,
-never one of width 0. How often the intervals cover is in the table of `spec/guide/numbers.md`.
+interval is made from one value per prompt, or by leaving out one prompt at a time (the jackknife). Units that all read
+the same show no variance: they have no interval, never one of width 0. How often the intervals cover is in the table of
+`spec/guide/numbers.md`.
 
 A rate over units (the seeds of a training, held-out problems) is the mean of their shares, and units differ by more
 than the outcomes in them would. Its interval is exact where it matters: Clopper and Pearson's (1934) of an effective
@@ -202,40 +202,6 @@ def cluster_numbers(clusters: Sequence[Hashable]) -> NDArray[np.intp]:
     return np.array([numbers[cluster] for cluster in clusters], dtype=np.intp)
 
 
-def cluster_counts(num_clusters: int, num_draws: int, seed: int) -> Array:
-    """(draws, clusters): how often each cluster is in each draw of as many clusters with replacement."""
-    return _cluster_counts(num_clusters, num_draws, seed).astype(np.float64)
-
-
-# The contrasts of a run share these three numbers among its arms and conditions, so their draws are made once, and kept
-# small.
-@lru_cache(maxsize=16)
-def _cluster_counts(num_clusters: int, num_draws: int, seed: int) -> NDArray[np.integer]:
-    even = np.full(num_clusters, 1.0 / num_clusters)
-    counts = np.random.default_rng(seed).multinomial(num_clusters, even, num_draws)
-    return counts.astype(np.min_scalar_type(counts.max()))
-
-
-@lru_cache(maxsize=256)
-def expanded_tail(level: float, n: int) -> float:
-    """The a_n of `percentiles`."""
-    return float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * student_quantile(level, n - 1)))
-
-
-def percentiles(draws: Array, level: float, num_clusters: int) -> Interval | None:
-    """The expanded percentile interval (Hesterberg 2015, section 5.3): a_n = Phi(-sqrt(n / (n - 1)) t_{a, n-1}).
-
-    A bootstrap over n clusters has (n - 1) / n of the variance and ignores that the variance is itself estimated, so
-    its plain percentiles miss more often than they say. With the tail probability a_n they match Student's interval.
-    None where all draws are equal.
-    """
-    if not varies(draws):
-        return None
-    tail = expanded_tail(level, num_clusters)
-    low, high = np.quantile(draws, [tail, 1 - tail])
-    return Interval(low=float(low), high=float(high))
-
-
 def clopper_pearson(count: float, n: float, *, level: float = 0.95) -> Interval:
     """The exact interval of a proportion; count and n > 0 need not be whole (Korn and Graubard 1998)."""
     tail = (1 - level) / 2
@@ -276,19 +242,15 @@ def outcomes_interval(a: Array, b: Array, trials_a: Array, trials_b: Array, *, l
         trials_a, trials_b: outcomes behind them.
         level: of the interval.
     """
-    one, other = (_pooled(*side, level) for side in ((a, trials_a), (b, trials_b)))
+    # Wilson's of as many outcomes as there are, as many of them yes as the mean share says.
+    counts = [(round(float(x.mean()) * int(n.sum())), int(n.sum())) for x, n in ((a, trials_a), (b, trials_b))]
+    one, other = (wilson_interval(*count, level=level) for count in counts)
+    assert one is not None
+    assert other is not None
     difference = float(a.mean() - b.mean())
     below = np.hypot(a.mean() - one.low, other.high - b.mean())
     above = np.hypot(one.high - a.mean(), b.mean() - other.low)
     return Interval(low=difference - float(below), high=difference + float(above))
-
-
-def _pooled(shares: Array, trials: Array, level: float) -> Interval:
-    """Wilson's interval of as many outcomes as there are, as many of them yes as the mean share says."""
-    n = int(trials.sum())
-    interval = wilson_interval(round(float(shares.mean()) * n), n, level=level)
-    assert interval is not None
-    return interval
 
 
 def mean_covariance(values: ArrayLike) -> Array:
