@@ -20,8 +20,7 @@ Shapes: M modules, k directions, T steps, N pair gradients, H held-out pairs, B 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +56,16 @@ class Removal:
     """
 
     target: str
-    removed: Bounded | None  # its interval is over prompts, extraction pairs and (held-out targets) held-out pairs
-    from_prompts: float | None  # of the variance of the progress that is removed, the part that prompts bring
+    removed: Bounded | None = (
+        None  # its interval is over prompts, extraction pairs and (held-out targets) held-out pairs
+    )
+    from_prompts: float | None = None  # of the variance of the progress that is removed, the part that prompts bring
     progress: float  # mean over prompts of the cosine-like <g, h> / (norm(g) norm(h)): > 0 is towards the target
     num_prompts: int
-    permuted_mean: float | None  # of directions of permuted pairs that remove the same norm
-    permuted_q95: float | None
-    permuted_p: float | None  # (1 + draws that remove as much or more) / (B + 1)
-    haar: float | None  # expectation for Haar directions that remove the same norm
+    permuted_mean: float | None = None  # of directions of permuted pairs that remove the same norm
+    permuted_q95: float | None = None
+    permuted_p: float | None = None  # (1 + draws that remove as much or more) / (B + 1)
+    haar: float | None = None  # expectation for Haar directions that remove the same norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,103 +135,84 @@ def forecast(
     if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs.held_out):
         return None
     drawn = redrawn(pairs, num_draws, seed)
-    totals = _unit(linked.totals)
-    weights = prompt_weights(linked.prompts)
-    targets = _targets(linked, totals)
-    law = _Law(gate=gate, overshoot=overshoot, weights=weights)
-    haar_share = drawn.truth.kept[0].sum(1) / pairs.sizes  # (M,) of a gradient's energy that Haar directions meet
+    targets = _targets(linked)
+    law = _Law(gate=gate, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals))
     v_hack = drawn.truth.rows
-    removed = law.removed(totals, v_hack)
+    removed = law.removed(v_hack)
     size = float(law.sizes(removed)[0])
-    along = _along(pairs, num_draws, seed)
-    halves, _ = law.mean_lost(drawn.halves, along.halves, totals, targets)
-    permuted, sizes = law.mean_lost(drawn.permuted, along.permuted, totals, targets)
+    halves, _ = law.mean_lost(drawn.halves, targets)
+    permuted, sizes = law.mean_lost(drawn.permuted, targets)
     # As much is removed as along v_hack, whatever the draw alone would remove.
     scale = ratio(np.array(size), sizes, otherwise=0.0)
+    haar_share = drawn.truth.kept[0].sum(1) / pairs.sizes  # (M,) of a gradient's energy that Haar directions meet
     rows = []
     for name, target in targets.items():
-        rows.append(
-            _removal(
-                name,
-                target,
-                target.lost(removed[0], v_hack[0]),
-                halves[name],
-                scale * permuted[name],
-                law.haar(haar_share, target, totals, size),
-            )
-        )
+        lost = target.lost(removed[0], v_hack[0])
+        haar = law.haar(haar_share, target, size)
+        rows.append(_removal(name, target, lost, halves[name], scale * permuted[name], haar))
     return Forecast(gate=gate, overshoot=overshoot, norm_removed=size, rows=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Law:
-    """A gate with its dose, applied to the steps of a run along many directions."""
+    """A gate with its dose on the steps of a run, of norm 1, along many directions."""
 
     gate: Gate
     overshoot: float
     weights: Array  # (T,) of the steps, a mean over prompts
+    totals: Gradients  # (T,)
 
-    def removed(self, totals: Gradients, rows: Array) -> Array:
+    def removed(self, rows: Array) -> Array:
         """(B, M, T, k) what the gate takes from the steps along the directions `rows` (B, M, k, N)."""
-        return self.overshoot * GATES[self.gate](np.matmul(totals.inner, rows.swapaxes(-1, -2)))
+        return self.overshoot * GATES[self.gate](np.matmul(self.totals.inner, rows.swapaxes(-1, -2)))
 
     def sizes(self, removed: Array) -> Array:
         """(B,) root mean square over prompts of the norm of what is removed."""
         return np.sqrt(np.einsum("bmtk,bmtk->bt", removed, removed) @ self.weights)
 
-    def mean_lost(
-        self, draws: DirectionDraws, along: Mapping[str, Array], totals: Gradients, targets: Mapping[str, _Target]
-    ) -> tuple[dict[str, Array], Array]:
-        """Of every draw ({target: (B,) mean progress lost}, (B,) norm removed); `along` as in `_Along`."""
-        lost: dict[str, list[Array]] = {name: [] for name, target in targets.items() if not target.shared}
-        sizes, means = [], []
-        for part in draws.parts(totals.norms.shape[1]):
+    def mean_lost(self, draws: DirectionDraws, targets: Mapping[str, _Target]) -> tuple[dict[str, Array], Array]:
+        """Of every draw: {target: (B,) mean progress lost}, and (B,) the norm removed."""
+        lost: dict[str, list[Array]] = {name: [] for name in targets}
+        sizes = []
+        # Of targets that all steps share, the mean over pairs and prompts is linear in both: it is taken first.
+        shared = {name: target.inner.mean(1)[:, :, None] for name, target in targets.items() if target.shared}
+        for part in draws.parts(self.totals.norms.shape[1]):
             rows = part.rows
-            removed = self.removed(totals, rows)
+            removed = self.removed(rows)
             sizes.append(self.sizes(removed))
-            means.append(np.matmul(self.weights, removed))
-            for name, parts in lost.items():
-                parts.append(targets[name].mean_lost(removed, rows))
-        mean = np.concatenate(means)  # (B, M, k)
-        means_by_target = {name: np.concatenate(parts) for name, parts in lost.items()}
-        # The mean over pairs and prompts is linear in both, so it is taken before the product.
-        means_by_target |= {name: (mean * component).sum((1, 2)) for name, component in along.items()}
-        return means_by_target, np.concatenate(sizes)
+            mean = np.matmul(self.weights, removed)  # (B, M, k)
+            for name, target in targets.items():
+                if target.shared:
+                    lost[name].append((mean * np.matmul(rows, shared[name])[..., 0]).sum((1, 2)))
+                else:
+                    lost[name].append(target.mean_lost(removed, rows))
+        return {name: np.concatenate(parts) for name, parts in lost.items()}, np.concatenate(sizes)
 
-    def haar(self, share: Array, target: _Target, totals: Gradients, size: float) -> float | None:
+    def haar(self, share: Array, target: _Target, size: float) -> float | None:
         """The expected share removed along Haar directions, (M,) k / r of each module, by a dose that removes `size`.
 
         E[V^T V] = (k / r) I, and relu keeps half of a symmetric component: E[g - g'] is g times a number a module.
         """
         first, second = MOMENTS[self.gate]
-        removed = np.sqrt(second * np.einsum("m,mt->t", share, np.square(totals.norms)) @ self.weights)
+        removed = np.sqrt(second * np.einsum("m,mt->t", share, np.square(self.totals.norms)) @ self.weights)
         progress = target.progress.mean((1, 2))  # (M,)
         if removed == 0 or progress.sum() == 0:
             return None
         return float(size / removed * first * (share @ progress) / progress.sum())
 
 
-def _targets(linked: Linked, totals: Gradients) -> dict[str, _Target]:
+def _targets(linked: Linked) -> dict[str, _Target]:
     """{name: target} of those that the run has."""
-    prompts = linked.prompts
-    units = held_out_units(linked.pairs)
-    num_pairs = len(linked.pairs.held_out)
+    prompts, totals = linked.prompts, _unit(linked.totals)
     held_out = np.flatnonzero(linked.pairs.held_out)
-    on_hack, on_clean = totals.inner[:, :, held_out], totals.inner[:, :, held_out + num_pairs]  # (M, T, H)
-    everywhere = np.arange(len(prompts))
+    on_hack = totals.inner[:, :, held_out]  # (M, T, H)
+    on_clean = totals.inner[:, :, held_out + len(linked.pairs.held_out)]
+    progress = {"margin": on_hack - on_clean, "held-out hacks": on_hack, "held-out clean": on_clean}
     targets: dict[str, _Target] = {}
-    for name, progress in (
-        ("margin", on_hack - on_clean),
-        ("held-out hacks", on_hack),
-        ("held-out clean", on_clean),
-    ):
-        inner, norm = units[name]
+    for name, (inner, norm) in held_out_units(linked.pairs).items():
+        everywhere = np.arange(len(prompts))
         targets[name] = _Target(
-            inner=inner,
-            shared=True,
-            progress=progress / norm,
-            prompts=prompts,
-            steps=everywhere,
+            inner=inner, shared=True, progress=progress[name] / norm, prompts=prompts, steps=everywhere
         )
     for name, chosen in SAMPLE_TARGETS.items():
         target = _sample_target(linked, chosen)
@@ -247,32 +229,6 @@ def held_out_units(pairs: PairGram) -> dict[str, tuple[Array, Array]]:
         norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
         units[name] = gradients.inner / norm[:, None], norm
     return units
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Along:
-    """{target: (B, M, k)} components of the mean over held-out pairs of h along the directions of the draws."""
-
-    halves: dict[str, Array]
-    permuted: dict[str, Array]
-
-
-# Conditions and arms of a run share it: it follows from the pairs and the seed alone.
-@lru_cache(maxsize=1)
-def _along(pairs: PairGram, num_draws: int, seed: int) -> _Along:
-    """Along the half-samples and the permuted pairs of `redrawn`."""
-    drawn = redrawn(pairs, num_draws, seed)
-    means = {name: inner.mean(1)[:, :, None] for name, (inner, _) in held_out_units(pairs).items()}
-
-    def components(draws: DirectionDraws) -> dict[str, Array]:
-        parts: dict[str, list[Array]] = {name: [] for name in means}
-        for part in draws.parts(len(means)):
-            rows = part.rows
-            for name, mean in means.items():
-                parts[name].append(np.matmul(rows, mean)[..., 0])
-        return {name: np.concatenate(found) for name, found in parts.items()}
-
-    return _Along(halves=components(drawn.halves), permuted=components(drawn.permuted))
 
 
 def paid_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:
@@ -319,26 +275,14 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         covariances.append(mean_covariance(both.mean(0)))
         df = min(df, both.shape[1] - 1)
     interval = fieller_interval(float(lost.mean()), progress, covariances, df=df)
+    row = Removal(target=name, progress=progress, num_prompts=count)
     if interval is None or progress <= 0:
-        return Removal(
-            target=name,
-            removed=None,
-            from_prompts=None,
-            progress=progress,
-            num_prompts=count,
-            permuted_mean=None,
-            permuted_q95=None,
-            permuted_p=None,
-            haar=None,
-        )
-    removed = float(lost.mean()) / progress
-    draws = permuted / progress
-    return Removal(
-        target=name,
+        return row
+    removed, draws = float(lost.mean()) / progress, permuted / progress
+    return replace(
+        row,
         removed=Bounded(value=removed, interval=interval),
         from_prompts=float(ratio(covariances[0], np.sum(covariances, axis=0), otherwise=0.0)[0, 0]),
-        progress=progress,
-        num_prompts=count,
         permuted_mean=float(draws.mean()),
         permuted_q95=float(np.quantile(draws, 0.95)),
         permuted_p=(1 + int((draws >= removed).sum())) / (len(draws) + 1),

@@ -93,17 +93,17 @@ class Share:
     """
 
     name: str  # pull | benign | pull - benign | half - benign | contrast
-    share: Bounded | None  # its interval is over prompts, held-out pairs and extraction pairs
-    measured: float | None  # the numerator: a mean over prompts of cosines
+    share: Bounded | None = None  # its interval is over prompts, held-out pairs and extraction pairs
+    measured: float | None = None  # the numerator: a mean over prompts of cosines
     ceiling: float | None  # the denominator: a mean over held-out pairs
-    num_prompts: int
+    num_prompts: int = 0
     num_held_out: int
-    sd_prompts: float | None  # of the numerator, one prompt
-    sd_ceiling: float | None  # of the denominator, one held-out pair
-    sd_pairs: float | None  # of the numerator over half-samples: what another set of extraction pairs would change
-    sd_pairs_ceiling: float | None  # of the denominator, likewise
-    correlation: float | None  # of the two over half-samples
-    overlap: float | None  # of `contrast`: share of the label's variance that the trivial scores leave unexplained
+    sd_prompts: float | None = None  # of the numerator, one prompt
+    sd_ceiling: float | None = None  # of the denominator, one held-out pair
+    sd_pairs: float | None = None  # of the numerator over half-samples: what other extraction pairs would change
+    sd_pairs_ceiling: float | None = None  # of the denominator, likewise
+    correlation: float | None = None  # of the two over half-samples
+    overlap: float | None = None  # of `contrast`: share of the label's variance that trivial scores leave unexplained
     reason: str | None
 
 
@@ -174,18 +174,13 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
         covariates[name] = [0.0 if value is None else value for value in column]
     scores = linked.sample_cosines(axes, labels.rows)  # (A, P)
     prompts = [sample.problem_id for sample in samples]
-    both = _prompts_with_both(samples)
+    hacked = {sample.problem_id for sample in samples if sample.hacked}
+    both = len(hacked & {sample.problem_id for sample in samples if not sample.hacked})  # prompts with two sides
     effects = effects_by_prompt(scores, labels.hacked.tolist(), covariates, prompts)
     if effects is None:
         reason = "trivial scores (length, NLL, norm, hint) determine which sample is a hack"
         return _undefined("contrast", ceiling, reason if both else "no prompt has both sides among its paid samples")
     return _share("contrast", effects.values, ceiling, num_prompts=both, overlap=effects.overlap)
-
-
-def _prompts_with_both(samples: list[SampleRecord]) -> int:
-    """How many prompts hold a hacked and a clean sample."""
-    hacked = {sample.problem_id for sample in samples if sample.hacked}
-    return len(hacked & {sample.problem_id for sample in samples if not sample.hacked})
 
 
 def _share(
@@ -236,21 +231,7 @@ def _share(
 
 
 def _undefined(name: str, ceiling: Array, reason: str) -> Share:
-    return Share(
-        name=name,
-        share=None,
-        measured=None,
-        ceiling=float(ceiling[0].mean()),
-        num_prompts=0,
-        num_held_out=ceiling.shape[1],
-        sd_prompts=None,
-        sd_ceiling=None,
-        sd_pairs=None,
-        sd_pairs_ceiling=None,
-        correlation=None,
-        overlap=None,
-        reason=reason,
-    )
+    return Share(name=name, ceiling=float(ceiling[0].mean()), num_held_out=ceiling.shape[1], reason=reason)
 
 
 def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
@@ -264,8 +245,8 @@ class Ceiling:
 
     sorted_by: str  # a key of SORTED_BY
     left_out: str
-    cos: float | None  # mean over its pairs; None where the other kinds give no direction
-    interval: Interval | None  # 95%, over both sets of pairs; None with fewer than two pairs in one of them
+    cos: float | None = None  # mean over its pairs; None where the other kinds give no direction
+    interval: Interval | None = None  # 95%, over both sets of pairs; None with fewer than two pairs in one of them
     num_pairs: int
     num_extraction: int  # pairs of other kinds that v_hack was extracted from
 
@@ -299,8 +280,6 @@ def _ceiling(pairs: PairGram, sorted_by: str, kind: str, of_kind: NDArray[np.boo
     ceiling = Ceiling(
         sorted_by=sorted_by,
         left_out=kind,
-        cos=None,
-        interval=None,
         num_pairs=int(of_kind.sum()),
         num_extraction=int((~unused).sum()),
     )
