@@ -7,7 +7,7 @@ A cosine with v_hack means something only beside the same cosine with controls:
   a pair only changes signs of rows of D, which leaves its right singular subspace identical: that control is void.)
 
 The third control, `placebo`, is the ordinary extraction from clean-versus-clean pairs (`extraction.pairs`).
-To add a control: a function here that returns `Directions`, and a row in `extraction.library.DirectionLibrary.get`.
+To add a control: a function here that returns `Directions`, and a branch in `extraction.library.DirectionLibrary.get`.
 
 How alike two extractions V (k, r) and W (l, r) are, in a module (Bjoerck and Golub 1973):
 
@@ -26,8 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from extraction.directions import Directions, PairGradients, extract_directions
-from extraction.words import Method
+from extraction.directions import Directions, PairGradients
 
 
 def haar_directions(like: Directions, *, seed: int) -> Directions:
@@ -63,27 +62,6 @@ def permuted_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor
         pooled = torch.cat([pairs.hack[module][used], pairs.clean[module][used]])
         differences[module] = pooled[order[:n]] - pooled[order[n:]]
     return differences
-
-
-def permuted_directions(
-    pairs: PairGradients,
-    *,
-    method: Method = "svd",
-    k: int,
-    tau: float,
-    drop_bottom_frac: float,
-    seed: int,
-    metadata: Mapping[str, object],
-) -> Directions:
-    """`extract_directions` of `permuted_differences`: v_hack's own extraction, with labels that mean nothing."""
-    return extract_directions(
-        permuted_differences(pairs, seed=seed),
-        method=method,
-        k=k,
-        tau=tau,
-        drop_bottom_frac=drop_bottom_frac,
-        metadata={**metadata, "control": "permuted", "seed": seed},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

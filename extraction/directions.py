@@ -134,16 +134,11 @@ def _module_directions(D: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor, T
     what is not above these bounds is rounding, neither an axis nor a vote.
     """
     # The precision of the gradients as they were computed, so before the change to float64.
-    eps = torch.finfo(D.dtype).eps
-    D = D.double()
+    eps, D = torch.finfo(D.dtype).eps, D.double()
     _, spectrum, Vh = torch.linalg.svd(D, full_matrices=False)
     rounding = eps * min(D.shape) ** 0.5 * spectrum[0]
-    spectrum, Vh = spectrum[:k], Vh[:k]
-    projections = D @ Vh.T  # (n, k)
-    votes = projections.abs() > eps * D.norm(dim=1, keepdim=True)  # False: the pair abstains
-    margins = (torch.sign(projections) * votes).sum(0)  # (k,): pairs for minus pairs against
-    keep = (spectrum > rounding) & (spectrum >= tau * spectrum[0]) & (margins != 0)
-    return (Vh * torch.sign(margins)[:, None])[keep], spectrum[keep], margins.abs()[keep].long()
+    V, S = Vh[:k], spectrum[:k]
+    return _oriented(D, V, S, (rounding < S) & (tau * spectrum[0] <= S), eps)
 
 
 def _mean_direction(D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,18 +146,20 @@ def _mean_direction(D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The sum of n differences, each known to eps |D[p]|, is known to eps sqrt(n) |D|_F.
     """
-    eps = torch.finfo(D.dtype).eps
-    D = D.double()
+    eps, D = torch.finfo(D.dtype).eps, D.double()
     total = D.sum(0)
     size = total.norm() / len(D) ** 0.5
-    if size <= eps * D.norm():
-        return D[:0], size[None][:0], torch.zeros(0, dtype=torch.long)
-    V = (total / total.norm())[None]
-    projections = D @ V.T
-    votes = projections.abs() > eps * D.norm(dim=1, keepdim=True)
-    margins = (torch.sign(projections) * votes).sum(0)
-    keep = margins != 0
-    return (V * torch.sign(margins)[:, None])[keep], size[None][keep], margins.abs()[keep].long()
+    is_known = size > eps * D.norm()
+    return _oriented(D, (total / total.norm())[None], size[None], is_known[None], eps)
+
+
+def _oriented(D: Tensor, V: Tensor, S: Tensor, keep: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The directions V (k, r) to keep, turned to where more pairs point, with S and vote margins; ties are dropped."""
+    projections = D @ V.T  # (n, k)
+    votes = projections.abs() > eps * D.norm(dim=1, keepdim=True)  # False: the pair abstains
+    margins = (torch.sign(projections) * votes).sum(0)  # (k,): pairs for minus pairs against
+    keep = keep & (margins != 0)
+    return (V * torch.sign(margins)[:, None])[keep], S[keep], margins.abs()[keep].long()
 
 
 def _noise_floor(singular_values: Sequence[Tensor], fraction: float) -> float:

@@ -15,12 +15,13 @@ from typing import Any, Literal, get_args
 
 import orjson
 import torch
+from torch import Tensor
 
 from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
 from extraction.adapters.targets import ALL
 from extraction.batch import Batch, make_batch
-from extraction.controls import haar_directions, permuted_directions
+from extraction.controls import haar_directions, permuted_differences
 from extraction.directions import (
     Directions,
     PairGradients,
@@ -194,7 +195,7 @@ def _file_sha(path: Path) -> str:
 class DirectionLibrary:
     """Directions by kind: `v_hack`, and its controls `haar`, `permuted`, `placebo`.
 
-    To add a kind: a method that returns its `Directions`, and a row in `get`.
+    To add a kind: a branch in `get`.
     """
 
     def __init__(
@@ -231,22 +232,24 @@ class DirectionLibrary:
         Raises:
             InputError: unknown kind, a direction file of another basis, or one without its pair gradients.
         """
-        # Functions, not values: nothing is extracted before it is asked for.
-        makers: dict[str, Callable[[], Directions]] = {
-            "v_hack": lambda: self.v_hack,
-            "haar": lambda: haar_directions(self.v_hack, seed=self.seed),
-            "permuted": self._permuted,
-            "placebo": lambda: self._extract(self.measured(load_pairs("builtin:placebo"), "builtin:placebo")),
-        }
-        if kind not in makers:
-            raise InputError("directions", expected=f"one of {', '.join(makers)}", found=repr(kind))
-        return makers[kind]()
+        if kind == "v_hack":
+            return self.v_hack
+        if kind == "haar":
+            return haar_directions(self.v_hack, seed=self.seed)
+        if kind == "permuted":
+            pairs, control = self.pair_gradients, {"control": "permuted", "seed": self.seed}
+            return self._extract(permuted_differences(pairs, seed=self.seed), {**pairs.metadata, **control})
+        if kind == "placebo":
+            pairs = self.measured(load_pairs("builtin:placebo"), "builtin:placebo")
+            return self._extract(pairs.differences(), pairs.metadata)
+        expected = "one of v_hack, haar, permuted, placebo"
+        raise InputError("directions", expected=expected, found=repr(kind))
 
     @cached_property
     def v_hack(self) -> Directions:
         """v_hack, read from the given direction file or extracted."""
         if self.v_hack_file is None:
-            return self._extract(self.pair_gradients)
+            return self._extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=stored)
@@ -268,9 +271,18 @@ class DirectionLibrary:
         Args:
             pairs_source: where they are from, for the metadata.
         """
+        measure = partial(
+            measure_pair_gradients,
+            self.policy,
+            self.coordinates,
+            pairs,
+            self.normaliser,
+            pairs_source=pairs_source,
+            tokens_per_batch=self.settings.tokens_per_batch,
+        )
         # The cache is for adapters at zero: its key covers the base weights, but no values of an adapter.
         if not self.coordinates.is_zero():
-            return self._measure(pairs, pairs_source)
+            return measure()
         identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
@@ -281,40 +293,19 @@ class DirectionLibrary:
             except InputError:
                 self.say(f"{path}: damaged; made again")
                 path.unlink(missing_ok=True)
-        gradients = self._measure(pairs, pairs_source)
+        gradients = measure()
         save_pair_gradients(path, gradients)
         self.cache_misses += 1
         return gradients
 
-    def _measure(self, pairs: Sequence[Pair], pairs_source: str) -> PairGradients:
-        return measure_pair_gradients(
-            self.policy,
-            self.coordinates,
-            pairs,
-            self.normaliser,
-            pairs_source=pairs_source,
-            tokens_per_batch=self.settings.tokens_per_batch,
-        )
-
-    def _extract(self, pairs: PairGradients) -> Directions:
+    def _extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
         return extract_directions(
-            pairs.differences(),
+            differences,
             method=self.settings.method,
             k=self.settings.k,
             tau=self.settings.tau,
             drop_bottom_frac=self.settings.drop_bottom_frac,
-            metadata=pairs.metadata,
-        )
-
-    def _permuted(self) -> Directions:
-        return permuted_directions(
-            self.pair_gradients,
-            method=self.settings.method,
-            k=self.settings.k,
-            tau=self.settings.tau,
-            drop_bottom_frac=self.settings.drop_bottom_frac,
-            seed=self.seed,
-            metadata=self.pair_gradients.metadata,
+            metadata=metadata,
         )
 
 
@@ -332,18 +323,18 @@ def attach_basis(
 
     LoRA keeps A frozen, so that a direction keeps its meaning while B is trained.
     """
-    attach_to = partial(
-        attach,
+    of_basis: dict[str, Any] = (
+        {"rank": lora_rank, "train_a": False} if basis == "lora" else {"rank": svd_rank, "storage": svd_storage}
+    )
+    return attach(
         policy.model,
         basis=basis,
         model_id=policy.base_model,
         cache_dir=cache_dir / "svd",
         targets=targets,
         start_adapter=policy.adapter_sha,
+        **of_basis,
     )
-    if basis == "lora":
-        return attach_to(rank=lora_rank, train_a=False)
-    return attach_to(rank=svd_rank, storage=svd_storage)
 
 
 def pairs_path(directions_path: Path) -> Path:

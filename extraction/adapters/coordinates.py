@@ -61,7 +61,7 @@ def attach(
         model: the base model, without an adapter.
         basis: `svd` (delta_S) or `lora`.
         model_id: the name of the base model in the fingerprint.
-        cache_dir: folder of the SVD cache; None computes without one. Not used by `lora`.
+        cache_dir: svd only, folder of the SVD cache; None computes without one.
         rank: of LoRA, default 32; of svd, how many of the largest singular triplets of each module, default all.
         alpha: LoRA only; default `rank`, so that the adapter is not rescaled.
         targets: which Linears (`find_targets`).
@@ -72,7 +72,7 @@ def attach(
         start_adapter: checksum of an adapter that is merged into `model`, which may have changed more than the targets.
 
     Raises:
-        InputError: no such basis, an option of the other basis, a rank out of range, or no matching target.
+        InputError: a rank out of range, or no matching target.
     """
     paths = find_targets(model, targets)
     identity = {"model_id": model_id}
@@ -80,16 +80,10 @@ def attach(
     if start_adapter is not None:
         identity["start_adapter"] = start_adapter
     if basis == "svd":
-        if alpha is not None or not train_a:
-            raise InputError("basis svd", expected="neither alpha nor train_a", found="an option of basis lora")
         return attach_delta_s(model, paths, identity, cache_dir=cache_dir, rank=rank, storage=storage)
-    if basis == "lora":
-        if storage != "float32":
-            raise InputError("basis lora", expected="no storage", found="an option of basis svd")
-        rank = DEFAULT_RANK if rank is None else rank
-        alpha = float(rank if alpha is None else alpha)
-        return attach_lora(model, paths, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)
-    raise InputError("basis", expected="svd or lora", found=repr(basis))
+    rank = DEFAULT_RANK if rank is None else rank
+    alpha = float(rank if alpha is None else alpha)
+    return attach_lora(model, paths, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)
 
 
 ROUNDING = 64  # how many machine epsilons the QR of another machine may move an entry of A

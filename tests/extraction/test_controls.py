@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from extraction.controls import haar_directions, permuted_differences, permuted_directions
-from extraction.directions import Directions, PairGradients, extract_directions
+from extraction.controls import haar_directions, permuted_differences
+from extraction.directions import Directions, PairGradients
 
 
 def like(shapes: dict[str, tuple[int, int]]) -> Directions:
@@ -115,18 +115,3 @@ def test_permutation_is_seeded_and_crosses_pairs() -> None:
     plus, minus = draws[0].argmax(1), draws[0].argmin(1)
     assert (plus % 12 != minus % 12).sum() >= 8, "gradients stay with their pair: only labels within pairs moved"
     assert 2 <= (plus < 12).sum() <= 10, "hack gradients stay on their side"
-
-
-def test_permuted_directions_are_the_extraction_of_permuted_differences() -> None:
-    """The same k, tau and floor, and the control is named in the metadata."""
-    generator = torch.Generator().manual_seed(2)
-    draw = lambda: {m: torch.randn(9, r, generator=generator) for m, r in (("b", 5), ("a", 7))}  # noqa: E731
-    pairs = PairGradients(hack=draw(), clean=draw(), held_out=torch.arange(9) > 6, metadata={})
-    options = {"k": 3, "tau": 0.3, "drop_bottom_frac": 0.25}
-    found = permuted_directions(pairs, **options, seed=4, metadata={"model": "m"})
-    expected = extract_directions(permuted_differences(pairs, seed=4), **options)
-    for module in ("b", "a"):
-        assert torch.equal(found.vectors[module], expected.vectors[module])
-        assert torch.equal(found.votes[module], expected.votes[module])
-    assert found.metadata == {**expected.metadata, "model": "m", "control": "permuted", "seed": 4}
-    assert found.metadata["num_pairs"] == 7
