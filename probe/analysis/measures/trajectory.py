@@ -49,9 +49,7 @@ class ArmSummary:
     trains: bool  # an optimizer steps: steps are autocorrelated
     mean_cos_in: float | None  # mean over prompts of the prompts' means
     interval: Interval | None  # 95%, over prompts
-    interval_90: Interval | None  # for equivalence at 5%
     sign_flip_p: float | None  # over prompts
-    num_positive: int  # steps with cos_in > 0
     mean_cos_out: float | None
     num_lowered: int  # steps with cos_out < cos_in
     mean_frac_fired: float | None
@@ -90,20 +88,10 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
         seed: of sampled sign flips.
     """
     arm_steps = [step for step in steps if step.arm == arm]
-    counted = []  # steps with a cosine
-    cosines = []
-    haar_cosines, haar_sds = [], []  # of the steps that recorded a Haar law as well
-    num_lowered = 0
-    for step in arm_steps:
-        if step.cos_in is None:
-            continue
-        counted.append(step)
-        cosines.append(step.cos_in)
-        if step.haar_sd:
-            haar_cosines.append(step.cos_in)
-            haar_sds.append(step.haar_sd)
-        if step.cos_out is not None and step.cos_out < step.cos_in:
-            num_lowered += 1
+    counted = [step for step in arm_steps if step.cos_in is not None]
+    cosines = present(step.cos_in for step in counted)
+    lawful = [(step.cos_in, step.haar_sd) for step in counted if step.cos_in is not None and step.haar_sd]
+    lowered = [step for step in counted if step.cos_out is not None and step.cos_out < (step.cos_in or 0.0)]
     by_prompt = list(prompt_means(cosines, [step.problem_id for step in counted]).values())
     return ArmSummary(
         arm=arm,
@@ -113,15 +101,13 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
         trains=trains,
         mean_cos_in=mean_or_none(by_prompt),
         interval=None if trains else mean_interval(by_prompt),
-        interval_90=None if trains else mean_interval(by_prompt, level=0.9),
         sign_flip_p=None if trains else mean_test(by_prompt, seed=seed).p,
-        num_positive=sum(cosine > 0 for cosine in cosines),
         mean_cos_out=mean_or_none(present(step.cos_out for step in counted)),
-        num_lowered=num_lowered,
+        num_lowered=len(lowered),
         mean_frac_fired=mean_or_none(present(step.frac_fired for step in counted)),
         mean_hackward_frac_in=mean_or_none(present(step.hackward_frac_in for step in counted)),
         mean_cos_update=mean_or_none(present(step.cos_update for step in counted)),
-        haar=haar_mean(haar_cosines, haar_sds),
+        haar=haar_mean([cosine for cosine, _ in lawful], [sd for _, sd in lawful]),
     )
 
 
