@@ -115,20 +115,20 @@ def test_the_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors, f"{page.name} links {link}"
 
 
-def test_the_tree_has_a_row_for_every_folder_of_code() -> None:
-    """And every row is a folder or a file that exists."""
+def test_the_tree_has_a_row_for_every_room() -> None:
+    """A room is a folder of code directly in a package. Every row is a folder that exists."""
     tree = next(block for block in README.split("```\n") if block.startswith("replay_pools/"))
-    rows, path = set(), []
+    rows, package = set(), ""
     for line in tree.splitlines():
-        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
-        path = [*path[:depth], name]
-        rows.add("".join(path))
-    missing = {row for row in rows if not (ROOT / row).exists()}
+        name = line.split()[0]
+        package = package if line.startswith(" ") else name
+        rows.add(name if name == package else package + name)
+    missing = {row for row in rows if not (ROOT / row).is_dir()}
     assert not missing, f"the tree names {', '.join(sorted(missing))}"
-    code = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert {f"{folder.relative_to(ROOT)}/" for folder in code} == {
-        row for row in rows if row.endswith("/") and row not in ("spec/", "tests/")
+    folders = {
+        path.parent.relative_to(ROOT).parts[:2] for package in PACKAGES for path in (ROOT / package).rglob("*.py")
     }
+    assert {"/".join(parts) + "/" for parts in folders} <= rows
 
 
 def test_every_verb_arm_and_preset_is_described() -> None:
