@@ -24,14 +24,11 @@ from extraction.adapters.interface import Coordinates, InputTap, Tap
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
-from extraction.passes import Agree, checkpointed, completion_numbers, planned, zeros
+from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
 from extraction.words import Layout
 from replay_pools.errors import InputError
 
-# A term of the loss beside the log-probabilities, a scalar: (numbers (n,) of completion tokens in the batch, the hidden
-# states (n, d) that predict them, the head) -> penalty. Sample i's part must depend on sample i's states only.
-Penalty = Callable[[Tensor, Tensor, nn.Module], Tensor]
 Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see OutputTap
 Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
 
@@ -53,13 +50,12 @@ def per_sample_gradients(
     batch: Batch,
     *,
     token_weights: Tensor | None = None,
-    penalty: Penalty | None = None,
     tokens_per_batch: int | None = None,
     chunk_size: int = CHUNK_SIZE,
     direction: Mapping[str, Tensor] | None = None,
     agree: Agree = int,
 ) -> SampleGradients:
-    """Gradient of L_i = -sum_t w_it log p(token_it) + penalty_i for every sample i, in the coordinates of every module.
+    """Gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
 
     At delta_S = 0 (B = 0) the adapter is switched off in the forward: the base model runs untouched. Weights, modes,
     `requires_grad` and `.grad` of the model are the same after the call, even after an error.
@@ -68,8 +64,6 @@ def per_sample_gradients(
         coordinates: the adapted model.
         batch: on the model's device.
         token_weights: w (G, T), read on completion tokens only; None is 1 there (the summed NLL).
-        penalty: a term of the loss that is not a function of the tokens' log-probabilities, such as a KL over the whole
-            vocabulary; None is 0.
         tokens_per_batch: most tokens in one pass; None is what fits the machine's memory, at most 8192. The results
             depend on it in their rounding only. A longer sample has a pass of its own, with activation checkpointing.
         chunk_size: tokens per block of logits.
@@ -93,17 +87,14 @@ def per_sample_gradients(
     if direction is not None:
         token_dots = torch.zeros_like(token_logprobs, dtype=torch.float64)
         direction = {module: u.to(gradients[module]) for module, u in direction.items()}
-    numbers = completion_numbers(batch)
     with planned(coordinates, batch, tokens_per_batch, agree) as plan:
         taps = coordinates.taps()
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
-            dots, pass_penalty = None, None
+            dots = None
             if direction is not None and is_needed:
                 dots = TokenDots(direction, rows)
-            if penalty is not None and is_needed:
-                pass_penalty = partial(penalty, numbers[rows.samples][completion])
             # A spare pass runs forward and backward as any other, but with weights 0 adds nothing to the gradients.
             pass_weights = weights[rows.samples][completion] * is_needed
             with (
@@ -111,7 +102,7 @@ def per_sample_gradients(
                 checkpointed(backbone, plan.is_too_long(rows)),
                 tapped(coordinates, taps, rows, gradients, dots),
             ):
-                logprobs = one_pass(coordinates, rows, pass_weights, chunk_size, pass_penalty)
+                logprobs = one_pass(coordinates, rows, pass_weights, chunk_size)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
             if dots is not None and token_dots is not None:
                 token_dots[rows.samples] = scatter_tokens(dots.values(), batch.attention_mask[rows.samples])
@@ -131,9 +122,8 @@ def one_pass(
     rows: Rows,
     weights: Tensor,
     chunk_size: int,
-    penalty: Callable[[Tensor, nn.Module], Tensor] | None = None,
 ) -> Tensor:
-    """Forward of `rows`, and backward of -sum_n w_n logp_n + penalty(states, head) with weights w (N,).
+    """Forward of `rows`, and backward of -sum_n w_n logp_n with weights w (N,).
 
     Returns the log-probabilities (N,) of the completion tokens. What the backward is for comes out of the hooks of
     `tapped`. Works inside `torch.no_grad` too.
@@ -141,10 +131,7 @@ def one_pass(
     _, head = split_model(coordinates.model)
     states = completion_states(coordinates.model, rows)
     logprobs = ChosenLogprobs.apply(states, rows.targets, head, chunk_size)
-    loss = -(weights.to(logprobs.dtype) * logprobs).sum()
-    if penalty is not None:
-        loss = loss + penalty(states, head)
-    loss.backward()
+    (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
     return logprobs.detach()
 
 

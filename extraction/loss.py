@@ -8,7 +8,6 @@ with w_i, by TRL's names and formulas (len_i = completion tokens of sample i):
 
     grpo      1 / (len_i G)                      each sample counts the same (Shao et al. 2024, arXiv 2402.03300)
     dr_grpo   1 / (G max_completion_length)      no length bias (Liu et al. 2025, arXiv 2503.20783)
-    bnpo      1 / sum_j len_j                    each token of the local batch counts the same
     dapo      1 / global_tokens                  each token of the global batch (Yu et al. 2025, arXiv 2503.14476)
     nll       1 / len_i, with A_i = 1            mean negative log-likelihood per token: no advantage
 
@@ -28,7 +27,6 @@ _DENOMINATORS: dict[LossType, Callable[[Tensor, int | None, int | None], Tensor]
     "dr_grpo": lambda lengths, longest, total: lengths.new_tensor(
         len(lengths) * _required(longest, "max_completion_length", "dr_grpo")
     ),
-    "bnpo": lambda lengths, longest, total: lengths.sum(),
     "dapo": lambda lengths, longest, total: lengths.new_tensor(_required(total, "global_tokens", "dapo")),
     "nll": lambda lengths, longest, total: lengths,
 }

@@ -6,7 +6,7 @@
             ...                                             one forward (and backward) of `rows`
 
 Gradients (`extraction.gradients`) and scores run in this loop, split alike, since the split shows in the last bits.
-Shapes: G samples, T tokens, N completion tokens of the batch, d the hidden size.
+Shapes: G samples, T tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -87,11 +87,6 @@ def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.promote_types(backbone.dtype, torch.float32), device=backbone.device)
 
 
-def completion_numbers(batch: Batch) -> Tensor:
-    """(G, T): the running number 0..N-1 of every completion token, sample after sample; meaningless elsewhere."""
-    return batch.completion_mask.flatten().cumsum(0).view_as(batch.ids) - 1
-
-
 @contextmanager
 def frozen(model: PeftModel) -> Iterator[None]:
     """While open, evaluation mode and no parameter that requires a gradient; every flag is restored after."""
@@ -164,19 +159,9 @@ def checkpointed(backbone: PreTrainedModel, wanted: bool) -> Iterator[None]:
             block.__dict__.pop("forward", None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScores:
-    """What a forward of G samples gives."""
-
-    token_logprobs: Tensor  # (G, T), 0 outside of the completion
-    states: Tensor  # (N, d) hidden states that predict the completion tokens, sample after sample
-
-
 @torch.no_grad()
-def score(
-    coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int
-) -> TokenScores:
-    """The log-probability of every completion token, and the hidden state that predicts it.
+def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int) -> Tensor:
+    """(G, T) log-probability of every completion token; 0 off the completion.
 
     Args:
         coordinates: the adapted model, scored with its adapter as it stands.
@@ -189,8 +174,6 @@ def score(
     """
     backbone, head = split_model(coordinates.model)
     token_logprobs = zeros(backbone, *batch.ids.shape)
-    numbers = completion_numbers(batch)
-    token_numbers, token_states = [], []
     with planned(coordinates, batch, tokens_per_batch, agree) as plan:
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
@@ -202,8 +185,4 @@ def score(
                 continue
             logprobs = ChosenLogprobs.apply(states, rows.targets, head, CHUNK_SIZE)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
-            token_numbers.append(numbers[rows.samples][completion])
-            token_states.append(states)
-    # Passes take samples longest first: put the tokens back in the order of the batch.
-    order = torch.cat(token_numbers).argsort()
-    return TokenScores(token_logprobs=token_logprobs, states=torch.cat(token_states)[order])
+    return token_logprobs

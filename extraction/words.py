@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from replay_pools.errors import FieldError
 
 Basis = Literal["svd", "lora"]
-LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "nll"]
+LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]
 Method = Literal["svd", "mean"]  # main directions of the differences of pairs, or their mean alone
 Half = Literal["first", "second"]
 Layout = Literal["packed", "padded"]  # all samples of a pass in one row, or one padded row per sample

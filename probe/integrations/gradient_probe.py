@@ -56,7 +56,7 @@ class GradientProbe:
         model: any model of the weights that the directions were extracted from, trained whole or by an adapter.
         directions: `Directions`, or their file.
         project: put the gated gradient into `.grad`, for the optimizer; for trained weights, LoRA and `delta_S`.
-        gate: with `overshoot` and `preserve_magnitude` as in `probe.step.projection`.
+        gate, overshoot: as in `probe.step.projection`.
         path: a new file to which every record is appended as a line of JSON; None keeps records in memory only.
         cache_dir: folder of the SVD cache, read for svd directions; None computes the SVDs.
         scaler: the GradScaler of the loop, or of accelerate.
@@ -77,7 +77,6 @@ class GradientProbe:
         project: bool = False,
         gate: Gate = "one_sided",
         overshoot: float = 1.0,
-        preserve_magnitude: bool = False,
         path: str | Path | None = None,
         cache_dir: str | Path | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -98,7 +97,6 @@ class GradientProbe:
             directions=self._vectors,
             gate=gate,
             overshoot=overshoot,
-            preserve_magnitude=preserve_magnitude,
         )
         self._project, self._path = project, None if path is None else Path(path)
         if self._path is not None and self._path.exists():

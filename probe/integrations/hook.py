@@ -37,7 +37,6 @@ def attach(
     project: bool = False,
     gate: Gate = "one_sided",
     overshoot: float = 1.0,
-    preserve_magnitude: bool = False,
     path: str | Path | None = None,
     cache_dir: str | Path | None = SVD_CACHE,
     scaler: torch.amp.GradScaler | None = None,
@@ -55,7 +54,7 @@ def attach(
         model: a plain model, trained whole or in part, or one with a `delta_S`, LoRA or other adapter of peft.
         project: put the gated gradient into `.grad`; needs trained weights, plain LoRA or `delta_S`. Without it,
             `*_out` and `frac_fired` say what the gate would do (`means()` calls them `would_cos_out` and so on).
-        gate: one_sided | two_sided | reverse, with `overshoot` and `preserve_magnitude`: see `probe.step.projection`.
+        gate: one_sided | two_sided, with `overshoot`: see `probe.step.projection`.
         path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md). With several
             processes, attach in all of them, and give it in one.
         cache_dir: the folder where `probe extract` left the SVDs; None computes them.
@@ -80,7 +79,6 @@ def attach(
         project=project,
         gate=gate,
         overshoot=overshoot,
-        preserve_magnitude=preserve_magnitude,
         path=path,
         cache_dir=cache_dir,
         scaler=scaler,

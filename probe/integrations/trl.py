@@ -30,7 +30,7 @@ class GradientProbeCallback(TrainerCallback):
 
     Args:
         trainer: of any model; without DeepSpeed and FSDP.
-        directions: with `project`, `gate`, `overshoot`, `preserve_magnitude` and `cache_dir` as in `probe.attach`.
+        directions: with `project`, `gate`, `overshoot` and `cache_dir` as in `probe.attach`.
         path: a new file for the records; only the main process writes it.
 
     Raises:
@@ -45,7 +45,6 @@ class GradientProbeCallback(TrainerCallback):
         project: bool = False,
         gate: Gate = "one_sided",
         overshoot: float = 1.0,
-        preserve_magnitude: bool = False,
         path: str | Path | None = None,
         cache_dir: str | Path | None = SVD_CACHE,
     ) -> None:
@@ -59,7 +58,6 @@ class GradientProbeCallback(TrainerCallback):
             project=project,
             gate=gate,
             overshoot=overshoot,
-            preserve_magnitude=preserve_magnitude,
             path=path if trainer.is_world_process_zero() else None,
             cache_dir=cache_dir,
             scaler=trainer.accelerator.scaler,

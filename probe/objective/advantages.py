@@ -4,7 +4,6 @@ Shapes: P groups of G samples. r are the rewards of a group, m their mean, s the
 
     grpo    A_i = r_i - m                           (Shao et al. 2024, arXiv 2402.03300, before scaling)
     maxrl   A_i = (r_i - m) / (m + 1e-6)            (maximum-likelihood RL; rewards >= 0)
-    rloo    A_i = r_i - mean of the other rewards   (Ahmadian et al. 2024, arXiv 2402.14740) = (r_i - m) G / (G - 1)
 
     scale "group": A / (s + eps);  "batch": A / (batch_std + eps);  "none": A (Liu et al. 2025, arXiv 2503.20783)
 
@@ -40,12 +39,8 @@ def _maxrl(rewards: Tensor) -> Tensor:
     return _centred(rewards) / (rewards.mean() + MAXRL_EPS)
 
 
-def _rloo(rewards: Tensor) -> Tensor:
-    return _centred(rewards) * (len(rewards) / (len(rewards) - 1))
-
-
 # Rewards (G,) to advantages (G,), before scale and cap.
-ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl, "rloo": _rloo}
+ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl}
 
 
 def advantages(
@@ -133,8 +128,7 @@ def advantage_bound(
     """The largest |A| that any group can reach; a cap at or above it does nothing.
 
         centred         R (G - 1) / G          one sample at one end of the range, the others at the other end
-        rloo            R                      the centred bound times G / (G - 1)
-        scale group     (G - 1) / sqrt(G)      Samuelson's inequality, whatever the range; rloo: sqrt(G)
+        scale group     (G - 1) / sqrt(G)      Samuelson's inequality, whatever the range
         scale batch     the unscaled bound / (batch_std + eps)
         maxrl           G - 1                  r_i <= G m because the other rewards are >= 0
 
@@ -148,8 +142,6 @@ def advantage_bound(
     if estimator == "maxrl":
         return float(num_samples - 1)
     bound = (num_samples - 1) / (math.sqrt(num_samples) if scale == "group" else num_samples)
-    if estimator == "rloo":
-        bound *= num_samples / (num_samples - 1)
     if scale == "group":
         return bound
     return bound * reward_range / (batch_std + eps if scale == "batch" else 1.0)

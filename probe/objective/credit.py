@@ -8,12 +8,11 @@ c_it, 0 off the completion, of the token advantages A_it = A_i c_it. Planning to
     SEPA     h_it <- lambda mean_exec(h_i) + (1 - lambda) h_it            on execution tokens
     GTPO     c_it  = max(0, 1 + beta (h_it / mean(h_i) - 1))              (Tan et al. 2025, arXiv 2508.04349)
     HICRA    A_it <- A_it + alpha |A_it|: c_it <- c_it (1 + alpha sign A_i)  on planning tokens (arXiv 2509.03646)
-    top q    c_it <- 0 unless h_it is in the top fraction q of the group  (Wang et al. 2025, arXiv 2506.01939)
 
 They apply in this order, each where its number is not the neutral one; the advantage cap comes last, on A_it.
-Simplified: the papers of GTPO and of the top fraction weigh tokens by the ENTROPY of the whole distribution; here it is
-the surprisal of the sampled token, whose mean is that entropy and which costs no [tokens, vocabulary] pass. GTPO's
-paper compares samples at the same t and inverts the entropy where A_i < 0; here the mean is over the sample's own
+Simplified: the paper of GTPO weighs tokens by the ENTROPY of the whole distribution; here it is the surprisal of the
+sampled token, whose mean is that entropy and which costs no [tokens, vocabulary] pass. The paper compares samples at
+the same t and inverts the entropy where A_i < 0; here the mean is over the sample's own
 completion and both signs are alike.
 
 To add a rule: its function here, its factor in `token_credit`, its number (with a neutral default) in
@@ -53,19 +52,6 @@ def hicra(planning: Tensor, advantages: Tensor, *, alpha: float) -> Tensor:
     return 1 + alpha * torch.sign(advantages)[:, None] * planning
 
 
-def top_surprisal(h: Tensor, completion_mask: Tensor, *, quantile: float) -> Tensor:
-    """(G, T) bool: the top fraction of the completion tokens by h; of equal ones, which are common at 0, the first.
-
-    Without ties these are the tokens whose h is not below the (1 - quantile) quantile.
-    """
-    values = h[completion_mask]
-    num_kept = int(quantile * (len(values) - 1)) + 1
-    order = torch.sort(values, descending=True, stable=True).indices
-    kept = torch.zeros_like(values, dtype=torch.bool)
-    kept[order[:num_kept]] = True
-    return torch.zeros_like(completion_mask).masked_scatter(completion_mask, kept)
-
-
 def token_credit(
     token_logprobs: Tensor,
     completion_mask: Tensor,
@@ -75,7 +61,6 @@ def token_credit(
     gtpo_beta: float = 0.0,
     sepa_lambda: float = 0.0,
     hicra_alpha: float = 0.0,
-    top_entropy_quantile: float = 1.0,
 ) -> Tensor:
     """The factors c (G, T) of A_it = A_i c_it, by the module's equations; with the neutral numbers 1 on completions.
 
@@ -84,7 +69,7 @@ def token_credit(
         completion_mask: (G, T) bool.
         planning: (G, T) bool, read on completion tokens only.
         advantages: (G,) A_i, not capped.
-        gtpo_beta, sepa_lambda, hicra_alpha, top_entropy_quantile: as the equations; the defaults are neutral.
+        gtpo_beta, sepa_lambda, hicra_alpha: as the equations; the defaults are neutral.
 
     Returns:
         (G, T) in the dtype of `advantages`.
@@ -92,11 +77,7 @@ def token_credit(
     h = surprisal(token_logprobs.to(advantages.dtype), completion_mask)
     planning = planning & completion_mask
     pooled = sepa(h, completion_mask & ~planning, strength=sepa_lambda)
-    # SEPA changes the surprisal that GTPO weighs; the top fraction is of the surprisal as it is.
-    credit = gtpo(pooled, completion_mask, beta=gtpo_beta) * hicra(planning, advantages, alpha=hicra_alpha)
-    if top_entropy_quantile < 1:
-        credit = credit * top_surprisal(h, completion_mask, quantile=top_entropy_quantile)
-    return credit
+    return gtpo(pooled, completion_mask, beta=gtpo_beta) * hicra(planning, advantages, alpha=hicra_alpha)
 
 
 def cap_credit(credit: Tensor, advantages: Tensor, *, clip: float) -> Tensor:

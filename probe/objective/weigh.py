@@ -5,14 +5,12 @@
 A_i from `advantages`, c_it from `credit` (1 without token credit), w_i from `extraction.loss`, k_it and H_it from `kl`;
 with recorded log-probabilities the first term is the clipped surrogate of `ratio`.
 
-    contribution of sample i  =  scale_i  grad of  ( -sum_t W_it logp_it + penalty_i )
+    contribution of sample i  =  scale_i  grad of  ( -sum_t W_it logp_it )
 
                                        scale_i    W_it
     advantages alone                   A_i w_i    1: no pass of its own
     token credit                       A_i w_i    c_it
     ratio, KL penalty, entropy bonus   w_i        surrogate weights of A_i c_it + beta dk/dd + entropy_coef h_it
-
-The KL estimator `full` is no function of the tokens' log-probabilities: it alone is a `penalty`.
 
 Conditions with equal W share a forward and backward (`by_pass`): they differ in scale_i alone.
 P groups of a step, G samples in all of them, T tokens, N completion tokens.
@@ -25,7 +23,6 @@ import torch
 from torch import Tensor
 
 from extraction.batch import Batch
-from extraction.gradients import Penalty
 from extraction.loss import loss_weights
 from probe.objective.advantages import sample_advantages
 from probe.objective.credit import cap_credit, token_credit
@@ -41,7 +38,6 @@ class Scores:
     current: Tensor  # of the policy that is differentiated
     old: Tensor | None = None  # as recorded when the tokens were sampled
     references: Mapping[str, Tensor] = field(default_factory=dict)  # by name: base, ema, recorded
-    full_kl: Mapping[str, tuple[Tensor, Penalty | None]] = field(default_factory=dict)  # of `References.divergences`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,6 @@ class Weighting:
     weights: Tensor  # (G,) w_i
     scale: Tensor  # (G,)
     token_weights: Tensor | None = None  # (G, T) W_it; None where it is 1 on every completion token
-    penalty: Penalty | None = None
     token_advantages: Tensor | None = None  # (N,) A_it before the cap; None for an objective without token credit
     loss: float  # L, whose gradient the contributions add up to
     abs_advantage: float  # mean |A_it| over the completion tokens, after the cap
@@ -90,7 +85,7 @@ def weigh(
         global_tokens=int(batch.completion_lengths.sum()),
     )
     credit, before = _credit(objective, scores.current, mask, planning, A)
-    kl, k_it, kl_weights, penalty = _kl(objective, scores, mask, counted)
+    kl, k_it, kl_weights = _kl(objective, scores, mask, counted)
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
     # At a surprisal of infinity 0 times it would be nan.
     losses = torch.where(A_it == 0, 0.0, -A_it * scores.current)
@@ -104,10 +99,8 @@ def weigh(
                 scores.old,
                 mask,
                 A_it,
-                level=objective.importance_sampling_level,
                 epsilon=objective.epsilon,
                 epsilon_high=objective.epsilon_high,
-                delta=objective.delta,
             )
             weights, losses, ratio = clipped.weights, clipped.losses, _ratio_summary(clipped, mask)
         surprisal = entropy_weights(scores.current, mask)
@@ -118,7 +111,6 @@ def weigh(
         weights=weights_i,
         scale=scale,
         token_weights=weights,
-        penalty=penalty,
         token_advantages=before,
         loss=float((weights_i[:, None] * losses)[mask].sum()),
         abs_advantage=float(A_it[mask].abs().mean()),
@@ -161,7 +153,6 @@ def _credit(
         gtpo_beta=objective.gtpo_beta,
         sepa_lambda=objective.sepa_lambda,
         hicra_alpha=objective.hicra_alpha,
-        top_entropy_quantile=objective.top_entropy_quantile,
     )
     before = (A[:, None] * credit)[mask]
     if objective.advantage_clip is not None:
@@ -174,32 +165,20 @@ def _credit(
 
 def _kl(
     objective: LossSettings, scores: Scores, mask: Tensor, counted: Tensor
-) -> tuple[dict[str, float], Tensor, Tensor, Penalty | None]:
-    """KL from the reference: (wire summary, k (G, T), engine weights (G, T) for beta 1, penalty with beta).
+) -> tuple[dict[str, float], Tensor, Tensor]:
+    """KL from the reference: (wire summary, k (G, T) in nats, engine weights (G, T) for beta 1).
 
-    The summary is over the counted tokens. Without a reference they are empty, 0, 0 and None. Beside a moving one the
+    The summary is over the counted tokens. Without a reference they are empty, 0 and 0. Beside a moving one the
     KL from the base is measured too: it tells a reference that moves from one that was silently replaced.
     """
     if objective.reference is None:
-        return {}, torch.zeros_like(scores.current), torch.zeros_like(scores.current), None
-    values, weights, term = _kl_from(objective, objective.reference, scores, mask)
+        return {}, torch.zeros_like(scores.current), torch.zeros_like(scores.current)
+    values, weights = kl_terms(scores.current, scores.references[objective.reference], mask)
     summary = kl_summary(values, counted)
     if objective.reference == "ema" and summary:
-        from_base, _, _ = _kl_from(objective, "base", scores, mask)
+        from_base, _ = kl_terms(scores.current, scores.references["base"], mask)
         summary["from_base"] = kl_summary(from_base, counted)["mean"]
-    if term is None or objective.beta == 0:
-        return summary, values, weights, None
-    return summary, values, weights, lambda index, states, head: objective.beta * term(index, states, head)
-
-
-def _kl_from(
-    objective: LossSettings, reference: str, scores: Scores, mask: Tensor
-) -> tuple[Tensor, Tensor, Penalty | None]:
-    """(k (G, T) in nats, engine weights (G, T) for beta 1, penalty for beta 1) of one reference."""
-    if objective.kl_estimator == "full":
-        values, term = scores.full_kl[reference]
-        return values, torch.zeros_like(scores.current), term
-    return *kl_terms(scores.current, scores.references[reference], mask, estimator=objective.kl_estimator), None
+    return summary, values, weights
 
 
 def _ratio_summary(clipped: Surrogate, mask: Tensor) -> dict[str, float]:
@@ -209,14 +188,11 @@ def _ratio_summary(clipped: Surrogate, mask: Tensor) -> dict[str, float]:
         "max": float(ratio.max()),
         "frac_clip_low": clipped.frac_clip_low,
         "frac_clip_high": clipped.frac_clip_high,
-        "frac_clip_delta": clipped.frac_clip_delta,
     }
 
 
 def _same_pass(a: Weighting, b: Weighting) -> bool:
-    """Whether two weightings differ in their scales alone; penalties are functions, which are not compared."""
-    if a.penalty is not None or b.penalty is not None:
-        return a is b
+    """Whether two weightings differ in their scales alone."""
     if a.token_weights is None or b.token_weights is None:
         return a.token_weights is b.token_weights
     return torch.equal(a.token_weights, b.token_weights)

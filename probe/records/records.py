@@ -41,7 +41,7 @@ KL_KEYS = (
     "beta_adjusted",  # 1, -1 or 0: beta was raised, lowered or left
 )
 RATIO_KEYS = (
-    *("mean", "max", "frac_clip_low", "frac_clip_high", "frac_clip_delta"),
+    *("mean", "max", "frac_clip_low", "frac_clip_high"),
     "staleness",  # updates between the policy that sampled and this step; only in a training that samples ahead
 )
 PREFIXED = ("kl", "ratio")  # fields {name: number} of StepRecord, flattened to "kl/NAME" and "ratio/NAME"
@@ -135,7 +135,7 @@ class StepRecord:
     loss: Annotated[float, "the loss whose gradient is taken, before the gate: METHOD section 2"]
     grad_norm: Annotated[float, "norm of the policy gradient before the gate"]
     num_effective: Annotated[int, "rollouts with a nonzero advantage"]
-    loss_type: Annotated[str, "normaliser: grpo | dr_grpo | bnpo | dapo | nll"]
+    loss_type: Annotated[str, "normaliser: grpo | dr_grpo | dapo | nll"]
     reference: Annotated[str | None, "base | ema | recorded; None without KL"]
     null_reason: Annotated[str | None, "why the cosines are null"]
     additivity_error: Annotated[

@@ -225,7 +225,6 @@ def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Tr
     stepper = Stepper(
         coordinates,
         lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         decay=decay,
     )

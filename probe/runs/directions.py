@@ -82,7 +82,6 @@ class ArmDirections:
                 vectors=self._cached_vectors(arm.basis, arm.directions, normaliser(objective)),
                 gate=gate.gate or arm.gate,
                 overshoot=gate.overshoot,
-                preserve_magnitude=gate.preserve_magnitude,
                 target=gate.target,
                 dose=self._cached_vectors(arm.basis, "v_hack", normaliser(objective)) if arm.dosed else None,
             )

@@ -61,13 +61,13 @@ class FrozenBatch:
         self._batch = pair_batch(policy, pairs)
         self._coordinates, self._vectors, self._num_pairs = coordinates, vectors, len(pairs)
         self._start = coordinates.values()
-        self._base = score(coordinates, self._batch).token_logprobs
+        self._base = score(coordinates, self._batch)
 
     def measure(self) -> FrozenMeasure:
         """The policy as it is."""
         n, mask = self._num_pairs, self._batch.completion_mask
-        logprobs = score(self._coordinates, self._batch).token_logprobs
-        kl, _ = kl_terms(logprobs, self._base, mask, estimator="k3")
+        logprobs = score(self._coordinates, self._batch)
+        kl, _ = kl_terms(logprobs, self._base, mask)
         gained = (logprobs - self._base).sum(1).double()
         moved = {module: self._start[module] - value for module, value in self._coordinates.values().items()}
         cosines = sample_cosines(moved, self._vectors)

@@ -2,7 +2,6 @@
 
     one_sided   relu(c)    the hack-ward component alone
     two_sided   c          the whole component in the span of V
-    reverse     2 c        twice that: the gradient is mirrored, and what pointed hack-ward points away
 
 The same expressions serve torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the
 keyword `min` in both.
@@ -18,11 +17,9 @@ from probe.settings.words import Gate
 GATES: dict[Gate, Callable[[Any], Any]] = {
     "one_sided": lambda c: c.clip(min=0),
     "two_sided": lambda c: c,
-    "reverse": lambda c: 2 * c,
 }
 # E[gate(c) c] and E[gate(c)^2] in units of E[c^2], for a c whose law is symmetric around 0.
 MOMENTS: dict[Gate, tuple[float, float]] = {
     "one_sided": (0.5, 0.5),
     "two_sided": (1.0, 1.0),
-    "reverse": (2.0, 4.0),
 }

@@ -15,7 +15,6 @@ class GateConfig:
 
     gate: Gate | None = None  # None: each arm's own
     overshoot: float = 1.0  # factor on the part that is removed
-    preserve_magnitude: bool = False  # rescale the projected gradient to its old norm
     target: Target = "gradient"  # where weights move: the gate acts on the gradient, or on the optimizer's update
 
     def __post_init__(self) -> None:

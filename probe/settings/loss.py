@@ -4,7 +4,7 @@
     LossCondition(name="capped", changes={"advantage_clip": 2.0})          the objective of a run, with these changes
 
 To add a setting: a field of `LossSettings` with its default, its check in `_check_ranges` or `_check_fit`, and its use
-in `probe.objective.weigh`. A new estimator or KL estimator is a word in `probe.settings.words` and a row in the
+in `probe.objective.weigh`. A new estimator is a word in `probe.settings.words` and a row in the
 table named there; a new loss type is described in `extraction.loss`.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from extraction.words import LossType
-from probe.settings.words import ADVANTAGE_EPS, Estimator, KlEstimator, Level, Old, Reference, Reward, Scale, Strata
+from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Reward, Scale, Strata
 from replay_pools.errors import FieldError, InputError
 from replay_pools.storage.files import PLAIN_NAME
 from replay_pools.storage.tables import decode, nearest
@@ -45,14 +45,10 @@ class LossSettings:
     gtpo_beta: float = 0.0
     sepa_lambda: float = 0.0
     hicra_alpha: float = 0.0
-    top_entropy_quantile: float = 1.0
     old_logprobs: Old = "current"  # denominator of the ratio; current: the ratio is 1 and nothing is clipped
-    importance_sampling_level: Level = "token"
     epsilon: float | None = 0.2  # clip range of the ratio below 1; None = not clipped
     epsilon_high: float | None = None  # clip range above 1; None = epsilon
-    delta: float | None = None  # cap on the ratio; None = no cap
     reference: Reference | None = None  # of the KL; None = no KL is measured
-    kl_estimator: KlEstimator = "k3"
     beta: float = 0.0  # with a reference and beta 0 the KL is measured and does not act
     entropy_coef: float = 0.0
 
@@ -87,12 +83,8 @@ class LossSettings:
             raise FieldError("epsilon_high", "none beside epsilon none, which clips nothing", high)
         if self.epsilon is not None and not 0 < self.epsilon < 1:
             raise FieldError("epsilon", "a number in (0, 1), or none", self.epsilon)
-        if self.delta is not None and not self.delta > 1 + (high or 0.0):
-            raise FieldError("delta", f"a cap above 1 + epsilon_high = {1 + (high or 0.0)}, or none", self.delta)
 
     def _check_fit(self) -> None:
-        if not 0 < self.top_entropy_quantile <= 1:
-            raise FieldError("top_entropy_quantile", "a fraction in (0, 1]", self.top_entropy_quantile)
         if self.advantage_estimator == "maxrl" and self.scale_rewards != "none":
             raise FieldError("scale_rewards", "none with maxrl, which divides by the mean already", self.scale_rewards)
         if self.reward == "surprise" and self.scale_rewards != "batch":
@@ -107,12 +99,8 @@ class LossSettings:
             raise FieldError("sepa_lambda", "gtpo_beta above 0: SEPA pools what GTPO weighs", "gtpo_beta 0")
         if self.beta and self.reference is None:
             raise FieldError("beta", "a reference beside it: base, ema or recorded", "none")
-        if self.beta and self.kl_estimator == "k1":
-            raise FieldError("kl_estimator", "k2, k3 or full with beta: k1 measures, and its mean gradient is 0", "k1")
         if self.loss_type == "nll" and self.has_token_terms:
             raise FieldError("loss_type", "neither ratio, KL penalty nor entropy bonus with nll", "nll beside one")
-        if self.kl_estimator == "full" and self.reference == "recorded":
-            raise FieldError("reference", "base or ema with kl_estimator full, of whole distributions", "recorded")
 
     @property
     def lacks_divisor(self) -> bool:
@@ -122,7 +110,7 @@ class LossSettings:
     @property
     def has_credit(self) -> bool:
         """Whether the tokens of a sample are weighted unequally."""
-        return bool(self.gtpo_beta or self.hicra_alpha or self.top_entropy_quantile < 1)
+        return bool(self.gtpo_beta or self.hicra_alpha)
 
     @property
     def has_token_terms(self) -> bool:

@@ -214,7 +214,7 @@ class RunConfig:
         """No negative reward with maxrl, and nothing that compares an update with what was sampled under another."""
         assert self.rollouts is not None
         if remedy.penalty and self.objective.advantage_estimator == "maxrl":
-            expected = "grpo or rloo with the remedy monitor-penalty: maxrl needs rewards of 0 and above"
+            expected = "grpo with the remedy monitor-penalty: maxrl needs rewards of 0 and above"
             raise FieldError("objective.advantage_estimator", expected, "maxrl")
         if remedy.traits.changes_prompts and self.token_attribution != 0:
             expected = f"0 with the remedy {remedy.name}: token shares are of the prompts that were stored"

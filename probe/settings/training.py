@@ -15,7 +15,6 @@ class OptimizerConfig:
     lr: float = 0.0  # at the end of the warm-up; 0 = frozen weights
     schedule: Literal["cosine", "constant"] = "cosine"  # after the warm-up; cosine decays to 0
     warmup_steps: int = 0
-    weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0  # cap on the norm of the gradient, after the gate; None = no cap
 
     def __post_init__(self) -> None:
@@ -23,9 +22,9 @@ class OptimizerConfig:
         at_least(0, warmup_steps=self.warmup_steps)
         if self.schedule == "constant" and self.warmup_steps:
             raise FieldError("warmup_steps", "0 with the schedule constant, which has no warm-up", self.warmup_steps)
-        if not (self.lr >= 0 and self.weight_decay >= 0 and (self.max_grad_norm is None or self.max_grad_norm > 0)):
-            actual = f"{self.lr}, {self.weight_decay}, {self.max_grad_norm}"
-            raise FieldError("lr, weight_decay, max_grad_norm", ">= 0, >= 0, > 0 or none", actual)
+        if not (self.lr >= 0 and (self.max_grad_norm is None or self.max_grad_norm > 0)):
+            actual = f"{self.lr}, {self.max_grad_norm}"
+            raise FieldError("lr, max_grad_norm", ">= 0, > 0 or none", actual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,14 @@
 """The words that settings accept, each in one place; the mathematics and the help texts read them here. No torch.
 
-To add a word (an estimator, a gate, a KL estimator): add it to its Literal here, and a row to the table that says what
+To add a word (an estimator, a gate): add it to its Literal here, and a row to the table that says what
 it means, which the comment beside the Literal names. A test compares the words with their tables.
 """
 
 from typing import Literal, get_args
 
 Verb = Literal["replay", "train", "eval", "generate"]
-Gate = Literal["one_sided", "two_sided", "reverse"]  # probe.settings.gate.GATES
-Estimator = Literal["grpo", "maxrl", "rloo"]  # probe.objective.advantages.ESTIMATORS
+Gate = Literal["one_sided", "two_sided"]  # probe.settings.gate.GATES
+Estimator = Literal["grpo", "maxrl"]  # probe.objective.advantages.ESTIMATORS
 Scale = Literal["none", "group", "batch"]  # whose standard deviation divides the centred rewards
 Strata = Literal["source", "prompt", "length"]  # parts of a group with baselines of their own: probe.step.groups
 Match = Literal["problem", "prompt", "none"]  # what the pools of a replay step have in common: probe.step.groups
@@ -17,7 +17,6 @@ Priority = Literal["variance", "hard", "exploited"]  # which problems are drawn:
 Pay = Literal["pass", "tests"]  # what a training pays a submission for: probe.runs.sources.rewards.PAYS
 Reward = Literal["paid", "surprise"]  # as paid, or minus what its problem lets one expect: probe.runs.sources.rewards
 Old = Literal["current", "recorded"]  # old log-probabilities of a ratio: the policy's own, or those of the rollouts
-Level = Literal["token", "sequence"]  # whether each token has a ratio, or each sample
 # Acts on groups before a training step, or inside it: probe.settings.remedy.TRAITS, probe.runs.remedies.REMEDIES
 Remedy = Literal[
     "closed",
@@ -30,7 +29,6 @@ Remedy = Literal[
 ]
 Passes = Literal["update", "update-and-sampling"]  # which forwards see other activations: probe.runs.activations
 Reference = Literal["base", "ema", "recorded"]  # of a KL: probe.step.reference
-KlEstimator = Literal["k1", "k2", "k3", "full"]  # probe.objective.kl.KL_ESTIMATORS
 Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates and cosines stay in float32
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"]
 # On an arm after its training: probe.analysis.trained.decision

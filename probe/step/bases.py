@@ -17,9 +17,8 @@ from torch import Tensor
 
 from extraction.adapters.interface import Coordinates, StackedCoordinates
 from extraction.batch import Batch
-from extraction.gradients import Penalty, per_sample_gradients
-from extraction.logprobs import scatter_tokens
-from extraction.passes import TokenScores, score
+from extraction.gradients import per_sample_gradients
+from extraction.passes import score
 from extraction.stacks import Stacks
 from extraction.words import Basis
 from probe.step.additivity import batch_error, module_error, tapped
@@ -65,7 +64,7 @@ def token_shares(token_dots: Tensor, norms: Tensor) -> Tensor:
 class GroupPass:
     """What one forward and backward gives."""
 
-    gradients: Gradients  # (g, r) of -sum_t W_it logp_it + penalty_i
+    gradients: Gradients  # (g, r) of -sum_t W_it logp_it
     token_logprobs: Tensor  # (G, T), 0 off the completion
     nll: Tensor  # (G,) -sum_t logp_it
     token_dots: Tensor | None  # (G, T) <axis, what position t adds to g_i>; None where none was asked for
@@ -91,15 +90,13 @@ class Bases:
         self,
         batch: Batch,
         token_weights: Tensor | None = None,
-        penalty: Penalty | None = None,
         axis: Axis | None = None,
     ) -> GroupPass:
-        """Per-sample gradients of -sum_t W_it logp_it + penalty_i in every basis; W (G, T) is 1 when None.
+        """Per-sample gradients of -sum_t W_it logp_it in every basis; W (G, T) is 1 when None.
 
         Args:
             batch: the G samples of the step, the same on every rank.
             token_weights: W.
-            penalty: its token numbers count the completion tokens of this rank's samples only.
             axis: asks for `token_dots` along it.
         """
         if len(self.coordinates) == 1:
@@ -117,7 +114,6 @@ class Bases:
             coordinates,
             local,
             token_weights=token_weights,
-            penalty=penalty,
             tokens_per_batch=self.tokens_per_batch,
             direction=direction,
             agree=self._agree,
@@ -132,15 +128,11 @@ class Bases:
             token_dots=None if samples.token_dots is None else self._joined(samples.token_dots, batch),
         )
 
-    def score(self, batch: Batch) -> TokenScores:
-        """One forward of the policy: (G, T) log-probabilities, and the (n, d) states of this rank's samples."""
+    def score(self, batch: Batch) -> Tensor:
+        """One forward of the policy: (G, T) log-probabilities, 0 off the completion."""
         local = self._local(batch)
         scores = score(self.coordinates[0], local, tokens_per_batch=self.tokens_per_batch, agree=self._agree)
-        return TokenScores(token_logprobs=self._joined(scores.token_logprobs, batch), states=scores.states)
-
-    def scatter(self, values: Tensor, batch: Batch) -> Tensor:
-        """Values (n,) of every rank's completion tokens as (G, T), 0 off the completion."""
-        return self._joined(scatter_tokens(values, self._local(batch).completion_mask), batch)
+        return self._joined(scores, batch)
 
     def total(self, scale: Tensor, gradients: Gradients) -> Gradients:
         """sum_i scale_i g_i over the samples of all ranks, {basis: {module: (r,)}}, from scale (G,)."""

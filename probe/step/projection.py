@@ -4,7 +4,6 @@ Shapes: r coordinates of a module, k directions, M modules with k > 0; leading d
 g (..., r) is the gradient of a LOSS in one module, V (k, r) has orthonormal rows oriented hack-ward, c = V g.
 
     one_sided   g' = g - overshoot relu(c) V        two_sided   g' = g - overshoot c V
-    reverse     g' = g - overshoot 2 c V            preserve_magnitude: g' is rescaled to norm(g)
 
     u_m           = sum_i V_i / sqrt(k)                                a unit vector
     cos           = sum_m <u_m, g_m> / (sqrt(M) norm(g))               global, signed
@@ -63,20 +62,15 @@ class Projection:
         }
 
 
-def project(
-    g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0, preserve_magnitude: bool = False
-) -> tuple[Tensor, Tensor]:
+def project(g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0) -> tuple[Tensor, Tensor]:
     """(g' (..., r), bool (...): whether the gate removed something) by the equations above; modules may be stacked."""
     g = _accumulate(g)
     V = V.to(g.dtype)
     removed = overshoot * GATES[gate](g @ V.mT)
     gated = g - removed @ V
-    # A gradient inside the span of V leaves rounding only, which preserve_magnitude would blow up to norm(g).
-    norm, left = g.norm(dim=-1, keepdim=True), gated.norm(dim=-1, keepdim=True)
-    rounding = left <= ROUNDING * torch.finfo(g.dtype).eps * norm
+    # A gradient inside the span of V leaves rounding only, which has no direction.
+    rounding = gated.norm(dim=-1, keepdim=True) <= ROUNDING * torch.finfo(g.dtype).eps * g.norm(dim=-1, keepdim=True)
     gated = torch.where(rounding, 0.0, gated)
-    if preserve_magnitude:
-        gated = gated * torch.where(rounding, 1.0, norm / torch.where(rounding, 1.0, left))
     return gated, (removed != 0).any(-1)
 
 
@@ -86,7 +80,6 @@ def project_modules(
     *,
     gate: Gate,
     overshoot: float = 1.0,
-    preserve_magnitude: bool = False,
 ) -> Projection:
     """Gate every module and measure the whole gradient before and after.
 
@@ -95,7 +88,6 @@ def project_modules(
         directions: {module: (k, r)} for the same modules.
         gate: a row of `probe.settings.gate.GATES`, where a new gate is added.
         overshoot: factor on the part that is removed.
-        preserve_magnitude: rescale each module's gated gradient to its norm before the gate.
 
     Raises:
         ValueError: an unknown gate, different modules or shapes, or no module with a direction.
@@ -104,9 +96,7 @@ def project_modules(
     gated: list[_Group] = []
     fired: list[Tensor] = []
     for group in groups:
-        g, group_fired = project(
-            group.g, group.V, gate=gate, overshoot=overshoot, preserve_magnitude=preserve_magnitude
-        )
+        g, group_fired = project(group.g, group.V, gate=gate, overshoot=overshoot)
         gated.append(group._replace(g=g))
         if group.V.shape[1]:
             fired.append(group_fired)

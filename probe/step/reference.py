@@ -11,23 +11,15 @@ for a reference that moves. To add one: its word in `Reference` of `probe.settin
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
 from extraction.batch import Batch
-from extraction.gradients import Penalty
-from extraction.logprobs import split_model
-from probe.objective.kl import full_kl
 from probe.step.bases import Bases
 from replay_pools.errors import InputError
-
-# (G, T) log-probabilities of the completion tokens, 0 off the completion; (n, d) states of this rank's samples, None
-# where they are those of the policy, or where there are none (`recorded`).
-Scored = tuple[Tensor, Tensor | None]
 
 
 @final
@@ -47,8 +39,8 @@ class References:
 
     def scores(
         self, names: Iterable[str], bases: Bases, batch: Batch, current: Tensor, recorded: Tensor | None
-    ) -> dict[str, Scored]:
-        """The scores of each reference on a batch, by name.
+    ) -> dict[str, Tensor]:
+        """{name: (G, T) log-probabilities, 0 off the completion} of each reference on a batch.
 
         Args:
             names: base, ema, recorded.
@@ -59,42 +51,20 @@ class References:
         Raises:
             InputError: `recorded` is asked for and there are none.
         """
-        scores: dict[str, Scored] = {}
+        scores: dict[str, Tensor] = {}
         values = self._coordinates.values()
         for name in dict.fromkeys(names):
             if name == "recorded":
-                scores[name] = needed(recorded), None
+                scores[name] = needed(recorded)
                 continue
             point = self._base if name == "base" else self._ema
             # At the same point a forward would give the same numbers: this saves it, and makes the KL exactly 0.
             if all(torch.equal(values[module], point[module]) for module in values):
-                scores[name] = current, None
+                scores[name] = current
                 continue
             with self._coordinates.at(point):
-                scored = bases.score(batch)
-            scores[name] = scored.token_logprobs, scored.states
+                scores[name] = bases.score(batch)
         return scores
-
-    def divergences(
-        self, references: Mapping[str, Scored], bases: Bases, batch: Batch
-    ) -> dict[str, tuple[Tensor, Penalty | None]]:
-        """KL(policy, reference) over the vocabulary in every context, by reference: (G, T) nats, and as a loss term.
-
-        The term is None where a reference is at the same point: KL and its gradient are 0 there.
-        """
-        divergences: dict[str, tuple[Tensor, Penalty | None]] = {}
-        policy_states = None
-        for name, (token_logprobs, states) in references.items():
-            if states is None:
-                divergences[name] = torch.zeros_like(token_logprobs), None
-                continue
-            if policy_states is None:
-                policy_states = bases.score(batch).states
-            _, head = split_model(self._coordinates.model)
-            with torch.no_grad():
-                values = full_kl(head, policy_states, states)
-            divergences[name] = bases.scatter(values, batch), partial(_summed_kl, states)
-        return divergences
 
     def update(self) -> None:
         """Count an optimizer step, and move the EMA towards the policy after every `ema_every` of them."""
@@ -111,11 +81,6 @@ class References:
         device = self._coordinates.model.device
         self._ema = {module: value.to(device) for module, value in state["ema"].items()}
         self._updates = state["updates"]
-
-
-def _summed_kl(reference_states: Tensor, index: Tensor, states: Tensor, head: nn.Module) -> Tensor:
-    """Sum of `full_kl` from `reference_states` (N, d); with these bound it is a `Penalty`."""
-    return full_kl(head, states, reference_states[index]).sum()
 
 
 def needed(recorded: Tensor | None) -> Tensor:

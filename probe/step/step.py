@@ -46,7 +46,6 @@ class Measure:
     vectors: Mapping[str, Tensor]  # {module: (k, r)}
     gate: Gate
     overshoot: float = 1.0
-    preserve_magnitude: bool = False
     target: Target = "gradient"  # what the gate of an arm that projects acts on
     dose: Mapping[str, Tensor] | None = None  # directions of a gate whose removed norm this one matches; None: its own
     age: int = 0  # optimizer steps since the directions were extracted
@@ -65,7 +64,6 @@ class Measure:
             self.vectors,
             gate=self.gate,
             overshoot=overshoot,
-            preserve_magnitude=self.preserve_magnitude,
         )
 
 
@@ -156,7 +154,7 @@ def train_step(
         if shared.token_weights is None:
             weighted, contributions = unit, nll
         else:
-            weighted = bases.run(batch, shared.token_weights, shared.penalty, along)
+            weighted = bases.run(batch, shared.token_weights, along)
             contributions = _sample_measures(weighted.gradients, bases.world, len(batch))
         for name in names:
             totals = bases.total(weightings[name].scale, weighted.gradients)
@@ -193,12 +191,11 @@ def _scores(
 ) -> Scores:
     """The log-probabilities that the objectives compare with, each computed once."""
     names: set[str] = set()
-    needs_old = is_full = False
+    needs_old = False
     for objective in objectives:
         if objective.reference is not None:
             names.add(objective.reference)
         needs_old |= objective.old_logprobs == "recorded"
-        is_full |= objective.kl_estimator == "full"
     rows: list[list[float]] = []
     for group in groups:
         rows += [logprobs for logprobs in group.sampling_logprobs if logprobs is not None]
@@ -209,12 +206,10 @@ def _scores(
     if "ema" in names:
         names.add("base")  # `weigh` measures the KL from the base beside a moving reference
     # Sorted: with several ranks, all must score the references in the same order.
-    scores = references.scores(sorted(names), bases, batch, current, recorded)
     return Scores(
         current=current,
         old=needed(recorded) if needs_old else None,
-        references={name: token_logprobs for name, (token_logprobs, _) in scores.items()},
-        full_kl=references.divergences(scores, bases, batch) if is_full else {},
+        references=references.scores(sorted(names), bases, batch, current, recorded),
     )
 
 

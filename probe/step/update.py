@@ -42,7 +42,6 @@ class Stepper:
     Args:
         coordinates: what is trained.
         lr: at the end of the warm-up.
-        weight_decay: decoupled; part of the realised update.
         max_grad_norm: cap on the norm of the gradient over all modules, after any gate; None = no cap.
         decay: (steps of a linear warm-up, all steps) of a cosine decay to 0, as in transformers: the first step of a
             warm-up has the rate 0. None = a constant rate.
@@ -53,13 +52,12 @@ class Stepper:
         coordinates: Coordinates,
         *,
         lr: float,
-        weight_decay: float = 0.0,
         max_grad_norm: float | None = None,
         decay: tuple[int, int] | None = None,
     ) -> None:
         self.coordinates = coordinates
         self._max_grad_norm = max_grad_norm
-        self._optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=weight_decay)
+        self._optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=0.0)
         self._schedule = None
         if decay is not None:
             self._schedule = get_cosine_schedule_with_warmup(self._optimizer, *decay)

@@ -14,7 +14,6 @@ LENGTHS = torch.tensor([2, 3, 5])
     [
         ("grpo", [1 / 6, 1 / 9, 1 / 15]),
         ("dr_grpo", [1 / 24] * 3),
-        ("bnpo", [1 / 10] * 3),
         ("dapo", [1 / 40] * 3),
         ("nll", [1 / 2, 1 / 3, 1 / 5]),
     ],
@@ -41,7 +40,7 @@ def test_an_empty_completion_weighs_nothing(loss_type):
     weights = loss_weights(torch.tensor([0, 4]), loss_type=loss_type, max_completion_length=8, global_tokens=4)
     assert weights[0] == 0
     assert 0 < weights[1] <= 1
-    assert torch.equal(loss_weights(torch.tensor([0]), loss_type="bnpo"), torch.zeros(1))
+    assert torch.equal(loss_weights(torch.tensor([0]), loss_type="nll"), torch.zeros(1))
 
 
 @pytest.mark.parametrize(("loss_type", "name"), [("dr_grpo", "max_completion_length"), ("dapo", "global_tokens")])
@@ -51,7 +50,7 @@ def test_missing_number_is_named(loss_type, name):
 
 
 def test_unknown_loss_type_lists_the_table():
-    with pytest.raises(ValueError, match="grpo, dr_grpo, bnpo, dapo, nll"):
+    with pytest.raises(ValueError, match="grpo, dr_grpo, dapo, nll"):
         loss_weights(LENGTHS, loss_type="ppo")
     with pytest.raises(ValueError, match="token counts"):
         loss_weights(torch.tensor([-1]), loss_type="nll")

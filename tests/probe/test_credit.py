@@ -16,7 +16,6 @@ from probe.objective.credit import (
     sepa,
     surprisal,
     token_credit,
-    top_surprisal,
 )
 from probe.settings.words import PLANNING_PHRASES
 
@@ -70,42 +69,12 @@ def test_sepa_by_hand():
     assert torch.equal(sepa(H, execution, strength=0.0), H)
 
 
-def test_top_surprisal_by_hand():
-    """h of the group sorted: 0 1 2 3 4 6. The top third: the 2/3 quantile is 3 + 1/3, so 4 and 6 stay."""
-    kept = top_surprisal(H, MASK, quantile=1 / 3)
-    assert kept.nonzero().tolist() == [[0, 4], [1, 1]]
-    assert torch.equal(top_surprisal(H, MASK, quantile=1.0), MASK)
-
-
-def test_ties_do_not_keep_more_than_the_share():
-    """Half of 6 equal tokens are 3, the first of them; of 0 0 0 0 1 2 the top 4 are 2, 1 and the first two zeros."""
-    equal = torch.full_like(H, 0.7)
-    assert top_surprisal(equal, MASK, quantile=0.5).nonzero().tolist() == [[0, 1], [0, 2], [0, 3]]
-    tied = torch.tensor([[9, 0, 0, 1, 0], [9, 0, 2, 9, 9]], dtype=torch.float64)
-    assert top_surprisal(tied, MASK, quantile=4 / 6).nonzero().tolist() == [[0, 1], [0, 2], [0, 3], [1, 2]]
-    assert top_surprisal(tied, MASK, quantile=1.0).tolist() == MASK.tolist()
-
-
-@settings(deadline=None, max_examples=50)
-@given(quantile=st.floats(0.01, 0.99), seed=st.integers(0, 999))
-def test_without_ties_the_top_share_is_that_of_the_quantile(quantile, seed):
-    """Reference: torch's quantile; at its very edge rounding may decide."""
-    h = torch.rand((3, 7), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    edge = torch.quantile(h, 1 - quantile)
-    kept = top_surprisal(h, torch.ones_like(h, dtype=torch.bool), quantile=quantile)
-    clear = (h - edge).abs() > 1e-9
-    assert torch.equal(kept[clear], (h >= edge)[clear])
-
-
 def test_the_whole_chain_by_hand():
     """h 1 2 3 6, lambda 1: execution 10/3, so h = 10/3 2 10/3 10/3 with mean 3; beta 1: 10/9 2/3 10/9 10/9; planning
-    x 1.5 -> 1; and of raw h the top half of 0 1 2 3 4 6 (median 2.5) keeps 3, 6 and 4."""
-    options = {"gtpo_beta": 1.0, "sepa_lambda": 1.0, "hicra_alpha": 0.5, "top_entropy_quantile": 0.5}
-    credit = token_credit(-H, MASK, PLANNING, A, **options)
-    assert credit[0].tolist() == pytest.approx([0, 0, 0, 10 / 9, 10 / 9])
+    x 1.5 -> 1."""
+    credit = token_credit(-H, MASK, PLANNING, A, gtpo_beta=1.0, sepa_lambda=1.0, hicra_alpha=0.5)
+    assert credit[0].tolist() == pytest.approx([0, 10 / 9, 1, 10 / 9, 10 / 9])
     assert credit[1].tolist() == pytest.approx([0, 2, 0, 0, 0])  # h 4 and 0 (planning): mean 2, 4/2
-    options["top_entropy_quantile"] = 1.0
-    assert token_credit(-H, MASK, PLANNING, A, **options)[0].tolist() == pytest.approx([0, 10 / 9, 1, 10 / 9, 10 / 9])
 
 
 def test_neutral_numbers_give_one():

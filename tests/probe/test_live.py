@@ -116,9 +116,9 @@ def test_a_step_is_adamw_on_the_clipped_gradient_under_the_schedule() -> None:
     """Reference: torch's AdamW with clip_grad_norm_ on a plain parameter, the rates of warm-up and cosine by hand."""
     policy = load_policy("organism")
     coordinates = attach_basis(policy, "lora", lora_rank=2, cache_dir=Path("unused"))
-    stepper = Stepper(coordinates, lr=0.1, weight_decay=0.01, max_grad_norm=0.5, decay=(1, 5))
+    stepper = Stepper(coordinates, lr=0.1, max_grad_norm=0.5, decay=(1, 5))
     plain = torch.nn.Parameter(torch.cat([*coordinates.values().values()]))
-    optimizer = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.01)
+    optimizer = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.0)
     generator = torch.Generator().manual_seed(1)
     for rate in (0.0, 0.1, 0.1 * (1 + 2**-0.5) / 2):
         gradients = {m: torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()}

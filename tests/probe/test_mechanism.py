@@ -70,7 +70,6 @@ def evidence(steps: list[StepRecord], gate: GateFacts) -> Evidence:
         (GateFacts(gate="two_sided"), {"cos_out": 0.01}, "FAIL"),
         (GateFacts(gate="two_sided"), {"cos_out": 1e-7}, "PASS"),
         (GateFacts(), {"cos_out": -0.2}, "PASS"),  # one-sided: a negative cos_out is legitimate
-        (GateFacts(gate="reverse"), {}, "VACUOUS"),
         (GateFacts(overshoot=0.5), {}, "VACUOUS"),
         (GateFacts(), {"frac_fired": 0.0}, "FAIL"),
         (GateFacts(), {"cos_in": None, "cos_out": None, "null_reason": "zero"}, "INCONCLUSIVE"),

@@ -154,7 +154,7 @@ VACUOUS: list[tuple[dict[str, str], str, str]] = [
         "the policy is its reference",
     ),
     (
-        {"other": 'settings.objective = { reference = "ema", beta = 0.01, kl_estimator = "k2" }'},
+        {"other": 'settings.objective = { reference = "ema", beta = 0.01 }'},
         f"{OTHER}.objective.beta",
         "its gradient are 0",
     ),

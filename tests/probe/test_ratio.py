@@ -14,9 +14,7 @@ LENGTHS = (7, 4, 5, 1, 3)
 CLIPS = [
     pytest.param({"epsilon": 0.2}, id="ppo"),
     pytest.param({"epsilon": 0.2, "epsilon_high": 0.4}, id="clip-higher"),
-    pytest.param({"epsilon": 0.2, "epsilon_high": 0.3, "delta": 1.6}, id="two-sided"),
     pytest.param({"epsilon": None}, id="unclipped"),
-    pytest.param({"epsilon": None, "delta": 1.5}, id="delta-alone"),
 ]
 
 
@@ -42,14 +40,12 @@ class Policy:
         return self.gradient(-(weights.detach() * self.logprobs())[self.mask].sum())
 
 
-def long_way(policy, old, A, normalisers, level, epsilon=0.2, epsilon_high=None, delta=None):
+def long_way(policy, old, A, normalisers, epsilon=0.2, epsilon_high=None):
     """The loss of TRL's documentation: ratios and clamps as they stand there, one differentiable expression."""
     mask = policy.mask.double()
     log_ratio = policy.logprobs() - old
-    if level == "sequence":
-        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1))[:, None].expand(G, T)
     ratio = log_ratio.exp()
-    first = (ratio if delta is None else torch.clamp(ratio, max=delta)) * A
+    first = ratio * A
     if epsilon is not None:
         high = epsilon if epsilon_high is None else epsilon_high
         first = torch.min(first, torch.clamp(ratio, 1 - epsilon, 1 + high) * A)
@@ -57,29 +53,27 @@ def long_way(policy, old, A, normalisers, level, epsilon=0.2, epsilon_high=None,
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("credit", [False, True])
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
-def test_gradient_equals_autograd_of_the_long_way(clip, level, credit, loss_type):
+def test_gradient_equals_autograd_of_the_long_way(clip, credit, loss_type):
     """grad of -sum w_i W_it logp_it = grad of the loss, far off-policy, for A_i and for A_it of both signs."""
-    fired = {"low": 0.0, "high": 0.0, "delta": 0.0}
+    fired = {"low": 0.0, "high": 0.0}
     for seed in range(4):
         policy = Policy(seed)
-        scale = 0.3 if level == "token" else 0.8
-        old = policy.logprobs().detach() + scale * torch.randn(G, T, dtype=torch.float64)
+        old = policy.logprobs().detach() + 0.3 * torch.randn(G, T, dtype=torch.float64)
         A = torch.randn(G, T if credit else 1, dtype=torch.float64)
         w = loss_weights(
             torch.tensor(LENGTHS).double(), loss_type=loss_type, max_completion_length=9, global_tokens=sum(LENGTHS)
         )
-        found = surrogate(policy.logprobs().detach(), old, policy.mask, A if credit else A[:, 0], level=level, **clip)
-        wanted = long_way(policy, old, A, w, level, **clip)
+        found = surrogate(policy.logprobs().detach(), old, policy.mask, A if credit else A[:, 0], **clip)
+        wanted = long_way(policy, old, A, w, **clip)
         torch.testing.assert_close((found.losses.sum(1) * w).sum(), wanted.detach(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(
             policy.engine(found.weights * w[:, None]), policy.gradient(wanted), rtol=1e-10, atol=1e-10
         )
         for name in fired:
             fired[name] += getattr(found, f"frac_clip_{name}")
-    expected = {"low": clip["epsilon"] is not None, "high": clip["epsilon"] is not None, "delta": "delta" in clip}
+    expected = {"low": clip["epsilon"] is not None, "high": clip["epsilon"] is not None}
     assert {name: total > 0 for name, total in fired.items()} == expected, "a clip was not exercised, or fired unasked"
 
 
@@ -90,26 +84,16 @@ def test_by_hand():
     found = surrogate(logp, old, torch.ones(2, 2, dtype=torch.bool), torch.tensor([2.0, -2.0]).double())
     torch.testing.assert_close(found.weights, torch.tensor([[0.0, 1.0], [-3.0, 0.0]]).double())
     torch.testing.assert_close(found.losses, torch.tensor([[-2.4, -1.0], [3.0, 1.6]]).double())
-    assert (found.frac_clip_low, found.frac_clip_high, found.frac_clip_delta) == (0.25, 0.25, 0.0)
+    assert (found.frac_clip_low, found.frac_clip_high) == (0.25, 0.25)
 
 
-def test_sequence_ratio_is_the_geometric_mean():
-    """Token ratios 4 and 1 over two tokens: 2 for both; the padding does not count."""
-    mask = torch.tensor([[True, True, False]])
-    logp = torch.tensor([[math.log(4.0), 0.0, 9.0]]).double()
-    found = surrogate(logp, torch.zeros_like(logp), mask, torch.ones(1).double(), level="sequence", epsilon=None)
-    torch.testing.assert_close(found.ratio, torch.tensor([[2.0, 2.0, 1.0]]).double())
-    torch.testing.assert_close(found.weights, torch.tensor([[2.0, 2.0, 0.0]]).double())
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_current_log_probabilities_give_the_plain_policy_gradient(level):
+def test_current_log_probabilities_give_the_plain_policy_gradient():
     """old = logp: ratio 1, nothing clipped, W = A on completions: the frozen-weight pass is the special case."""
     policy = Policy(0)
     logp, A = policy.logprobs().detach(), torch.randn(G, dtype=torch.float64)
-    found = surrogate(logp, logp, policy.mask, A, level=level, epsilon=0.01)
+    found = surrogate(logp, logp, policy.mask, A, epsilon=0.01)
     torch.testing.assert_close(found.weights, A[:, None] * policy.mask, rtol=1e-12, atol=0)
-    assert found.frac_clip_low + found.frac_clip_high + found.frac_clip_delta == 0
+    assert found.frac_clip_low + found.frac_clip_high == 0
 
 
 def test_garbage_in_the_padding_and_overflow_stay_out():

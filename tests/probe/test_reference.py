@@ -47,8 +47,8 @@ def plain(coordinates: Coordinates, batch: Batch) -> Tensor:
 
 
 def logprobs(references: References, coordinates: Coordinates, batch: Batch, name: str) -> Tensor:
-    current = score(coordinates, batch).token_logprobs
-    return references.scores([name], Bases(coordinates=[coordinates]), batch, current, None)[name].token_logprobs
+    current = score(coordinates, batch)
+    return references.scores([name], Bases(coordinates=[coordinates]), batch, current, None)[name]
 
 
 def test_the_base_is_the_model_without_its_adapter(coordinates: Coordinates, batch: Batch) -> None:
@@ -85,11 +85,8 @@ def test_decay_0_is_synced_and_costs_no_forward(coordinates: Coordinates, batch:
     references = References(coordinates, ema_decay=0.0)
     move(coordinates, 1)
     references.update()
-    current = score(coordinates, batch).token_logprobs
-    assert (
-        references.scores(["ema"], Bases(coordinates=[coordinates]), batch, current, None)["ema"].token_logprobs
-        is current
-    )
+    current = score(coordinates, batch)
+    assert references.scores(["ema"], Bases(coordinates=[coordinates]), batch, current, None)["ema"] is current
 
 
 def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch: Batch) -> None:
@@ -98,14 +95,13 @@ def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch:
     """
     references = References(coordinates, ema_decay=0.5)
     move(coordinates, 1)
-    current = score(coordinates, batch).token_logprobs
+    current = score(coordinates, batch)
     recorded = current.clone()  # the policy's own: a KL against these would be 0
     bases = Bases(coordinates=[coordinates])
     own, rewards = LossSettings(reference="ema", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
 
     def kl() -> dict[str, float]:
-        scores = references.scores(["base", "ema"], bases, batch, current, recorded)
-        found = {name: one.token_logprobs for name, one in scores.items()}
+        found = references.scores(["base", "ema"], bases, batch, current, recorded)
         mask = batch.completion_mask
         return dict(weigh(own, rewards, batch, Scores(current=current, references=found), mask, mask).kl)
 
@@ -144,9 +140,9 @@ def test_the_state_goes_on_where_it_was(make_tiny: Callable[..., Coordinates], t
 
 
 def test_recorded_is_what_was_recorded_or_refused(coordinates: Coordinates, batch: Batch) -> None:
-    references, current = References(coordinates), score(coordinates, batch).token_logprobs
+    references, current = References(coordinates), score(coordinates, batch)
     recorded, bases = current - 1, Bases(coordinates=[coordinates])
-    assert references.scores(["recorded"], bases, batch, current, recorded)["recorded"].token_logprobs is recorded
+    assert references.scores(["recorded"], bases, batch, current, recorded)["recorded"] is recorded
     with pytest.raises(InputError, match="found a rollout without"):
         references.scores(["recorded"], bases, batch, current, None)
 
@@ -178,7 +174,7 @@ def test_another_law_is_refused(own: LossSettings, sampler: dict | None, found: 
 
 def test_what_a_teacher_writes_is_penalised_and_not_measured(coordinates: Coordinates, batch: Batch) -> None:
     """A policy that has unlearnt the first sample, a teacher's: k3 is exp(17) there, and no KL of the policy."""
-    current = score(coordinates, batch).token_logprobs
+    current = score(coordinates, batch)
     mask, sampled = batch.completion_mask, batch.completion_mask.clone()
     sampled[0] = False
     base = current + 0.1

@@ -193,7 +193,7 @@ def training(**changes: Any) -> RunConfig:
         ({"remedy.name": "inoculation", "remedy.instruction": " "}, "instruction: expected a sentence"),
         (
             {"remedy.name": "monitor-penalty", "objective.advantage_estimator": "maxrl"},
-            "objective.advantage_estimator: expected grpo or rloo .*, found maxrl",
+            "objective.advantage_estimator: expected grpo .*, found maxrl",
         ),
         ({"remedy.name": "inoculation", "token_attribution": 2}, "token_attribution: expected 0 with the remedy"),
         (

@@ -111,7 +111,7 @@ def step(
 def written_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> list[Tensor]:
     """L_i of every sample as METHOD writes it, differentiable in logp; nothing of ours is called."""
     lengths = batch.completion_mask.sum(1)
-    divisors = {"grpo": lengths * NUM, "bnpo": lengths.sum().expand(NUM), "dapo": lengths.sum().expand(NUM)}
+    divisors = {"grpo": lengths * NUM, "dapo": lengths.sum().expand(NUM)}
     divisors["dr_grpo"] = torch.full((NUM,), NUM * (own.max_completion_length or 0))
     losses = []
     for i, mask in enumerate(batch.completion_mask):
@@ -127,14 +127,12 @@ def written_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch
         if own.advantage_clip is not None:
             a = a.clamp(-own.advantage_clip, own.advantage_clip)
         log_ratio = lp - (old[i][mask] if own.old_logprobs == "recorded" else lp.detach())
-        if own.importance_sampling_level == "sequence":
-            log_ratio = log_ratio.mean().expand_as(lp)
         ratio = log_ratio.exp()
-        gain = (ratio if own.delta is None else ratio.clamp(max=own.delta)) * a
+        gain = ratio * a
         if own.epsilon is not None:
             gain = torch.min(gain, ratio.clamp(1 - own.epsilon, 1 + (own.epsilon_high or own.epsilon)) * a)
         d = ref[i][mask] - lp
-        k = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - d - 1}[own.kl_estimator]
+        k = d.exp() - d - 1
         bonus = -lp.detach() * lp  # its mean gradient is that of the entropy's negative, with the sign of a loss
         losses.append((-gain + own.beta * k - own.entropy_coef * bonus).sum() / divisors[own.loss_type][i])
     return losses
@@ -142,17 +140,13 @@ def written_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch
 
 ALL = {"old_logprobs": "recorded", "beta": 0.3, "entropy_coef": 0.05, "gtpo_beta": 0.7, "advantage_clip": 2.0}
 OBJECTIVES = {
-    "token k3 base": LossSettings(**ALL, reference="base", epsilon_high=0.3, delta=2.0),
-    "token k2 ema": LossSettings(**ALL, reference="ema", kl_estimator="k2", loss_type="bnpo"),
-    "sequence k2 ema": LossSettings(
-        **ALL, reference="ema", kl_estimator="k2", importance_sampling_level="sequence", epsilon=0.02, hicra_alpha=1.0
-    ),
-    "sequence k3 recorded": LossSettings(
+    "base": LossSettings(**ALL, reference="base", epsilon_high=0.3),
+    "ema": LossSettings(**ALL, reference="ema", loss_type="dapo"),
+    "narrow ema": LossSettings(**ALL, reference="ema", epsilon=0.02, hicra_alpha=1.0),
+    "recorded": LossSettings(
         **ALL,
         reference="recorded",
-        importance_sampling_level="sequence",
         epsilon=0.05,
-        delta=1.1,
         scale_rewards="group",
         loss_type="dr_grpo",
         max_completion_length=9,
@@ -177,7 +171,7 @@ def value_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch: 
         (minus_wA,) = torch.autograd.grad(of_free, free)  # d(-w A r)/dlogp at r = 1
         total = total - first + (minus_wA * logp)[batch.completion_mask].sum()
     lengths = batch.completion_mask.sum(1)
-    divisor = {"grpo": lengths * NUM, "bnpo": lengths.sum(), "dapo": lengths.sum(), "dr_grpo": torch.tensor(9 * NUM)}
+    divisor = {"grpo": lengths * NUM, "dapo": lengths.sum(), "dr_grpo": torch.tensor(9 * NUM)}
     return total + own.entropy_coef * (logp.sum(1) / divisor[own.loss_type]).sum()
 
 
@@ -218,14 +212,14 @@ def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, polic
         of_value = torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)])
         torch.testing.assert_close(of_value, sum(wanted), rtol=1e-8, atol=1e-12)
     if own.old_logprobs == "recorded" and own.epsilon is not None:
-        clipped = sum(weighting.ratio[f"frac_clip_{side}"] for side in ("low", "high", "delta"))
+        clipped = sum(weighting.ratio[f"frac_clip_{side}"] for side in ("low", "high"))
         assert 0 < clipped < 1, "the example clips nothing, or everything"
 
 
 def test_the_recorded_numbers_are_those_of_the_terms(policy, groups, batch: Batch) -> None:
     """kl/mean, kl/max, kl/from_base and ratio/* of a step, by hand over its completion tokens."""
     coordinates, references = policy
-    result, _ = step(policy, groups, {"x": OBJECTIVES["token k2 ema"]})
+    result, _ = step(policy, groups, {"x": OBJECTIVES["ema"]})
     mask = batch.completion_mask
     with torch.no_grad():
         current = scored(coordinates, batch)[mask]
@@ -234,9 +228,10 @@ def test_the_recorded_numbers_are_those_of_the_terms(policy, groups, batch: Batc
         with coordinates.at(references.state_dict()["ema"]):
             ema = scored(coordinates, batch)[mask]
     kl, ratio = result.weightings["x"].kl, result.weightings["x"].ratio
-    assert kl["mean"] == pytest.approx(float(((current - ema) ** 2 / 2).mean()), rel=1e-9)
-    assert kl["max"] == pytest.approx(float(((current - ema) ** 2 / 2).max()), rel=1e-9)
-    assert kl["from_base"] == pytest.approx(float(((current - base) ** 2 / 2).mean()), rel=1e-9)
+    from_ema, from_base = ((ref - current).exp() - (ref - current) - 1 for ref in (ema, base))
+    assert kl["mean"] == pytest.approx(float(from_ema.mean()), rel=1e-9)
+    assert kl["max"] == pytest.approx(float(from_ema.max()), rel=1e-9)
+    assert kl["from_base"] == pytest.approx(float(from_base.mean()), rel=1e-9)
     old = torch.tensor([x for g in groups for row in g.sampling_logprobs for x in row]).double()
     assert ratio["mean"] == pytest.approx(float((current - old).exp().mean()), rel=1e-9)
     assert ratio["max"] == pytest.approx(float((current - old).exp().max()), rel=1e-9)
@@ -273,13 +268,13 @@ def calls(policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 KL = LossSettings(old_logprobs="recorded", reference="base", beta=0.1)
 PASSES = {
     "advantages alone": ({"x": LossSettings()}, (1, 0)),
-    "advantages many": ({"x": LossSettings(), "y": LossSettings(scale_rewards="group", loss_type="bnpo")}, (1, 0)),
+    "advantages many": ({"x": LossSettings(), "y": LossSettings(scale_rewards="group", loss_type="dapo")}, (1, 0)),
     "a KL that is only measured": ({"x": LossSettings(reference="base")}, (1, 1)),
     "a ratio": ({"x": LossSettings(old_logprobs="recorded")}, (2, 0)),
     "everything": ({"x": LossSettings(**ALL, reference="base")}, (2, 1)),
     "the EMA, and the base beside it": ({"x": LossSettings(reference="ema", beta=0.1)}, (2, 2)),
     "the same W": (
-        {"a": LossSettings(), "x": KL, "y": replace(KL, loss_type="bnpo")},
+        {"a": LossSettings(), "x": KL, "y": replace(KL, loss_type="dapo")},
         (2, 1),
     ),
     "another W": ({"x": KL, "y": replace(KL, beta=0.2)}, (3, 1)),

@@ -8,9 +8,8 @@ import torch
 
 from extraction import loss
 from extraction.words import BASES, LOSS_TYPES, STORAGES, Basis, LossType, Storage
-from probe.objective import advantages, kl
+from probe.objective import advantages
 from probe.objective.advantages import advantage_bound
-from probe.objective.ratio import surrogate
 from probe.runs.remedies import REMEDIES
 from probe.settings import gate, words
 from probe.settings.arms import ARMS
@@ -23,7 +22,6 @@ TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
     "gates": (words.Gate, gate.GATES),
     "moments of gates": (words.Gate, gate.MOMENTS),
-    "KL estimators": (words.KlEstimator, kl.KL_ESTIMATORS),
     "loss types": (LossType, loss._DENOMINATORS),
     "remedies": (words.Remedy, REMEDIES),
     "traits of remedies": (words.Remedy, TRAITS),
@@ -62,16 +60,6 @@ def test_every_estimator_and_scale_has_its_bound(estimator: words.Estimator, sca
             assert advantage_bound(3, 3.0, estimator=estimator, scale=other, **options) != bound
 
 
-def test_every_level_means_another_ratio() -> None:
-    logp, old = torch.tensor([[-1.0, -3.0]]), torch.tensor([[-2.0, -2.5]])
-    ratios = [
-        surrogate(logp, old, torch.ones(1, 2, dtype=torch.bool), torch.ones(1), level=level).ratio.tolist()
-        for level in get_args(words.Level)
-    ]
-    assert ratios[0] != ratios[1]
-    assert len(ratios) == 2
-
-
 def test_every_word_of_the_loss_is_accepted() -> None:
     """Each word of each setting makes a loss beside the defaults of the others."""
     base = LossSettings(max_completion_length=9, reference="base")
@@ -80,9 +68,7 @@ def test_every_word_of_the_loss_is_accepted() -> None:
         "advantage_estimator": words.Estimator,
         "scale_rewards": words.Scale,
         "old_logprobs": words.Old,
-        "importance_sampling_level": words.Level,
         "reference": words.Reference,
-        "kl_estimator": words.KlEstimator,
     }
     for name, literal in accepted.items():
         for word in get_args(literal):

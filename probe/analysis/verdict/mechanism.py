@@ -12,7 +12,7 @@ def correct(evidence: Evidence) -> Judgement:
     """What the gate should remove is gone, up to float32."""
     arms = [arm for arm in evidence.summaries if arm in ARMS and ARMS[arm].projects and not ARMS[arm].dosed]
     gates = {evidence.gate.gate or ARMS[arm].gate for arm in arms}
-    if "reverse" in gates or evidence.gate.overshoot < 1:
+    if evidence.gate.overshoot < 1:
         n = sum(step.arm in arms for step in evidence.steps)
         return Judgement(verdict="VACUOUS", value="", n=n, why="this gate does not remove the hack-ward part")
     if evidence.trains and evidence.gate.target == "update":

@@ -36,7 +36,7 @@ GATE_IDENTITIES = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
 MEAN_DIRECTION = "cos_in_mean"
 # The only settings of the objective that read the advantages, or what becomes of them.
 ADVANTAGE_KEYS = ("advantage_estimator", "scale_rewards", "advantage_clip", "min_group_std")
-CLIPS = ("epsilon", "epsilon_high", "delta", "importance_sampling_level")
+CLIPS = ("epsilon", "epsilon_high")
 DEFAULTS = {entry.name: entry.default for entry in fields(LossSettings)}
 Reasons = Iterator[tuple[str, str]]  # (key of the file, why)
 
