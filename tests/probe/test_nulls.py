@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from probe.analysis.statistics.nulls import haar_mean, haar_test
+from probe.analysis.statistics.nulls import haar_mean, haar_test, upper_p
 
 
 def haar_directions(rng, num_draws, r):
@@ -48,3 +48,11 @@ def test_haar_mean_by_hand():
     assert found.sd_shared == pytest.approx(0.15)
     assert found.sd_independent == pytest.approx(math.sqrt(0.01 + 0.04) / 2)
     assert haar_mean([], []) is None
+
+
+def test_draws_that_differ_by_rounding_are_ties():
+    """Of four draws one is larger and two are the statistic again, in single precision: (1 + 3) / 5."""
+    again = float(np.float32(0.7))
+    assert again < 0.7
+    assert upper_p(0.7, [again, 0.7, 0.9, 0.1]) == 0.8
+    assert upper_p(-0.7, [-again, 0.9, -0.8, -0.75]) == 0.6

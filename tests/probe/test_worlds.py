@@ -53,7 +53,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 8 of the same pairs"),
     "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) narrow the interval of what the gate removes"),
-    "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far) narrow the interval of what the gate removes"),
+    "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far) halve what permuted ones take by chance"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
     "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "held-out pairs, and as many times more"),

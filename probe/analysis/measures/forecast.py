@@ -34,7 +34,7 @@ from probe.analysis.statistics.intervals import (
     prompt_means,
     prompt_weights,
 )
-from probe.analysis.statistics.nulls import can_be_halved
+from probe.analysis.statistics.nulls import can_be_halved, upper_p
 from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
@@ -285,7 +285,7 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         from_prompts=float(ratio(covariances[0], np.sum(covariances, axis=0), otherwise=0.0)[0, 0]),
         permuted_mean=float(draws.mean()),
         permuted_q95=float(np.quantile(draws, 0.95)),
-        permuted_p=(1 + int((draws >= removed).sum())) / (len(draws) + 1),
+        permuted_p=upper_p(removed, draws),
         haar=haar,
     )
 

@@ -59,7 +59,7 @@ from probe.analysis.statistics.intervals import (
     student_quantile,
     varies,
 )
-from probe.analysis.statistics.nulls import can_be_halved, half_samples, true_labels
+from probe.analysis.statistics.nulls import can_be_halved, half_samples, true_labels, upper_p
 from probe.analysis.statistics.permutation import paid_labels
 from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
@@ -339,7 +339,7 @@ def hackward_fracs(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int = 0)
                 num_prompts=len(by_prompt),
                 permuted_mean=float(permuted.mean()),
                 permuted_q95=float(np.quantile(permuted, 0.95)),
-                permuted_p=(1 + int((permuted >= value).sum())) / (len(permuted) + 1),
+                permuted_p=upper_p(value, permuted),
             )
         )
     return rows

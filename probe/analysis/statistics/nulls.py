@@ -26,6 +26,7 @@ from scipy import stats
 
 NORMAL_95 = float(stats.norm.ppf(0.95))
 NORMAL_975 = float(stats.norm.ppf(0.975))  # both tails together: 5%
+ROUNDING = 1e-5  # of a share, by the single precision of the gradients
 Rows = NDArray[np.intp]  # (B, p) row numbers of pair gradients
 
 
@@ -110,6 +111,16 @@ def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> Nul
         p=(1 + int(np.sum(np.abs(x - centre) >= distance - ties))) / (len(x) + 1),
         d=statistic - mean,
     )
+
+
+def upper_p(statistic: float, draws: ArrayLike) -> float:
+    """(1 + draws that are as large or larger) / (B + 1), for draws (B,) of directions of permuted pairs.
+
+    Few pairs have few permutations, and many draws are the true directions again, up to their signs: they are ties,
+    which rounding in single precision would otherwise break.
+    """
+    draws = np.asarray(draws, dtype=np.float64)
+    return (1 + int(np.sum(draws >= statistic - ROUNDING * abs(statistic)))) / (len(draws) + 1)
 
 
 def haar_test(cosine: float, haar_sd: float) -> HaarTest:
