@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from extraction.pair_files.formats import MAP
 from extraction.pair_files.pair import Pair
-from extraction.pair_files.reader import read_pair_file
 from extraction.words import ExtractionSettings, kind_of
 from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
 from replay_pools.environments.loopholes import render_messages
@@ -42,9 +40,11 @@ def load_pairs(source: str, columns: str | None = None, split_seed: int | None =
     """
     if is_builtin(source):
         if columns is not None:
-            raise InputError(MAP, expected="a file of pairs beside it (--pairs FILE)", found=source)
+            raise InputError("--pairs-map", expected="a file of pairs beside it (--pairs FILE)", found=source)
         pairs = builtin_pairs(source.partition(":")[2] or "run_tests")
     else:
+        from extraction.pair_files.reader import read_pair_file  # with all formats, for those alone who have a file
+
         pairs = read_pair_file(source, columns, split_seed or 0).pairs
     if all(pair.held_out for pair in pairs):
         raise InputError(f"pairs {source}", expected="at least one pair that is not held out", found="none")
@@ -60,6 +60,8 @@ def pair_notes(settings: ExtractionSettings) -> list[str]:
     """What was decided in reading the pairs of a run, a sentence each; none of built-in ones."""
     if is_builtin(settings.pairs):
         return []
+    from extraction.pair_files.reader import read_pair_file
+
     return read_pair_file(settings.pairs, settings.pairs_map, settings.split_seed or 0).notes
 
 

@@ -3,7 +3,7 @@
 hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference; of the
                                      DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
                                      where there are several
-margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.frozen_batch`
+margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.evaluations`
 elo_gap                              best evaluation above the base, in Elo of solving (`probe.analysis.ladder`)
 cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
 

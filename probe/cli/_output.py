@@ -8,8 +8,7 @@ from probe.records.records import StepRecord
 from probe.settings.words import ALL
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
-    from probe.runs.footprint import Footprint
-    from probe.runs.preview import Preview
+    from probe.runs.footprint import Footprint, Preview
     from probe.runs.rates import Evaluation, Rate
 
 GIB = 2**30

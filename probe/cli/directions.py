@@ -36,7 +36,7 @@ def show(file: Path, out: Path, as_json: bool) -> None:
 
     Example:  probe directions show v_hack
     """
-    from probe.runs.card import read_card
+    from probe.runs.directions import read_card
 
     file = resolve_directions(file, out)
     card = read_card(file)

@@ -74,7 +74,7 @@ def evaluate(
         for option in ("preset", "model", "adapter", "env"):
             if (given := ctx.params[option]) is not None:
                 raise InputError(f"--{option}", expected="none beside RUN, which has its own", found=repr(given))
-    from probe.runs.evaluate import check_unseen, deployed_policy, evaluate_policy
+    from probe.runs.evaluations import check_unseen, deployed_policy, evaluate_policy
 
     options, step, trained = given_flags(ctx, FLAGS), 0, None
     if run is not None:

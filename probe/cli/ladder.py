@@ -114,7 +114,7 @@ def _reference_players(evaluated: "dict[str, Sitting]") -> "list[Player]":
 
 def _grade_bots(sitting: "Sitting") -> "list[Player]":
     """The bots on the problems of a sitting, graded as it was."""
-    from probe.runs.bots import bot_players
+    from probe.runs.heldout import bot_players
     from replay_pools.environments.base import SPLITS
     from replay_pools.environments.registry import get_environment
     from replay_pools.grading.grade import Grader, canary

@@ -181,7 +181,7 @@ def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_mod
 
 
 def _local(model: ModelConfig, out: Path) -> "Engine":
-    from probe.runs.policies import configured_policy
+    from probe.runs.assemble import configured_policy
     from replay_pools.sampling.engines import LocalEngine
 
     return LocalEngine(configured_policy(model, out / "cache"))

@@ -48,9 +48,9 @@ def regrade(
 
       probe pool regrade teacher --name teacher-again
     """
-    from replay_pools.grading.execution import MIN_CPU_S
     from replay_pools.grading.grade import Grader
     from replay_pools.grading.tiers import describe_tier
+    from replay_pools.rollout import MIN_CPU_S
 
     source = open_sound_pool(resolve_pool(pool_name, out))
     rule = code_rule or graded_code_rule(source)

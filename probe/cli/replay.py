@@ -113,14 +113,15 @@ def replay(
 
       probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
-    from probe.runs.replay import preview
-    from probe.runs.replay import replay as run_replay
-
     config = run_config(ctx, "replay", FLAGS, out)
     directory = out / "runs" / name
     if dry_run:
-        echo_preview(preview(config, directory, out_dir=out, say=say), as_json)
+        from probe.runs.footprint import preview_replay
+
+        echo_preview(preview_replay(config, directory, out_dir=out, say=say), as_json)
         return
+    from probe.runs.replay import replay as run_replay
+
     with running(config.model, track, directory, out) as world:
         say_defaults(ctx, config, FLAGS, world.main_only(say))
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)

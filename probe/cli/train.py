@@ -56,15 +56,15 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
-    # They bring torch: the help text must not wait for it.
-    from probe.runs.train import preview
-    from probe.runs.train import train as run_train
-
     config = run_config(ctx, "train", FLAGS, out)
     directory = out / "runs" / name
     if dry_run:
-        echo_preview(preview(config, directory, out_dir=out), as_json)
+        from probe.runs.footprint import preview_training
+
+        echo_preview(preview_training(config, directory, out_dir=out), as_json)
         return
+    from probe.runs.train import train as run_train
+
     with running(config.model, track, directory, out) as world:
         say_defaults(ctx, config, FLAGS, world.main_only(say))
         run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)

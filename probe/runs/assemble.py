@@ -2,8 +2,7 @@
 
     policy -> one adapted copy for each basis -> directions of every arm -> measures, references, what trains
 
-`probe replay` and `probe train` both call `assemble`, and hand its result to `probe.runs.loop.run_steps`; they differ
-in where groups come from.
+`probe replay` and `probe train` hand its result to `probe.runs.loop.run_steps`; they differ in where groups come from.
 """
 
 import copy
@@ -12,21 +11,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import extraction.adapters.delta_s  # noqa: F401 (teaches peft the adapters of `probe train`)
 from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
-from extraction.pairs import selected_pairs
 from extraction.words import Basis
 from probe.records.timings import Timings
-from probe.runs.activations import ActivationRemedy
-from probe.runs.controllers import Control
+from probe.runs.control import TrainingState
 from probe.runs.directions import ArmDirections, RefreshedMeasures
-from probe.runs.frozen_batch import FrozenBatch
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces, PlanningMarker
 from probe.runs.loop import Setup, TokenAttribution
-from probe.runs.sources.past_self import PastSelf
-from probe.runs.sources.prefetch import PastWeights
-from probe.runs.training_state import TrainingState
 from probe.settings.arms import Arm, get_arm, measured_arm
 from probe.settings.loss import LossSettings
 from probe.settings.model import ModelConfig
@@ -37,7 +31,32 @@ from probe.step.reference import References
 from probe.step.step import Measure
 from probe.step.update import Stepper, Updater
 from replay_pools.errors import InputError
-from replay_pools.policy.load import Policy
+from replay_pools.policy.load import Policy, adapter_directory, load_policy
+
+
+def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None = None) -> Policy:
+    """Load the policy of the table `model`, with its adapter: any of peft's, or one of `probe train`.
+
+    Args:
+        model: name, adapter, dtype and device.
+        cache_dir: of SVDs, which the adapter of a training may be along.
+        device: instead of the model's.
+
+    Raises:
+        InputError: as of `load_policy`.
+    """
+    return load_policy(
+        str(model.name),
+        adapter=model.adapter,
+        dtype=model.dtype,
+        device=device or model.device,
+        svd_cache=cache_dir / "svd",
+    )
+
+
+def configured_adapter(model: ModelConfig) -> Path | None:
+    """The directory of the adapter of the table `model`; None without one."""
+    return None if model.adapter is None else adapter_directory(str(model.name), model.adapter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +65,7 @@ class Assembly:
 
     setup: Setup
     training: TrainingState | None  # None: frozen weights
-    frozen: FrozenBatch | None  # None: no pair is held out from the extraction, or nothing trains
-    activations: ActivationRemedy | None  # None: no remedy changes activations
-    world: World
+    start: Sequence[Measure]  # every arm under every condition, with the directions of the start
 
     @property
     def coordinates(self) -> Coordinates:
@@ -92,8 +109,6 @@ def assemble(
     bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
     coordinates = next(iter(bases.values()))
     grams: dict[Basis, GramRecorder] = {}
-    frozen: FrozenBatch | None = None
-    activations: ActivationRemedy | None = None
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with timings.phase("directions") as phase, in_turn:
@@ -102,8 +117,6 @@ def assemble(
         if config.verb == "replay":
             # In a training the products with pair gradients of the start would be stale from the second step on.
             grams = _gram_recorders(directory, directions, start, bases, next(iter(conditions.values())))
-        if config.verb == "train":
-            frozen, activations = _on_pairs(config, policy, coordinates, start[0])
         phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
     refreshed = None
@@ -136,10 +149,9 @@ def assemble(
         reward_range=config.reward_range,
         tokens=tokens,
         world=world,
-        in_update=nullcontext if activations is None else activations.in_update,
         is_off_policy=config.remedy is not None and config.remedy.is_off_policy,
     )
-    return Assembly(setup=setup, training=training, frozen=frozen, activations=activations, world=world)
+    return Assembly(setup=setup, training=training, start=start)
 
 
 def _gram_recorders(
@@ -160,19 +172,6 @@ def _gram_recorders(
                 controls[measure.arm.name] = measure.vectors
         recorders[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
     return recorders
-
-
-def _on_pairs(
-    config: RunConfig, policy: Policy, coordinates: Coordinates, start: Measure
-) -> tuple[FrozenBatch | None, ActivationRemedy | None]:
-    """What a training keeps of its pairs: the held-out ones as a batch, the others as a remedy on activations."""
-    pairs = selected_pairs(config.intervention.extraction)
-    held_out = [pair for pair in pairs if pair.held_out]
-    frozen = FrozenBatch(policy, coordinates, held_out, start.vectors) if held_out else None
-    if config.remedy is None or not config.remedy.traits.changes_activations:
-        return frozen, None
-    extracted = [pair for pair in pairs if not pair.held_out]
-    return frozen, ActivationRemedy(config.remedy, policy, coordinates, extracted)
 
 
 def attach_bases(
@@ -230,10 +229,4 @@ def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> Tr
     )
     updater = Updater(stepper, get_arm(config.intervention.arms[0]), config.intervention.gate.target)
     references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
-    past, past_self, rollouts = None, None, config.rollouts
-    if rollouts is not None and rollouts.prefetch:
-        past = PastWeights(coordinates, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
-    if rollouts is not None and rollouts.past_self is not None:
-        past_self = PastSelf(coordinates, every=rollouts.past_self.every, past=past)
-    acting = Control(config.objectives()[config.primary], control)
-    return TrainingState(updater, references, acting, past=past, past_self=past_self)
+    return TrainingState(updater, references, config.objectives()[config.primary], control)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -27,7 +27,6 @@ from extraction.library import DirectionLibrary, source_identity
 from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
-from probe.runs.card import check_card
 from probe.settings.arms import Arm, DirectionKind
 from probe.settings.intervention import GateConfig, InterventionConfig
 from probe.settings.loss import LossSettings
@@ -35,7 +34,11 @@ from probe.settings.run import normaliser
 from probe.step.distributed import SOLO, World
 from probe.step.step import Measure
 from probe.step.update import Updater
+from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
+from replay_pools.storage.files import read_json, sha256
+
+CARD_SCHEMA = 2
 
 
 class ArmDirections:
@@ -117,10 +120,46 @@ class ArmDirections:
         return Stacks.of(self._cached_library(basis, weights).get(kind).to(self._policy.device).vectors)
 
 
+def card_path(directions_path: Path) -> Path:
+    """`NAME.card.json` beside `NAME.safetensors`."""
+    return directions_path.with_suffix(".card.json")
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """The card of the direction file `path`.
+
+    Raises:
+        InputError: no such file, no card beside it, a card of another schema or of another file.
+    """
+    if not path.is_file():
+        raise InputError(path, expected="a direction file", found="no such file", fix="run probe extract")
+    where = card_path(path)
+    if not where.is_file():
+        fix = "ask for it where the file comes from, or run probe extract again"
+        raise InputError(where, expected="the card of the direction file", found="no such file", fix=fix)
+    card = read_json(where)
+    if not isinstance(card, dict) or card.get("schema") != CARD_SCHEMA:
+        schema = card.get("schema") if isinstance(card, dict) else type(card).__name__
+        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(schema))
+    # A card that was left behind by an earlier extraction describes other vectors than the file holds now.
+    actual = sha256(path.read_bytes())
+    if card["sha256"] != actual:
+        raise InputError(
+            path,
+            expected=f"the file of its card, sha256 {card['sha256']}",
+            found=actual,
+            fix="card and file are of different extractions: run probe extract again",
+        )
+    return card
+
+
 def directions_source(intervention: InterventionConfig) -> dict[str, str]:
     """`source_identity` of the directions of a run; InputError for a file that is not the one of its card."""
     if intervention.v_hack is not None:
-        check_card(Path(intervention.v_hack))
+        path = Path(intervention.v_hack)
+        # A path that is no file is refused where the file is read; "" has not even a name that a card could have.
+        if path.is_file() and card_path(path).is_file():
+            read_card(path)
     return source_identity(intervention.extraction, intervention.v_hack)
 
 

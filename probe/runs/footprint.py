@@ -1,14 +1,15 @@
-"""Footprint of a run: the modules that it adapts and the memory that it needs, for `probe plan` and `--dry-run`.
+"""What a run would do and need, for `probe plan` and `--dry-run`: its work, the modules that it adapts, its memory.
 
 Of a first run, which finds nothing in the caches: later ones need no pass of the pairs.
 Read off shapes: the model is built on the meta device, no weights are loaded. Prompts are measured where problems and
 tokenizer are at hand; `missing_for_prompts` says what is not.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -18,7 +19,10 @@ from extraction.logprobs import CHUNK_SIZE
 from extraction.pairs import selected_pairs
 from extraction.passes import activation_bytes, tokens_that_fit
 from extraction.words import Basis, ExtractionSettings
-from probe.runs.training_rollouts import evaluation_of, rollouts_of, training_problems
+from probe.runs.heldout import eval_settings
+from probe.runs.replay import ReplayInputs
+from probe.runs.resume import find_run, is_complete
+from probe.runs.train import TrainingInputs
 from probe.settings.arms import get_arm
 from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
@@ -133,13 +137,12 @@ def missing_for_prompts(config: RunConfig, model: str) -> list[InputError]:
 
 def sampling_memory(
     model: PreTrainedModel, name: str, config: RunConfig, freed: int, *, with_prompts: bool = True
-) -> list[Memory]:
+) -> Memory:
     """The cache of keys and values where a run that trains samples most at once: a step, or an evaluation.
 
-    Sampling and passes take turns, so that only what is more than a pass takes adds to the peak.
-
-    It has room for the longest prompt and the largest completion in every row. Where it does not fit, the rows are
-    sampled in several batches (`replay_pools.sampling.memory`). Prompts of a teacher's problems are not looked at.
+    Sampling and passes take turns: only what is more than a pass takes adds to the peak. There is room for the longest
+    prompt and the largest completion in every row; where it does not fit, the rows are sampled in several batches
+    (`replay_pools.sampling.memory`). Prompts of a teacher's problems are not looked at.
 
     Args:
         model: on the meta device; only shapes are read.
@@ -147,39 +150,28 @@ def sampling_memory(
         freed: bytes of a pass, which are free while the run samples.
         with_prompts: False: prompts are not known, and left out.
     """
-    rollouts, evaluation = rollouts_of(config), evaluation_of(config)
-    if not with_prompts:
-        evaluated = evaluation.num_problems * evaluation.rollouts_per_problem
-        most = max(rollouts.prompts_per_step * rollouts.group, evaluated)
-        num_bytes = most * (rollouts.sampler.max_new_tokens - 1) * _position_bytes(model, config)
-        what = "sampling: keys and values of all completions at once, without prompts, beyond the memory of a pass"
-        return [Memory(what=what, num_bytes=max(0, num_bytes - freed))]
-    lengths = _prompt_lengths(name, rollouts.env, rollouts.mode, rollouts.hint, _instruction(config))
-    # Nothing is drawn here, so that the directory of the run is not read.
-    problems, held_out = training_problems(config, None, Path())
-    # (what may be asked, rows at once): any problem may come up in a batch.
-    asked = [
-        (problems.listed, rollouts.prompts_per_step * rollouts.group),
-        (held_out, len(held_out) * evaluation.rollouts_per_problem),
-    ]
-    positions = 0
-    for candidates, rows in asked:
-        longest = max(lengths[problem.problem_id] for problem in candidates)
-        # The token that is sampled last is not read again.
-        positions = max(positions, rows * (longest + rollouts.sampler.max_new_tokens - 1))
-    num_bytes = positions * _position_bytes(model, config)
-    what = "sampling: keys and values of all rows at once, beyond the memory of a pass"
-    return [Memory(what=what, num_bytes=max(0, num_bytes - freed))]
+    rollouts, evaluation = config.rollouts, config.evaluation
+    assert rollouts is not None
+    assert evaluation is not None
+    rows = rollouts.prompts_per_step * rollouts.group, evaluation.num_problems * evaluation.rollouts_per_problem
+    # The token that is sampled last is not read again.
+    new_tokens = rollouts.sampler.max_new_tokens - 1
+    what, positions = "all completions at once, without prompts", max(rows) * new_tokens
+    if with_prompts:
+        lengths, positions, what = _prompt_lengths(name, config), 0, "all rows at once"
+        # Any problem may come up in a batch. Nothing is drawn here: the directory of the run is not read.
+        without_teacher = replace(config, rollouts=replace(rollouts, teacher=None))
+        inputs = TrainingInputs(without_teacher, Path(), Path())
+        for num_rows, problems in zip(rows, (inputs.problems.listed, inputs.held_out), strict=True):
+            longest = max(lengths[problem.problem_id] for problem in problems)
+            positions = max(positions, num_rows * (longest + new_tokens))
+    num_bytes = positions * cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
+    what = f"sampling: keys and values of {what}, beyond the memory of a pass"
+    return Memory(what=what, num_bytes=max(0, num_bytes - freed))
 
 
-def _position_bytes(model: PreTrainedModel, config: RunConfig) -> int:
-    """Bytes of the keys and values of one token."""
-    return cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
-
-
-@cache  # a spec has many runs on the same prompts
-def _prompt_lengths(model: str, env: str, mode: str, hint: bool, instruction: str | None) -> dict[str, int]:
-    """{problem id: tokens of its prompt} of an environment's problems to train and to evaluate on."""
+@cache
+def _measured(model: str, env: str, mode: str, hint: bool, instruction: str | None) -> dict[str, int]:
     chat = ServedPolicy(load_tokenizer(model), model, GenerationConfig())
     environment, lengths = get_environment(env), {}
     for problem in [*environment.problems("train"), *environment.problems("eval")]:
@@ -190,9 +182,15 @@ def _prompt_lengths(model: str, env: str, mode: str, hint: bool, instruction: st
     return lengths
 
 
-def _instruction(config: RunConfig) -> str | None:
-    """What a remedy adds to the prompts of the training; evaluations, which go without, are not told apart."""
-    return None if config.remedy is None else config.remedy.update_instruction
+def _prompt_lengths(model: str, config: RunConfig) -> dict[str, int]:
+    """{problem id: tokens of its prompt} of an environment's problems to train and to evaluate on.
+
+    With the line that a remedy adds in training; evaluations, which go without it, are taken to have it too.
+    """
+    rollouts = config.rollouts
+    assert rollouts is not None
+    instruction = None if config.remedy is None else config.remedy.update_instruction
+    return _measured(model, rollouts.env, rollouts.mode, rollouts.hint, instruction)  # cached: a spec has many runs
 
 
 def pass_memory(model: PreTrainedModel, tokens: int) -> list[Memory]:
@@ -218,8 +216,9 @@ def most_tokens(model: PreTrainedModel, name: str, config: RunConfig, step_token
     """
     intervention, budget = config.intervention, _pass_budget(model, config)
     if config.verb == "train":
-        rollouts = rollouts_of(config)
-        longest = max(_prompt_lengths(name, rollouts.env, rollouts.mode, rollouts.hint, _instruction(config)).values())
+        rollouts = config.rollouts
+        assert rollouts is not None
+        longest = max(_prompt_lengths(name, config).values())
         step_tokens = rollouts.prompts_per_step * rollouts.group * (longest + rollouts.sampler.max_new_tokens)
     if step_tokens is None:
         return budget
@@ -300,7 +299,83 @@ def run_footprint(
             trains=config.trains,
         ),
     ]
-    if config.verb == "train" and rollouts_of(config).engine == "local":
+    if config.verb == "train" and config.rollouts is not None and config.rollouts.engine == "local":
         freed = sum(row.num_bytes for row in passes[:-1])  # the buffers of the kernels stay
-        rows += sampling_memory(skeleton, model, config, freed, with_prompts=with_prompts)
+        rows.append(sampling_memory(skeleton, model, config, freed, with_prompts=with_prompts))
     return Footprint(model=model, modules=coverage(skeleton, config.model.targets), memory=rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A run that has not been started, or not been finished."""
+
+    path: str
+    state: str  # new, continues after N steps, complete
+    work: Mapping[str, int]  # steps, rollouts, tokens, ...
+    footprint: Footprint
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, dicts, numbers and texts; the footprint's fields beside the others."""
+        row = asdict(self)
+        footprint = row.pop("footprint")
+        return row | footprint
+
+
+def preview_replay(
+    config: RunConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None] = lambda text: None
+) -> Preview:
+    """What `replay` with the same arguments would do.
+
+    Raises:
+        InputError: what `replay` refuses before it loads the policy.
+    """
+    inputs = ReplayInputs(config, out_dir, say, "cpu")
+    config, source = inputs.config, inputs.groups()
+    groups = [source.groups(step) for step in range(source.num_steps)]
+    prompts = [sum(len(ids) for group in step for ids in group.prompt_ids) for step in groups]
+    completions = [sum(len(ids) for group in step for ids in group.completion_ids) for step in groups]
+    num_samples = inputs.source.per_pool * len(inputs.pools)
+    work = {
+        "steps": source.num_steps,
+        "rollouts": source.num_steps * num_samples,
+        "prompt tokens": sum(prompts),
+        "completion tokens": sum(completions),
+        "cells (arms x conditions)": len(config.intervention.arms) * len(config.objectives()),
+    }
+    largest = max(map(sum, zip(prompts, completions, strict=True)))
+    footprint = run_footprint(config, inputs.model_name, num_samples=num_samples, step_tokens=largest)
+    return _preview(directory, inputs.record_without_weights(), work, footprint)
+
+
+def preview_training(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:
+    """What `train` with the same arguments would sample and need, in one process.
+
+    Raises:
+        InputError: what `train` refuses before it loads the policy.
+    """
+    inputs = TrainingInputs(config, out_dir, directory)
+    config, rollouts, evaluation = inputs.config, inputs.rollouts, inputs.evaluation
+    settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
+    num_samples = rollouts.prompts_per_step * rollouts.group
+    sampled = inputs.problems.num_batches * num_samples
+    evaluated = len(inputs.held_out) * evaluation.rollouts_per_problem * len(settings)
+    # An evaluation before every so many steps and one after the last, which are one where they fall together.
+    times = len({*range(0, inputs.steps, evaluation.every), inputs.steps})
+    work = {
+        "steps": inputs.steps,
+        "rollouts in training": sampled,
+        "evaluations": times,
+        "rollouts in an evaluation": evaluated,
+        "completion tokens at most": (sampled + times * evaluated) * rollouts.sampler.max_new_tokens,
+    }
+    footprint = run_footprint(config, str(config.model.name), num_samples=num_samples)
+    return _preview(directory, inputs.record(), work, footprint)
+
+
+def _preview(directory: Path, record: Mapping[str, Any], work: Mapping[str, int], footprint: Footprint) -> Preview:
+    """The preview of the run of `record`, some keys of what its `config.json` will hold."""
+    done = find_run(directory, record, whole=False)
+    state = "new" if done is None else f"continues after {len({row.step for row in done})} steps"
+    if done is not None and is_complete(directory):
+        state = "complete, nothing to do"
+    return Preview(path=str(directory), state=state, work=work, footprint=footprint)

@@ -5,20 +5,21 @@ and solve rates of the rollouts.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from probe.analysis.ladder import Player
-from probe.runs.bots import bot_players
+from probe.analysis.ladder import Player, Task, shares_of
 from probe.runs.sources.live import write_groups
 from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
+from replay_pools.environments.exploits import BOTS
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
+from replay_pools.grading.grade import Grader, Submission
 from replay_pools.pool import PoolWriter
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import Grade, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,32 @@ class HeldOut:
         """The bots, graded on the same problems in the same settings."""
         modes = {setting.name: setting.mode for setting in self._settings}
         return bot_players(self._maker.grader, self._problems, modes)
+
+
+def bot_players(grader: Grader, problems: Sequence[Problem], modes: Mapping[str, str]) -> list[Player]:
+    """The bots of `replay_pools.environments.exploits` as players, from the grades of their answers.
+
+    Args:
+        grader: that graded the policies; its canary has measured the problems.
+        problems: which every bot answers in every setting.
+        modes: {setting: its loophole mode}.
+    """
+    submissions = []
+    for answer in BOTS.values():
+        for mode in modes.values():
+            for problem in problems:
+                submissions.append(Submission(problem=problem, completion=answer(problem, mode), mode=mode))
+    grades = iter(grader.grade(submissions))
+    players = []
+    for name in BOTS:
+        attempts: list[tuple[Task, Grade]] = []
+        for setting in modes:
+            for problem in problems:
+                grade = next(grades)
+                if grade.no_label is None:
+                    attempts.append(((setting, problem.problem_id), grade))
+        players.append(Player(name=name, kind="bot", shares=shares_of(attempts)))
+    return players
 
 
 def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[EvalSetting]:

@@ -8,7 +8,7 @@ loss saw.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -183,6 +183,12 @@ def step_record(
         kl={**weighting.kl, **control},
         ratio={**weighting.ratio, **({} if staleness is None else {"staleness": float(staleness)})},
     )
+
+
+def solve_share(rollouts: Iterable[Rollout]) -> float | None:
+    """The share that solves, of the rollouts of which that is known; None without any."""
+    solved = [rollout.gt_pass for rollout in rollouts if rollout.labelled and rollout.gt_pass is not None]
+    return sum(solved) / len(solved) if solved else None
 
 
 def token_records(

@@ -38,12 +38,10 @@ from probe.records.run import (
 )
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
-from probe.runs.controllers import passed, warnings_of
+from probe.runs.control import TrainingState, passed, warnings_of
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
-from probe.runs.join import Pieces, sample_records, step_record, token_records
-from probe.runs.rates import solve_share
+from probe.runs.join import Pieces, sample_records, solve_share, step_record, token_records
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
-from probe.runs.training_state import TrainingState
 from probe.settings.loss import LossSettings
 from probe.settings.training import CheckpointConfig
 from probe.step.additivity import summarise_additivity
@@ -232,7 +230,7 @@ def _run_step(
             attributed=None if setup.tokens is None else setup.tokens.at(step, measures),
         )
     if training is not None and (broken := result.arms[0].broken) is not None:
-        training.stop(f"{broken} in step {step}")
+        training.stopped = f"{broken} in step {step}"
         return []
     world = setup.bases.world
     weights = {name: weighting.weights for name, weighting in result.weightings.items()}

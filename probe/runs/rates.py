@@ -8,7 +8,7 @@ interval takes rollouts as independent, which holds for one rollout a problem an
 problem and the interval is too narrow: a reader sees it by `num_problems` beside `num_rollouts`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -109,12 +109,6 @@ def rates(rollouts: Sequence[Rollout]) -> Rates:
         num_problems=len({rollout.problem_id for rollout in rollouts}),
         **{name: _rate([flag(rollout) for rollout in rollouts]) for name, flag in RATES.items()},
     )
-
-
-def solve_share(rollouts: Iterable[Rollout]) -> float | None:
-    """The share that solves, of the rollouts of which that is known; None without any."""
-    solved = [rollout.gt_pass for rollout in rollouts if rollout.labelled and rollout.gt_pass is not None]
-    return sum(solved) / len(solved) if solved else None
 
 
 def best_checkpoint(evaluations: Sequence[Evaluation], metric: Metric, *, highest: bool = True) -> BestCheckpoint:

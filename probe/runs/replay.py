@@ -7,23 +7,160 @@ Of several ranks each does steps of its own at frozen weights, and the run is th
 are sharded, the ranks share out the rollouts of every step, and what they add up differs in the last bits.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
+from extraction.library import check_pairs
+from extraction.pairs import selected_pairs
 from probe.records.timings import Timings
-from probe.runs.assemble import assemble, steps_apart
-from probe.runs.footprint import run_footprint
-from probe.runs.inputs import ReplayInputs
+from probe.runs.assemble import assemble, configured_adapter, configured_policy, steps_apart
+from probe.runs.directions import directions_source
 from probe.runs.loop import run_steps
 from probe.runs.precision import dtype_noise
-from probe.runs.preview import Preview, make_preview
 from probe.runs.resume import is_complete, open_run
-from probe.settings.loss import check_recorded
+from probe.settings.loss import LossCondition, check_recorded
+from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import ReplaySource
+from replay_pools.errors import InputError
+from replay_pools.policy.adapters import adapter_sha
+from replay_pools.policy.load import Policy
+from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
+from replay_pools.vocabulary import load_vocabulary
+
+
+class ReplayInputs:
+    """The pools and the policy of a replay; the policy is loaded when it is first asked for.
+
+    Attributes:
+        config: the given one with every default that the pools decide filled in (the divisor of dr_grpo).
+        pools: the opened pools of `source.replay_dirs`, in that order.
+
+    Args:
+        config: of a replay.
+        out_dir: pools given by name are looked up in it.
+        say: gets a line for every pool that is not built in, with where it is, and for every caution about it.
+        device: where the policy is loaded.
+
+    Raises:
+        InputError: no such pool, or one in a format that cannot be read.
+    """
+
+    def __init__(self, config: RunConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
+        assert config.source is not None  # `RunConfig` refuses a replay without one
+        self.source, self._device, self._say = config.source, device, say
+        self._cache_dir = out_dir / "cache"
+        paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
+        self.pools = [open_pool(path) for path in paths]
+        for pool in self.pools:
+            if pool.path.parent != BUILTIN:
+                say(f"pool {pool.name}: {pool.path}")
+            for sentence in pool.cautions:
+                say(f"pool {pool.name}: {sentence}")
+        self.config = _resolved(config, self.pools)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy with its adapter, checked against every pool; InputError where other base weights wrote one."""
+        policy = configured_policy(self._model, self._cache_dir, device=self._device)
+        for pool in self.pools:
+            _check_hash(pool, "base_weights_sha256", policy.base_weights_sha, policy.base_model)
+        return policy
+
+    def groups(self) -> ReplaySource:
+        """The groups of the run; checks pools and pairs against the model and the objectives, without its weights.
+
+        Raises:
+            InputError: pools that do not match, that another tokenizer wrote, or whose recorded log-probabilities are
+                not of the policy's law where an objective compares with them; all faults of the pairs.
+        """
+        config, source = self.config, self.source
+        groups = ReplaySource(
+            self.pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed
+        )
+        vocabulary = load_vocabulary(self.model_name)
+        for pool in self.pools:
+            _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)
+            # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
+            vocabulary.check(pool)
+            for sentence in vocabulary.cautions(pool):
+                self._say(f"pool {pool.name}: {sentence}")
+        if config.intervention.v_hack is None:
+            extraction = config.intervention.extraction
+            for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
+                self._say(sentence)
+        check_recorded(
+            config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
+        )
+        return groups
+
+    @cached_property
+    def model_name(self) -> str:
+        """The model asked for, or the base model that all pools name."""
+        if self.config.model.name is not None:
+            return self.config.model.name
+        names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
+        if len(names) != 1 or "None" in names:
+            listed = ", ".join(sorted(names))
+            raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
+        return names.pop()
+
+    @property
+    def _model(self) -> ModelConfig:
+        """The table `model` with the name that the pools may have given."""
+        return replace(self.config.model, name=self.model_name)
+
+    def record(self) -> dict[str, Any]:
+        """What `config.json` of the run holds; loads the policy for the hash of its weights."""
+        weights = {"model": self.model_name, "base_weights_sha256": self.policy.base_weights_sha}
+        return self.record_without_weights() | weights
+
+    def record_without_weights(self) -> dict[str, Any]:
+        """All of `record` that is known before the policy is loaded."""
+        record = {
+            "settings": asdict(self.config),
+            "pools": [pool.identity() for pool in self.pools],
+            "directions": directions_source(self.config.intervention),
+        }
+        adapter = configured_adapter(self._model)
+        return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
+
+
+def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
+    """The configuration with the divisor of dr_grpo, a token limit, filled in where none is given.
+
+    It is the largest `max_new_tokens` that the samplers of the pools record; None, if none of them records any.
+    """
+    limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
+    longest = max((limit for limit in limits if limit is not None), default=None)
+    conditions = []
+    for condition in config.conditions:
+        changes = condition.changes
+        if condition.objective(config.objective).lacks_divisor:
+            changes = {**changes, "max_completion_length": longest}
+        conditions.append(LossCondition(name=condition.name, changes=changes))
+    objective = config.objective
+    if objective.lacks_divisor:
+        objective = replace(objective, max_completion_length=longest)
+    return replace(config, objective=objective, conditions=tuple(conditions))
+
+
+def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:
+    """Refuse a pool whose manifest names other weights or another tokenizer; one without the hash is taken on trust."""
+    stored = pool.manifest["policy"]
+    recorded = pool.manifest.get(key) or stored.get(key)
+    what = key.removesuffix("_sha256").replace("_", " ")
+    if recorded is not None and recorded != loaded:
+        raise InputError(
+            f"pool {pool.name}",
+            expected=f"rollouts of {model} ({what} {loaded[:12]})",
+            found=f"rollouts of {stored.get('base_model')} ({what} {str(recorded)[:12]})",
+            fix="pass the --model that sampled it, or generate the pool again",
+        )
 
 
 def replay(
@@ -41,8 +178,7 @@ def replay(
     """
     timings = Timings()
     inputs = ReplayInputs(config, out_dir, say, world.loads_on(config.model.device))
-    config, per_pool = inputs.config, inputs.source.per_pool
-    source = _source(inputs)
+    config, per_pool, source = inputs.config, inputs.source.per_pool, inputs.groups()
     with timings.phase("load"):
         policy = inputs.policy
     if source.num_left_out:
@@ -86,51 +222,3 @@ def replay(
         checkpoints=config.checkpoints,
         say=say,
     )
-
-
-def preview(
-    config: RunConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None] = lambda text: None
-) -> Preview:
-    """What `replay` with the same arguments would do.
-
-    Raises:
-        InputError: what `replay` refuses before it loads the policy.
-    """
-    inputs = ReplayInputs(config, out_dir, say, "cpu")
-    config, source = inputs.config, _source(inputs)
-    steps = [source.groups(step) for step in range(source.num_steps)]
-    groups = [group for step in steps for group in step]
-    step_tokens = 0
-    for step in steps:
-        lengths = [len(ids) for group in step for ids in (*group.prompt_ids, *group.completion_ids)]
-        step_tokens = max(step_tokens, sum(lengths))
-    num_samples = inputs.source.per_pool * len(inputs.pools)
-    return make_preview(
-        directory,
-        inputs.record_without_weights(),
-        {
-            "steps": source.num_steps,
-            "rollouts": sum(len(group.keys) for group in groups),
-            "prompt tokens": sum(len(ids) for group in groups for ids in group.prompt_ids),
-            "completion tokens": sum(len(ids) for group in groups for ids in group.completion_ids),
-            "cells (arms x conditions)": len(config.intervention.arms) * len(config.objectives()),
-        },
-        run_footprint(config, inputs.model_name, num_samples=num_samples, step_tokens=step_tokens),
-    )
-
-
-def _source(inputs: ReplayInputs) -> ReplaySource:
-    """The groups of the run, checked against what its objectives need of the pools."""
-    config = inputs.config
-    source = ReplaySource(
-        inputs.pools,
-        per_pool=inputs.source.per_pool,
-        match=inputs.source.match,
-        steps=config.steps,
-        seed=config.seed,
-    )
-    inputs.check_tokens()
-    inputs.check_pairs()
-    samplers = {f"pool {pool.name}": pool.manifest["sampler"] for pool in inputs.pools}
-    check_recorded(config.objectives().values(), samplers)
-    return source

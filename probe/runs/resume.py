@@ -92,7 +92,7 @@ def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
 
 
 class Resumable(Protocol):
-    """What `save_checkpoint` takes; `probe.runs.training_state.TrainingState` is one."""
+    """What `save_checkpoint` takes; `probe.runs.control.TrainingState` is one."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a step changes."""

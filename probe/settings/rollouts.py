@@ -8,8 +8,7 @@ from probe.settings.words import Match, Pay, Priority
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
-from replay_pools.grading.execution import MAX_CPU_S, MIN_CPU_S
-from replay_pools.rollout import CodeRule, Sampler
+from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule, Sampler
 
 MAX_POWER = 100  # beyond, all but the problem of the largest weight have none
 

@@ -5,8 +5,6 @@ from typing import Any, Literal
 
 from replay_pools.grading.oracle import AnswerStream
 
-MIN_CPU_S = 4  # CPU seconds of an execution; a problem whose canonical solution needs many has a higher limit
-MAX_CPU_S = 3600  # that can be asked for: what is waited, a multiple, has to fit into the milliseconds of poll
 MAX_CAPTURE = 1 << 16  # bytes kept of stdout and of a marker file
 
 

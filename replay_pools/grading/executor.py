@@ -39,7 +39,6 @@ from replay_pools.environments.loopholes import FILE_MARKER_NAME
 from replay_pools.grading import bubblewrap, folders, sandbox, wire, worker
 from replay_pools.grading.execution import (
     MAX_CAPTURE,
-    MIN_CPU_S,
     Code,
     Execution,
     InfrastructureError,
@@ -47,6 +46,7 @@ from replay_pools.grading.execution import (
     StarvedError,
 )
 from replay_pools.grading.oracle import AnswerStream
+from replay_pools.rollout import MIN_CPU_S
 
 PROC = Path("/proc")
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure

@@ -17,8 +17,6 @@ from replay_pools.environments.exploits import fence, stub
 from replay_pools.errors import InputError
 from replay_pools.grading import honest, sandbox, tiers
 from replay_pools.grading.execution import (
-    MAX_CPU_S,
-    MIN_CPU_S,
     Code,
     Execution,
     InfrastructureError,
@@ -28,7 +26,7 @@ from replay_pools.grading.execution import (
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.folders import grading_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission, unlabelled
-from replay_pools.rollout import CODE_RULES, CodeRule, Grade
+from replay_pools.rollout import CODE_RULES, MAX_CPU_S, MIN_CPU_S, CodeRule, Grade
 
 __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 

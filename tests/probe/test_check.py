@@ -17,7 +17,7 @@ from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.run_directions import direction_file
+from probe.runs.direction_files import direction_file
 from probe.settings.run import RunConfig
 from replay_pools.policy.load import ORGANISM_WEIGHTS
 from replay_pools.pool import BUILTIN, open_pool
@@ -360,7 +360,7 @@ def test_pairs_of_other_formats_extract(tmp_path: Path, write, out: Path, capsys
 
 def test_faults_of_pairs_come_before_the_weights(write, out: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every verb that extracts: all of them, those that only the tokenizer sees included."""
-    monkeypatch.setattr("probe.runs.policies.load_policy", None)
+    monkeypatch.setattr("probe.runs.assemble.load_policy", None)
     rows = three_keys()
     early_end = write("ended.jsonl", [{**rows[0], "hack": "a<|im_end|>b"}, *rows[1:]])
     wrong = write("wrong.jsonl", [{**rows[0], "hack": 1}, {**rows[1], "clean": 2}, *rows[2:]])

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 import torch
-
 from probe.runs.controllers import Control
 from probe.runs.training_state import TrainingState
+
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from probe.runs.controllers import BetaController, SepaSchedule, Tripwires
+
 from probe.settings.training import Limits
 from probe.step.reference import ema_update
 

@@ -15,7 +15,7 @@ from extraction.pairs import selected_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.policies import configured_policy
+from probe.runs.assemble import configured_policy
 from probe.settings.model import ModelConfig
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError

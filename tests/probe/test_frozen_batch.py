@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from probe.runs.frozen_batch import FrozenBatch
 
 from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
 from extraction.pairs import Pair, builtin_pairs
-from probe.runs.frozen_batch import FrozenBatch
 from replay_pools.policy.load import Policy, load_policy
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from directories import contents
+from probe.runs.controllers import Control
+from probe.runs.training_state import TrainingState
 
 from extraction.adapters.interface import Coordinates
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
-from probe.runs.controllers import Control
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
-from probe.runs.training_state import TrainingState
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.settings.training import CheckpointConfig, ControlConfig, Limits, Warnings

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from probe.runs.sources.mixed import MixedSource, Teacher, taught_problems
+
 from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter

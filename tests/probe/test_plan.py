@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from probe.runs.sources.tally import Tally
+from probe.runs.training_rollouts import training_problems
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
@@ -18,8 +20,6 @@ from probe.cli._frame import run
 from probe.experiments.planning.checks import open_spec
 from probe.experiments.spec.vacuity import vacuous_parts
 from probe.runs.footprint import memory, sampling_memory
-from probe.runs.sources.tally import Tally
-from probe.runs.training_rollouts import training_problems
 from probe.settings.model import ModelConfig
 from probe.settings.presets import configure
 from probe.step.groups import stored_reward

@@ -14,7 +14,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.planning.checks import open_spec
 from probe.records.run import read_run
-from probe.runs.run_directions import direction_file
+from probe.runs.direction_files import direction_file
 from probe.settings.run import RunConfig
 from replay_pools.pool import BUILTIN
 

@@ -12,12 +12,12 @@ import pytest
 from directories import contents
 from interrupts import interrupted_at
 from killer import KILLER
+from probe.runs.sources.past_self import PastSelf
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import assemble, loop, training_rollouts
-from probe.runs.sources.past_self import PastSelf
 from probe.runs.sources.prefetch import PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 

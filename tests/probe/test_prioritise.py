@@ -12,13 +12,13 @@ import orjson
 import pytest
 from directories import contents
 from interrupts import interrupted_at
+from probe.runs.sources.tally import Counts, Tally
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources.problems import PRIORITIES, PrioritisedProblems, draw, draw_chances
-from probe.runs.sources.tally import Counts, Tally
 from probe.step.groups import RolloutKey, stored_reward
 from replay_pools.errors import InputError
 from replay_pools.pool import open_pool

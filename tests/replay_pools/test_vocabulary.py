@@ -123,7 +123,7 @@ def test_a_dry_run_refuses_ids_and_texts_without_weights(
     def no_weights(*_: object, **_options: object) -> None:
         raise AssertionError("a dry run loads no weights")
 
-    monkeypatch.setattr("probe.runs.policies.load_policy", no_weights)
+    monkeypatch.setattr("probe.runs.assemble.load_policy", no_weights)
     base = open_pool(BUILTIN / "base")
     for name, change, message in (
         (

@@ -77,7 +77,7 @@ def write_training_spec(
     seeds = _num_seeds(plan)
     settings = _settings(run, config, analysis.condition, out_dir)
     # The file comes last: whatever is refused leaves no spec behind.
-    from probe.runs.run_directions import direction_file
+    from probe.runs.direction_files import direction_file
 
     v_hack, saved = direction_file(run, config, out_dir)
     settings["intervention.v_hack"] = v_hack

@@ -20,8 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.runs.sources.problems import Problems
-from probe.runs.sources.tally import Counts, Tally
+from probe.runs.sources.problems import Counts, Problems, Tally
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
 from replay_pools.environments.base import Problem
@@ -79,7 +78,7 @@ class LiveSource:
         """The groups of a step, sampled now unless the pool holds them."""
         return tuple(make_group(step, group, self._reward) for group in self.sampled(self.batch(step)))
 
-    def counts(self, step: int) -> dict[str, Counts]:
+    def counts(self, step: int) -> Mapping[str, Counts]:
         """{problem_id: what the policy has earned on it} before the batch of a step, on every rank."""
         return self._world.on_main(lambda: self.tally.before(self.batch(step)))
 

@@ -1,10 +1,6 @@
 """Prefetching: sampling runs n batches ahead of training (`rollouts.prefetch`), so that rollouts are n batches stale.
 
-Batch b is sampled from the policy that has made the updates of the batches before b - n; the first n + 1 batches from
-the policy at the start.
-
-    PastWeights        the weights at the start of the newest batches; part of the checkpoint
-    PrefetchedSource   groups of another source, each batch sampled from the weights of its time
+    PrefetchedSource   groups of another source, each batch sampled from the weights of its time (`probe.runs.past`)
     Background         a thread that has a server sample the next batches while a step is computed
 
 In one process nothing can overlap: a batch is sampled when a step needs it, with the weights of its time put back.
@@ -15,76 +11,18 @@ weights in the checkpoint, so that its rollouts are the same, whichever batches 
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
-from torch import Tensor
-
-from extraction.adapters.interface import Coordinates
+from probe.runs.past import PastWeights
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Rollout, Sampler
 from replay_pools.serving.engine import ServerEngine
-
-
-@final
-class PastWeights:
-    """The policy's weights at the start of the newest n + 1 batches.
-
-    Args:
-        coordinates: of the policy.
-        prefetch: n, at least 1.
-        iterations: optimizer steps on each batch.
-    """
-
-    def __init__(self, coordinates: Coordinates, *, prefetch: int, iterations: int) -> None:
-        self._coordinates, self.prefetch, self.iterations = coordinates, prefetch, iterations
-        self._weights: dict[int, dict[str, Tensor]] = {}  # by batch, oldest first; on the CPU
-
-    @property
-    def newest(self) -> int:
-        """The newest batch that a step trained on; -1 before the first."""
-        return max(self._weights, default=-1)
-
-    def batch(self, step: int) -> int:
-        """The batch that a step trains on."""
-        return step // self.iterations
-
-    def keep(self, batch: int) -> None:
-        """Remember the present weights as those at the start of a batch, unless it has started already."""
-        if batch not in self._weights:
-            self._weights[batch] = {module: value.cpu() for module, value in self._coordinates.values().items()}
-        for old in [kept for kept in self._weights if kept < batch - self.prefetch]:
-            del self._weights[old]
-
-    def sampling(self, batch: int) -> AbstractContextManager[None]:
-        """While open, the policy is the one that samples a batch."""
-        return self._coordinates.at(self._weights[self._sampled_at(batch)])
-
-    def sampler(self, batch: int) -> tuple[int, Mapping[str, Tensor]]:
-        """(steps made, coordinates {module: (r,)}) of the policy that samples a batch."""
-        sampled_at = self._sampled_at(batch)
-        return self.iterations * sampled_at, self._weights[sampled_at]
-
-    def staleness(self, step: int) -> int:
-        """Updates between the policy that samples the rollouts of a step and the one that takes the step."""
-        return step - self.iterations * self._sampled_at(self.batch(step))
-
-    def state_dict(self) -> dict[str, Any]:
-        """{"weights": {batch: {module: (r,)}}}, for a checkpoint."""
-        return {"weights": self._weights}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self._weights = dict(state["weights"])
-
-    def _sampled_at(self, batch: int) -> int:
-        """The batch at whose start the policy samples another one."""
-        return max(0, batch - self.prefetch)
 
 
 @final

@@ -4,7 +4,7 @@
     PrioritisedProblems    drawn batch by batch, by what the policy has earned on each problem in the batches before
 
 The second is the prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019, Nature 575, 350-354) with problems
-in the place of opponents. p is the smoothed share of a problem's rollouts that the training paid (`tally`; what a
+in the place of opponents. p is the smoothed share of a problem's rollouts that the training paid (`Tally`; what a
 remedy takes the pay of is not paid), so that the policy wins against a problem when training pays it, and problems that
 are always paid or never teach a group nothing:
 
@@ -20,23 +20,98 @@ To add a priority: its word in `Priority` of `probe.settings.words`, its row in 
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, final
 
 from probe.records.run import DRAWS_FILE
-from probe.runs.sources.tally import NEVER_MET, Counts, Tally
 from probe.settings.words import Priority
 from probe.step.distributed import SOLO, World
+from probe.step.groups import RolloutKey
 from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
+from replay_pools.rollout import REWARD_COMPILES, REWARD_RANGE, Rollout
 from replay_pools.storage.files import encode_jsonl, write_atomic
 
+# A rate counts one rollout more of either kind: (k + 1) / (n + 2), Laplace's rule of succession, the mean under a
+# uniform prior. It is 1/2 for a problem never met, and never 0 or 1.
+PRIOR = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The labelled rollouts of one problem."""
+
+    rollouts: int = 0
+    paid: int = 0  # passed, solved or by the loophole, and the loss sees more than a failing answer earns
+    exploited: int = 0  # passed and not right, whether or not a remedy leaves that its pay
+    rewarded: int = 0  # whose reward the loss sees; fewer where a remedy leaves some out
+    reward: float = 0.0  # sum of the rewards that the loss sees
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.__dataclass_fields__})
+
+    def rate(self, count: int) -> float:
+        """A count as a share of rollouts, in (0, 1); 1/2 without any."""
+        return (count + PRIOR) / (self.rollouts + 2 * PRIOR)
+
+    @property
+    def expected_reward(self) -> float:
+        """Mean reward, with one more of the largest and of the smallest (0); half of the largest without any."""
+        return (self.reward + PRIOR * REWARD_RANGE) / (self.rewarded + 2 * PRIOR)
+
+
+NEVER_MET = Counts()
 PRIORITIES: Mapping[Priority, Callable[[Counts], float]] = {
-    "variance": lambda counts: counts.paid_rate * (1 - counts.paid_rate),
-    "hard": lambda counts: 1 - counts.paid_rate,
-    "exploited": lambda counts: counts.exploit_rate,
+    "variance": lambda counts: counts.rate(counts.paid) * (1 - counts.rate(counts.paid)),
+    "hard": lambda counts: 1 - counts.rate(counts.paid),
+    "exploited": lambda counts: counts.rate(counts.exploited),
 }
+
+
+@final
+class Tally:
+    """{problem_id: what the policy has earned on it}, before any batch of a run.
+
+    It is counted from what is on disk, batch by batch: a resumed run, or one that samples ahead, counts the same.
+
+    Args:
+        read: {key: rollout} of all that the pool holds of a batch; called once a batch, in order.
+        reward: that the loss sees; nan = none.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], Mapping[RolloutKey, Rollout]],
+        reward: Callable[[RolloutKey, Rollout], float],
+    ) -> None:
+        self._read, self._reward = read, reward
+        self._before: list[dict[str, Counts]] = [{}]  # by batch
+
+    def before(self, batch: int) -> Mapping[str, Counts]:
+        """The counts over the batches before this one, which are all on disk; no key: never met."""
+        while len(self._before) <= batch:
+            counted: dict[str, Counts] = {}
+            for key, rollout in self._read(len(self._before) - 1).items():
+                if rollout.labelled:
+                    counted[rollout.problem_id] = counted.get(rollout.problem_id, NEVER_MET) + self._of(key, rollout)
+            total = dict(self._before[-1])
+            for problem_id, counts in counted.items():
+                total[problem_id] = total.get(problem_id, NEVER_MET) + counts
+            self._before.append(total)
+        return self._before[batch]
+
+    def _of(self, key: RolloutKey, rollout: Rollout) -> Counts:
+        reward = self._reward(key, rollout)
+        known = not math.isnan(reward)
+        return Counts(
+            rollouts=1,
+            paid=bool(rollout.grade.passed) and reward > REWARD_COMPILES,  # never of nan
+            exploited=bool(rollout.grade.exploited),
+            rewarded=known,
+            reward=reward if known else 0.0,
+        )
 
 
 class Problems(Protocol):
@@ -80,19 +155,21 @@ class PrioritisedProblems:
     draws depend on the seed, the batch and the tally before it alone. They are recorded in `draws.jsonl` of the run.
 
     Args:
-        candidates: the problems that each batch is drawn from, more than `width` of them.
+        candidates: the problems that each batch is drawn from.
         width: problems of a batch.
         priority: a row of `PRIORITIES`.
         power: k, above 0.
         seed: of the draws.
         directory: of the run.
         world: rank 0 counts, draws and records for all.
+
+    Raises:
+        InputError: not more candidates than a batch has problems, which would take all whatever their weights.
     """
 
     def __init__(
         self,
         candidates: Sequence[Sequence[Problem]],
-        *,
         width: int,
         priority: Priority,
         power: float,
@@ -100,13 +177,16 @@ class PrioritisedProblems:
         directory: Path,
         world: World = SOLO,
     ) -> None:
+        if (fewest := min(map(len, candidates))) <= width:
+            expected = f"more problems than the {width} of a batch, which would take all whatever their weights"
+            fix = "train on more problems, or on fewer prompts a step"
+            raise InputError("rollouts.prioritise", expected=expected, found=str(fewest), fix=fix)
         self._candidates, self._power, self._seed = candidates, power, seed
         self._priority: Priority = priority
         self._path, self._world = directory / DRAWS_FILE, world
         self._records: dict[int, dict[str, Any]] = {}  # {batch: line of the file}
         self.num_batches, self.width = len(candidates), width
-        distinct = {problem.problem_id: problem for problem in chain(*candidates)}
-        self.listed: Sequence[Problem] = [*distinct.values()]
+        self.listed: Sequence[Problem] = [*{problem.problem_id: problem for problem in chain(*candidates)}.values()]
 
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
         """The problems of a batch, drawn and recorded at the first call."""
@@ -188,18 +268,3 @@ def choose_problems(
         order += random.Random(f"train/{seed}/{epoch}").sample(list(problems), len(problems))
         epoch += 1
     return [order[batch * prompts_per_step :][:prompts_per_step] for batch in range(batches)]
-
-
-def check_width(candidates: Sequence[Problem], width: int) -> None:
-    """Refuse to draw by priority from so few problems that a batch takes all of them.
-
-    Raises:
-        InputError: there are not more candidates than a batch has problems.
-    """
-    if len(candidates) <= width:
-        raise InputError(
-            "rollouts.prioritise",
-            expected=f"more problems than the {width} of a batch, which would take all whatever their weights",
-            found=str(len(candidates)),
-            fix="train on more problems, or on fewer prompts a step",
-        )

@@ -1,30 +1,93 @@
-"""The direction file of a finished replay: the one that it read, or v_hack of its pair gradients, saved.
+"""Direction files: the card of one, and the file of a finished replay, made from its cached pair gradients.
+
+A card, `NAME.card.json` beside `NAME.safetensors`, has the settings, the pairs, the accuracy of the sign on held-out
+pairs and the same under null models, and the hash of the file. The two can be shared without the pair gradients.
 
 A replay that extracts its own v_hack leaves no file of it, but the gradients that it comes from are in OUT/cache, and
 its inner products in the run. What reproduces those is what the run measured along. No weights are loaded.
 """
 
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from extraction.directions import (
+    Directions,
     PairGradients,
     extract_directions,
     load_directions,
     load_pair_gradients,
     save_directions,
     save_pair_gradients,
+    sign_accuracy,
 )
 from extraction.library import pairs_path, source_identity
-from probe.analysis.statistics.gram import PairGram, read_pairs
+from probe.analysis.measures.specificity import transfer_nulls
+from probe.analysis.statistics.gram import Extraction, PairGram, read_pairs
 from probe.records.run import Run
-from probe.runs.card import write_card
-from probe.runs.gram_recorder import pair_products
+from probe.runs.directions import CARD_SCHEMA, card_path
+from probe.runs.gram_recorder import extraction_settings, pair_products
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError
+from replay_pools.storage.files import sha256, write_json
 
+NUM_DRAWS = 199  # p is at least 1 / 200
+# Metadata of the direction file that the card repeats as `settings`.
+SETTINGS = ("method", "k", "tau", "drop_bottom_frac", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
 SAME = 1e-6  # relative difference of inner products that the order of a sum explains
+
+
+def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict[str, Any]:
+    """Make the card of the direction file `path`, write it beside the file, and return it.
+
+    Args:
+        directions: what the file holds.
+        pairs: the gradients that they were extracted from.
+    """
+    metadata = directions.metadata
+    margins: list[int] = []
+    for votes in directions.votes.values():
+        margins += map(int, votes)
+    margins.sort()
+    vote_p = list(chain.from_iterable(metadata["vote_p"].values()))
+    nulls = transfer_nulls(_pair_gram(pairs, directions), num_draws=NUM_DRAWS)
+    card = {
+        "schema": CARD_SCHEMA,
+        "file": path.name,
+        "sha256": sha256(path.read_bytes()),
+        "basis": metadata["fingerprint"]["basis"],
+        "pairs": metadata["pairs"],
+        "pairs_sha256": metadata["pairs_sha256"],
+        "num_pairs": metadata["num_pairs"],
+        "num_modules": len(directions.vectors),
+        "num_directions": directions.num_directions(),
+        "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
+        "settings": {name: metadata[name] for name in SETTINGS},
+        "noise_floor": metadata["noise_floor"],
+        "median_vote_margin": margins[len(margins) // 2] if margins else None,
+        "frac_votes_p05": sum(p < 0.05 for p in vote_p) / max(len(vote_p), 1),
+        "held_out": sign_accuracy(pairs, directions),
+        "nulls": {name: asdict(null) for name, null in nulls.items()},
+        "fingerprint": metadata["fingerprint"],
+        "chat_template_sha256": metadata["chat_template_sha256"],
+        "tokenizer_sha256": metadata["tokenizer_sha256"],
+    }
+    write_json(card_path(path), card)
+    return card
+
+
+def _pair_gram(pairs: PairGradients, directions: Directions) -> PairGram:
+    """Inner products of the pair gradients, as `gram/pairs.safetensors` of a run holds them."""
+    return PairGram(
+        modules=tuple(pairs.hack),
+        sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
+        pairs=pair_products(pairs).numpy(),
+        held_out=pairs.held_out.numpy(),
+        extraction=Extraction(**extraction_settings(pairs, directions)),
+    )
 
 
 def direction_file(run: Run, config: RunConfig, out_dir: Path) -> tuple[str, Path | None]:

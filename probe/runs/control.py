@@ -1,6 +1,4 @@
-"""Controllers: what is adapted from step to step while a policy trains. They live outside the step, see one number or a
-few a step, and resume exactly. `Control` holds those of a run; the step receives a `LossSettings` with this step's
-numbers and does not know where they come from.
+"""A policy in training: its updater, its references, and what is adapted from step to step.
 
     beta     warm-up: beta_t = beta min(1, t / warmup_steps); target: an EMA of the KL, alpha = 2 / (horizon + 1), above
              1.5 target: beta x 1.5, below 0.5 target: beta / 1.5, clamped to [beta_min, beta_max]
@@ -8,43 +6,42 @@ numbers and does not know where they come from.
     tripwire a limit that was passed for `patience` steps in a row, or a number that is not finite, stops the run
     warning  a bound that a step passes is said and counted in the manifest, and the run goes on
 
-`state_dict` holds plain JSON types only, and floats survive JSON unchanged: a run that is resumed in the middle goes on
-as one that was never stopped. The learning rate needs nothing here: transformers' `get_cosine_schedule_with_warmup`
-has the same two methods.
+The step receives a `LossSettings` with this step's numbers and does not know where they come from. The `state_dict` of
+`TrainingState` is the checkpoint: a run that is resumed in the middle goes on as one that was never stopped.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict, Unpack, final
+from typing import Any, ClassVar, final
 
 from probe.records.records import StepRecord
+from probe.runs.join import solve_share
+from probe.runs.past import PastSelf, PastWeights
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits, Warnings
+from probe.step.reference import References
+from probe.step.step import StepResult
+from probe.step.update import Updater
+from replay_pools.rollout import Rollout
 
 FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
 
 
 class _Resumable:
-    """The attributes named in `_state` are all that changes after construction."""
+    """The attributes named in `_state` are all that changes after construction; plain JSON types."""
 
     _state: ClassVar[tuple[str, ...]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes from step to step, in plain JSON types."""
+        """Everything that changes from step to step."""
         values = {name: getattr(self, name) for name in self._state}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned.
-
-        Raises:
-            ValueError: other names than this controller's.
-        """
-        if state.keys() != set(self._state):
-            expected, found = ", ".join(self._state), ", ".join(state)
-            raise ValueError(f"{type(self).__name__} state: expected {expected}, found {found}")
-        for name, value in state.items():
+        """Continue from what `state_dict` returned."""
+        for name in self._state:
+            value = state[name]
             setattr(self, name, dict(value) if isinstance(value, dict) else value)
 
 
@@ -55,35 +52,22 @@ class BetaController(_Resumable):
     warm-up is over, because a KL without its penalty says nothing about the penalty's size.
 
     Args:
-        beta: after the warm-up; fixed without `target_kl`.
-        warmup_steps: steps from 0 to `beta`; 0 = no warm-up.
-        target_kl: nats per token; None = beta is not adapted.
-        horizon: of the EMA, in steps.
-        beta_min, beta_max: bounds of an adapted beta.
+        beta: after the warm-up; fixed without a target.
+        config: warm-up, target, horizon and bounds.
     """
 
     _state = ("beta", "ema", "steps")
 
-    def __init__(
-        self,
-        beta: float,
-        *,
-        warmup_steps: int = 0,
-        target_kl: float | None = None,
-        horizon: int = 10,
-        beta_min: float = 1e-4,
-        beta_max: float = 1.0,
-    ) -> None:
-        self._warmup_steps, self._target, self._alpha = warmup_steps, target_kl, 2 / (horizon + 1)
-        self._bounds = beta_min, beta_max
-        self.beta = beta
+    def __init__(self, beta: float, config: ControlConfig) -> None:
+        self._config, self.beta = config, beta
         self.ema: float | None = None
         self.steps = 0
 
     @property
     def progress(self) -> float:
         """Share of the warm-up that is over; 0 in the first step of a warm-up."""
-        return min(1.0, self.steps / self._warmup_steps) if self._warmup_steps else 1.0
+        warmup = self._config.beta_warmup_steps
+        return min(1.0, self.steps / warmup) if warmup else 1.0
 
     @property
     def value(self) -> float:
@@ -91,26 +75,20 @@ class BetaController(_Resumable):
         return self.beta * self.progress
 
     def update(self, kl: float) -> dict[str, float]:
-        """Take in the mean KL of the step that `value` was used in.
+        """Take in the mean KL, which is finite, of the step that `value` was used in.
 
         Returns:
             Wire names without their `kl/`: `beta` and `warmup_progress` of that step, `ema`, and `beta_adjusted`, which
             is 1, -1 or 0 as beta was raised, lowered or left.
-
-        Raises:
-            ValueError: the KL is not finite (the tripwires come first).
         """
-        if not math.isfinite(kl):
-            raise ValueError(f"kl: expected a finite number, found {kl}")
         row = {"beta": self.value, "warmup_progress": self.progress}
-        self.ema = kl if self.ema is None else self.ema + self._alpha * (kl - self.ema)
-        before = self.beta
-        if self._target is not None and self.progress == 1.0:
-            low, high = self._bounds
-            if self.ema > FACTOR * self._target:
-                self.beta = min(high, self.beta * FACTOR)
-            elif self.ema < self._target / 2:
-                self.beta = max(low, self.beta / FACTOR)
+        alpha, target, before = 2 / (self._config.kl_horizon + 1), self._config.target_kl, self.beta
+        self.ema = kl if self.ema is None else self.ema + alpha * (kl - self.ema)
+        if target is not None and self.progress == 1.0:
+            if self.ema > FACTOR * target:
+                self.beta = min(self._config.beta_max, self.beta * FACTOR)
+            elif self.ema < target / 2:
+                self.beta = max(self._config.beta_min, self.beta / FACTOR)
         self.steps += 1
         return row | {"ema": self.ema, "beta_adjusted": float((self.beta > before) - (self.beta < before))}
 
@@ -123,42 +101,30 @@ class SepaSchedule(_Resumable):
 
     Args:
         peak: lambda at the end of the ramp, in [0, 1].
-        ramp_steps: length of the ramp; 0 = the peak at once.
-        delay_steps: steps between the gate and the ramp.
-        gate: solve rate that opens the gate; 0 = open from the start.
+        config: gate, delay and ramp.
     """
 
     _state = ("is_open", "steps")
 
-    def __init__(self, peak: float, *, ramp_steps: int = 0, delay_steps: int = 0, gate: float = 0.0) -> None:
-        self._peak, self._ramp_steps, self._delay_steps, self._gate = peak, ramp_steps, delay_steps, gate
-        self.is_open = gate == 0
+    def __init__(self, peak: float, config: ControlConfig) -> None:
+        self._peak, self._config = peak, config
+        self.is_open = config.sepa_gate == 0
         self.steps = 0  # with the gate open
 
     @property
     def value(self) -> float:
         """Lambda of the coming step."""
-        since = self.steps - self._delay_steps
+        since, ramp = self.steps - self._config.sepa_delay_steps, self._config.sepa_ramp_steps
         if not self.is_open or since < 0:
             return 0.0
-        return self._peak * (min(1.0, since / self._ramp_steps) if self._ramp_steps else 1.0)
+        return self._peak * (min(1.0, since / ramp) if ramp else 1.0)
 
     def update(self, solve_rate: float | None) -> None:
         """Take in the share of solved rollouts of the step that `value` was used in; None: it is not known."""
         if self.is_open:
             self.steps += 1
         elif solve_rate is not None:
-            self.is_open = solve_rate >= self._gate
-
-
-class Watched(TypedDict):
-    """What the tripwires watch in a step; None: not measured in it."""
-
-    kl_mean: float | None  # from the reference, nats per token
-    kl_token: float | None  # of the token in which it is largest, nats
-    grad_norm: float  # of the policy gradient before the gate
-    entropy: float | None  # mean surprisal of the policy's own samples, nats per token
-    logprob: float | None  # mean per token of completions that do not change (a frozen probe batch), nats
+            self.is_open = solve_rate >= self._config.sepa_gate
 
 
 class Tripwires(_Resumable):
@@ -171,16 +137,14 @@ class Tripwires(_Resumable):
         self.baseline: dict[str, float] = {}
         self.streaks: dict[str, int] = {}
 
-    def check(self, **step: Unpack[Watched]) -> str | None:
-        """The reason to stop after this step, or None."""
-        # By the names of the step records, where they have the number.
-        measured = {
-            "kl/mean": step["kl_mean"],
-            "kl/max": step["kl_token"],
-            "grad_norm": step["grad_norm"],
-            "entropy": step["entropy"],
-            "logprob": step["logprob"],
-        }
+    def check(self, measured: Mapping[str, float | None]) -> str | None:
+        """The reason to stop after this step, or None.
+
+        Args:
+            measured: `kl/mean` and `kl/max` from the reference, `grad_norm` before the gate, `entropy` (mean surprisal
+                of the policy's own samples) and `logprob` (mean of completions that do not change), nats per token;
+                None: not measured in this step.
+        """
         for name, value in measured.items():
             if value is not None and not math.isfinite(value):
                 return f"{name} is {value}"
@@ -227,76 +191,101 @@ def passed(step: StepRecord, bounds: Warnings) -> dict[str, tuple[float, float]]
 
 def warnings_of(steps: Sequence[StepRecord], bounds: Warnings) -> list[str]:
     """A sentence for each bound that steps of a run passed: how many of them, and the furthest."""
-    beyond: dict[str, list[tuple[float, int]]] = {}  # (value, step)
-    limits: dict[str, float] = {}
+    beyond: dict[tuple[str, float], list[tuple[float, int]]] = {}  # {(name, bound): [(value, step)]}
     for step in steps:
-        for name, (value, limit) in passed(step, bounds).items():
-            limits[name] = limit
-            beyond.setdefault(name, []).append((value, step.step))
+        for name, (value, bound) in passed(step, bounds).items():
+            beyond.setdefault((name, bound), []).append((value, step.step))
     sentences = []
-    for name, values in beyond.items():
+    for (name, bound), values in beyond.items():
         largest, at = max(values)
         counted = f"{len(values)} of {len(steps)} steps"
-        sentences.append(f"{name} above {limits[name]:g} in {counted}, largest {largest:.4g} in step {at}")
+        sentences.append(f"{name} above {bound:g} in {counted}, largest {largest:.4g} in step {at}")
     return sentences
 
 
 @final
-class Control:
-    """The controllers of one run: beta, SEPA's lambda and the tripwires.
+class TrainingState:
+    """One policy in training, in one arm under one condition.
 
     Args:
+        updater: steps the policy.
+        references: of the KL penalty.
         objective: with the numbers that the controllers lead to (`beta`, `sepa_lambda`).
-        config: how they get there.
+        control: how they get there.
     """
 
-    def __init__(self, objective: LossSettings, config: ControlConfig) -> None:
-        self._objective = objective
-        self._beta = BetaController(
-            objective.beta,
-            warmup_steps=config.beta_warmup_steps,
-            target_kl=config.target_kl,
-            horizon=config.kl_horizon,
-            beta_min=config.beta_min,
-            beta_max=config.beta_max,
-        )
-        self._sepa = SepaSchedule(
-            objective.sepa_lambda,
-            ramp_steps=config.sepa_ramp_steps,
-            delay_steps=config.sepa_delay_steps,
-            gate=config.sepa_gate,
-        )
-        self._tripwires = Tripwires(config.limits)
-        self.warnings = config.warnings
-        self.stopped: str | None = None  # why the run must stop
+    def __init__(
+        self, updater: Updater, references: References, objective: LossSettings, control: ControlConfig
+    ) -> None:
+        self.updater, self.references, self._objective = updater, references, objective
+        self._beta = BetaController(objective.beta, control)
+        self._sepa = SepaSchedule(objective.sepa_lambda, control)
+        self._tripwires = Tripwires(control.limits)
+        self.warnings = control.warnings
+        self.stopped: str | None = None  # why the run must stop after the last step
+        self.logprob: float | None = None  # of the frozen probe batch, where it was measured before this step
+        self.past: PastWeights | None = None  # that sample batches to come, where sampling runs ahead
+        self.past_self: PastSelf | None = None  # the policy as it was, where some rollouts are its
 
     def objective(self) -> LossSettings:
         """The objective of the coming step."""
         return replace(self._objective, beta=self._beta.value, sepa_lambda=self._sepa.value)
 
-    def finish_step(self, *, solve_rate: float | None, **step: Unpack[Watched]) -> dict[str, float]:
-        """Take in a step; `stopped` says whether it was the last.
+    def finish_step(
+        self,
+        result: StepResult,
+        rollouts: Sequence[Rollout],
+        sampled_by_policy: Sequence[bool],
+        on_policy: Sequence[bool],
+    ) -> dict[str, float]:
+        """Move the references and the controllers after the optimizer's step.
 
         Args:
-            step: what was measured in it.
-            solve_rate: share of the policy's rollouts that solve their problem; None: of none is it known.
+            sampled_by_policy: which rollouts are the policy's samples; the others are of other sources.
+            on_policy: which of these the step reads as they were sampled, and so have an entropy of the policy.
 
         Returns:
             What the controller of beta did, by wire names without "kl/"; empty without a KL.
         """
-        self.stopped = self._tripwires.check(**step)
-        self._sepa.update(solve_rate)
-        kl_mean = step["kl_mean"]
-        return {} if kl_mean is None or self.stopped else self._beta.update(kl_mean)
+        self.references.update()
+        if self.past_self is not None:
+            self.past_self.finish_step()
+        (arm,) = result.arms
+        kl = result.weightings[arm.measure.condition].kl
+        # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
+        solving = [i for i, sampled in enumerate(sampled_by_policy) if sampled] or list(range(len(rollouts)))
+        own = [i for i, counts in enumerate(on_policy) if counts]
+        measured = {
+            "kl/mean": kl.get("mean"),
+            "kl/max": kl.get("max"),
+            "grad_norm": float(arm.projection.before.norm),
+            "entropy": float(result.nll[own].mean()) if own else None,
+            "logprob": self.logprob,
+        }
+        self.logprob = None
+        self.stopped = self._tripwires.check(measured)
+        self._sepa.update(solve_share([rollouts[i] for i in solving]))
+        return self._beta.update(kl["mean"]) if kl and not self.stopped else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes from step to step, in plain JSON types."""
-        parts = {"beta": self._beta, "sepa": self._sepa, "tripwires": self._tripwires}
-        return {name: part.state_dict() for name, part in parts.items()} | {"stopped": self.stopped}
+        """Everything that changes from step to step."""
+        return {name: part.state_dict() for name, part in self._parts().items()} | {"stopped": self.stopped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self._beta.load_state_dict(state["beta"])
-        self._sepa.load_state_dict(state["sepa"])
-        self._tripwires.load_state_dict(state["tripwires"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
         self.stopped = state["stopped"]
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state of its own, by its name in a checkpoint."""
+        parts = {
+            "updater": self.updater,
+            "references": self.references,
+            "beta": self._beta,
+            "sepa": self._sepa,
+            "tripwires": self._tripwires,
+            "past": self.past,
+            "past_self": self.past_self,
+        }
+        return {name: part for name, part in parts.items() if part is not None}

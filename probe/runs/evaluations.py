@@ -1,0 +1,280 @@
+"""Evaluations of a policy on held-out problems: while `probe train` trains it, and as the verb `probe eval`.
+
+An evaluation of a training leaves a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with its
+hint, or without), complete before its line is in `evals.jsonl`; the number is that of optimizer steps. A policy with a
+quarantine is evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, that number and
+the setting: arms of one seed start alike. Every evaluation of the deployed policy is compared with the one before step
+0 and with the bots (`elo` of its line; `probe.analysis.ladder`).
+
+The frozen probe batch are held-out pairs that no training touches, scored under the policy against the base:
+
+    logprob_hack, logprob_clean    mean log-probability per token of the hack and the clean completions, nats
+    margin                         mean over pairs of (sum logp(hack) - sum logp(clean)) now, minus that of the base
+    kl_from_base                   mean k3 per token of both (an estimate under the pairs' law, not the policy's)
+    cos_moved, hackward_frac_moved of start - now, which points like a sum of gradients, with the first directions
+    hackward_q95                   95th percentile of hackward_frac_moved when the directions are Haar-distributed (N1)
+
+The reference is fixed: base policy, pairs and directions are those of the start, whatever the run refreshes.
+`probe.runs.heldout` samples, `probe.runs.rates` counts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from extraction.adapters.interface import Coordinates
+from extraction.library import pair_batch
+from extraction.pairs import Pair
+from extraction.passes import score
+from probe.analysis.ladder import BASE, Shares, elo_values, read_sitting, shares_of
+from probe.analysis.training_outcome import deployed, evaluation_path
+from probe.objective.kl import kl_terms
+from probe.records.records import nullable
+from probe.records.run import (
+    ADAPTER_DIR,
+    CONFIG_FILE,
+    EVALS_FILE,
+    STEPS_FILE,
+    read_evals,
+    read_manifest,
+    read_steps,
+    settings_of,
+)
+from probe.runs.assemble import configured_policy
+from probe.runs.heldout import HeldOut, eval_settings, hold_out
+from probe.runs.rates import Evaluation, Weights, evaluate
+from probe.settings.run import RunConfig
+from probe.step.distributed import SOLO, World
+from probe.step.projection import haar_hackward_quantile, sample_cosines
+from probe.step.update import Updater
+from replay_pools.environments.base import Problem
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
+from replay_pools.generate import RolloutMaker
+from replay_pools.grading.grade import Grader, canary
+from replay_pools.grading.tiers import describe_tier
+from replay_pools.policy.adapters import CONFIG as ADAPTER_CONFIG
+from replay_pools.policy.load import Policy
+from replay_pools.progress import report
+from replay_pools.sampling.engines import LocalEngine
+from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
+
+EVALUATION_FILE = "evaluation.json"
+
+
+@final
+class FrozenBatch:
+    """Held-out pairs and the directions of the start.
+
+    Args:
+        policy: renders the pairs.
+        coordinates: of the policy, at the base while this is made.
+        pairs: held out from the extraction; at least one.
+        vectors: {module: (k, r)} of the start.
+    """
+
+    def __init__(
+        self, policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]
+    ) -> None:
+        self._batch = pair_batch(policy, pairs)
+        self._coordinates, self._vectors, self._num_pairs = coordinates, vectors, len(pairs)
+        self._start = coordinates.values()
+        self._base = score(coordinates, self._batch)
+
+    def measure(self) -> dict[str, Any]:
+        """The policy as it is; measures of the moved policy are None where it has not moved."""
+        n, mask = self._num_pairs, self._batch.completion_mask
+        logprobs = score(self._coordinates, self._batch)
+        kl, _ = kl_terms(logprobs, self._base, mask)
+        gained = (logprobs - self._base).sum(1).double()
+        moved = {module: self._start[module] - value for module, value in self._coordinates.values().items()}
+        cosines = sample_cosines(moved, self._vectors)
+        return {
+            "num_pairs": n,
+            "logprob_hack": float(logprobs[:n].double().sum() / mask[:n].sum()),
+            "logprob_clean": float(logprobs[n:].double().sum() / mask[n:].sum()),
+            "margin": float((gained[:n] - gained[n:]).mean()),
+            "kl_from_base": float(kl[mask].double().mean()),
+            "cos_moved": nullable(float(cosines.cos)),
+            "hackward_frac_moved": nullable(float(torch.as_tensor(cosines.hackward_frac))),
+            "hackward_q95": nullable(haar_hackward_quantile(moved, self._vectors)),
+        }
+
+
+@final
+class Evaluator:
+    """Evaluates after 0, `every`, 2 `every`, ... and the last optimizer step, each once, resumed or not.
+
+    Args:
+        directory: of the run.
+        held_out: samples from the policy that is trained.
+        updater: of that policy.
+        frozen: the frozen probe batch; None where no pair is held out.
+        every: steps.
+        say: told of every new evaluation.
+        world: the ranks, which all take part; what rank 0 measured counts.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        held_out: HeldOut,
+        updater: Updater,
+        frozen: FrozenBatch | None,
+        every: int,
+        say: Callable[[str], None],
+        world: World = SOLO,
+    ) -> None:
+        self._directory, self._held_out, self._updater, self._frozen = directory, held_out, updater, frozen
+        self._every, self._say, self._world = every, say, world
+        self._rows = world.on_main(lambda: read_evals(directory))
+
+    def __call__(self, done: int, last: bool) -> float | None:
+        """Evaluate the policy after `done` steps, if that is due and not done yet.
+
+        Returns:
+            The mean log-probability per token of the frozen clean completions; None where it was not measured.
+        """
+        if done % self._every and not last:
+            return None
+        kinds: tuple[Weights, ...] = ("training", "deployed") if self._updater.routes else ("deployed",)
+        for weights in kinds:
+            if self._row(done, weights) is None:
+                self._add(done, weights)
+        row = self._row(done, "deployed")
+        return row["frozen"]["logprob_clean"] if row and row["frozen"] else None
+
+    def _row(self, done: int, weights: Weights) -> dict[str, Any] | None:
+        return next((row for row in self._rows if (row["step"], row["weights"]) == (done, weights)), None)
+
+    def _add(self, done: int, weights: Weights) -> None:
+        evaluation, frozen = self._evaluate(done, weights)
+        elo = self._world.on_main(lambda: self._elo(done)) if weights == "deployed" else None
+        self._rows.append(evaluation.to_json() | {"frozen": frozen, "elo": elo})
+        if self._world.is_main:
+            write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
+        rates = evaluation.rates["all"]
+        which = f" ({weights})" if self._updater.routes else ""
+        self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
+
+    def _evaluate(self, done: int, weights: Weights) -> tuple[Evaluation, dict[str, Any] | None]:
+        directory = evaluation_path(self._directory, done)
+        if weights == "training":
+            directory = directory.with_name(f"{directory.name}-training")
+        with self._updater.deployed() if weights == "deployed" else nullcontext():
+            with self._updater.coordinates.lean_forward():
+                rollouts = self._held_out.rollouts(directory, done)
+            frozen = None if self._frozen is None else self._frozen.measure()
+        return evaluate(rollouts, step=done, weights=weights), self._world.broadcast(frozen)
+
+    def _elo(self, done: int) -> dict[str, dict[str, float | None]]:
+        """The base and the bots, on every ladder, as the policy after `done` steps sees them."""
+        references = {BASE: self._shares(0), **self._bots}
+        return elo_values(self._shares(done), references, [row["elo"] for row in deployed(self._rows)])
+
+    def _shares(self, done: int) -> Shares:
+        """What the policy after `done` steps solved, from the pools of its evaluation."""
+        return shares_of(read_sitting(evaluation_path(self._directory, done)).attempts)
+
+    @cached_property
+    def _bots(self) -> dict[str, Shares]:
+        return {bot.name: bot.shares for bot in self._held_out.bots()}
+
+
+def _share(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0%}"
+
+
+def deployed_policy(directory: Path) -> tuple[RunConfig, int]:
+    """The settings that evaluate the deployed policy of a training run as the run asked it, and its optimizer steps.
+
+    Raises:
+        InputError: no finished training run, or one of another schema.
+    """
+    path = directory / CONFIG_FILE
+    settings = settings_of(read_json(path)) if path.is_file() else {}
+    if settings.get("verb") != "train" or not (directory / ADAPTER_DIR / ADAPTER_CONFIG).is_file():
+        actual = "no adapter" if settings.get("verb") == "train" else str(settings.get("verb", "no run"))
+        raise InputError(directory, expected="a finished run of probe train", found=actual)
+    read_manifest(directory)  # a run of an older schema is refused as such, not for its settings
+    trained = RunConfig.from_json(settings, path)
+    model = replace(trained.model, adapter=str(directory / ADAPTER_DIR), device="auto", shard_base=False)
+    config = RunConfig(verb="eval", model=model, rollouts=trained.rollouts, evaluation=trained.evaluation)
+    return config, len(read_steps(directory / STEPS_FILE))
+
+
+def check_unseen(trained: RunConfig, config: RunConfig) -> None:
+    """Refuse to evaluate a trained policy on problems that its training was free to draw.
+
+    Args:
+        trained: of the policy, as `deployed_policy` gives it: with the held-out problems of its training.
+        config: of the evaluation.
+
+    Raises:
+        InputError: more problems than the training held out, of an environment whose splits share some.
+    """
+    to_train_on, held_out = _split(trained)
+    _, asked = _split(config)
+    seen = {problem.problem_id for problem in to_train_on} & {problem.problem_id for problem in asked}
+    if seen:
+        actual = f"{len(asked)}, of which {len(seen)} were among those that it trained on"
+        expected = f"at most {len(held_out)}, which the training held out"
+        raise InputError("evaluation.num_problems", expected=expected, found=actual, fix="say --problems")
+
+
+def evaluate_policy(
+    config: RunConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
+) -> Evaluation:
+    """`probe eval`: sample, grade and count; pools and `evaluation.json` go to `directory`, a second call continues.
+
+    Args:
+        config: of the verb `eval`.
+        directory: of the evaluation.
+        out_dir: whose cache has the SVDs that a trained adapter is along.
+        step: optimizer steps that made the policy; 0 = a model as it was given.
+
+    Raises:
+        InputError: anything wrong with the model, adapter or problems; `directory` holds another evaluation.
+    """
+    sampling, evaluation, model = config.rollouts, config.evaluation, config.model
+    assert sampling is not None
+    assert evaluation is not None
+    group = evaluation.rollouts_per_problem
+    _, problems = _split(config)
+    policy = configured_policy(model, out_dir / "cache")
+    with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
+        say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
+        canary(grader, problems)
+        maker = RolloutMaker(
+            engine=LocalEngine(policy),
+            sampler=sampling.sampler,
+            grader=grader,
+            mode=sampling.mode,
+            hint=True,
+            group=group,
+        )
+        settings = eval_settings(evaluation.modes, sampling.mode, without_hint=evaluation.without_hint)
+        held_out = HeldOut(maker, problems, settings, env=sampling.env, group=group, seed=config.seed)
+        rollouts = []
+        for number, setting in enumerate(settings, 1):
+            say(f"{setting.name}: {len(problems) * group} rollouts")
+            rollouts += held_out.of(setting, directory, 0)
+            report("settings", number, len(settings))
+    rates = evaluate(rollouts, step=step)
+    record = {"settings": asdict(config), "step": step, "evaluation": rates.to_json()}
+    write_json(directory / EVALUATION_FILE, record)
+    return rates
+
+
+def _split(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
+    """(problems to train on, held-out problems) under these settings."""
+    assert config.rollouts is not None
+    assert config.evaluation is not None
+    environment = get_environment(config.rollouts.env)
+    return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)
