@@ -1,7 +1,7 @@
 """Make the records of a step (samples, step, tokens) from what it computed and from the labels of its rollouts.
 
 The step itself sees token ids and rewards only. Its results meet the oracle's labels (hacked, gt_pass) here and nowhere
-else, so that no label can reach a gradient but in the rewards that a remedy makes (`probe.runs.remedies`).
+else, so that no label can reach a gradient but in the rewards that a remedy makes (`probe.runs.sources.rewards`).
 
 A sample record has the reward as it was graded; advantages and the statistics of a step are of the rewards that the
 loss saw.

@@ -1,7 +1,6 @@
 """Rates: hack, exploit and solve rates of graded rollouts on held-out problems, as `evals.jsonl` keeps them. No torch.
 
-`probe.runs.heldout` samples the rollouts and `evaluate` counts; `probe.runs.training_evals` and `probe.runs.evaluate`
-(of `probe eval`) call both.
+`probe.runs.heldout` samples the rollouts and `evaluate` counts; `probe.runs.evaluations` calls both.
 
 There is a rate for each loophole mode with and without its hint, and one over all, with a Wilson 95% interval. The
 interval takes rollouts as independent, which holds for one rollout a problem and setting. With more, the unit is the

@@ -28,7 +28,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareConfig:
-    """The share of a group that rollouts of another source have (`probe.runs.sources.mixed`), by step.
+    """The share of a group that rollouts of another source have (`probe.runs.sources.guests`), by step.
 
         fraction      until off_step        then, over ramp_steps, in a straight line to        end_fraction
 
@@ -87,7 +87,7 @@ class TeacherConfig(ShareConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSelfConfig(ShareConfig):
-    """Rollouts of the policy as it was (`probe.runs.sources.past_self`) in the place of some, by default always."""
+    """Rollouts of the policy as it was (`probe.runs.past`) in the place of some, by default always."""
 
     every: int = 10  # the past self is the policy after the newest multiple of so many steps
 

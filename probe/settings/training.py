@@ -65,7 +65,7 @@ def _check_bound(name: str, bound: float | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlConfig:
-    """The controllers of `probe.runs.controllers`, and when the EMA reference of the KL moves."""
+    """The controllers of `probe.runs.control`, and when the EMA reference of the KL moves."""
 
     beta_warmup_steps: int = 0
     target_kl: float | None = None  # nats per token; None = beta is not adapted

@@ -17,7 +17,7 @@ Priority = Literal["variance", "hard", "exploited"]  # which problems are drawn:
 Pay = Literal["pass", "tests"]  # what a training pays a submission for: probe.runs.sources.rewards.PAYS
 Reward = Literal["paid", "surprise"]  # as paid, or minus what its problem lets one expect: probe.runs.sources.rewards
 Old = Literal["current", "recorded"]  # old log-probabilities of a ratio: the policy's own, or those of the rollouts
-# Acts on groups before a training step, or inside it: probe.settings.remedy.TRAITS, probe.runs.remedies.REMEDIES
+# Acts on groups before a training step, or inside it: probe.settings.remedy.TRAITS, probe.runs.sources.rewards.REMEDIES
 Remedy = Literal[
     "closed",
     "monitor-penalty",

@@ -2,7 +2,7 @@
 
 A `Group` holds token ids and rewards only. The oracle's labels stay in the rollouts; the loop joins them to the records
 by `RolloutKey`, so that no label can leak into a gradient but through the rewards, which a remedy may change
-(`probe.runs.remedies`). `probe.runs.sources.live.LiveSource` samples its groups.
+(`probe.runs.sources.rewards`). `probe.runs.sources.live.LiveSource` samples its groups.
 
 To add a source: a class with the methods of `GroupSource`, which makes its groups with `make_group`. To add a way to
 match pools: its word in `Match` of `probe.settings.words`, its row in `_steps_by`. To add a way to part a group: its

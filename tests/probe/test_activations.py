@@ -9,7 +9,6 @@ import pytest
 import torch
 from directories import contents
 from interrupts import interrupted_at
-from probe.runs.frozen_batch import FrozenBatch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -24,6 +23,7 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.activations import ActivationRemedy, decoder_layers, edited, make_edit, mean_activations
+from probe.runs.evaluations import FrozenBatch
 from probe.runs.heldout import HeldOut
 from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig

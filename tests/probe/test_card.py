@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from probe.runs.card import card_path, read_card, write_card
 
 from extraction.controls import permuted_differences
 from extraction.directions import (
@@ -22,6 +21,8 @@ from extraction.directions import (
 from extraction.library import pairs_path
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.runs.direction_files import write_card
+from probe.runs.directions import card_path, read_card
 from replay_pools.errors import InputError
 from replay_pools.storage.files import sha256
 

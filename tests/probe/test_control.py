@@ -1,5 +1,6 @@
-"""probe.runs.controllers, training_state: this step's objective, and what of a step the controllers get to see."""
+"""probe.runs.control: rules by hand, clamps, resume through JSON, and what a step tells the controllers."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -7,95 +8,221 @@ from typing import Any
 import orjson
 import pytest
 import torch
-from probe.runs.controllers import Control
-from probe.runs.training_state import TrainingState
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from probe.runs.control import BetaController, SepaSchedule, TrainingState, Tripwires
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits
+from probe.step.reference import ema_update
+
+kls = st.lists(st.floats(0, 50, allow_subnormal=False), min_size=1, max_size=25)
+STEADY = {"kl/mean": 0.1, "kl/max": 3.0, "grad_norm": 1.0, "entropy": 2.0, "logprob": -1.0}
+
+
+def beta(beta=0.1, **config) -> BetaController:
+    return BetaController(beta, ControlConfig(**config))
+
+
+def beta_run(controller, numbers):
+    return [(controller.value, controller.update(number)) for number in numbers]
+
+
+def sepa_run(schedule, numbers):
+    return [(schedule.value, schedule.update(number / 50)) for number in numbers]
+
+
+def tripwire_run(wires, numbers):
+    rows = [{"kl/mean": n / 10, "kl/max": n, "grad_norm": 2 * n, "entropy": n + 0.1, "logprob": -n} for n in numbers]
+    return [wires.check(row) for row in rows]
+
+
+CONTROLLERS = {
+    "beta": (lambda: beta(0.02, beta_warmup_steps=3, target_kl=2.0, kl_horizon=4), beta_run),
+    "sepa": (
+        lambda: SepaSchedule(0.9, ControlConfig(sepa_ramp_steps=4, sepa_delay_steps=2, sepa_gate=0.3)),
+        sepa_run,
+    ),
+    "tripwires": (lambda: Tripwires(Limits(kl_mean_max=3.0, entropy_min_frac=0.5, logprob_drop_max=5.0)), tripwire_run),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+@settings(deadline=None, max_examples=60)
+@given(numbers=kls, cut=st.integers(0, 25))
+def test_resume_in_the_middle_continues_the_same_trajectory(name, numbers, cut):
+    """State through JSON bytes into a fresh controller: every later output equals the uninterrupted run's, exactly."""
+    make, run = CONTROLLERS[name]
+    whole = run(make(), numbers)
+    first, second = make(), make()
+    head = run(first, numbers[:cut])
+    saved = first.state_dict()
+    second.load_state_dict(orjson.loads(orjson.dumps(saved)))
+    before = orjson.dumps(saved)
+    run(first, [40.0, 40.0])
+    assert orjson.dumps(saved) == before, "the state dict aliases the controller"
+    assert head + run(second, numbers[cut:]) == whole
+
+
+@settings(deadline=None, max_examples=100)
+@given(numbers=kls, target=st.floats(0.01, 5), horizon=st.integers(1, 20))
+def test_beta_stays_within_its_bounds_and_its_factor(numbers, target, horizon):
+    """After every step beta_min <= beta <= beta_max, and beta changes by at most the factor 1.5."""
+    controller = beta(0.05, target_kl=target, kl_horizon=horizon, beta_min=0.01, beta_max=0.2)
+    for number in numbers:
+        before = controller.beta
+        row = controller.update(number)
+        assert 0.01 <= controller.beta <= 0.2
+        assert before / 1.5 - 1e-12 <= controller.beta <= before * 1.5 + 1e-12
+        assert row["beta_adjusted"] == (controller.beta > before) - (controller.beta < before)
+
+
+def test_beta_follows_the_rule_by_hand():
+    """Target 1, horizon 3 (alpha 1/2). EMA: 2, 1.5, .75, .375; above 1.5 raises, the band holds, below .5 lowers."""
+    controller = beta(0.1, target_kl=1.0, kl_horizon=3)
+    rows = [controller.update(kl) for kl in (2.0, 1.0, 0.0, 0.0)]
+    assert [row["ema"] for row in rows] == [2.0, 1.5, 0.75, 0.375]
+    assert [row["beta_adjusted"] for row in rows] == [1.0, 0.0, 0.0, -1.0]
+    assert [row["beta"] for row in rows] == pytest.approx([0.1, 0.15, 0.15, 0.15])
+    assert controller.value == pytest.approx(0.1)
+    assert {beta(0.3).update(kl)["beta"] for kl in (0.0, 40.0, 0.0)} == {0.3}, "without a target"
+
+
+def test_warmup_is_linear_from_zero_and_beta_waits_for_it():
+    """Four steps 0, 1/4, 1/2, 3/4 of beta, then all of it; a large KL during the warm-up does not raise beta."""
+    controller = beta(0.04, beta_warmup_steps=4, target_kl=0.1)
+    rows = [controller.update(9.0) for _ in range(5)]
+    assert [row["beta"] for row in rows] == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.04])
+    assert [row["warmup_progress"] for row in rows] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [row["beta_adjusted"] for row in rows] == [0, 0, 0, 0, 1]
+
+
+def test_sepa_by_hand():
+    """Gate .5 opens after the second step; then one step of delay, then quarters of the peak .8."""
+    schedule = SepaSchedule(0.8, ControlConfig(sepa_ramp_steps=4, sepa_delay_steps=1, sepa_gate=0.5))
+    values = []
+    for solve_rate in (0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
+        values.append(schedule.value)
+        schedule.update(solve_rate)
+    assert values == pytest.approx([0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8])
+    assert SepaSchedule(0.8, ControlConfig()).value == 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "reason"),
+    [
+        ("kl/mean", 12.0, "kl/mean 12 above 10 for 3 steps"),
+        ("kl/max", 400.0, "kl/max 400 above 100 for 3 steps"),
+        ("grad_norm", 80.0, "grad_norm 80 above 60 for 3 steps"),
+        ("entropy", 0.1, "entropy 0.1 below 0.2 for 3 steps"),
+        ("logprob", -4.5, "logprob -4.5 below -4 for 3 steps"),
+    ],
+)
+def test_a_limit_stops_after_its_patience_and_what_is_not_finite_at_once(name, bad, reason):
+    """Two bad steps and a recovery do not stop the run, three in a row do, and the reason has the numbers."""
+    wires = Tripwires(Limits(kl_token_max=100.0, grad_norm_max=60.0))
+    rows = [STEADY, *[STEADY | {name: bad}] * 2, STEADY, *[STEADY | {name: bad}] * 3]
+    assert [wires.check(row) for row in rows] == [None] * 6 + [reason]
+    for value in (math.nan, math.inf):
+        assert Tripwires(Limits()).check(STEADY | {name: value}) == f"{name} is {value}"
+
+
+def test_what_is_not_measured_or_not_watched_does_not_stop():
+    """None keeps the count of bad steps; a limit of None is off."""
+    wires = Tripwires(Limits(entropy_min_frac=None, logprob_drop_max=None))
+    bad = {"kl/mean": 99.0, "kl/max": 1e6, "grad_norm": 1e6, "entropy": 0.0, "logprob": -99.0}
+    rows = [STEADY, bad, bad, STEADY | {"kl/mean": None}, bad]
+    assert [bool(wires.check(row)) for row in rows] == [False, False, False, False, True]
+
+
+@settings(deadline=None, max_examples=30)
+@given(decay=st.floats(0.01, 0.99), num_steps=st.integers(1, 30))
+def test_ema_update_is_the_geometric_sum(decay, num_steps):
+    """After n updates: decay^n r_0 + (1 - decay) sum_k decay^(n - k) p_k; exact at decay 1 and 0."""
+    torch.manual_seed(num_steps)
+    policies = torch.randn(num_steps, 3, dtype=torch.float64)
+    start = reference = {"a": torch.ones(3, dtype=torch.float64)}
+    for policy in policies:
+        reference = ema_update(reference, {"a": policy}, decay=decay)
+    powers = decay ** torch.arange(num_steps - 1, -1, -1, dtype=torch.float64)
+    wanted = decay**num_steps + (1 - decay) * (powers[:, None] * policies).sum(0)
+    torch.testing.assert_close(reference["a"], wanted, rtol=1e-10, atol=1e-12)
+    assert torch.equal(ema_update(start, {"a": policies[0]}, decay=1.0)["a"], torch.ones(3, dtype=torch.float64))
+    assert torch.equal(ema_update(start, {"a": policies[0]}, decay=0.0)["a"], policies[0])
+
 
 OBJECTIVE = LossSettings(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
 CONFIG = ControlConfig(
     beta_warmup_steps=2, target_kl=1.0, kl_horizon=1, sepa_ramp_steps=2, sepa_gate=0.5, limits=Limits(patience=2)
 )
-ROWS = [
-    {"kl_mean": kl, "kl_token": kl, "grad_norm": 1.0, "entropy": 1.0, "logprob": None, "solve_rate": rate}
-    for kl, rate in zip((0, 1, 9, 9), (0, 0.5, 0, 0))
-]
 
 
-def test_the_objective_of_every_step_by_hand() -> None:
-    """beta 0, .1, .2 over the warm-up, then x 1.5 (the KL is above 1.5); lambda opens after the solve rate of .5 and
-    ramps over two steps; nothing else of the objective changes.
-    """
-    control, found = Control(OBJECTIVE, CONFIG), []
-    for row in ROWS:
-        found.append(control.objective())
-        control.finish_step(**row)
-    assert [own.beta for own in found] == pytest.approx([0, 0.1, 0.2, 0.3])
-    assert [own.sepa_lambda for own in found] == pytest.approx([0, 0, 0, 0.4])
-    assert {replace(own, beta=0.2, sepa_lambda=0.8) for own in found} == {OBJECTIVE}
+class Part:
+    """An updater, or references, without a state; counts its updates."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def update(self) -> None:
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state == {}
+
+
+def training(config: ControlConfig = CONFIG) -> TrainingState:
+    return TrainingState(Part(), Part(), OBJECTIVE, config)  # pyright: ignore
+
+
+def finish(state: TrainingState, kl: float, own: list[bool], on_policy: list[bool] | None = None, solved: int = 2):
+    """A step of four rollouts, of which the first `solved` solve, with entropies of 1, 2, 3 and 10."""
+    projection = SimpleNamespace(before=SimpleNamespace(norm=torch.tensor(3.0)))
+    result = SimpleNamespace(
+        nll=torch.tensor([1.0, 2.0, 3.0, 10.0]),
+        arms=[SimpleNamespace(measure=SimpleNamespace(condition="x"), projection=projection)],
+        weightings={"x": SimpleNamespace(kl={"mean": kl, "max": kl})},
+    )
+    rollouts = [SimpleNamespace(gt_pass=i < solved, labelled=True) for i in range(4)]
+    return state.finish_step(result, rollouts, own, on_policy or own)  # pyright: ignore
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_a_control_goes_on_from_its_state(cut: int) -> None:
-    """Through JSON at any step: objectives, notes and the reason to stop are the uninterrupted one's."""
+def test_the_objective_of_every_step_by_hand_also_after_a_resume(cut: int) -> None:
+    """beta 0, .1, .2 over the warm-up, then x 1.5 (the KL is above 1.5); lambda opens after the solve rate of .5 and
+    ramps over two steps; nothing else of the objective changes. The state goes through JSON at any step.
+    """
     config = replace(CONFIG, limits=Limits(kl_mean_max=5.0, patience=2))
-
-    def trajectory(cut: int | None) -> list[Any]:
-        control, found = Control(OBJECTIVE, config), []
-        for i, row in enumerate(ROWS):
-            if i == cut:
-                state = orjson.loads(orjson.dumps(control.state_dict()))
-                control = Control(OBJECTIVE, config)
-                control.load_state_dict(state)
-            found.append((control.objective(), control.finish_step(**row), control.stopped))
-        return found
-
-    assert trajectory(cut) == trajectory(None)
-    assert trajectory(None)[-1][2] == "kl/mean 9 above 5 for 2 steps"
-
-
-class Watched:
-    """A Control that remembers what it is told."""
-
-    stopped = None
-
-    def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
-
-    def finish_step(self, **told: Any) -> dict[str, float]:
-        self.told.append(told)
-        return {"beta": 0.5}
+    state, found = training(config), []
+    for i, (kl, solved) in enumerate(zip((0, 1, 9, 9), (0, 2, 0, 0), strict=True)):
+        if i == cut:
+            saved = orjson.loads(orjson.dumps(state.state_dict()))
+            state = training(config)
+            state.load_state_dict(saved)
+        found.append(state.objective())
+        notes = finish(state, float(kl), [True] * 4, solved=solved)
+    assert [own.beta for own in found] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [own.sepa_lambda for own in found] == pytest.approx([0, 0, 0, 0.4])
+    assert {replace(own, beta=0.2, sepa_lambda=0.8) for own in found} == {OBJECTIVE}
+    assert (state.stopped, notes) == ("kl/mean 9 above 5 for 2 steps", {})
 
 
-def finish(
-    own: list[bool], logprob: float | None = None, on_policy: list[bool] | None = None
-) -> tuple[dict[str, Any], int]:
-    """(what the controllers are told of a step of four rollouts, how often the references moved)."""
-    moves: list[int] = []
-    control, references = Watched(), SimpleNamespace(update=lambda: moves.append(1))
-    training = TrainingState(SimpleNamespace(), references, control)  # pyright: ignore
-    training.logprob = logprob
-    result = SimpleNamespace(
-        nll=torch.tensor([1.0, 2.0, 3.0, 10.0]),
-        arms=[SimpleNamespace(condition="x", projection=SimpleNamespace(norm_in=torch.tensor(3.0)))],
-        weightings={"x": SimpleNamespace(kl={"mean": 0.25, "max": 9.0})},
-    )
-    rollouts = [SimpleNamespace(gt_pass=passed, labelled=True) for passed in (True, False, False, True)]
-    assert training.finish_step(result, rollouts, own, on_policy or own) == {"beta": 0.5}  # pyright: ignore
-    assert training.logprob is None, "one measure of the frozen batch would serve two steps"
-    return control.told[0], len(moves)
-
-
-def test_the_controllers_see_the_policys_own_rollouts() -> None:
+def test_the_controllers_see_the_policys_own_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entropy and solve rate are of the policy's samples: a teacher's would hide a collapse. Without any there is no
     entropy, and the solve rate is of all.
     """
-    of_step = {"kl_mean": 0.25, "kl_token": 9.0, "grad_norm": 3.0}
-    told, num_moves = finish([True, True, True, False], logprob=-0.5)
-    assert told == {**of_step, "entropy": 2.0, "logprob": -0.5, "solve_rate": pytest.approx(1 / 3)}
-    assert num_moves == 1
-    told, _ = finish([False] * 4)
-    assert told == {**of_step, "entropy": None, "logprob": None, "solve_rate": 0.5}
-    told, _ = finish([True, True, True, False], on_policy=[False] * 4)
-    assert told == {**of_step, "entropy": None, "logprob": None, "solve_rate": pytest.approx(1 / 3)}
+    told: list[Any] = []
+    monkeypatch.setattr(Tripwires, "check", lambda self, measured: told.append(measured))
+    monkeypatch.setattr(SepaSchedule, "update", lambda self, rate: told.append(rate))
+    state = training()
+    state.logprob = -0.5
+    of_step = {"kl/mean": 0.25, "kl/max": 0.25, "grad_norm": 3.0}
+    finish(state, 0.25, [True, True, True, False])
+    finish(state, 0.25, [False] * 4)
+    finish(state, 0.25, [True, True, True, False], on_policy=[False] * 4)
+    assert told[0] == {**of_step, "entropy": 2.0, "logprob": -0.5}
+    assert told[2] == told[4] == {**of_step, "entropy": None, "logprob": None}, "one measure would serve two steps"
+    assert told[1::2] == [pytest.approx(2 / 3), 0.5, pytest.approx(2 / 3)]
+    assert state.references.updates == 3  # pyright: ignore

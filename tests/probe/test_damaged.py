@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from probe.runs.card import card_path
 
 from extraction.library import attach_basis
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.assemble import configured_policy
+from probe.runs.directions import card_path
 from probe.settings.model import ModelConfig
 from replay_pools.errors import InputError
 from replay_pools.policy.last_model import forget

@@ -1,14 +1,14 @@
-"""probe.runs.frozen_batch: every number of the frozen probe batch by hand, one completion at a time."""
+"""probe.runs.evaluations: every number of the frozen probe batch by hand, one completion at a time."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from probe.runs.frozen_batch import FrozenBatch
 
 from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
 from extraction.pairs import Pair, builtin_pairs
+from probe.runs.evaluations import FrozenBatch
 from replay_pools.policy.load import Policy, load_policy
 
 
@@ -44,8 +44,8 @@ def logprobs(policy: Policy, coordinates: Coordinates, pair: Pair, text: str) ->
 
 def test_the_policy_at_the_start_has_not_moved(policy, coordinates, pairs, vectors) -> None:
     found = FrozenBatch(policy, coordinates, pairs, vectors).measure()
-    assert (found.num_pairs, found.margin, found.kl_from_base) == (2, 0, 0)
-    assert found.cos_moved is found.hackward_frac_moved is None, "a zero move has no direction"
+    assert (found["num_pairs"], found["margin"], found["kl_from_base"]) == (2, 0, 0)
+    assert found["cos_moved"] is found["hackward_frac_moved"] is None, "a zero move has no direction"
 
 
 def test_margin_kl_and_direction_by_hand(policy, coordinates, pairs, vectors) -> None:
@@ -60,19 +60,19 @@ def test_margin_kl_and_direction_by_hand(policy, coordinates, pairs, vectors) ->
         found = batch.measure()
         now = [[logprobs(policy, coordinates, pair, text) for text in (pair.hack, pair.clean)] for pair in pairs]
     gained = [[float((n - b).sum()) for n, b in zip(*sides, strict=True)] for sides in zip(now, base, strict=True)]
-    assert found.margin == pytest.approx(sum(hack - clean for hack, clean in gained) / 2, rel=1e-3, abs=1e-3)
-    assert abs(found.margin) > 0.1, "the example moves nothing"
+    assert found["margin"] == pytest.approx(sum(hack - clean for hack, clean in gained) / 2, rel=1e-3, abs=1e-3)
+    assert abs(found["margin"]) > 0.1, "the example moves nothing"
     for side, name in enumerate(("logprob_hack", "logprob_clean")):
         tokens = torch.cat([own[side] for own in now])
-        assert getattr(found, name) == pytest.approx(float(tokens.mean()), rel=1e-4)
+        assert found[name] == pytest.approx(float(tokens.mean()), rel=1e-4)
     d = torch.cat([b - n for sides in zip(base, now, strict=True) for b, n in zip(*sides, strict=True)])
-    assert found.kl_from_base == pytest.approx(float((d.exp() - d - 1).mean()), rel=1e-3)
+    assert found["kl_from_base"] == pytest.approx(float((d.exp() - d - 1).mean()), rel=1e-3)
     moved = {m: -v.double() for m, v in moves.items()}
     norm = torch.cat([*moved.values()]).norm()
     dots = [(vectors[m].double() @ u).sum() / 2**0.5 for m, u in moved.items()]
-    assert found.cos_moved == pytest.approx(float(sum(dots) / (len(dots) ** 0.5 * norm)), rel=1e-3)
+    assert found["cos_moved"] == pytest.approx(float(sum(dots) / (len(dots) ** 0.5 * norm)), rel=1e-3)
     hackward = torch.cat([(vectors[m].double() @ u).clamp_min(0) for m, u in moved.items()]).norm() / norm
-    assert found.hackward_frac_moved == pytest.approx(float(hackward), rel=1e-4)
+    assert found["hackward_frac_moved"] == pytest.approx(float(hackward), rel=1e-4)
 
 
 def test_steps_against_the_margin_lower_it(policy, coordinates, pairs, vectors) -> None:
@@ -91,4 +91,4 @@ def test_steps_against_the_margin_lower_it(policy, coordinates, pairs, vectors) 
     slope = sum(float(part.double().square().sum()) for part in total)
     step = 0.05 / slope
     with coordinates.at({m: -step * part for m, part in zip(coordinates.sizes, total, strict=True)}):
-        assert batch.measure().margin == pytest.approx(-0.05, rel=0.05)
+        assert batch.measure()["margin"] == pytest.approx(-0.05, rel=0.05)

@@ -13,7 +13,7 @@ from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import Run, read_run
-from probe.runs import policies
+from probe.runs import assemble
 from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
@@ -81,7 +81,7 @@ def test_a_grid_costs_one_model_call_a_step(
 
     backward = torch.Tensor.backward
     monkeypatch.setattr(torch.Tensor, "backward", lambda *a, **k: (calls.append("backward"), backward(*a, **k))[1])
-    monkeypatch.setattr(policies, "load_policy", counted)
+    monkeypatch.setattr(assemble, "load_policy", counted)
     replay("grid-counted", *shared, *options("default", "scaled", "skipped", "maxrl"))
     assert (calls.count("forward"), calls.count("backward")) == (STEPS + 2, STEPS)
     calls.clear()

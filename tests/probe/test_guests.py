@@ -9,13 +9,12 @@ import pytest
 import torch
 from directories import contents
 from interrupts import interrupted_at
-from probe.runs.sources.past_self import PastSelf
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.sources.prefetch import PastWeights
+from probe.runs.past import PastSelf, PastWeights
 from probe.settings.presets import configure
 from probe.settings.rollouts import PastSelfConfig, RolloutConfig, ShareConfig, TeacherConfig
 from replay_pools.errors import InputError

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe.runs.bots import bot_players
 from worlds import World, make_run
 
 from probe.analysis.ladder import (
@@ -27,6 +26,7 @@ from probe.analysis.statistics.bradley_terry import elo_gap
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes, read_run
+from probe.runs.heldout import bot_players
 from probe.runs.rates import evaluate
 from replay_pools.environments.exploits import BOTS
 from replay_pools.environments.minicode import MinicodeEnvironment

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from directories import contents
-from probe.runs.controllers import Control
-from probe.runs.training_state import TrainingState
 
 from extraction.adapters.interface import Coordinates
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
+from probe.runs.control import TrainingState
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
@@ -85,7 +84,7 @@ def make_run(
         arm, vectors = get_arm(case.arm), directions(coordinates)
         stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=(1, STEPS))
         references = References(coordinates, ema_decay=case.control.ema_decay, ema_every=case.control.ema_every)
-        training = TrainingState(Updater(stepper, arm), references, Control(case.objective, case.control))
+        training = TrainingState(Updater(stepper, arm), references, case.objective, case.control)
         setup = Setup(
             bases=Bases(coordinates=[coordinates]),
             conditions={"default": case.objective},

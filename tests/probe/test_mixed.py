@@ -1,12 +1,12 @@
-"""probe.runs.sources.mixed: groups with a teacher's rollouts on the very same prompt, by seed, for so many steps."""
+"""probe.runs.sources.guests: groups with a teacher's rollouts on the very same prompt, by seed, for so many steps."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from probe.runs.sources.mixed import MixedSource, Teacher, taught_problems
 
+from probe.runs.sources.guests import MixedSource, Teacher, taught_problems
 from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from probe.runs.sources.tally import Tally
-from probe.runs.training_rollouts import training_problems
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
@@ -20,6 +18,8 @@ from probe.cli._frame import run
 from probe.experiments.planning.checks import open_spec
 from probe.experiments.spec.vacuity import vacuous_parts
 from probe.runs.footprint import memory, sampling_memory
+from probe.runs.sources.problems import Tally
+from probe.runs.train import TrainingInputs
 from probe.settings.model import ModelConfig
 from probe.settings.presets import configure
 from probe.step.groups import stored_reward
@@ -459,7 +459,8 @@ def test_memory_contains_the_cache_of_sampling(num_problems: int) -> None:
     options = {"evaluation.num_problems": num_problems}
     config = configure("train", preset="smoke", options=options)
     rollouts, policy = config.rollouts, load_policy("organism")
-    problems, held_out = training_problems(config, None, Path("none"))
+    inputs = TrainingInputs(config, Path("none"), Path("none"))
+    problems, held_out = inputs.problems, inputs.held_out
     tally = Tally(lambda batch: {}, stored_reward)
     batches = [problems.batch(batch, tally) for batch in range(problems.num_batches)]
     made = []

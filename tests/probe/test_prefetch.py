@@ -12,13 +12,12 @@ import pytest
 from directories import contents
 from interrupts import interrupted_at
 from killer import KILLER
-from probe.runs.sources.past_self import PastSelf
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import assemble, loop, training_rollouts
-from probe.runs.sources.prefetch import PastWeights
+from probe.runs import loop, train
+from probe.runs.past import PastSelf, PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 
 RECORDED = {
@@ -93,8 +92,8 @@ def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     """Reference: today's source, asked for batch b + n before the first step on batch b. All is the same but the
     checkpoint, whose weights of former batches the reference does not need."""
     directory = ahead_by_two if settings is TWO else trained(out, preset(settings), name)
-    monkeypatch.setattr(training_rollouts, "PrefetchedSource", Eager)
-    monkeypatch.setattr(assemble, "PastSelf", lambda *arguments, every, past: PastSelf(*arguments, every=every))
+    monkeypatch.setattr(train, "PrefetchedSource", Eager)
+    monkeypatch.setattr(train, "PastSelf", lambda *arguments, every, past: PastSelf(*arguments, every=every))
     reference = contents(trained(out, preset(settings), f"{name}-eager"))
     whole = contents(directory)
     assert whole.keys() == reference.keys()

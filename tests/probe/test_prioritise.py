@@ -12,13 +12,12 @@ import orjson
 import pytest
 from directories import contents
 from interrupts import interrupted_at
-from probe.runs.sources.tally import Counts, Tally
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.sources.problems import PRIORITIES, PrioritisedProblems, draw, draw_chances
+from probe.runs.sources.problems import PRIORITIES, Counts, PrioritisedProblems, Tally, draw, draw_chances
 from probe.step.groups import RolloutKey, stored_reward
 from replay_pools.errors import InputError
 from replay_pools.pool import open_pool
@@ -117,9 +116,7 @@ def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(tmp_path: Pat
     def make(name: str, seed: int = 0) -> PrioritisedProblems:
         known = problems("fake/0", "fake/1", *(f"new/{i}" for i in range(8)))
         (tmp_path / name).mkdir(exist_ok=True)
-        return PrioritisedProblems(
-            [known] * 3, width=2, priority="exploited", power=1.0, seed=seed, directory=tmp_path / name
-        )
+        return PrioritisedProblems([known] * 3, 2, "exploited", 1.0, seed, tmp_path / name)
 
     tally = Tally(held.__getitem__, stored_reward)
     forward, backward = make("a"), make("b")
@@ -142,7 +139,7 @@ def test_draws_of_batches_that_nothing_trained_on_are_cut_from_disk(tmp_path: Pa
 
     def make() -> PrioritisedProblems:
         known = problems(*(f"new/{i}" for i in range(4)))
-        return PrioritisedProblems([known] * 3, width=2, priority="hard", power=1.0, seed=0, directory=tmp_path)
+        return PrioritisedProblems([known] * 3, 2, "hard", 1.0, 0, tmp_path)
 
     make().finish(2)
     assert not contents(tmp_path), "nothing was drawn"

@@ -1,4 +1,4 @@
-"""probe.runs.remedies: what every remedy makes of a group, by hand; whole runs with one, killed and resumed."""
+"""probe.runs.sources.rewards: what every remedy makes of a group, by hand; whole runs with one, killed and resumed."""
 
 import math
 from collections.abc import Callable
@@ -11,13 +11,13 @@ import pytest
 import torch
 from directories import contents
 from interrupts import interrupted_at
-from probe.runs.remedies import AppliedRemedy, RemediedSource
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
 from probe.runs import loop
+from probe.runs.sources.rewards import AppliedRemedy, RemediedSource
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, TRAITS, RemedyConfig

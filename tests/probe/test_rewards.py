@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from probe.runs.remedies import AppliedRemedy
-from probe.runs.sources.tally import Counts
 
 from probe.objective.advantages import ESTIMATORS, sample_advantages
-from probe.runs.sources.rewards import PAYS, SurpriseSource, check_payable
+from probe.runs.sources.problems import Counts
+from probe.runs.sources.rewards import PAYS, AppliedRemedy, SurpriseSource, check_payable
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig

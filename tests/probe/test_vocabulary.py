@@ -5,12 +5,12 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from probe.runs.remedies import REMEDIES
 
 from extraction import loss
 from extraction.words import BASES, LOSS_TYPES, STORAGES, Basis, LossType, Storage
 from probe.objective import advantages
 from probe.objective.advantages import advantage_bound
+from probe.runs.sources.rewards import REMEDIES
 from probe.settings import gate, words
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossSettings

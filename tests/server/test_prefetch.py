@@ -18,7 +18,8 @@ from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop, training_rollouts
+from probe.runs import loop
+from probe.runs import train as training
 from replay_pools.pool import PoolWriter, open_pool
 from replay_pools.storage.files import decode_jsonl
 
@@ -88,7 +89,7 @@ def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
         has_started = staticmethod(lambda batch: True)
         wait = close = staticmethod(lambda *batch: None)
 
-    patch.setattr(training_rollouts, "Background", lambda *arguments, **names: Idle())
+    patch.setattr(training, "Background", lambda *arguments, **names: Idle())
 
 
 def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
