@@ -4,8 +4,8 @@
     RemedyConfig(name="monitor-penalty", accuracy=0.9)   a flagged rollout loses `strength` of its reward
     RemedyConfig(name="concept-ablation", layers=(1, 2)) the update does not see what tells hacks from clean answers
 
-`probe.runs.sources.rewards` is what remedies do to groups before a step, `probe.runs.activations` what they do inside it. To
-add a remedy: its word in `Remedy` of `probe.settings.words`, its row in `TRAITS` here, and its row in
+`probe.runs.sources.rewards` is what remedies do to groups before a step, `probe.runs.activations` what they do inside
+it. To add a remedy: its word in `Remedy` of `probe.settings.words`, its row in `TRAITS` here, and its row in
 `probe.runs.sources.rewards.REMEDIES`.
 """
 
