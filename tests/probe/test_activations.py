@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from directories import contents
-from interrupts import interrupted_at
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -301,18 +300,6 @@ def test_evaluations_see_nothing(
     assert record.settings["remedy"]["name"] == RUNS[kind]["remedy.name"]
     has_kl = {"mean" in step.kl for step in record.steps}
     assert has_kl == {kind == "ablate"}
-
-
-@pytest.mark.parametrize("kind", [pytest.param("steer", marks=pytest.mark.slow), "ablate"])
-def test_a_run_that_was_cut_off_resumes_to_the_same_bytes(
-    kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
-    monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
-    assert run(cli, [*start[kind], f"{kind}-cut"]) == 130
-    monkeypatch.undo()
-    assert run(cli, [*start[kind], f"{kind}-cut"]) == 0
-    assert contents(out / "runs" / f"{kind}-cut") == contents(out / "runs" / f"{kind}-whole")
 
 
 def test_the_start_is_evaluated_as_without_a_remedy(out: Path, preset: Callable[..., str]) -> None:

@@ -7,14 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupts import interrupted_at
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.records.timings import TIMINGS_FILE
 from probe.records.tokens import read_tokens
-from probe.runs import loop
 from probe.runs.join import Pieces
 from probe.step.bases import axis, token_shares
 from probe.step.projection import sample_cosines
@@ -135,22 +132,6 @@ def test_the_manifest_covers_the_shares(replay: Callable[..., Path], quick: list
         read_tokens(directory, manifest)
     path.write_bytes(before)
     assert len(read_tokens(directory, manifest)) == len(read_jsonl_gz(path)) == 8
-
-
-def test_a_run_cut_off_after_the_shares_of_a_step_resumes_to_the_same_bytes(
-    out: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ["--out", str(out), "--arm", "projected", *ASK, *quick]
-    assert run(cli, ["replay", "--name", "tokens-whole", *options]) == 0
-    monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
-    assert run(cli, ["replay", "--name", "tokens-cut", *options]) == 130
-    monkeypatch.undo()
-    assert run(cli, ["replay", "--name", "tokens-cut", *options]) == 0
-    whole, cut = out / "runs" / "tokens-whole", out / "runs" / "tokens-cut"
-    names = {p.name for p in whole.iterdir() if p.is_file() and p.name != TIMINGS_FILE}
-    assert sum(name.endswith(".tokens.jsonl.gz") for name in names) == 2
-    for name in names:
-        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 @given(text=st.text(max_size=40).filter(lambda text: "\ufffd" not in text))

@@ -179,17 +179,6 @@ def test_both_bases_side_by_side(both: Path, lora_alone: Path, capsys: pytest.Ca
     assert "The bases" not in printed(capsys, both, "--basis", "svd")
 
 
-def test_the_same_replay_again_is_the_same_bytes(
-    lora_alone: Path, replay: Callable[..., Path], quick: list[str]
-) -> None:
-    again = read_run(replay("bases-lora-again", *quick, "--arm", "projected-lora")).manifest["files"]
-    files = read_run(lora_alone).manifest["files"]
-    grams = [name for name in files if name.startswith("gram/")]
-    names = ("pairs", *(f"step_00{step}" for step in range(4)))
-    assert sorted(grams) == [f"gram/lora/{name}.safetensors" for name in names]
-    assert again == files
-
-
 def test_a_run_without_products_of_one_basis_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As replays of earlier versions: the verdict in svd stands, and a line says what cannot be compared."""
     directory = make_run(tmp_path / "runs" / "run", TWO_BASES)

@@ -56,13 +56,9 @@ def pairs(tmp_path: Path) -> list[str]:
     return ["--set", f"intervention.extraction.pairs={tmp_path}/pairs.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(REPLAY, id="replay", marks=pytest.mark.slow),
-        pytest.param(REPLAY + BFLOAT16, id="replay in bfloat16", marks=pytest.mark.slow),
-        pytest.param(TRAIN, id="training"),  # samples and evaluates beside the passes of a replay
-    ],
+    "arguments", [REPLAY, REPLAY + BFLOAT16, TRAIN], ids=["replay", "replay in bfloat16", "training"]
 )
 def test_organism(arguments: list[str], pairs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     within_a_fifth([*arguments, *pairs], tmp_path, capsys)

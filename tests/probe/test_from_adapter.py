@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from directories import contents
 from interrupts import interrupted_at
 from small import ORGANISM
 
@@ -144,18 +143,6 @@ def test_a_pool_of_the_runs_adapter(second: Path, out: Path) -> None:
     for rollout in open_pool(out / "pools" / "of-from-trained").steps[0]:
         logprobs = logprobs_of(model, rollout.prompt_ids, rollout.completion_ids)
         assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
-
-
-def test_a_resumed_run_has_the_bytes_of_a_whole_one(first: tuple[Path, list[str]], out: Path) -> None:
-    directory, options = first
-    assert run(cli, [*options, "from-teacher-whole"]) == 0
-    resumed, whole = (
-        {name: data for name, data in contents(path).items() if name != "timings.jsonl"}
-        for path in (directory, out / "runs" / "from-teacher-whole")
-    )
-    assert resumed == whole
-    listed = read_json(directory / "manifest.json")["files"]
-    assert {"adapter/adapter_model.safetensors", "adapter/start/adapter_model.safetensors"} <= listed.keys()
 
 
 def test_a_run_does_not_go_on_from_a_changed_adapter(

@@ -149,11 +149,6 @@ def test_a_ratio_and_a_kl_beside_the_plain_run(replay: Callable[..., Path], few_
     assert (plain.samples, plain.steps) == records(both, "default")
 
 
-def test_config_repeats_a_grid(grid: Run, replay: Callable[..., Path]) -> None:
-    again = replay("grid-again", "--config", str(grid.path / "config.json"))
-    assert (again / "manifest.json").read_bytes() == (grid.path / "manifest.json").read_bytes()
-
-
 def test_the_step_is_additive_and_says_so(grid: Run) -> None:
     errors = [step.additivity_error for step in grid.steps]
     assert all(error is not None and error < 1e-5 for error in errors)

@@ -16,7 +16,7 @@ from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.past import PastSelf, PastWeights
 from probe.settings.presets import configure
-from probe.settings.rollouts import PastSelfConfig, RolloutConfig, ShareConfig, TeacherConfig
+from probe.settings.rollouts import ShareConfig, TeacherConfig
 from replay_pools.errors import InputError
 from replay_pools.pool import open_pool
 
@@ -34,15 +34,6 @@ from replay_pools.pool import open_pool
 def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
     assert [share.share(step) for step in range(6)] == pytest.approx(expected)
     assert share.share(10**6) == expected[-1], "the end is exact"
-
-
-@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.5])
-def test_a_teacher_that_stops_gives_as_many_rollouts_as_ever(fraction: float) -> None:
-    """The rule of the runs before there were ramps, for every size of a group."""
-    teacher = TeacherConfig(fraction=fraction, off_step=3)
-    for group in range(2, 20):
-        number = max(round(fraction * group), 1)
-        assert [teacher.count(step, group) for step in range(5)] == [number] * 3 + [0] * 2
 
 
 @pytest.mark.parametrize(
@@ -71,14 +62,6 @@ def test_shares_that_leave_the_policy_no_rollout_are_refused(
         options |= {f"rollouts.{name}.{key}": value for key, value in (share or {}).items()}
     with pytest.raises(InputError, match=f"rollouts.group: expected a rollout of the policy itself .*, found {found}"):
         configure("train", preset="smoke", options=options)
-
-
-def test_shares_that_leave_the_policy_a_rollout_are_as_they_were_asked() -> None:
-    rollouts = RolloutConfig(
-        group=8, teacher=TeacherConfig(fraction=0.5), past_self=PastSelfConfig(fraction=0.25), iterations=1
-    )
-    assert rollouts.counts(0) == (4, 2)
-    assert rollouts.counts(10) == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from probe.step.groups import ReplaySource
 from probe.step.projection import project_modules
 from probe.step.reference import References
 from probe.step.step import Measure, StepResult, train_step
-from probe.step.update import Stepper
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
@@ -110,25 +109,6 @@ def test_the_mean_over_groups_comes_before_the_gate(live) -> None:
     assert float(expected.before.norm) > 0, "no group has reward variance: the test shows nothing"
     for name, value in expected.measures().items():
         torch.testing.assert_close(found.measures()[name], value, rtol=1e-4, atol=1e-6)
-
-
-def test_a_step_is_adamw_on_the_clipped_gradient_under_the_schedule() -> None:
-    """Reference: torch's AdamW with clip_grad_norm_ on a plain parameter, the rates of warm-up and cosine by hand."""
-    policy = load_policy("organism")
-    coordinates = attach_basis(policy, "lora", lora_rank=2, cache_dir=Path("unused"))
-    stepper = Stepper(coordinates, lr=0.1, max_grad_norm=0.5, decay=(1, 5))
-    plain = torch.nn.Parameter(torch.cat([*coordinates.values().values()]))
-    optimizer = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(1)
-    for rate in (0.0, 0.1, 0.1 * (1 + 2**-0.5) / 2):
-        gradients = {m: torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()}
-        plain.grad = torch.cat([*gradients.values()])
-        plain.grad *= min(1.0, 0.5 / float(plain.grad.norm()))
-        optimizer.param_groups[0]["lr"] = rate
-        before = plain.detach().clone()
-        optimizer.step()
-        update = torch.cat([*stepper.step(gradients).values()])
-        torch.testing.assert_close(update, before - plain.detach(), rtol=1e-4, atol=1e-7)
 
 
 def test_every_problem_is_met_before_any_is_met_again() -> None:

@@ -1,17 +1,12 @@
 """Prefetching in one process: stale rollouts are those that sampling ahead gives, also in a run that was cut off."""
 
-import json
-import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 from directories import contents
 from interrupts import interrupted_at
-from killer import KILLER
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -128,19 +123,6 @@ def test_a_batch_that_is_lost_is_sampled_again_from_the_weights_of_its_time(
     assert contents(trained(*options)) == contents(ahead_by_two)
 
 
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(ahead_by_two: Path, out: Path, tmp_path: Path) -> None:
-    """In a random group of the rollouts, and in a random write of a step."""
-    written = sorted(path.name for path in (ahead_by_two / "rollouts").glob("step_*"))
-    points = [f"prefetch-killed/rollouts/.{random.choice(written)}", f"prefetch-killed/.step_{random.randrange(8):03d}"]
-    options = ["--config", str(ahead_by_two / "config.json"), "--name", "prefetch-killed", "--out", str(out)]
-    for point in points:
-        process = processes.start(KILLER, point, "train", *options, log=tmp_path / "log")
-        # The second point may lie before the first: then nothing is left to be killed.
-        assert processes.finish(process) in (-signal.SIGKILL, 0), f"{point}: {(tmp_path / 'log').read_text()}"
-    assert run(cli, ["train", *options]) == 0
-    assert contents(out / "runs" / "prefetch-killed") == contents(ahead_by_two), f"killed at {points}"
-
-
 def test_a_run_that_stops_itself_leaves_no_batch_that_nothing_trained_on(out: Path, preset: Callable[..., str]) -> None:
     stopping = {"objective.reference": "base", "control.limits.kl_mean_max": 1e-9, "control.limits.patience": 1}
     directory = trained(out, preset(RECORDED | stopping | {"rollouts.prefetch": 2, "steps": 5}), "prefetch-tripped")
@@ -148,18 +130,3 @@ def test_a_run_that_stops_itself_leaves_no_batch_that_nothing_trained_on(out: Pa
     assert record.manifest["stopped"].startswith("kl/mean ")
     assert 1 < len(record.steps) < 5
     assert len(open_pool(directory / "rollouts").steps) == len(record.steps)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rollouts.prefetch": 1}, "objective.old_logprobs: expected recorded: only then is there a ratio, "),
-        ({"rollouts.prefetch": -1}, "rollouts.prefetch: expected "),
-        (RECORDED | {"rollouts.prefetch": 1, "rollouts.sampler.temperature": 0.7}, "own law"),
-    ],
-)
-def test_what_has_no_ratio_is_refused(
-    settings: dict, message: str, out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(out, preset(settings), f"prefetch-refused-{len(json.dumps(settings))}", code=2)
-    assert message in capsys.readouterr().err

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from directories import contents
-from interrupts import interrupted_at
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
-from probe.runs import loop
 from probe.runs.sources.rewards import AppliedRemedy, RemediedSource
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
@@ -255,19 +252,6 @@ def start(out: Path, preset: Callable[..., str]) -> dict[str, list[str]]:
     """The commands of two trainings, up to the names of their runs."""
     runs = {"screen": SCREEN, "inoculation": INOCULATE}
     return {kind: ["train", "--preset", preset(own), "--out", str(out), "--name"] for kind, own in runs.items()}
-
-
-@pytest.mark.slow  # test_activations.py resumes a run with a remedy, test_distributed.py one with refills and a teacher
-@pytest.mark.parametrize("kind", ["screen", "inoculation"])
-def test_a_run_that_was_cut_off_resumes_to_the_same_bytes(
-    kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
-    monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
-    assert run(cli, [*start[kind], f"{kind}-cut"]) == 130
-    monkeypatch.undo()
-    assert run(cli, [*start[kind], f"{kind}-cut"]) == 0
-    assert contents(out / "runs" / f"{kind}-cut") == contents(out / "runs" / f"{kind}-whole")
 
 
 @pytest.mark.parametrize("kind", ["screen", "inoculation"])
