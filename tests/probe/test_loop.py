@@ -138,7 +138,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     return arm
 
 
-@pytest.mark.parametrize(("every", "keep"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("every", "keep"), [(1, 3), (2, 1)])
 def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
     every: int, keep: int, make_run, die_at, tmp_path: Path
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
     assert contents(directory) == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("death", range(1, 5))
+@pytest.mark.parametrize("death", [1, 3])
 def test_a_run_killed_before_its_first_step_starts_again(death: int, make_run, die_at, tmp_path: Path) -> None:
     """The first syncs are those of config.json and of the records of step 0."""
     die_at(death)
@@ -224,24 +224,6 @@ def test_route_trains_vanilla_bit_for_bit(make_run, tmp_path: Path) -> None:
     assert any((own.hackward_frac_update or 0) > 0.01 for own in steps[0]), "vanilla never stepped hack-ward"
 
 
-def test_the_controllers_of_a_run_are_in_its_records(make_run, tmp_path: Path) -> None:
-    """kl/beta is the warm-up's, then 1.5 times or 1/1.5 of the one before, as the EMA of kl/mean says."""
-    make_run(tmp_path / "run", Case())
-    rows = [step.kl for step in read_run(tmp_path / "run").steps]
-    assert [row["warmup_progress"] for row in rows] == [0.0, 0.5, 1.0, 1.0, 1.0]
-    assert [row["beta"] for row in rows[:3]] == [0.0, 0.1, 0.2]
-    ema, beta = rows[0]["mean"], 0.2
-    for i, row in enumerate(rows):
-        ema += 2 / (CONTROL.kl_horizon + 1) * (row["mean"] - ema)
-        assert row["ema"] == pytest.approx(ema)
-        if i >= 2:
-            assert row["beta"] == pytest.approx(beta), f"step {i}"
-            adjusted = (ema > 1.5e-4) - (ema < 0.5e-4)
-            assert row["beta_adjusted"] == adjusted
-            beta *= 1.5**adjusted
-    assert any(row["beta_adjusted"] for row in rows), "beta was never adapted"
-
-
 def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: Path) -> None:
     """A bound between the largest and the second largest norm: one step passes it. A killed and resumed run counts the
     steps of before, too. The KL of a token is above 0 from the step on in which the policy has moved.
@@ -271,14 +253,6 @@ def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: P
     assert read_run(tmp_path / "tokens").manifest["warnings"] == [
         f"kl/max above 1e-12 in {moved} of {STEPS} steps, largest {largest:.4g} in step {at}"
     ]
-
-
-def test_a_step_says_how_many_solve(make_run, tmp_path: Path) -> None:
-    """By hand: of four rollouts those solve whose number and step add up to a multiple of 3; no teacher."""
-    make_run(tmp_path / "run", Case())
-    steps = read_run(tmp_path / "run").steps
-    assert [step.solve for step in steps] == [sum((i + s) % 3 == 0 for i in range(4)) / 4 for s in range(STEPS)]
-    assert {step.solve_teacher for step in steps} == {None}
 
 
 def test_a_tripwire_ends_the_run(make_run, tmp_path: Path) -> None:

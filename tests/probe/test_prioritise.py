@@ -19,7 +19,6 @@ from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources.problems import PRIORITIES, Counts, PrioritisedProblems, Tally, draw, draw_chances
 from probe.step.groups import RolloutKey, stored_reward
-from replay_pools.errors import InputError
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import read_json
@@ -233,11 +232,3 @@ def test_settings_that_mean_nothing_are_refused(
     options = ["--preset", preset(changes), "--name", "unprioritised", "--out", str(out), "--dry-run"]
     assert run(cli, ["train", *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_few_problems_are_named_by_the_check() -> None:
-    from probe.runs.sources.problems import check_width
-
-    check_width(problems("a", "b", "c"), 2)  # pyright: ignore
-    with pytest.raises(InputError, match="rollouts.prioritise: expected more problems than the 3"):
-        check_width(problems("a", "b", "c"), 3)  # pyright: ignore

@@ -20,7 +20,7 @@ GRID = [
         "--arm",
         "projected,projected-lora",
         "--steps",
-        "4",
+        "6",
         "--set",
         "model.lora_rank=4",
         "--set",

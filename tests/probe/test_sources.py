@@ -126,14 +126,6 @@ def test_a_problem_gives_as_many_groups_as_its_rollouts_fill(make_pool: MakePool
     assert (lopsided.num_steps, lopsided.num_left_out) == (2, 8)
 
 
-def test_mixed_prompt_is_about_prompts(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
-    """One pool, or two with the same prompts: not mixed."""
-    assert not ReplaySource([teacher]).groups(0)[0].mixed_prompt
-    twin = make_pool("twin", ["p0"], hint=True)
-    assert not ReplaySource([teacher, twin]).groups(0)[0].mixed_prompt
-    assert ReplaySource([twin, base]).groups(0)[0].mixed_prompt
-
-
 def test_match_prompt_and_none(teacher: Pool, base: Pool, make_pool: MakePool) -> None:
     """`prompt` needs the same rendered prompt, `none` pairs positions up to the shorter pool."""
     twin = make_pool("twin", ["p3", "p1"], hint=True)
@@ -146,13 +138,6 @@ def test_match_prompt_and_none(teacher: Pool, base: Pool, make_pool: MakePool) -
     assert by_position.num_steps == 4
     for step in range(4):
         assert {key.step for key in by_position.groups(step)[0].keys} == {step}
-
-
-def test_steps_cut_the_matching_ones(teacher: Pool, base: Pool) -> None:
-    """--steps n takes the first n matching steps, and leaves their groups as they are."""
-    short, whole = ReplaySource([teacher, base], steps=2), ReplaySource([teacher, base])
-    assert short.num_steps == 2
-    assert [short.groups(step)[0] for step in range(2)] == [whole.groups(step)[0] for step in range(2)]
 
 
 @settings(deadline=None, max_examples=30)

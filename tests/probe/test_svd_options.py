@@ -19,10 +19,10 @@ CUT = ["--set", "model.svd_rank=16", "--set", "model.svd_storage=bfloat16"]
 
 
 def test_a_replay_in_a_truncated_and_rounded_basis(
-    replay: Callable[..., Path], few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+    replay: Callable[..., Path], quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Recorded in config and manifest, shown, and additive. The same basis made twice gives the same records."""
-    first, second = (read_run(replay(name, "--steps", "2", *few_pairs, *CUT)) for name in ("cut", "cut-again"))
+    first, second = (read_run(replay(name, "--steps", "2", *quick, *CUT)) for name in ("cut", "cut-again"))
     assert first.samples == second.samples
     assert first.config["settings"]["model"]["svd_rank"] == 16
     assert first.manifest["additivity"]["exceeded_steps"] == []
@@ -32,9 +32,9 @@ def test_a_replay_in_a_truncated_and_rounded_basis(
     assert f"orthonormal up to {rounding['orthonormality']:.1e}" in capsys.readouterr().out
 
 
-def test_rounding_alone_hardly_moves_the_cosines(replay: Callable[..., Path], few_pairs: list[str]) -> None:
-    exact = read_run(replay("exact", "--steps", "2", *few_pairs))
-    found = read_run(replay("rounded", "--steps", "2", *few_pairs, *CUT[2:]))
+def test_rounding_alone_hardly_moves_the_cosines(replay: Callable[..., Path], quick: list[str]) -> None:
+    exact = read_run(replay("exact", "--steps", "2", *quick))
+    found = read_run(replay("rounded", "--steps", "2", *quick, *CUT[2:]))
     assert exact.manifest["rounding"] == {"svd": None}
     for row, expected in zip(found.steps, exact.steps, strict=True):
         assert row.cos_in == pytest.approx(expected.cos_in, abs=5e-3)
