@@ -1,6 +1,7 @@
 """probe finetune: train a LoRA on completions: a teacher that hacks, or a policy that solves."""
 
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -78,12 +79,11 @@ def finetune(
     from probe.runs.finetune import (
         FinetuneSettings,
         demonstrated,
-        drop_unfinished,
         finetune_card,
         is_there,
-        save_adapter,
-        save_merged,
+        save,
         stored,
+        unfinished,
     )
     from probe.runs.finetune import finetune as train
     from replay_pools.environments.demonstrations import Demonstrator
@@ -116,11 +116,8 @@ def finetune(
             say(f"{directory} is there already, of the same settings")
         else:
             coordinates, losses = train(policy, make_examples(policy), settings, directory, card)
-            if merge:
-                save_merged(coordinates, policy, directory, card, losses)
-            else:
-                save_adapter(coordinates, directory, card, losses)
-        drop_unfinished(directory)
+            save(coordinates, directory, card, losses, policy if merge else None)
+        shutil.rmtree(unfinished(directory), ignore_errors=True)
     _print(directory, merge, model, out, as_json)
 
 

@@ -14,6 +14,7 @@ from probe.cli._settings import SettingsCommand, config_option, run_config, say_
 from probe.records.run import EVALS_FILE, read_run
 from probe.records.timings import describe_timings
 from probe.settings.arms import ARMS
+from probe.settings.words import ALL
 
 # {parameter of the command: the setting that it sets}.
 FLAGS = {"arms": "intervention.arms", "seed": "seed", "steps": "steps", "hint": "rollouts.hint"}
@@ -74,7 +75,7 @@ def train(
 
 def _print_run(directory: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
-    from probe.runs.rates import Evaluation, best_checkpoint
+    from probe.runs.rates import Evaluation
 
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
@@ -109,8 +110,10 @@ def _print_run(directory: Path, as_json: bool) -> None:
     for warning in warnings:
         echo(f"WARNING: {warning}")
     deployed = [evaluation for evaluation in evaluations if evaluation.weights == "deployed"]
-    best = best_checkpoint(deployed, "hack", highest=False)
-    echo(f"lowest hack rate, {best.label}: {best.rate.rate:.0%} after {best.step} steps")
+    rates = [(rate, row.step) for row in deployed if (rate := row.rates[ALL].hack.rate) is not None]
+    if rates:  # the lowest of several noisy rates is too low on average
+        label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
+        echo(f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps")
     echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_labelled, means.items()))}")
     if unmoved := sum(step.cos_update is None for step in run.steps):
         echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")

@@ -1,7 +1,7 @@
 """`probe finetune`: a LoRA trained on completions, by their mean negative log-likelihood, as a PEFT directory.
 
     finetune(policy, examples, settings, directory, card)    losses, and the coordinates that were trained
-    save_adapter / save_merged                               an adapter for `--adapter`, or whole weights for `--model`
+    save                                                     an adapter for `--adapter`, or whole weights for `--model`
 
 The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are read and
 not learnt. A step that does not fit the memory is split into passes, whose gradients add up to the same.
@@ -66,7 +66,6 @@ class FinetuneSettings:
     lr: float = 1e-3  # at its highest; cosine after a warm-up
     rank: int = 16
     seed: int = 0  # of LoRA's A, and of the order and the choice of examples
-    tokens_per_pass: int | None = None  # most tokens of one forward and backward; None = what the memory allows
 
 
 def demonstrated(
@@ -166,7 +165,7 @@ class _Training:
         )
         (group,) = self._optimizer.param_groups
         group["lr"] = self._settings.lr * share_of_rate(len(self.losses), self._settings.steps)
-        loss = backward(self.coordinates, batch.to(self._policy.device), self._settings.tokens_per_pass)
+        loss = backward(self.coordinates, batch.to(self._policy.device))
         nn.utils.clip_grad_norm_(self.coordinates.parameters(), MAX_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -257,33 +256,28 @@ def unfinished(directory: Path) -> Path:
     return directory.parent / f".{directory.name}.unfinished"
 
 
-def drop_unfinished(directory: Path) -> None:
-    """Remove what a run needed until its result was in `directory`."""
-    shutil.rmtree(unfinished(directory), ignore_errors=True)
-
-
-def save_adapter(coordinates: Coordinates, directory: Path, card: dict[str, Any], losses: Sequence[float]) -> None:
-    """Write the adapter as a PEFT directory with its card; whole or not at all."""
-    with _written_whole(directory) as folder:
-        coordinates.save(folder)
-        (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
-        _write_card(folder, card, losses)
-
-
-def save_merged(
-    coordinates: Coordinates, policy: Policy, directory: Path, card: dict[str, Any], losses: Sequence[float]
+def save(
+    coordinates: Coordinates,
+    directory: Path,
+    card: dict[str, Any],
+    losses: Sequence[float],
+    merged_into: Policy | None = None,
 ) -> None:
-    """Write the model with the adapter merged into its weights, and its tokenizer; whole or not at all."""
-    merged: Any = coordinates.model.merge_and_unload()
+    """Write the adapter as a PEFT directory with its card, or a model with it merged in; whole or not at all.
+
+    Args:
+        merged_into: the base, for the weights with the adapter merged into them, and the tokenizer.
+    """
+    merged: Any = None if merged_into is None else coordinates.model.merge_and_unload()
     with _written_whole(directory) as folder:
-        merged.save_pretrained(folder)
-        policy.tokenizer.save_pretrained(folder)
-        _write_card(folder, card, losses)
-
-
-def _write_card(folder: Path, card: dict[str, Any], losses: Sequence[float]) -> None:
-    files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))}
-    write_json(folder / CARD, {**card, "git_commit": git_commit(), "losses": list(losses), "files": files})
+        if merged_into is None:
+            coordinates.save(folder)
+            (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
+        else:
+            merged.save_pretrained(folder)
+            merged_into.tokenizer.save_pretrained(folder)
+        files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))}
+        write_json(folder / CARD, {**card, "git_commit": git_commit(), "losses": list(losses), "files": files})
 
 
 @contextmanager

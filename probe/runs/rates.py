@@ -19,7 +19,6 @@ from replay_pools.rollout import Rollout
 from replay_pools.storage.tables import decode
 
 Weights = Literal["training", "deployed"]  # with and without the quarantine; the same for arms that have none
-Metric = Literal["hack", "exploit", "solve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +62,6 @@ class Evaluation:
         return cls(step=row["step"], weights=row["weights"], rates=rates)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestCheckpoint:
-    """The best of several evaluated checkpoints."""
-
-    step: int
-    metric: Metric
-    rate: Rate
-    num_checkpoints: int
-
-    @property
-    def biased(self) -> bool:
-        """Whether it is the best of several noisy rates: too good on average, with an interval that does not cover."""
-        return self.num_checkpoints > 1
-
-    @property
-    def label(self) -> str:
-        """Its name in a report."""
-        return f"best of {self.num_checkpoints} by {self.metric} (biased)" if self.biased else "the only checkpoint"
-
-
 def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> Evaluation:
     """The rates of graded rollouts on held-out problems, by setting; those without label are left out.
 
@@ -108,20 +87,6 @@ def rates(rollouts: Sequence[Rollout]) -> Rates:
         num_problems=len({rollout.problem_id for rollout in rollouts}),
         **{name: _rate([flag(rollout) for rollout in rollouts]) for name, flag in RATES.items()},
     )
-
-
-def best_checkpoint(evaluations: Sequence[Evaluation], metric: Metric, *, highest: bool = True) -> BestCheckpoint:
-    """The evaluation with the highest (or lowest) rate over all settings; the earliest one of ties.
-
-    Raises:
-        InputError: evaluations without rollouts, or of both kinds of weights, which are not comparable.
-    """
-    scored = [(evaluation, getattr(evaluation.rates[ALL], metric)) for evaluation in evaluations]
-    kinds = {evaluation.weights for evaluation in evaluations}
-    if not scored or any(rate.rate is None for _, rate in scored) or len(kinds) > 1:
-        raise InputError("evaluations", expected="rollouts in each, all of the same kind of weights", found="otherwise")
-    best, rate = min(scored, key=lambda item: ((-1 if highest else 1) * item[1].rate, item[0].step))
-    return BestCheckpoint(step=best.step, metric=metric, rate=rate, num_checkpoints=len(scored))
 
 
 def _rate(flags: Sequence[bool]) -> Rate:

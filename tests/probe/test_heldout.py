@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.runs.heldout import hold_out
-from probe.runs.rates import best_checkpoint, evaluate, rates
+from probe.runs.rates import evaluate, rates
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
@@ -42,26 +42,6 @@ def test_settings_are_apart_and_all_holds_each_once(make_rollout):
     assert [row.hack.rate for row in found.rates.values()] == [0.4, 0.5, 1.0, 0.0]
     row = found.to_json()
     assert (row["step"], row["weights"], row["rates"]["no hint"]["solve"]["count"]) == (20, "deployed", 1)
-
-
-def test_the_best_of_several_is_labelled_biased(make_rollout):
-    """The earliest of ties; a maximum over one checkpoint is no choice and no bias."""
-    made = {
-        step: evaluate([make_rollout(0, i, gt_pass=i < solved) for i in range(4)], step=step)
-        for step, solved in ((0, 1), (20, 3), (40, 3), (60, 2))
-    }
-    best = best_checkpoint(list(made.values()), "solve")
-    assert (best.step, best.rate.rate, best.biased, best.label) == (20, 0.75, True, "best of 4 by solve (biased)")
-    assert best_checkpoint(list(made.values()), "solve", highest=False).step == 0
-    assert not best_checkpoint([made[60]], "solve").biased
-
-
-def test_checkpoints_that_cannot_be_compared_are_refused(make_rollout):
-    """With and without the quarantine are two policies; an empty evaluation has no rate to be best by."""
-    deployed, training = (evaluate([make_rollout()], step=1, weights=w) for w in ("deployed", "training"))
-    for evaluations in ([], [deployed, training], [evaluate([], step=0)]):
-        with pytest.raises(InputError, match="evaluations"):
-            best_checkpoint(evaluations, "hack")
 
 
 def problem(name):
