@@ -10,9 +10,8 @@ v_hack are kept.
 Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P samples that are asked for.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -27,9 +26,7 @@ from probe.settings.arms import ARMS
 from replay_pools.errors import InputError
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
-REMEMBERED_BATCHES = 32  # some 1 MB each
 SampleName: TypeAlias = tuple[int, int]  # (step, sample_id)
-Batch: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]  # (step, its sample_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,34 +70,17 @@ class Linked:
 
 def sample_cosines(read: Callable[[int], StepGram], axes: Axes, names: Sequence[SampleName]) -> Array:
     """(B, P) `Linked.sample_cosines` of named samples."""
-    parts = [np.zeros((len(axes.rows), 0))]
-    for batch in _batches(names):
-        parts.append(_batch_cosines(read, axes, batch))
-    return np.concatenate(parts, axis=1)
-
-
-def _batches(names: Sequence[SampleName]) -> Iterator[Batch]:
-    """The samples of whole steps, about BATCH at a time."""
-    batch: dict[int, list[int]] = {}
+    chosen: dict[int, list[int]] = {}
     for step, sample_id in names:
-        if step not in batch and sum(map(len, batch.values())) >= BATCH:
-            yield tuple((number, tuple(ids)) for number, ids in batch.items())
-            batch = {}
-        batch.setdefault(step, []).append(sample_id)
-    if batch:
-        yield tuple((step, tuple(ids)) for step, ids in batch.items())
-
-
-# Conditions mostly pay the same samples, and a sample's own gradient does not depend on the condition.
-@lru_cache(maxsize=REMEMBERED_BATCHES)
-def _batch_cosines(read: Callable[[int], StepGram], axes: Axes, batch: Batch) -> Array:
-    """(B, samples of the batch) cosines of their gradients."""
-    parts = []
-    for step, sample_ids in batch:
+        chosen.setdefault(step, []).append(sample_id)
+    parts, batch = [np.zeros((len(axes.rows), 0))], []
+    for number, (step, sample_ids) in enumerate(chosen.items(), 1):
         gradients = samples_of(read(step))
-        chosen = list(sample_ids)
-        parts.append(Gradients(inner=gradients.inner[:, chosen], norms=gradients.norms[:, chosen]))
-    return cosines(axes, stack(parts))
+        batch.append(Gradients(inner=gradients.inner[:, sample_ids], norms=gradients.norms[:, sample_ids]))
+        if sum(part.norms.shape[1] for part in batch) >= BATCH or number == len(chosen):
+            parts.append(cosines(axes, stack(batch)))
+            batch = []
+    return np.concatenate(parts, axis=1)
 
 
 def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord]) -> Linked:
