@@ -242,8 +242,6 @@ def save_pair_gradients(path: Path, pairs: PairGradients) -> None:
 def load_pair_gradients(path: Path) -> PairGradients:
     """Read a file of pair gradients; InputError when it is missing, damaged or something else."""
     groups, metadata = _load(path, ("hack", "clean"))
-    if "held_out" not in metadata:
-        raise InputError(path, expected="pair gradients", found="no list of held-out pairs in the metadata")
     held_out = torch.tensor(metadata.pop("held_out"), dtype=torch.bool)
     return PairGradients(hack=groups["hack"], clean=groups["clean"], held_out=held_out, metadata=metadata)
 

@@ -20,16 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from extraction.adapters.interface import Coordinates, InputTap, Tap
+from extraction.adapters.interface import Coordinates, Tap
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
 from extraction.words import Layout
-from replay_pools.errors import InputError
 
-Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see OutputTap
+Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see Tap
 Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
 
 
@@ -72,13 +71,9 @@ def per_sample_gradients(
             (`extraction.passes.planned`); spare passes have weight 0.
 
     Raises:
-        InputError: `token_weights` has another shape than the batch, `tokens_per_batch` is below 1, or the model
-            cannot be scored (`completion_logprobs`).
+        InputError: the model cannot be scored (`completion_logprobs`).
     """
     weights = batch.completion_mask if token_weights is None else token_weights
-    if weights.shape != batch.ids.shape:
-        expected, found = str(tuple(batch.ids.shape)), str(tuple(weights.shape))
-        raise InputError("token_weights", expected=expected, found=found)
     backbone, _ = split_model(coordinates.model)
     stacks = {names: zeros(backbone, len(names), len(batch), r) for r, names in by_value(coordinates.sizes).items()}
     gradients = Stacks(stacks, list(coordinates.sizes))
@@ -184,7 +179,7 @@ def tapped(
     handles = []
     for tap in taps:
         layer, receive = coordinates.layers[tap.module], partial(add, tap)
-        if isinstance(tap, InputTap):
+        if tap.keep is None:
             handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
         else:
             handles.append(layer.register_forward_hook(partial(watch_output, receive, tap.keep)))

@@ -28,7 +28,6 @@ from extraction.attention import attending, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.words import Layout
-from replay_pools.errors import InputError
 from replay_pools.sampling.memory import total_bytes
 
 # The number of passes that this process needs -> the number that every process makes. `int` is the identity: a single
@@ -62,7 +61,7 @@ def planned(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None
             model (sharded weights) need equally many. Spare passes repeat the first; their results must be ignored.
 
     Raises:
-        InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).
+        InputError: the model cannot be scored (`completion_logprobs`).
     """
     backbone, _ = split_model(coordinates.model)
     with frozen(coordinates.model), coordinates.lean_forward():
@@ -73,8 +72,6 @@ def make_plan(
     backbone: PreTrainedModel, batch: Batch, layout: Layout, tokens_per_batch: int | None, agree: Agree
 ) -> PassPlan:
     """The passes of `batch` in a layout; other arguments and errors as `planned`."""
-    if tokens_per_batch is not None and tokens_per_batch < 1:
-        raise InputError("tokens_per_batch", expected="at least 1", found=str(tokens_per_batch))
     budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
     passes = plan_passes(batch.lengths.tolist(), budget, layout)
     spare = agree(len(passes)) - len(passes)
@@ -170,7 +167,7 @@ def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | Non
         agree: see `extraction.passes.planned`.
 
     Raises:
-        InputError: `tokens_per_batch` is below 1, or the model cannot be scored (`completion_logprobs`).
+        InputError: the model cannot be scored (`completion_logprobs`).
     """
     backbone, head = split_model(coordinates.model)
     token_logprobs = zeros(backbone, *batch.ids.shape)

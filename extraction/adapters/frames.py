@@ -25,7 +25,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from extraction.adapters import svd
-from extraction.adapters.interface import OutputTap
+from extraction.adapters.interface import Tap
 from extraction.adapters.lora import along_b, orthonormal_frames, reduce_b
 from extraction.adapters.singular import along_direct, reduce_direct
 from extraction.adapters.svd import combine, digest, factorise_all
@@ -53,7 +53,7 @@ class Frame(ABC):
         """(d_out, n) and (n, d_in), whose product is the matrix of v (r,)."""
 
     @abstractmethod
-    def tap(self, module: str) -> OutputTap:
+    def tap(self, module: str) -> Tap:
         """Gives the coordinates of dL/dW of `module` from its input and the gradient of its output."""
 
 
@@ -81,10 +81,10 @@ class SvdFrame(Frame):
         """U diag(v) and Vh."""
         return self.U.to(self.dtype) * v.to(self.dtype), self.Vh.to(self.dtype)
 
-    def tap(self, module: str) -> OutputTap:
+    def tap(self, module: str) -> Tap:
         """sum_t (Vh x_t) * (U^T dL/dy_t)."""
         frame = {"U": self.U, "Vh": self.Vh}
-        return OutputTap(
+        return Tap(
             module=module,
             keep=lambda x, _y: x,
             reduce=partial(reduce_direct, **frame),
@@ -115,10 +115,10 @@ class LoraFrame(Frame):
         """s v (d_out, rank) and A."""
         return self.scale * v.to(self.dtype).view(self.num_outputs, len(self.A)), self.A
 
-    def tap(self, module: str) -> OutputTap:
+    def tap(self, module: str) -> Tap:
         """s sum_t dL/dy_t (A x_t)^T, flattened."""
         options = {"scale": self.scale, "dtype": self.dtype}
-        return OutputTap(
+        return Tap(
             module=module,
             keep=lambda x, _y: F.linear(x, self.A.to(x.dtype)),
             reduce=partial(reduce_b, **options),

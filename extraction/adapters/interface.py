@@ -35,27 +35,18 @@ from replay_pools.storage.tensors import seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputTap:
-    """Gradients of a module's coordinates, from its input x and the dL/dx that flows back through this module alone."""
+class Tap:
+    """Gradients of a module's coordinates, from what is held of a forward and the gradient that comes back.
+
+    With `keep`, that is what it makes of the module's input and output, and dL/dy. Without, it is the input x and the
+    dL/dx that flows back through this module alone.
+    """
 
     module: str
     start: int = 0  # index of the first of the module's coordinates that this tap gives
-    reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # x (T, d_in), dL/dx (T, d_in) -> (G, r)
+    keep: Callable[[Tensor, Tensor], Tensor] | None = None  # x (..., d_in), y (..., d_out) -> what is held
+    reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # held (T, d), gradient (T, d_in or d_out) -> (G, r)
     along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputTap:
-    """Gradients of a module's coordinates, from what `keep` makes of its input and output, and from dL/dy."""
-
-    module: str
-    start: int = 0  # as in InputTap
-    keep: Callable[[Tensor, Tensor], Tensor]  # x (..., d_in), y (..., d_out) -> what is held until the backward
-    reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # kept (T, d), dL/dy (T, d_out) -> (G, r)
-    along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
-
-
-Tap = InputTap | OutputTap
 
 
 class Coordinates(ABC):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.interface import Coordinates, OutputTap, Tap, wrap
+from extraction.adapters.interface import Coordinates, Tap, wrap
 from extraction.adapters.svd import combine, digest
 from extraction.adapters.targets import weight_matrix
 from extraction.batch import Segments
@@ -84,16 +84,8 @@ def attach_lora(
 def lora_coordinates(
     model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any], *, seed: int
 ) -> "LoraCoordinates":
-    """The coordinates of LoRA layers in `model` whose A came from `seed`; their options are read off the layers.
-
-    Raises:
-        InputError: the layers differ in rank, alpha or in whether A is trained.
-    """
+    """The coordinates of LoRA layers of equal options in `model`, whose A came from `seed`."""
     options = lora_options(next(iter(layers.values())))
-    for name, layer in layers.items():
-        layer_options = lora_options(layer)
-        if layer_options != options:
-            raise InputError(f"module {name}", expected=f"LoRA with {options}", found=str(layer_options))
     weights = {name: weight_matrix(layer.get_submodule("base_layer"), name) for name, layer in layers.items()}
     weights_sha256 = combine({name: digest(weight) for name, weight in weights.items()})
     return LoraCoordinates(
@@ -153,20 +145,20 @@ class LoraCoordinates(Coordinates):
         lean = self.is_zero() or not self._identity["train_a"]
         return [self._tap(module, lean) for module in self.layers]
 
-    def _tap(self, module: str, lean: bool) -> OutputTap:
+    def _tap(self, module: str, lean: bool) -> Tap:
         """The tap of a module: of B alone where `lean`, else of A and B."""
         A, B, scale = self.factors(module)
         if lean:
             # At B = 0 with A trained, the gradient of A is 0 and stays what the accumulator starts with.
             start = A.numel() if self._identity["train_a"] else 0
-            return OutputTap(
+            return Tap(
                 module=module,
                 start=start,
                 keep=lambda x, _y: F.linear(x, A.to(x.dtype)),
                 reduce=partial(reduce_b, scale=scale, dtype=B.dtype),
                 along=partial(along_b, scale=scale, dtype=B.dtype),
             )
-        return OutputTap(
+        return Tap(
             module=module,
             keep=lambda x, _y: x,
             reduce=partial(reduce_both, A=A, B=B, scale=scale),

@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
-from extraction.adapters.interface import Coordinates, InputTap, OutputTap, Tap, wrap
+from extraction.adapters.interface import Coordinates, Tap, wrap
 from extraction.adapters.svd import MAX_CONDITION, combine, condition
 from extraction.adapters.targets import weight_matrix
 from extraction.batch import Segments, wide_product
@@ -77,7 +77,7 @@ class DeltaSCoordinates(Coordinates):
         """The tap of a module with S' = `scale` (r,), which may be divided by where it is well-conditioned."""
         layer = self.layer(module)
         if may_divide and layer.U is None and layer.Vh is not None:
-            return InputTap(
+            return Tap(
                 module=module,
                 reduce=partial(reduce_rotated, frame=layer.Vh, scale=scale),
                 along=partial(along_rotated, frame=layer.Vh, scale=scale),
@@ -85,7 +85,7 @@ class DeltaSCoordinates(Coordinates):
         if may_divide and layer.Vh is None and layer.U is not None:
             # The identity is about W' x: a bias is no part of it.
             bias = getattr(layer.base_layer, "bias", None)
-            return OutputTap(
+            return Tap(
                 module=module,
                 keep=lambda _x, y: y if bias is None else y - bias,
                 reduce=partial(reduce_rotated, frame=layer.U.T, scale=scale),
@@ -94,7 +94,7 @@ class DeltaSCoordinates(Coordinates):
         # A frame may be missing here too, where delta_S has moved a singular value of W' near 0: it follows from W and
         # S, which are as well-conditioned as before.
         U, Vh = layer.frames()
-        return OutputTap(
+        return Tap(
             module=module,
             keep=lambda x, _y: x,
             reduce=partial(reduce_direct, U=U, Vh=Vh),

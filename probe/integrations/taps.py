@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from extraction.adapters.frames import Frame
-from extraction.adapters.interface import OutputTap
+from extraction.adapters.interface import Tap
 from extraction.batch import Segments
 from extraction.gradients import watch_output
 from replay_pools.errors import InputError
@@ -118,16 +118,17 @@ class Taps:
         if self._witness.grad is not None:
             self._was_filled = self._witness.grad.any()
 
-    def _watch(self, tap: OutputTap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def _watch(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         """Forward hook: where a backward can follow, let dL/dy pass by `_add`."""
         # A forward within a backward, as under checkpointing, comes after its first gradient; compiled code has none.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD:
             self._may_be_zeroed = True
         if not torch.is_grad_enabled():
             return None
+        assert tap.keep is not None  # all taps of frames are of outputs
         return watch_output(partial(self._add, tap), tap.keep, layer, inputs, output)
 
-    def _add(self, tap: OutputTap, kept: Tensor, gradient: Tensor) -> None:
+    def _add(self, tap: Tap, kept: Tensor, gradient: Tensor) -> None:
         # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
         if not torch.autograd._is_checkpoint_valid():
             return

@@ -17,7 +17,6 @@ from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe, means
 from probe.records.records import GradientRecord
 from probe.settings.words import Gate
-from replay_pools.errors import InputError
 
 PREFIX = "probe/"
 
@@ -49,8 +48,7 @@ class GradientProbeCallback(TrainerCallback):
         cache_dir: str | Path | None = SVD_CACHE,
     ) -> None:
         model = trainer.model
-        if not isinstance(model, nn.Module):
-            raise InputError("trainer.model", expected="a model", found=type(model).__name__)
+        assert isinstance(model, nn.Module)
         self._trainer = trainer
         self._probe = GradientProbe(
             model,
