@@ -80,34 +80,22 @@ def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: 
             sums = np.concatenate([sums + x, sums - x])
         return float(np.mean(np.abs(sums) >= observed))
     count = 0
-    for start in range(0, num_draws, _rows(n)):
-        sums = 2 * (_positive(n, num_draws, seed, start) @ d) - d.sum()
-        count += int(np.sum(np.abs(sums) >= observed))
+    for packed in _packed_signs(n, num_draws, seed):
+        positive = np.unpackbits(packed, axis=1, count=n).astype(np.float64)
+        count += int(np.sum(np.abs(2 * (positive @ d) - d.sum()) >= observed))
     return (1 + count) / (num_draws + 1)
-
-
-def _rows(n: int) -> int:
-    """How many patterns of n signs are in memory at once."""
-    return max(1, CHUNK // n)
-
-
-# Few entries: one is as large as CHUNK allows.
-@lru_cache(maxsize=4)
-def _positive(n: int, num_draws: int, seed: int, start: int) -> Array:
-    """(rows, n) patterns from number `start` on: 1 for a positive sign, else 0."""
-    bits = np.unpackbits(_packed_signs(n, num_draws, seed)[start : start + _rows(n)], axis=1, count=n)
-    return bits.astype(np.float64)
 
 
 # The tests of a run share few numbers of prompts. A sign is one bit, so that runs of many prompts fit too.
 @lru_cache(maxsize=16)
-def _packed_signs(n: int, num_draws: int, seed: int) -> NDArray[np.uint8]:
+def _packed_signs(n: int, num_draws: int, seed: int) -> list[NDArray[np.uint8]]:
+    """Patterns of n signs, (rows, n bits) as many at a time as CHUNK allows: 1 for a positive sign."""
     rng = np.random.default_rng(seed)
-    size = _rows(n)
+    size = max(1, CHUNK // n)
     parts = []
     for start in range(0, num_draws, size):
         parts.append(np.packbits(rng.integers(0, 2, (min(size, num_draws - start), n)) == 1, axis=1))
-    return np.concatenate(parts)
+    return parts
 
 
 def welch_test(a: ArrayLike, b: ArrayLike) -> tuple[float, float] | None:
