@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 import probe
@@ -137,20 +137,6 @@ def test_the_update_of_sgd_points_along_the_gated_gradient(adapted: Adapted) -> 
         assert record.cos_out < -1e-3
         assert record.cos_update == pytest.approx(record.cos_out, abs=1e-4)
         assert record.hackward_frac_update == pytest.approx(0, abs=1e-4)
-
-
-def test_clipping_before_the_step_changes_the_norm_alone(adapted: Adapted) -> None:
-    records = []
-    for cap in (None, 1e-3):
-        optimizer = adapted.optimizer()
-        with probe.attach(optimizer, adapted.directions, model=adapted.model) as attached:
-            adapted.backward()
-            if cap is not None:
-                nn.utils.clip_grad_norm_(adapted.coordinates.parameters(), cap)
-            optimizer.step()
-        records += attached.records
-    assert records[1].grad_norm == pytest.approx(1e-3, rel=1e-3)
-    assert records[1].cos_in == pytest.approx(records[0].cos_in, abs=1e-6)
 
 
 def test_gradients_that_have_no_direction(adapted: Adapted) -> None:

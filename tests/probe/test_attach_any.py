@@ -472,24 +472,6 @@ def test_gpt2s_transposed_weights(cache: Path) -> None:
     assert record.cos_update == pytest.approx(record.cos_out, abs=1e-6)
 
 
-def test_what_would_happen_is_called_so(basis, cache: Path) -> None:
-    """In the names of what is printed and logged; the fields of a record are the same."""
-    model = stock_lora()
-    optimizer = optimizer_of(model)
-    for project in (False, True):
-        with probe.attach(optimizer, basis[0], model=model, cache_dir=cache, project=project) as attached:
-            loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        prefix = "" if project else "would_"
-        shown = attached.means()
-        assert {name for name in shown if name.endswith(("_out", "frac_fired"))} == {
-            f"{prefix}{name}" for name in ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
-        }
-        assert shown[f"{prefix}cos_out"] == attached.records[0].cos_out
-        assert shown["cos_in"] == attached.records[0].cos_in
-
-
 def test_another_adapter_is_measured_without_its_update(basis, cache: Path) -> None:
     model = ia3()
     optimizer = optimizer_of(model)

@@ -117,14 +117,3 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, pairs: PairGradient
     assert hashes[0] == {
         f"gram/{name}.safetensors": sha256((tmp_path / "gram" / f"{name}.safetensors").read_bytes()) for name in names
     }
-
-
-def test_steps_of_a_float64_model_are_recorded_alike(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
-    """The files of a float64 model hold the numbers of a float32 one."""
-    unit = draw(NUM_SAMPLES, 2)
-    recorder = GramRecorder(tmp_path, pairs, v_hack)
-    recorder.record(0, unit, {})
-    recorder.record(1, {module: g.double() for module, g in unit.items()}, {})
-    (low, _), (high, _) = (read(tmp_path / "gram" / f"step_00{step}.safetensors") for step in (0, 1))
-    for name in ("inner", "samples"):
-        torch.testing.assert_close(low[name], high[name], atol=0, rtol=0)

@@ -116,24 +116,6 @@ def test_checkpoints_beside_the_base_by_hand(train: Train, tmp_path: Path, capsy
     assert of_run["best_against_latest"]["elo"] == pytest.approx(400 * math.log10(8.5 / 0.5))
 
 
-def test_the_text_says_what_the_ratings_do_not_tell(train: Train, tmp_path: Path, capsys) -> None:
-    train("doubtful", {0: BASE_SOLVES, 2: BETTER, 4: [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1]})
-    assert run(cli, ["ladder", "doubtful", "--no-bots", "--out", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    solving = text.partition("Staying honest")[0]
-    lines = {line.split()[0]: line for line in solving.splitlines() if line}
-    assert lines["base"].split()[1:] == ["+0", "-", "-", "-", "zero"]
-    assert "as the best of 2 too high on average; not told apart from the base" in text
-    assert lines["doubtful@4"].split()[1] == "+338"
-    assert lines["doubtful@4"].endswith("..]    3     0   not told apart")
-    assert "doubtful: gap +338 at step 4, the latest" in text
-    assert (
-        "doubtful: gap +0 at step 2; against step 4, the latest, it won 0 and lost 0, +0 [.., ..]: not told apart"
-        in text
-    )
-    assert "they say nothing of other seeds" in text
-
-
 def test_runs_from_one_adapter_share_their_base_wherever_it_lies(train: Train) -> None:
     def started(name: str, adapter: str, weights: str) -> Training:
         directory = train(name, {0: BASE_SOLVES, 2: BETTER})
