@@ -31,19 +31,20 @@ def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
     """A line a treatment with its intervals; the first one, which the others are compared with, over them."""
     series = [(name, points) for name, points in series if points]
     last = max((points[-1].step for _, points in series), default=0)
-    for place, (name, points) in reversed(list(enumerate(series))):
+    for place, (name, points) in enumerate(series):
+        over = 3 - place / 100
         if place >= MOST_NAMED:
             label = plural(len(series) - MOST_NAMED, "other treatment")
-            axes.plot(*_places(points), color=EDGE, alpha=0.55, lw=1, label=label)
+            axes.plot(*_places(points), color=EDGE, alpha=0.55, lw=1, zorder=2, label=label)
             continue
         shift = 0.008 * last * (place - (min(len(series), MOST_NAMED) - 1) / 2)  # intervals would hide one another
         steps, values = _places(points)
         steps = [step + shift for step in steps] if any(point.low is not None for point in points) else steps
         marker = "o" if len(points) <= 40 else ""
-        axes.plot(steps, values, color=ARMS[place], ls=DASHES[place], marker=marker, ms=3.5, label=name)
+        axes.plot(steps, values, color=ARMS[place], ls=DASHES[place], marker=marker, ms=3.5, zorder=over, label=name)
         for step, point in zip(steps, points, strict=True):
             if point.low is not None and point.high is not None:
-                axes.plot((step, step), (point.low, point.high), color=ARMS[place], alpha=0.45, lw=1)
+                axes.plot((step, step), (point.low, point.high), color=ARMS[place], alpha=0.45, lw=1, zorder=over)
     axes.set_xlabel("optimizer steps (number)")
 
 
@@ -51,11 +52,11 @@ def learning(axes: Axes, treatments: Sequence[Treatment], metric: str) -> None:
     """A held-out rate of every treatment over its training, with 95% intervals."""
     curves(axes, [(treatment.name, treatment.curve(metric)) for treatment in treatments])
     counts = sorted({len(treatment.runs) for treatment in treatments})
-    interval = "one seed, Wilson 95%" if counts == [1] else "mean over seeds, 95%"
+    interval = "Wilson 95%" if counts == [1] else "95% over seeds"
     axes.set_title(RATES[metric])
     axes.set_ylabel(f"{metric} rate, held out ({interval})")
     axes.set_ylim(-0.03, 1.03)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def ladder(axes: Axes, treatments: Sequence[Treatment], rung: str) -> None:
@@ -99,9 +100,9 @@ def pareto(axes: Axes, treatments: Sequence[Treatment]) -> None:
     solves = [solve.value for _, _, solve in ends] + [solve for _, solve in known]
     axes.set(xlim=(-0.03, 1.03), ylim=(max(min(solves) - 0.12, -0.03), min(max(solves) + 0.12, 1.03)))
     axes.set_title("Hack against solve after training")
-    axes.set(xlabel="hack rate, held out (% of rollouts, 95%)", ylabel="solve rate, held out (% of rollouts, 95%)")
+    axes.set(xlabel="hack rate, held out (95%)", ylabel="solve rate, held out (95%)")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(PercentFormatter(1.0))
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def seeds_power(axes: Axes, plan: PlannedTraining) -> None:

@@ -111,7 +111,8 @@ def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_is_one_sound_document(written, kind: str) -> None:
+def test_the_page_is_one_sound_document_that_loads_nothing(written, kind: str) -> None:
+    """Sections, unique ids, links that resolve; no address, no handler, one script and one style."""
     files, _ = written(kind)
     text = files.html.read_text(encoding="utf-8")
     document = Document(text)
@@ -125,12 +126,6 @@ def test_the_page_is_one_sound_document(written, kind: str) -> None:
     assert {link[1:] for link in links} <= ids.keys(), "a link leads nowhere"
     assert set(sections) <= {link[1:] for link in links}, "a section is not in the contents"
     assert files.html.stat().st_size < 2_000_000
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_page_loads_nothing_and_runs_no_text(written, kind: str) -> None:
-    """No address, no handler, one script beside the data, one style, and a policy that forbids everything else."""
-    document = Document(written(kind)[0].html.read_text(encoding="utf-8"))
     tags = Counter(tag for tag, _ in document.elements)
     scripts = [own for tag, own in document.elements if tag == "script"]
     assert [own.get("type") for own in scripts] == ["application/json", None]
@@ -160,8 +155,8 @@ def test_texts_of_models_come_back_as_they_were(written, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_are_files_of_their_own(written, kind: str) -> None:
-    """Well-formed SVG with numbers alone; the page draws as many."""
+def test_figures_and_tables_are_files_too(written, kind: str) -> None:
+    """Well-formed SVG with finite numbers, as many as the page draws; tables with a cell for each column."""
     files, _ = written(kind)
     document = Document(files.html.read_text(encoding="utf-8"))
     drawn = sum(own.get("class") == "fig" for _, own in document.elements)
@@ -171,11 +166,6 @@ def test_figures_are_files_of_their_own(written, kind: str) -> None:
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         numbers = " ".join(node.attrib.get(name, "") for node in root.iter() for name in ("d", "x", "y"))
         assert not re.search("nan|inf", numbers, re.IGNORECASE)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tables_are_files_too(written, kind: str) -> None:
-    files, _ = written(kind)
     markdown, tables = files.tables[0].read_text(), read_json(files.tables[1])
     assert markdown.count("\n| --- |") + markdown.count("\n|--- |") <= len(tables) + 1
     assert len(re.findall(r"^## ", markdown, re.M)) == len(tables)
@@ -210,7 +200,7 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
         ("plain", ["A map needs the inner products"]),
         ("no-tokens", ["No shares of tokens were recorded", "Rollouts that push hack-ward"]),
         ("moved", ["The texts of pool base are not shown."]),
-        ("training", ["mean over seeds, 95%", "vanilla-1", "projected-2"]),
+        ("training", ["95% over seeds", "vanilla-1", "projected-2"]),
     ],
 )
 def test_what_is_missing_is_said(written, kind: str, sentences: list[str]) -> None:
@@ -280,9 +270,3 @@ def test_the_evidence_stands_before_everything_but_the_questions(written) -> Non
     assert text.index("data-search=") < text.index('id="rollouts"')
     completions = "\n".join(row["completion"][1] for row in document.rows)
     assert all(words in completions for words in asked)
-
-
-def test_json_and_html_agree_on_the_verdict(written) -> None:
-    files, report = written("several")
-    rows = [table for table in json.loads(files.tables[1].read_text()) if table["name"] == "overview"]
-    assert [row[:2] for row in rows[0]["rows"]] == [[v.label, v.analysis.decision.outcome] for v in report.views]

