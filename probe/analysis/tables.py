@@ -1,7 +1,7 @@
 """The tables of an Analysis, as text cells.
 
 To add a table: write a function here that makes a `TextTable` of an Analysis (without rows where there is nothing to
-show), and name it in `all_tables`, from which the report picks by table name (`probe.report.sections.evidence`), and in
+show), and name it in `all_tables`, from which the report picks by table name (`probe.report.sections`), and in
 `probe.analysis.text_report.format_analysis`, which `probe analyze` prints.
 """
 

@@ -1,4 +1,1 @@
-"""`probe report`: runs, or the runs of a spec, as one self-contained HTML file.
-
-What it shows, and what first, is decided in `contents.py`. Sections are in `sections/`, their drawings in `figures/`.
-"""
+"""`probe report`: runs, or the runs of a spec, as one self-contained HTML file; its order is `build.contents`."""

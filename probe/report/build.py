@@ -6,19 +6,16 @@ What the page shows, and what first, is decided in `contents`.
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 from probe.analysis.formatting import TextTable
 from probe.report.drawing import Format
 from probe.report.facts import plural
-from probe.report.html import to_html
 from probe.report.inputs import Report
-from probe.report.page import Section, page, render
+from probe.report.page import Section, page
+from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
-from probe.report.sections import base
-from probe.report.sections.evidence import measured, power, rollouts, training
-from probe.report.sections.provenance import provenance
-from probe.report.sections.verdict import arm_verdicts, compared, measures, verdict
+from probe.report.sections import measured, power, rollouts, training
+from probe.report.verdicts import arm_verdicts, compared, measures, verdict
 from replay_pools.storage.files import write_atomic, write_json
 
 MAX_BYTES = 1_800_000  # of all sections but the first together: the page stays below 2 MB
@@ -66,28 +63,15 @@ def contents(report: Report) -> list[Section]:
     loaded = [load_rollouts(first_views[path]) for path in dict.fromkeys(view.run.path for view in report.drawn)]
     trained = training(report, arm_verdicts(report))
     measures_of_run = measures(report)
-    before = [*([] if trained is None else [trained]), *map(_bridged, compared(report))]
-    after = [] if measures_of_run is None else [_bridged(measures_of_run)]
+    before = [*([] if trained is None else [trained]), *compared(report)]
+    after = [] if measures_of_run is None else [measures_of_run]
     after += [*measured(report), power(report), provenance(report)]
     # Rollouts get the bytes that the other sections leave.
     used = sum(len(section.html.encode()) for section in (*before, *after))
     viewer, anchors = rollouts(loaded, max(MIN_ROLLOUT_BYTES, MAX_BYTES - used))
     # Where a run trained, its curves are the evidence.
     pushes = evidence(loaded[0], anchors) if len(report.views) == 1 and trained is None else None
-    shown = None if pushes is None else ElementTree.fromstring(render("evidence.html", **pushes))
-    return [_bridged(verdict(report, shown)), *before, viewer, *after]
-
-
-def _bridged(section: base.Section) -> Section:
-    html = "".join(map(to_html, section.body))
-    return Section(
-        id=section.id,
-        title=section.title,
-        lead=section.lead,
-        html=html,
-        figures=section.figures,
-        tables=section.tables,
-    )
+    return [verdict(report, pushes), *before, viewer, *after]
 
 
 def _summary(report: Report) -> str:

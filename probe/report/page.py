@@ -12,12 +12,23 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from probe.analysis.formatting import TextTable
+from probe.analysis.formatting import TextTable, short
 from probe.report.drawing import Figure
 from probe.report.facts import plural, signed
 from probe.report.inputs import slug
 from replay_pools.visible import visible
 
+MARKS = {  # a word is told by its mark, not by its colour alone
+    "PASS": "\u2713",
+    "YES": "\u2713",
+    "HOLDS": "\u2713",
+    "WORKS": "\u2713",
+    "FAIL": "\u2715",
+    "NO": "\u2715",
+    "BROKEN": "\u2715",
+    "VACUOUS": "\u2205",
+    **dict.fromkeys(("INCONCLUSIVE", "UNCLEAR", "UNDERPOWERED", "CONFOUNDED", "UNMEASURED", "NOT SEEN"), "?"),
+}
 # A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
@@ -66,8 +77,12 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "breakable": lambda name: Markup("_<wbr>").join(escape(part) for part in name.split("_")),
+        # Where a share lies on a line of 150 pixels from -0.5 to 1.5; ends beyond it lie at its ends.
+        "place": lambda share: f"{4 + 71 * (min(max(share, -0.5), 1.5) + 0.5):.1f}",
+        "short": lambda text: short(text, 120),
         **{"plural": plural, "signed": signed, "slug": slug, "typeset": typeset},
     }
+    environment.globals["marks"] = MARKS
     return environment
 
 

@@ -180,45 +180,31 @@ def string_tables(shown: Sequence[ShownRollout]) -> list[TextTable]:
 
 
 def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
-    """What pushes, for `evidence.html`: the lines that push most, else the rollouts with the largest cosines.
+    """What pushes, for `verdict.html`: the lines that push most, else the rollouts with the largest cosines.
 
     Args:
         run: whose rollouts are asked; None is returned where there are none.
         anchors: of the rollouts that the page shows; others get no link.
     """
-    sides = _both_sides(run.shown, by_line=True)
-    if any(sides):
-        lists = {}
-        for side, rows in zip(SIDES, sides, strict=True):
-            lists[f"Lines that push {side}"] = [
-                {
-                    "text": short(row.text, LONGEST_STRING),
-                    "search": row.text,
-                    "tip": f"{row.count} times in {row.num_prompts} prompts: show the rollouts",
-                    "number": row.push,
-                    "digits": 4,
-                }
-                for row in rows[:MOST_EVIDENCE]
-            ]
-        return {"lists": lists, "note": ""}
     if not run.shown:
         return None
-    ranked = sorted(run.shown, key=lambda shown: -shown.cosine)
-    hackward = [shown for shown in ranked if shown.cosine > 0]
-    cleanward = [shown for shown in reversed(ranked) if shown.cosine < 0]
-    lists = {}
-    for side, rollouts in zip(SIDES, (hackward, cleanward), strict=True):
-        lists[f"Rollouts that push {side}"] = [
-            {
-                "text": short(gist_of(shown.rollout), LONGEST_STRING),
-                "search": None,
-                "anchor": shown.anchor if shown.anchor in anchors else None,
-                "number": shown.cosine,
-                "digits": 3,
-            }
-            for shown in rollouts[:MOST_EVIDENCE]
-        ]
-    return {"lists": lists, "note": NO_SHARES}
+    kind, note, digits = "Lines", "", 4
+    sides = []
+    for rows in _both_sides(run.shown, by_line=True):
+        side = []
+        for row in rows:
+            tip = f"{row.count} times in {row.num_prompts} prompts: show the rollouts"
+            side.append({"text": row.text, "search": row.text, "tip": tip, "number": row.push})
+        sides.append(side)
+    if not any(sides):
+        kind, note, digits = "Rollouts", NO_SHARES, 3
+        ranked = []
+        for shown in sorted(run.shown, key=lambda shown: -shown.cosine):
+            anchor = shown.anchor if shown.anchor in anchors else None
+            ranked.append({"text": gist_of(shown.rollout), "search": None, "anchor": anchor, "number": shown.cosine})
+        sides = [[row for row in ranked if row["number"] > 0], [row for row in ranked[::-1] if row["number"] < 0]]
+    lists = {f"{kind} that push {side}": rows[:MOST_EVIDENCE] for side, rows in zip(SIDES, sides, strict=True)}
+    return {"lists": lists, "note": note, "digits": digits}
 
 
 def _both_sides(shown: Sequence[ShownRollout], *, by_line: bool) -> tuple[list[Push], list[Push]]:

@@ -13,7 +13,7 @@ from probe.analysis.statistics.crossed import mean, rate
 from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.experiments.spec.prereg import load_spec
 from probe.report.drawing import drawn
-from probe.report.sections.evidence import best_checkpoint, steps_table
+from probe.report.sections import best_checkpoint, steps_table
 from probe.report.training_figures import MOST_NAMED, in_training, ladder, learning, pareto
 from probe.report.trainings import EvaluatedRun, Treatment, group_names, spec_name, treatments_of
 

@@ -1,0 +1,214 @@
+"""The sections of verdicts: of one run, of trained arms, of a spec; then what they rest on, criteria, and all runs.
+
+What stands where is in `templates/first.html`, `verdict.html` and `runs.html`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from probe.analysis.formatting import TextTable, number, p_value, share
+from probe.analysis.statistics.intervals import Bounded
+from probe.analysis.tables import basis_table, ceiling_table, forecast_table, hackward_table, share_table
+from probe.analysis.trained.arms import grouped
+from probe.analysis.trained.decision import ArmVerdict, judge_arms
+from probe.analysis.verdict.advice import Next
+from probe.experiments.judge.verdict import SpecVerdict
+from probe.report.drawing import drawn
+from probe.report.inputs import Report, View
+from probe.report.page import Section, render
+from probe.report.run_figures import alignment, figures_of
+
+LEAD = "What the data say, why, and what to do next."
+VALIDITY = "Validity, part by part: can the measurement be believed?"
+SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
+MOST_ARMS = 6  # with a line of their own; of more, their verdicts are counted
+
+
+class Row(NamedTuple):
+    """What the page says to one question, criterion or row of the seed."""
+
+    says: str
+    question: str
+    text: str
+    name: str = ""
+    role: str = ""  # `mechanism`: an identity of the code
+    n: int = 0
+    unit: str = ""
+    number: Bounded | None = None
+    counts_from: float | None = None
+
+
+class Shown(NamedTuple):
+    """A verdict in the page."""
+
+    word: str
+    sentence: str = ""
+    findings: Sequence[Row] = ()
+    caveats: Sequence[str] = ()
+    next: Next | None = None
+
+
+def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
+    """The verdict of the spec, or of the one run; of several runs what training made of their arms.
+
+    Args:
+        report: what is judged.
+        pushes: of the one run: what pushes (`probe.report.rollouts.evidence`). None for several.
+    """
+    context: dict[str, Any] = {"run": None, "arms": [], "verdict": None, "replay": None, "pushes": pushes}
+    arms, lead = arm_verdicts(report), LEAD
+    if report.evaluation is not None:
+        lead = report.evaluation.question
+        context |= {"verdict": _of_spec(report.evaluation), "replay": report.evaluation.replay}
+    elif len(report.views) == 1:
+        context["run"] = _of_run(report.views[0])
+    elif 0 < len(arms) <= MOST_ARMS:
+        context["arms"] = arms
+    else:
+        words = Counter([arm.outcome for arm in arms] or [view.analysis.decision.outcome for view in report.views])
+        counted = "; ".join(f"{word}: {count} of {words.total()}" for word, count in words.items())
+        context["verdict"] = Shown(word=counted)
+    return Section(id="verdict", title="Verdict", lead=lead, html=_rendered("first.html", **context))
+
+
+def measures(report: Report) -> Section | None:
+    """What the verdict of a single run rests on; several runs have it folded away in their comparison."""
+    if len(report.views) > 1 or report.evaluation is not None:
+        return None
+    view = report.views[0]
+    figures = figures_of(view, "measures")
+    return Section(
+        id="measures",
+        title="Measures",
+        lead="How large is it compared with what no signal reads, and can the measurement be believed?",
+        html=_rendered("measures.html", run=_of_run(view), figures=figures),
+        figures=figures,
+        tables={view.label: _tables(view)},
+    )
+
+
+def compared(report: Report) -> list[Section]:
+    """What several runs are compared by: of a spec its criteria, and all runs."""
+    sections = []
+    if report.evaluation is not None:
+        lead = "Written down before the data were there. What a criterion asks, and what the data say to it."
+        html = _rendered("criteria.html", rows=_criteria(report.evaluation))
+        sections.append(Section(id="criteria", title="Criteria", lead=lead, html=html))
+    if report.evaluation is not None or len(report.views) > 1:
+        figure, table = drawn("alignment", alignment, report.views), overview(report.views)
+        figures = [] if figure is None else [figure]
+        runs = [_of_run(view) for view in report.drawn]
+        tables = {"": [table]} | {view.label: _tables(view) for view in report.views}
+        lead = "Every run in one row, and its verdict folded away below."
+        html = _rendered("runs.html", overview=table, figures=figures, runs=runs)
+        sections.append(Section(id="runs", title="Runs", lead=lead, html=html, figures=figures, tables=tables))
+    return sections
+
+
+def arm_verdicts(report: Report) -> list[ArmVerdict]:
+    """What the judge says of arms after training, of the spec or of runs that were given together."""
+    if report.evaluation is not None:
+        return report.evaluation.arms
+    trainings = grouped([(view.run, view.analysis.outcome) for view in report.views])
+    return [] if trainings is None else judge_arms(trainings)
+
+
+def overview(views: Sequence[View]) -> TextTable:
+    """One row a view: what a comparison of runs looks at first."""
+    rows = []
+    for view in views:
+        analysis = view.analysis
+        num_prompts, mean_cos_in, flip_p = 0, None, None
+        for summary in analysis.summaries:
+            if summary.arm == analysis.measured_arm:
+                num_prompts, mean_cos_in, flip_p = summary.num_prompts, summary.mean_cos_in, summary.sign_flip_p
+        null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
+        area = analysis.specificity[0].auroc if analysis.specificity else None  # the cosine's; its rivals follow
+        numbers = (number(mean_cos_in), p_value(flip_p), p_value(null.p if null else None), share(area))
+        rows.append((view.label, analysis.decision.outcome, analysis.measured_arm or "-", str(num_prompts), *numbers))
+    header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
+    title = "The arm that stands for vanilla in each run"
+    return TextTable(name="overview", title=title, header=header, rows=rows, left=3)
+
+
+def _rendered(template: str, **context: Any) -> str:
+    return render(template, validity=VALIDITY, seed_tables=SEED_TABLES, **context)
+
+
+def _of_run(view: View) -> dict[str, Any]:
+    analysis, decision = view.analysis, view.analysis.decision
+    questions = [
+        Row(says=row.says.upper(), question=row.question, text=row.text, number=row.number, counts_from=row.counts_from)
+        for row in analysis.questions
+    ]
+    shown = Shown(
+        word=decision.outcome,
+        sentence=decision.why,
+        findings=questions,
+        caveats=analysis.caveats,
+        next=decision.next,
+    )
+    return {
+        "label": view.label,
+        "verdict": shown,
+        "asked": decision.outcome not in ("BROKEN", "TRAINED"),  # otherwise one sentence says it
+        "bases": basis_table(analysis),
+        "measures": _measures(view),
+        "validity": _validity(view),
+        "checks": _checks(view),
+    }
+
+
+def _of_spec(evaluation: SpecVerdict) -> "Shown":
+    refused = [f"Not {name}: {', '.join(requirements)}" for name, requirements in evaluation.refused.items()]
+    caveats = [*refused, *evaluation.cautions]
+    return Shown(word=evaluation.decision, sentence=evaluation.then, caveats=caveats)
+
+
+def _criteria(evaluation: SpecVerdict) -> "list[Row]":
+    rows = []
+    for row in evaluation.rows:
+        reported = f" (reported: {row.reported})" if row.reported else ""
+        text = f"{row.value}; {row.why}{reported}" if row.value else f"{row.why}{reported}"
+        counted = {"name": row.name, "role": row.role, "n": row.n, "unit": row.unit}
+        rows.append(Row(says=row.verdict, question=row.condition, text=text, **counted))
+    return rows
+
+
+def _checks(view: View) -> "list[Row]":
+    rows = []
+    for row in view.analysis.checks:
+        text = f"{row.value}; {row.why}" if row.value else row.why
+        counted = {"name": row.row, "role": row.kind, "n": row.n, "unit": row.unit}
+        rows.append(Row(says=row.verdict, question=row.condition, text=text, **counted))
+    return rows
+
+
+def _validity(view: View) -> "list[Row]":
+    words = {True: "HOLDS", False: "BROKEN", None: "NOT SEEN"}
+    return [Row(says=words[part.holds], question=part.name, text=part.text) for part in view.analysis.validity]
+
+
+def _measures(view: View) -> list[TextTable]:
+    """The tables behind the three questions."""
+    tables = [table(view.analysis) for table in (share_table, ceiling_table, hackward_table, forecast_table)]
+    return [table for table in tables if table.rows]
+
+
+def _tables(view: View) -> list[TextTable]:
+    """All that is in the verdict of a run; the last two are lists in the page, and tables in the files."""
+    bases = basis_table(view.analysis)
+    lists = [
+        _list("validity", VALIDITY, _validity(view)),
+        _list("verification", SEED_TABLES, _checks(view)),
+    ]
+    return [*([bases] if bases.rows else []), *_measures(view), *lists]
+
+
+def _list(name: str, title: str, findings: "Sequence[Row]") -> TextTable:
+    rows = [
+        (row.name, row.says, row.role, row.question, f"{row.n} {row.unit}s" if row.unit else "", row.text)
+        for row in findings
+    ]
+    return TextTable(name=name, title=title, header=("row", "says", "role", "asked", "n", "text"), rows=rows, left=6)
