@@ -1,4 +1,4 @@
-"""The rollouts of a page as data: one JSON object, which `viewer.js` searches, sorts and draws. Torch-free.
+"""The rollouts of a page as data: one JSON object, which `page.js` searches, sorts and draws. Torch-free.
 
     {"strings": [text, ...], "runs": [{name, anchor, largest, scale}, ...], "rows": [row, ...]}
 
@@ -17,7 +17,7 @@ from probe.report.rollouts import RunRollouts, ShownRollout, largest_cosines_fir
 from replay_pools.storage.files import dump_json
 from replay_pools.visible import visible
 
-SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which viewer.js multiplies again
+SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which page.js multiplies again
 
 
 class Strings:
@@ -159,7 +159,7 @@ def _largest_share(shown: Sequence[ShownRollout]) -> float | None:
         if rollout.tokens is not None:
             shares += [abs(share) for share in rollout.tokens.prompt or ()]
             shares += [abs(share) for share in rollout.tokens.completion or ()]
-    # At least one unit, because viewer.js divides by it.
+    # At least one unit, because page.js divides by it.
     return max(float(np.quantile(shares, 0.99)), SHARE_UNIT) if shares else None
 
 

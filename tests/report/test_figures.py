@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from drawn import axes_of, series
-from probe.analysis.measures.cells import Cell
 
+from probe.analysis.measures.contrasts import Cell
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.power import mde

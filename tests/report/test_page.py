@@ -59,7 +59,7 @@ class Document(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        """What viewer.js reads."""
+        """What page.js reads."""
         return json.loads(next(text for text in self.texts["script"] if text.startswith("{")))
 
     @property
