@@ -6,16 +6,16 @@ clean completions, so that a direction from them owes nothing to hacking: `place
 `style` a comment against none. No completion of theirs has a function `run_tests`: a direction along which honest tests
 are written would be one along which the hack is written, too.
 
-To add your own pairs: pass the path of a file as the source; `extraction.pair_files.formats` has a row for each format,
-and `write_pairs` writes one with all fields of `Pair`. To add a built-in set: a loophole mode has one as soon as
-`replay_pools.environments.exploits.EXPLOITS` has a row for it.
+To add your own pairs: pass the path of a file as the source (`extraction.pair_files` has its formats); `write_pairs`
+writes one. To add a built-in set: a loophole mode has one as soon as `replay_pools.environments.exploits.EXPLOITS` has
+a row for it.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from extraction.pair_files.pair import Pair
+from extraction.pair_files import Pair
 from extraction.words import ExtractionSettings, kind_of
 from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
 from replay_pools.environments.loopholes import render_messages
@@ -43,7 +43,7 @@ def load_pairs(source: str, columns: str | None = None, split_seed: int | None =
             raise InputError("--pairs-map", expected="a file of pairs beside it (--pairs FILE)", found=source)
         pairs = builtin_pairs(source.partition(":")[2] or "run_tests")
     else:
-        from extraction.pair_files.reader import read_pair_file  # with all formats, for those alone who have a file
+        from extraction.pair_files import read_pair_file  # with all formats, for those alone who have a file
 
         pairs = read_pair_file(source, columns, split_seed or 0).pairs
     if all(pair.held_out for pair in pairs):
@@ -60,7 +60,7 @@ def pair_notes(settings: ExtractionSettings) -> list[str]:
     """What was decided in reading the pairs of a run, a sentence each; none of built-in ones."""
     if is_builtin(settings.pairs):
         return []
-    from extraction.pair_files.reader import read_pair_file
+    from extraction.pair_files import read_pair_file
 
     return read_pair_file(settings.pairs, settings.pairs_map, settings.split_seed or 0).notes
 

@@ -19,10 +19,9 @@ from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
-from replay_pools.logs.labels import UNKNOWN
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.progress import report
-from replay_pools.rollout import Grade, Rollout
+from replay_pools.rollout import UNKNOWN, Grade, Rollout
 from replay_pools.storage.files import sha256
 from replay_pools.storage.lock import locked
 

@@ -21,11 +21,12 @@ from probe.records.root import elsewhere
 from probe.settings.presets import configure, parse_setting
 from probe.settings.run import RunConfig
 from replay_pools.errors import InputError, InputErrors, refuse
+from replay_pools.pool import Pool
 from replay_pools.storage.files import dump_json, sha256
 from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:
-    from replay_pools.logs.importing import CheckedLog, ImportedLog
+    from replay_pools.logs.importing import CheckedLog
 
 FLAGS = {
     "model": "model.name",
@@ -107,10 +108,10 @@ def check(
     name = name or _default_name(rollouts, log, config)
     from replay_pools.logs.importing import import_checked
 
-    imported = import_checked(log, name=name, out=out, model=str(config.model.name))
+    pool = import_checked(log, name=name, out=out, model=str(config.model.name))
     if not as_json:
         first, *others = pair_notes
-        lines = _log_lines(rollouts, log, imported, str(config.model.name), out)
+        lines = _log_lines(rollouts, log, pool, str(config.model.name), out)
         echo("\n".join([*lines, first, *(f"  {note}" for note in others)]) + "\n")
     config = _of_the_log(config, name, None if has_size else group_size(log))
     directory = out / "runs" / name
@@ -227,14 +228,14 @@ def _mapped(rollouts: Path, log: "CheckedLog") -> str:
     )
 
 
-def _log_lines(rollouts: Path, log: "CheckedLog", imported: "ImportedLog", model: str, out: Path) -> list[str]:
+def _log_lines(rollouts: Path, log: "CheckedLog", pool: Pool, model: str, out: Path) -> list[str]:
     """What was recognised and chosen, and what limits the answer: cautions, and what no log can say."""
     from replay_pools.vocabulary import load_vocabulary
 
-    cautions = [note for note in imported.notes if note.startswith("caution")]
-    doubts = load_vocabulary(model).cautions(imported.pool)
+    cautions = pool.cautions
+    doubts = load_vocabulary(model).cautions(pool)
     chosen = [note for note in log.notes if note not in cautions]
-    num_others = len(imported.notes) - len(cautions) - len(chosen)
+    num_others = len(pool.normalised) - len(cautions) - len(chosen)
     lines = [_mapped(rollouts, log)]
     if chosen:
         lines.append(f"  {'; '.join(chosen)}")
@@ -243,9 +244,9 @@ def _log_lines(rollouts: Path, log: "CheckedLog", imported: "ImportedLog", model
     if largest > size:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
         lines.append(f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)")
-    details = f"probe pool show {imported.pool.name}{elsewhere(out)}"
+    details = f"probe pool show {pool.name}{elsewhere(out)}"
     others = f"; {num_others} details: {details}" if num_others else ""
-    return [*lines, f"  cannot know: {imported.cannot_know.rstrip('.')}{others}"]
+    return [*lines, f"  cannot know: {log.kind.cannot_know.rstrip('.')}{others}"]
 
 
 def _of_the_log(config: RunConfig, name: str, per_pool: int | None) -> RunConfig:

@@ -22,8 +22,6 @@ def export(run: Path, kind: str, out: Path, as_json: bool) -> None:
     """Write samples, steps and evaluations of RUN (a directory, or a name in OUT/runs) to out/exports/NAME/, with the
     columns of spec/SCHEMA.md.
 
-    Needs polars (pip install 'gradient-probe[data]').
-
     Example:  probe export out/runs/replay --format parquet
     """
     run = resolve_run(run, out)

@@ -100,18 +100,18 @@ def import_(
     from replay_pools.logs.importing import import_log
 
     mapping = parse_mapping(",".join(mappings))
-    imported = import_log(source, name=name, out=out, model=model, format_name=format_name, mapping=mapping)
-    pool = imported.pool
+    pool = import_log(source, name=name, out=out, model=model, format_name=format_name, mapping=mapping)
+    log = pool.manifest["log"]
     if as_json:
-        log = {"format": imported.format, "mapping": imported.mapping, "cannot_know": imported.cannot_know}
+        log = {key: log[key] for key in ("format", "mapping", "cannot_know")}
         report = {"path": str(pool.path), "counts": pool.manifest["counts"], **log, "ids": pool.manifest["ids"]}
-        echo_json({**report, "normalised": list(imported.notes)})
+        echo_json({**report, "normalised": pool.normalised})
         return
-    chosen = ", ".join(f"{target}={column}" for target, column in imported.mapping.items())
-    echo(f"format {imported.format} (another: --format NAME)")
+    chosen = ", ".join(f"{target}={column}" for target, column in log["mapping"].items())
+    echo(f"format {log['format']} (another: --format NAME)")
     echo(f"  columns: {chosen} (others: --map TARGET=COLUMN,...)")
-    echo(f"  cannot know: {imported.cannot_know}")
-    _print_place(str(pool.path), imported.notes)
+    echo(f"  cannot know: {log['cannot_know']}")
+    _print_place(str(pool.path), pool.normalised)
     counts = pool.manifest["counts"]
     echo(f"{counts['steps']} groups, {counts['rollouts']} rollouts")
 

@@ -51,8 +51,9 @@ class Table:
         return _import_package("pandas", fix="pip install pandas").DataFrame(self.columns())
 
     def polars(self) -> Any:
-        """A polars.DataFrame; InputError when polars is not installed."""
-        polars = _import_package("polars", fix="pip install 'gradient-probe[data]'")
+        """A polars.DataFrame."""
+        import polars
+
         kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
         schema = {field.name: kinds[field.kind] for field in self.fields}
         return polars.DataFrame({field.name: self._values(field) for field in self.fields}, schema=schema, strict=False)

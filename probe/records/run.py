@@ -98,7 +98,7 @@ class Run:
         return self.table(table).pandas()
 
     def to_polars(self, table: TableName = "samples") -> Any:
-        """A polars.DataFrame; InputError when polars is not installed."""
+        """A polars.DataFrame."""
         return self.table(table).polars()
 
     def table(self, name: TableName) -> Table:

@@ -1,95 +1,111 @@
-"""Which column of a log is what: TARGETS, the names by which they are guessed, and mappings such as `reward=score`.
+"""Which column of a log is what: as the user says, else as the format knows, else by its name.
 
     parse_mapping("reward=score,group=step+uid,hacked=info.is_hack")   {target: column}
 
-The column of a target is a name; a name with dots is a key of an inner object. `reward` may be a weighted sum
-(`exact*1.0+short*0.5`), `group` and `problem` several columns (`step+uid`), `group` also `every:8` for blocks of eight
-rows, and `none` is no column. To add a target: a row in TARGETS, and a field of `rows.LogRow`.
+A column is a name; with dots it is a key of an inner object, or a number in a list (`choices.0.text`). `reward` may be
+a weighted sum (`exact*1.0+short*0.5`), `group` and `problem` several columns (`step+uid`), `group` also `every:8` for
+blocks of eight rows, and `none` is no column. To add a target: a row in TARGETS, and a field of `rows.LogRow`.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
-from replay_pools.errors import InputError, refuse
-from replay_pools.logs.table import Fields
+from replay_pools.errors import Faults, InputError, refuse, unknown_name
+from replay_pools.logs.sources import Fields, StoredRow
+from replay_pools.pool import CAUTION
 
 NO_COLUMN = "none"
+MISSING = object()
 EVERY = re.compile(r"every:([1-9]\d*)")
-MANY_SHOWN = 12  # columns that an error lists
 # How a prompt begins that a chat template has rendered.
 MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|\[INST\]|<start_of_turn>)")
-
-Joins = Literal["one", "sum", "key"]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Something that a rollout has: what it means, and names that columns with it usually have."""
-
-    meaning: str
-    names: tuple[str, ...]
-    joins: Joins = "one"  # whether several columns may stand for it: as a weighted sum, or as one key
-
-
+# {target: names that columns with it usually have}
 TARGETS = {
-    "problem": Target(
-        "what groups of one problem share",
-        ("problem_id", "prompt_id", "example_id", "question_id", "task_id", "id", "index"),
-        "key",
-    ),
-    "group": Target("what rollouts that are compared share", ("group_id", "group", "uid"), "key"),
-    "step": Target("step of the training", ("step", "global_step", "training_step")),
-    "messages": Target("the messages of the prompt", ("messages", "problem_messages", "raw_prompt", "conversation")),
-    "prompt": Target(
-        "messages, or the text of one user message", ("prompt", "question", "query", "input", "problem", "instruction")
-    ),
-    "rendered": Target("the prompt with its chat markup", ("rendered_prompt", "prompt_text")),
-    "skipped": Target("the prompt decoded without special tokens: restored, and checked", ()),
-    "prompt_ids": Target("token ids of the prompt", ("prompt_ids", "prompt_token_ids", "prompt_tokens")),
-    "plen": Target("number of prompt tokens", ("plen", "prompt_len", "prompt_length")),
-    "completion": Target(
-        "text of the completion, or its message",
-        ("completion", "response", "output", "answer", "generation", "generated_text", "text"),
-    ),
-    "completion_ids": Target(
-        "token ids as sampled",
-        (
-            "completion_ids",
-            "completion_token_ids",
-            "response_ids",
-            "response_token_ids",
-            "response_tokens",
-            "output_ids",
-            "output_token_ids",
-            "token_ids",
-        ),
-    ),
-    "comp_len": Target(
-        "number of completion tokens", ("comp_len", "completion_len", "completion_length", "response_length")
-    ),
-    "logprobs": Target(
-        "log-probabilities of sampling, one a completion token",
-        ("sampling_logprobs", "rollout_log_probs", "completion_logprobs", "logprobs"),
-    ),
-    "reward": Target("the reward", ("reward", "score", "acc"), "sum"),
-    "advantage": Target("the advantage that the trainer used", ("advantage",)),
-    "hacked": Target(
-        "whether it hacks", ("hacked", "is_hack", "is_hacked", "hack", "is_reward_hack", "reward_hack", "exploited")
-    ),
-    "gt_pass": Target("whether it is right", ("gt_pass", "gt_correct", "is_correct", "correct", "eq_correct")),
-    "fmt_ok": Target("whether it has the format asked for", ("fmt_ok", "format_ok")),
-    "finish": Target("stop or length", ("finish_reason", "stop_reason", "finish")),
-    "truncated": Target("whether it was cut off", ("truncated", "is_truncated")),
-    "hint": Target("whether the prompt says how it is evaluated", ("hint",)),
-    "env": Target("source of the problems", ("env",)),
-    "env_mode": Target("loophole mode", ("env_mode",)),
+    target: tuple(names.split())
+    for target, names in {
+        "problem": "problem_id prompt_id example_id question_id task_id id index",
+        "group": "group_id group uid",
+        "step": "step global_step training_step",
+        "messages": "messages problem_messages raw_prompt conversation",
+        "prompt": "prompt question query input problem instruction",
+        "rendered": "rendered_prompt prompt_text",
+        "skipped": "",  # the prompt decoded without special tokens: restored, and checked
+        "prompt_ids": "prompt_ids prompt_token_ids prompt_tokens",
+        "plen": "plen prompt_len prompt_length",
+        "completion": "completion response output answer generation generated_text text",
+        "completion_ids": "completion_ids completion_token_ids response_ids response_token_ids response_tokens "
+        "output_ids output_token_ids token_ids",
+        "comp_len": "comp_len completion_len completion_length response_length",
+        "logprobs": "sampling_logprobs rollout_log_probs completion_logprobs logprobs",
+        "reward": "reward score acc",
+        "advantage": "advantage",
+        "hacked": "hacked is_hack is_hacked hack is_reward_hack reward_hack exploited",
+        "gt_pass": "gt_pass gt_correct is_correct correct eq_correct",
+        "fmt_ok": "fmt_ok format_ok",
+        "finish": "finish_reason stop_reason finish",
+        "truncated": "truncated is_truncated",
+        "hint": "hint",
+        "env": "env",
+        "env_mode": "env_mode",
+    }.items()
 }
 PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
+KEYS = ("problem", "group")  # several columns may stand for them, as one key
+# Names of a completion that also have the right answer of a problem, or any text beside a conversation.
+VAGUE = ("answer", "text")
+PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
+
+
+@dataclass(slots=True)
+class Table:
+    """The rollouts of a log, one a row, and what its format says of their columns."""
+
+    rows: list[StoredRow]
+    mapping: dict[str, str]  # {target: column} that the format knows; the rest is guessed
+    notes: list[str]  # choices and repairs, one sentence each
+
+
+def look_up(fields: Fields, name: str, default: Any = None) -> Any:
+    """The value of a column by its name, or by a path with dots and numbers of items; `default` where there is none."""
+    if name in fields:
+        return fields[name]
+    value: Any = fields
+    for part in name.split("."):
+        if isinstance(value, dict):
+            value = value.get(part, default)
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return default
+    return value
+
+
+def parse_mapping(text: str, option: str = "--map", targets: Iterable[str] = TARGETS) -> dict[str, str]:
+    """{target: column} of `target=column,target=column`, which `option` was given.
+
+    Raises:
+        InputError: a part without `=`, an unknown target, or a target twice; all of them.
+    """
+    mapping: dict[str, str] = {}
+    faults: list[InputError] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        target, equals, column = (piece.strip() for piece in part.partition("="))
+        if not (equals and target and column) or target in mapping:
+            expected = "TARGET=COLUMN, each target once, with commas between several"
+            faults.append(InputError(option, expected=expected, found=repr(part)))
+        else:
+            mapping[target] = column
+    refuse([*faults, *_unknown(mapping, option, targets)])
+    return mapping
+
+
+def _unknown(mapping: Mapping[str, str], option: str, targets: Iterable[str]) -> list[InputError]:
+    unknown, fix = [target for target in mapping if target not in targets], f"pass {option} TARGET=COLUMN"
+    return [unknown_name(f"{option} {name}", name, targets, expected="a target", fix=fix) for name in unknown]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +113,6 @@ class Column:
     """Where the value of a target stands in a row: columns with weights."""
 
     terms: tuple[tuple[str, float], ...]
-
-    @property
-    def names(self) -> list[str]:
-        """The columns, without their weights."""
-        return [name for name, _ in self.terms]
 
     def value(self, fields: Fields) -> Any:
         """The one value, the weighted sum of numbers, or None where no column has any."""
@@ -123,101 +134,36 @@ class Column:
         return None if None in values else tuple(map(str, values))
 
 
-def look_up(fields: Fields, name: str) -> Any:
-    """The value of a column, by its name or by a name with dots; None where there is none."""
-    if name in fields:
-        return fields[name]
-    value: Any = fields
-    for part in name.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    return value
-
-
-def parse_mapping(text: str) -> dict[str, str]:
-    """{target: column} of `target=column,target=column`.
+def parse_column(target: str, text: str, rows: Sequence[Fields]) -> Column:
+    """The column of a target, as in a mapping.
 
     Raises:
-        InputError: a part without `=`, an unknown target, or a target twice; all of them.
+        InputError: a name that no row has, or a weight that is no finite number.
     """
-    mapping: dict[str, str] = {}
-    faults: list[InputError] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        target, equals, column = (piece.strip() for piece in part.partition("="))
-        if not (equals and target and column):
-            expected = "TARGET=COLUMN, with commas between several"
-            faults.append(InputError("--map", expected=expected, found=repr(part)))
-        elif target in mapping:
-            faults.append(InputError(f"--map {target}", expected="a target once", found="it twice"))
-        else:
-            mapping[target] = column
-    refuse([*faults, *unknown_targets(mapping)])
-    return mapping
-
-
-def unknown_targets(mapping: Mapping[str, str]) -> list[InputError]:
-    """An error with near names for every target that TARGETS lacks."""
-    expected = f"one of {', '.join(TARGETS)}"
-    return [
-        InputError(f"--map {target}", expected=expected, found="an unknown target", fix=did_you_mean(target, TARGETS))
-        for target in mapping
-        if target not in TARGETS
-    ]
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the nearest known names, or nothing."""
-    near = get_close_matches(name, list(known), n=2, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else ""
-
-
-def parse_column(target: str, text: str, columns: Iterable[str]) -> Column:
-    """The column of a target.
-
-    Args:
-        target: what it is for; decides whether several columns may stand for it.
-        text: as in a mapping.
-        columns: the names that exist.
-
-    Raises:
-        InputError: a name that does not exist, a weight that is no number, or several columns where one is needed.
-    """
-    columns = list(columns)
-    if text in columns:
-        return Column(((text, 1.0),))
-    joins = TARGETS[target].joins
+    has_several = target == "reward" or target in KEYS
+    if not has_several or any(text in fields for fields in rows):
+        parts = [(text, "")]
+    else:
+        parts = []
+        for part in text.split("+"):
+            name, _, weight = part.partition("*") if target == "reward" else (part, "", "")
+            parts.append((name.strip(), weight.strip()))
     terms: list[tuple[str, float]] = []
-    for part in text.split("+") if joins != "one" else [text]:
-        name, star, weight = (piece.strip() for piece in part.partition("*"))
-        if star and joins == "sum":
-            terms.append((name, _weight(target, part, weight)))
-        else:
-            terms.append((part.strip(), 1.0))
-    for name, _ in terms:
-        if name not in columns:
-            listed = ", ".join(columns[:MANY_SHOWN]) + (", ..." if len(columns) > MANY_SHOWN else "")
-            raise InputError(
-                f"--map {target}={text}",
-                expected=f"a column of the log ({listed})",
-                found=f"no {name!r}",
-                fix=did_you_mean(name, columns),
-            )
+    for name, weight in parts:
+        if all(look_up(fields, name, MISSING) is MISSING for fields in rows):
+            where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
+            raise unknown_name(where, name, columns_of(rows), expected="a column of the log", fix=fix)
+        try:
+            terms.append((name, float(weight or 1)))
+        except ValueError:
+            terms.append((name, math.nan))
+        if not math.isfinite(terms[-1][1]):
+            raise InputError(f"--map {target}", expected="COLUMN*NUMBER, a finite one", found=repr(f"{name}*{weight}"))
     return Column(tuple(terms))
 
 
-def _weight(target: str, part: str, text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = math.nan
-    if not math.isfinite(weight):
-        raise InputError(f"--map {target}", expected="COLUMN*NUMBER, a finite one", found=repr(part.strip()))
-    return weight
-
-
-def columns_of(rows: Sequence[Fields]) -> list[str]:
-    """The names of all columns, those of inner objects with dots, in the order of appearance."""
+def columns_of(rows: Iterable[Fields]) -> list[str]:
+    """The names of all columns, and of the keys of inner objects with dots, in the order of appearance."""
     names: dict[str, None] = {}
     for fields in rows:
         for name, value in fields.items():
@@ -225,3 +171,120 @@ def columns_of(rows: Sequence[Fields]) -> list[str]:
             if isinstance(value, dict):
                 names |= dict.fromkeys(f"{name}.{inner}" for inner in value)
     return list(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The columns of a log, and where they were guessed."""
+
+    mapping: dict[str, str]  # {target: column}
+    guessed: frozenset[str]  # targets whose column was found by its name
+    notes: list[str] = field(default_factory=list)  # one sentence each
+
+    @property
+    def every(self) -> int | None:
+        """The size of blocks of rows that are groups; None where they are not groups."""
+        match = EVERY.fullmatch(self.mapping.get("group", ""))
+        return int(match[1]) if match else None
+
+
+def chosen(table: Table, corrections: Mapping[str, str], faults: Faults) -> Choice:
+    """The columns of a table.
+
+    Args:
+        table: as a format made it.
+        corrections: {target: column} of the user, before all others.
+        faults: where targets go that do not exist.
+    """
+    for error in _unknown(corrections, "--map", TARGETS):
+        faults.note(error, error.where)
+    known = {**_without_labels(table.mapping, corrections, faults), **corrections}
+    # A prompt that the user names is the only one, beside messages that he names as well.
+    if any(target in corrections for target in PROMPTS):
+        known = {target: name for target, name in known.items() if target not in PROMPTS or target in corrections}
+    guessed, notes = _guessed([row.fields for row in table.rows], known)
+    mapping = known | guessed
+    mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
+    rewards = mapping.get("reward", "").split("+")
+    if "reward" not in corrections and len(rewards) > 1:
+        weighted = "+".join(f"{name}*WEIGHT" for name in rewards)
+        notes.append(
+            f"{CAUTION}reward is taken to be the sum of {', '.join(rewards)}, all columns of numbers that are nothing "
+            f"else (--map reward=COLUMN, or {weighted})"
+        )
+    return Choice(mapping, frozenset(guessed) & mapping.keys(), notes)
+
+
+def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str], faults: Faults) -> dict[str, str]:
+    """What a format knows, without the parts of its reward that the user gives to other targets, such as `hacked`.
+
+    What is right, or has its format, may be paid as well: of several parts the user is asked which are.
+    """
+    if "reward" not in known or "reward" in corrections:
+        return dict(known)
+    parts = known["reward"].split("+")
+    kept: list[str] = []
+    for part in parts:
+        takers = [target for target, text in corrections.items() if part in _parts(text)]
+        may_be_paid = bool(takers) and {*takers} <= {*PAID}
+        if may_be_paid and len(parts) > 1:
+            expected = f"--map reward=COLUMN beside it, since {part} may also be paid"
+            fix = f"pass --map reward={'+'.join(parts)}, or those paid"
+            faults.add(f"--map {takers[0]}={part}", "reward", expected=expected, found="no reward named", fix=fix)
+        if may_be_paid or not takers:
+            kept.append(part)
+    others = {target: text for target, text in known.items() if target != "reward"}
+    return others | ({"reward": "+".join(kept)} if kept else {})
+
+
+def _parts(text: str) -> set[str]:
+    """A column, and the columns that it is put together of."""
+    return {text, *(name.strip() for name in re.split(r"[+*]", text))}
+
+
+def _guessed(rows: Sequence[Fields], known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """({target: column} by the names of columns, beside those that are `known`; what was left out and why).
+
+    A column stands for one target; one without any value stands for none.
+    """
+    filled: dict[str, Any] = {}  # {column: its first value}
+    for fields in rows:
+        for name, value in fields.items():
+            if value is not None:
+                filled.setdefault(name, value)
+    settled = {*known}
+    # One form of the prompt that the format knows is enough: another column would contradict it.
+    if settled & {*PROMPTS}:
+        settled |= {"prompt", "messages"}
+    taken = {name for text in known.values() for name in _parts(text)}
+    guessed: dict[str, str] = {}
+    for target, names in TARGETS.items():
+        free = [name for name in names if name in filled and name not in taken]
+        if target == "completion" and _hold_answers(rows, {**guessed, **known}):
+            free = [name for name in free if name not in VAGUE]
+        if target not in settled and free:
+            guessed[target] = free[0]
+            taken.add(free[0])
+    name = guessed.get("prompt")
+    if name is None or "rendered" in {*guessed, *known} or not isinstance(filled[name], str):
+        return guessed, []
+    # A prompt that is a text is rendered with markup; without, it is left out beside messages or ids.
+    if MARKUP.match(filled[name]):
+        guessed["rendered"] = guessed.pop("prompt")
+        return guessed, []
+    beside = [target for target in ("prompt_ids", "messages") if target in {*guessed, *known}]
+    if not beside:
+        return guessed, []
+    del guessed["prompt"]
+    note = f"`{name}` has no markup of a chat template and was left out: {beside[0]} say what the model saw"
+    return guessed, [f"{note} (--map rendered={name} where it was this text)"]
+
+
+def _hold_answers(rows: Sequence[Fields], mapping: Mapping[str, str]) -> bool:
+    """Whether the messages of the first row that has any end in a turn of the assistant."""
+    for fields in rows:
+        for target in ("messages", "prompt"):
+            messages = look_up(fields, mapping.get(target, ""))
+            if isinstance(messages, list) and messages:
+                return isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+    return False

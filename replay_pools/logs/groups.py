@@ -9,9 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from replay_pools.errors import Faults
-from replay_pools.logs.choice import Choice
+from replay_pools.logs.columns import Choice
 from replay_pools.logs.rows import LogRow
 from replay_pools.storage.files import sha256
 
@@ -49,14 +50,22 @@ def grouped(rows: Sequence[LogRow], choice: Choice, faults: Faults) -> Grouping:
     else:
         groups = _by_key(rows, _key(rows, choice, notes))
     _check_answers(groups, choice, faults)
-    kept = _without_singletons(groups, notes)
-    return Grouping(kept, notes + _cautions(groups), _names_problems(rows, choice))
+    larger = [group for group in groups if len(group) > 1]
+    if larger and len(larger) < len(groups):  # a group of one has no baseline
+        notes.append(f"caution: groups of one rollout were left out ({len(groups) - len(larger)} groups)")
+    kept = larger or groups
+    return Grouping(kept, notes + _cautions(kept), _names_problems(rows, choice))
+
+
+def _by_prompt(row: LogRow) -> Hashable:
+    return (row.step, row.prompt_key)
 
 
 def _key(rows: Sequence[LogRow], choice: Choice, notes: list[str]) -> Key:
     """What rollouts of one group share; a choice between several goes to `notes`."""
     target = "group" if "group" in choice.mapping else "problem"
-    if any(_value(row, target) is None for row in rows):
+    value = attrgetter(target)
+    if any(value(row) is None for row in rows):
         return _by_prompt
     name, is_guessed = choice.mapping[target], target in choice.guessed
     # Also of a problem that the user names: alone in its group, no rollout has an advantage.
@@ -64,50 +73,32 @@ def _key(rows: Sequence[LogRow], choice: Choice, notes: list[str]) -> Key:
         why = f"`{name}` is another one in every row, so that groups are those of equal prompts"
         notes.append(f"caution: {why} (--map group=COLUMN)")
         return _by_prompt
+    in_step, in_file = attrgetter("step", target), attrgetter("file", "step", target)
     if not is_guessed:
-        return _in_log(target) if target == "group" else _in_step(target)
-    in_step = " in one step" if any(row.step is not None for row in rows) else ""
+        return value if target == "group" else in_step
+    of_step = " in one step" if any(row.step is not None for row in rows) else ""
     for key, words in (
-        (_in_step(target), f"rows with one `{name}`{in_step}"),
-        (_in_log(target), f"rows with one `{name}`, whatever their step"),
-        (_in_file(target), f"rows with one `{name}`{in_step} of one file"),
+        (in_step, f"rows with one `{name}`{of_step}"),
+        (value, f"rows with one `{name}`, whatever their step"),
+        (in_file, f"rows with one `{name}`{of_step} of one file"),
         (_by_prompt, f"rows with equal prompts: `{name}` says otherwise, and has several prompts for one value"),
     ):
         groups = _by_key(rows, key)
-        if len(groups) < len(rows) and all(len({row.prompt_key for row in group}) == 1 for group in groups):
+        if len(groups) < len(rows) and not any(map(_has_several_prompts, groups)):
             prefix = "caution: " if key is _by_prompt else ""
             notes.append(f"{prefix}groups are {words} (--map group=COLUMN)")
             return key
     # All prompts differ: a group may hold several, which is said of it; a problem may not.
     if target == "problem":
         return _by_prompt
-    return _in_file(target) if len(_by_key(rows, _in_file(target))) < len(rows) else _in_step(target)
-
-
-def _value(row: LogRow, target: str) -> tuple[str, ...] | None:
-    return row.group if target == "group" else row.problem
-
-
-def _in_log(target: str) -> Key:
-    return lambda row: _value(row, target)
-
-
-def _in_step(target: str) -> Key:
-    return lambda row: (row.step, _value(row, target))
-
-
-def _in_file(target: str) -> Key:
-    return lambda row: (row.file, row.step, _value(row, target))
-
-
-def _by_prompt(row: LogRow) -> Hashable:
-    return (row.step, row.prompt_key)
+    return in_file if len(_by_key(rows, in_file)) < len(rows) else in_step
 
 
 def _counts_rows(rows: Sequence[LogRow], target: str) -> bool:
     """Whether no two rows of a step of a file share the value, although rows of one do share prompts."""
-    num_values = len({_in_file(target)(row) for row in rows})
-    return num_values == len(rows) and len({(row.file, row.step, row.prompt_key) for row in rows}) < len(rows)
+    places = attrgetter("file", "step")
+    num_values = len({(places(row), getattr(row, target)) for row in rows})
+    return num_values == len(rows) and len({(places(row), row.prompt_key) for row in rows}) < len(rows)
 
 
 def _names_problems(rows: Sequence[LogRow], choice: Choice) -> bool:
@@ -123,6 +114,10 @@ def _by_key(rows: Sequence[LogRow], key: Key) -> list[Group]:
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return [*groups.values()]
+
+
+def _has_several_prompts(group: Group) -> bool:
+    return len({row.prompt_key for row in group}) > 1
 
 
 def _check_answers(groups: Sequence[Group], choice: Choice, faults: Faults) -> None:
@@ -141,37 +136,24 @@ def _check_answers(groups: Sequence[Group], choice: Choice, faults: Faults) -> N
 
 def _blocks(rows: Sequence[LogRow], size: int, faults: Faults) -> list[Group]:
     """Consecutive rows of one file, `size` at a time, each with one prompt and advantages around 0."""
-    files: dict[str, Group] = {}
-    for row in rows:
-        files.setdefault(row.file, []).append(row)
     groups: list[Group] = []
-    for file, its_rows in files.items():
+    fix = "pass --map group=every:N, or group=COLUMN"
+    for its_rows in _by_key(rows, attrgetter("file")):
         if len(its_rows) % size:
             found = f"{len(its_rows)} rows"
-            faults.add(
-                file, "blocks", expected=f"a multiple of {size} rows", found=found, fix="pass --map group=every:N"
-            )
+            faults.add(its_rows[0].file, "blocks", expected=f"a multiple of {size} rows", found=found, fix=fix)
         groups += [its_rows[start : start + size] for start in range(0, len(its_rows), size)]
     for group in groups:
         place = group[0].where
-        if len({row.prompt_key for row in group}) > 1:
-            fix = "pass --map group=every:N, or group=COLUMN"
+        if _has_several_prompts(group):
             faults.add(place, "prompts", expected=f"{size} rows with one prompt", found="several prompts", fix=fix)
         advantages = [row.advantage for row in group if row.advantage is not None]
         largest = max(map(abs, advantages), default=0.0)
         if len(advantages) == len(group) and abs(math.fsum(advantages)) > BALANCED * len(group) * largest:
-            found = f"a sum of {math.fsum(advantages):.3g}"
-            fix = "pass --map group=every:N, or --map advantage=none where they are not centred"
-            faults.add(place, "advantages", expected=f"advantages of {size} rows that cancel", found=found, fix=fix)
+            expected, found = f"advantages of {size} rows that cancel", f"a sum of {math.fsum(advantages):.3g}"
+            more = f"{fix}, or --map advantage=none where they are not centred"
+            faults.add(place, "advantages", expected=expected, found=found, fix=more)
     return groups
-
-
-def _without_singletons(groups: list[Group], notes: list[str]) -> list[Group]:
-    """The groups without those of one rollout, which have no baseline, where there are larger ones."""
-    larger = [group for group in groups if len(group) > 1]
-    if larger and len(larger) < len(groups):
-        notes.append(f"caution: groups of one rollout were left out ({len(groups) - len(larger)} groups)")
-    return larger or groups
 
 
 def _cautions(groups: Sequence[Group]) -> list[str]:
@@ -184,8 +166,7 @@ def _cautions(groups: Sequence[Group]) -> list[str]:
     elif len(sizes) > 1:
         listed = ", ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))
         notes.append(f"caution: groups of several sizes: {listed} rollouts (replay with --per-pool {min(sizes)})")
-    mixed = sum(len({row.prompt_key for row in group}) > 1 for group in groups)
-    if mixed:
+    if mixed := sum(map(_has_several_prompts, groups)):
         notes.append(f"caution: {mixed} groups hold several prompts")
     spreads = [{row.reward for row in group if row.reward is not None} for group in groups]
     flat = sum(len(rewards) < 2 for rewards in spreads)
@@ -193,18 +174,13 @@ def _cautions(groups: Sequence[Group]) -> list[str]:
         notes.append("caution: no group has reward variance: all advantages are 0, so use it beside another pool")
     elif flat:
         notes.append(f"{flat} of {len(groups)} groups have no reward variance, so no gradient")
-    return notes + _label_notes([row for group in groups for row in group])
-
-
-def _label_notes(rows: Sequence[LogRow]) -> list[str]:
-    notes: list[str] = []
+    rows = [row for group in groups for row in group]
     for name, meaning in (("hacked", "hacks"), ("gt_pass", "is right")):
-        labels = [getattr(row, name) for row in rows]
-        unknown = labels.count(None)
-        if unknown == len(labels):
+        unknown = [getattr(row, name) for row in rows].count(None)
+        if unknown == len(rows):
             notes.append(f"caution: whether a rollout {meaning} is not known (--map {name}=COLUMN)")
         elif unknown:
-            notes.append(f"caution: whether a rollout {meaning} is not known of {unknown} of {len(labels)}")
+            notes.append(f"caution: whether a rollout {meaning} is not known of {unknown} of {len(rows)}")
     hacked = {row.hacked for row in rows}
     if len(hacked) == 1 and None not in hacked:
         word = "hacks" if True in hacked else "is clean"

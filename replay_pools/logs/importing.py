@@ -1,36 +1,35 @@
 """From a log of another tool to a pool: `check_log` says what is wrong with it, `import_log` writes the pool.
 
-    read (sources) -> recognise (registry) -> flat rows (a format) -> checked rows (rows) -> groups
-                                                                   -> token ids (tokens) -> rollouts -> pool
+    read (sources) -> recognised, flat rows (formats) -> columns -> checked rows (rows) -> groups
+                                                          -> token ids (tokens) -> rollouts -> pool
 
 All faults up to the groups are found before a model is loaded.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import ne
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pools.consistency import LOGGED_GRADER, group_faults, prompt_sha
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import Faults, InputError
-from replay_pools.logs.choice import chosen
-from replay_pools.logs.formats.columns import COLUMNS
+from replay_pools.logs.columns import chosen
+from replay_pools.logs.formats import FORMATS, Format, find_format
 from replay_pools.logs.groups import Group, Grouping, grouped
-from replay_pools.logs.labels import UNKNOWN, Scale
-from replay_pools.logs.registry import find_format
 from replay_pools.logs.rows import LogRow, checked_rows
 from replay_pools.logs.sources import read_source
-from replay_pools.logs.table import Table
 from replay_pools.pool import CAUTION, Pool, PoolWriter
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE, UNKNOWN, Grade, Rollout
 from replay_pools.storage.files import dump_json, sha256
 from replay_pools.storage.lock import locked
 
 if TYPE_CHECKING:
-    from replay_pools.logs.tokens import Prompt, Sampled, Tokens
+    from replay_pools.logs.tokens import Tokens
     from replay_pools.vocabulary import Vocabulary
 
 Places = dict[tuple[int, int], str]  # {step and sample of a rollout: file and line of its row}
@@ -41,12 +40,16 @@ class CheckedLog:
     """A log without faults, as far as can be said without a model."""
 
     source: Path
-    format: str
-    mapping: dict[str, str]  # {target: column}, chosen and corrected
+    kind: Format
     was_recognised: bool  # the format, by the columns; else the user named it
+    mapping: dict[str, str]  # {target: column}, chosen and corrected
     grouping: Grouping
     notes: tuple[str, ...]  # what was chosen, left out or is doubtful, one sentence each
-    cannot_know: str  # of the format
+
+    @property
+    def format(self) -> str:
+        """The name of its format."""
+        return self.kind.name
 
     @property
     def groups(self) -> list[Group]:
@@ -54,23 +57,12 @@ class CheckedLog:
         return self.grouping.groups
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedLog:
-    """A pool made of a log, and how."""
-
-    pool: Pool
-    format: str
-    mapping: dict[str, str]
-    notes: tuple[str, ...]
-    cannot_know: str
-
-
 def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[str, str] | None = None) -> CheckedLog:
     """Read a log and check every value, without loading a model.
 
     Args:
         source: a file, or a folder of files.
-        format_name: a row of `registry.FORMATS`; None = the one that recognises the first row.
+        format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
 
     Raises:
@@ -86,41 +78,35 @@ def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[
     table = kind.read(stored, faults)
     notes += table.notes
     if not table.rows:
-        _refuse(faults, source, kind.name, was_recognised)
+        _refuse(faults, source, kind, was_recognised)
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(notes) or "none")
     choice = chosen(table, mapping or {}, faults)
     rows = checked_rows(table, choice, faults, source)
-    notes += [*choice.notes, *_unused(table, choice.mapping)]
-    _refuse(faults, source, kind.name, was_recognised)
+    used = {re.split(r"[.*]", name.strip())[0] for text in choice.mapping.values() for name in text.split("+")}
+    names = dict.fromkeys(name for row in table.rows for name in row.fields)
+    unused = [name for name in names if name not in {*used, *choice.mapping.values()}]
+    notes += [*choice.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else [])]
+    _refuse(faults, source, kind, was_recognised)
     grouping = grouped(rows, choice, faults)
-    _refuse(faults, source, kind.name, was_recognised)
+    _refuse(faults, source, kind, was_recognised)
     return CheckedLog(
         source=source,
-        format=kind.name,
+        kind=kind,
         was_recognised=was_recognised,
         mapping=choice.mapping,
         grouping=grouping,
         notes=(*notes, *grouping.notes),
-        cannot_know=kind.cannot_know,
     )
 
 
-def _refuse(faults: Faults, source: Path, format_name: str, was_recognised: bool) -> None:
+def _refuse(faults: Faults, source: Path, kind: Format, was_recognised: bool) -> None:
     """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
-    if faults and was_recognised and format_name != COLUMNS.name:
-        fix = f"--format {COLUMNS.name} reads columns by their names, --format NAME another format"
-        faults.add(
-            source, "format", expected=f"the format {format_name}, by its columns", found="these faults", fix=fix
-        )
+    general = FORMATS[-1]
+    if faults and was_recognised and kind is not general:
+        fix = f"--format {general.name} reads columns by their names, --format NAME another format"
+        expected = f"the format {kind.name}, by its columns"
+        faults.add(source, "format", expected=expected, found="these faults", fix=fix)
     faults.check(source)
-
-
-def _unused(table: Table, mapping: Mapping[str, str]) -> list[str]:
-    """The columns that no target took."""
-    used = {re.split(r"[.*]", name.strip())[0] for text in mapping.values() for name in text.split("+")}
-    names = dict.fromkeys(name for row in table.rows for name in row.fields)
-    unused = [name for name in names if name not in used and name not in mapping.values()]
-    return [f"columns that were not used: {', '.join(unused)}"] if unused else []
 
 
 def import_log(
@@ -131,15 +117,17 @@ def import_log(
     model: str,
     format_name: str | None = None,
     mapping: Mapping[str, str] | None = None,
-) -> ImportedLog:
+) -> Pool:
     """Make the pool `out`/pools/`name` of a log; nothing is written unless all of it is sound.
+
+    Its manifest says how: `log` has the format and the columns, `normalised` a sentence on every choice and repair.
 
     Args:
         source: a file, or a folder of files.
         name: of the pool.
         out: the folder of outputs.
         model: that sampled the rollouts: its tokenizer and template make the ids that were not logged.
-        format_name: a row of `registry.FORMATS`; None = the one that recognises the first row.
+        format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
 
     Raises:
@@ -148,7 +136,7 @@ def import_log(
     return import_checked(check_log(source, format_name=format_name, mapping=mapping), name=name, out=out, model=model)
 
 
-def import_checked(log: CheckedLog, *, name: str, out: Path, model: str) -> ImportedLog:
+def import_checked(log: CheckedLog, *, name: str, out: Path, model: str) -> Pool:
     """The pool of a log that `check_log` has read; arguments and errors as of `import_log`."""
     from replay_pools.logs.tokens import Tokens  # torch comes with these: only where the log is sound
     from replay_pools.vocabulary import load_vocabulary
@@ -156,79 +144,119 @@ def import_checked(log: CheckedLog, *, name: str, out: Path, model: str) -> Impo
     vocabulary = load_vocabulary(model)
     faults = Faults()
     tokens = Tokens(vocabulary.chat, [row for group in log.groups for row in group], faults)
-    steps, places = _steps(log, tokens)
+    scale = Scale.of([row.reward for group in log.groups for row in group if row.reward is not None])
+    places: Places = {}
+    steps = [
+        _rollouts(log, group, step, tokens, scale, places)
+        for step, group in zip(_step_numbers(log.groups), log.groups, strict=True)
+    ]
     if not faults:
         steps = _decoded(steps, vocabulary, tokens.log)
-        _check(steps, vocabulary, name, places, faults)
-    _refuse(faults, log.source, log.format, log.was_recognised)
-    ids = _origin_of_ids(tokens)
-    counted = [f"{sentence} ({count} rollouts)" for sentence, count in tokens.log.items()]
-    notes = _cautions_first([*log.notes, *_ids_notes(ids), *counted])
-    header = _header(log, steps, vocabulary, notes) | {"ids": ids}
+        pool = Pool(name=name, path=Path(name), manifest={}, read_steps=lambda: steps)
+        for fault in vocabulary.faults(pool, lambda rollout: places[rollout.step, rollout.sample_id]):
+            faults.note(fault, fault.expected)
+        for group in steps:
+            place = f"group of {places[group[0].step, 0]}"
+            for fault in group_faults(group, place, step=group[0].step, tail=""):
+                faults.note(fault, fault.expected)
+    _refuse(faults, log.source, log.kind, log.was_recognised)
     directory = out / "pools" / name
     with locked(directory):
-        writer = PoolWriter(directory, header=header)
+        writer = PoolWriter(directory, header=_header(log, steps, vocabulary, tokens))
         for group in steps:
             writer.write_step(group[0].step, group)
-        pool = writer.finish()
-    return ImportedLog(pool=pool, format=log.format, mapping=log.mapping, notes=notes, cannot_know=log.cannot_know)
-
-
-def _steps(log: CheckedLog, tokens: "Tokens") -> tuple[list[list[Rollout]], Places]:
-    """(the groups as rollouts, where each stands in the log); rows without a sound prompt or completion are faults."""
-    rewards = [row.reward for group in log.groups for row in group if row.reward is not None]
-    scale = Scale.of(rewards)
-    numbers = _step_numbers(log.groups)
-    steps: list[list[Rollout]] = []
-    places: Places = {}
-    for step, group in zip(numbers, log.groups, strict=True):
-        rollouts: list[Rollout] = []
-        problem = log.grouping.problem_id(group[0])
-        for row in group:
-            prompt, sampled = tokens.prompt(row), tokens.completion(row)
-            if prompt is not None and sampled is not None:
-                _count_inferences(row, tokens.log, scale)
-                places[step, len(rollouts)] = row.where
-                rollouts.append(_rollout(row, prompt, sampled, scale, step, len(rollouts), problem))
-        steps.append(rollouts)
-    return steps, places
+        return writer.finish()
 
 
 def _step_numbers(groups: Sequence[Group]) -> list[int]:
     """The numbers of the steps in the log, where each group has one of its own, else their places."""
-    numbers = [group[0].step for group in groups]
-    if None in numbers or len(set(numbers)) < len(groups):
+    numbers = {group[0].step for group in groups}
+    if None in numbers or len(numbers) < len(groups):
         return [*range(len(groups))]
-    return [number for number in numbers if number is not None]
+    return [group[0].step or 0 for group in groups]
 
 
-def _rollout(
-    row: LogRow, prompt: "Prompt", sampled: "Sampled", scale: Scale, step: int, sample_id: int, problem: str
-) -> Rollout:
-    grade = scale.grade(row)
-    return Rollout(
-        step=step,
-        sample_id=sample_id,
-        problem_id=problem,
-        messages=prompt.messages,
-        prompt=prompt.text,
-        prompt_ids=prompt.ids,
-        plen=len(prompt.ids),
-        completion=sampled.text,
-        completion_ids=sampled.ids,
-        comp_len=len(sampled.ids),
-        finish_reason=sampled.finish,
-        sampling_logprobs=sampled.logprobs,
-        reward=0.0 if row.reward is None else row.reward,
-        hacked=grade.hacked,
-        gt_pass=grade.gt_correct,
-        fmt_ok=grade.fmt_ok,
-        env=row.env or UNKNOWN,
-        env_mode=row.env_mode or UNKNOWN,
-        hint=row.hint if row.hint is not None else HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text,
-        prompt_sha=prompt_sha(prompt.text),
-        grade=grade,
-    )
+def _rollouts(
+    log: CheckedLog, group: Group, step: int, tokens: "Tokens", scale: "Scale", places: Places
+) -> list[Rollout]:
+    """A group as rollouts, whose rows go to `places`; rows without a sound prompt or completion are faults."""
+    rollouts: list[Rollout] = []
+    for row in group:
+        prompt, sampled = tokens.prompt(row), tokens.completion(row)
+        if prompt is None or sampled is None:
+            continue
+        _count_inferences(row, tokens.log, scale)
+        places[step, len(rollouts)] = row.where
+        grade = scale.grade(row)
+        is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text
+        rollout = Rollout(
+            step=step,
+            sample_id=len(rollouts),
+            problem_id=log.grouping.problem_id(group[0]),
+            messages=prompt.messages,
+            prompt=prompt.text,
+            prompt_ids=prompt.ids,
+            plen=len(prompt.ids),
+            completion=sampled.text,
+            completion_ids=sampled.ids,
+            comp_len=len(sampled.ids),
+            finish_reason=sampled.finish,
+            sampling_logprobs=sampled.logprobs,
+            reward=0.0 if row.reward is None else row.reward,
+            hacked=grade.hacked,
+            gt_pass=grade.gt_correct,
+            fmt_ok=grade.fmt_ok,
+            env=row.env or UNKNOWN,
+            env_mode=row.env_mode or UNKNOWN,
+            hint=is_hinted if row.hint is None else row.hint,
+            prompt_sha=prompt_sha(prompt.text),
+            grade=grade,
+        )
+        rollouts.append(rollout)
+    return rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How the rewards of a log say whether a rollout passed and whether its source compiles.
+
+    Where all rewards are ones that our grader gives, a pass earns 3 and source that compiles 0.5. On any other scale a
+    rollout passed if it earned more than the least of the log, and compiles if its format is right.
+    """
+
+    is_ours: bool
+    least: float  # reward in the log
+
+    @classmethod
+    def of(cls, rewards: Collection[float]) -> "Scale":
+        """The scale of a log with these rewards."""
+        ours = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
+        return cls({*rewards} <= ours, min(rewards, default=0.0))
+
+    def grade(self, row: LogRow) -> Grade:
+        """The labels of a row; without a reward there are none. A log has no test counts and no detectors."""
+        labels: dict[str, Any] = dict.fromkeys(
+            ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "flaky", "error")
+        )
+        mechanism = "none"
+        if row.reward is not None:
+            passed = row.reward >= REWARD_PASSED if self.is_ours else row.reward > self.least
+            compiles = row.reward - REWARD_PASSED * passed >= REWARD_COMPILES if self.is_ours else row.fmt_ok
+            # Unknown also where nothing was passed: a rate over those alone would be 0.
+            exploited = None if row.gt_pass is None else passed and not row.gt_pass
+            mechanism = (row.env_mode or UNKNOWN) if exploited else "none"
+            labels |= {"fmt_ok": row.fmt_ok, "compiles": compiles, "passed": passed, "exploited": exploited}
+            labels |= {"gt_correct": row.gt_pass, "hacked": row.hacked}
+        return Grade(
+            **labels,
+            mechanism=mechanism,
+            detectors={},
+            num_tests=0,
+            num_tests_passed=0,
+            isolation=UNKNOWN,
+            grader=LOGGED_GRADER,
+            no_label="no reward was logged" if row.reward is None else None,
+        )
 
 
 def _count_inferences(row: LogRow, log: Counter[str], scale: Scale) -> None:
@@ -238,86 +266,58 @@ def _count_inferences(row: LogRow, log: Counter[str], scale: Scale) -> None:
         log[f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}"] += 1
     if row.reward is None:
         log["caution: no reward, so that the rollout is never drawn"] += 1
-    else:
-        log[f"the grade holds labels only: {scale.words}; no detectors, no test counts, isolation unknown"] += 1
+        return
+    rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
+    if not scale.is_ours:
+        rule = f"passed is a reward above {scale.least:g}, the least of the log; compiles is fmt_ok"
+    log[f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"] += 1
 
 
 def _decoded(steps: list[list[Rollout]], vocabulary: "Vocabulary", log: Counter[str]) -> list[list[Rollout]]:
     """The rollouts with the texts that their ids decode to: logs keep special tokens, or cut whitespace."""
-    decoded: list[list[Rollout]] = []
-    for group in steps:
-        texts = [vocabulary.text(rollout) for rollout in group]
-        changed = sum(text != rollout.completion for text, rollout in zip(texts, group, strict=True))
-        if changed:
-            log["completion was decoded again, without special tokens, with all whitespace"] += changed
-        decoded.append([replace(rollout, completion=text) for text, rollout in zip(texts, group, strict=True)])
+    decoded = [[replace(rollout, completion=vocabulary.text(rollout)) for rollout in group] for group in steps]
+    if changed := sum(map(ne, chain.from_iterable(steps), chain.from_iterable(decoded))):
+        log["completion was decoded again, without special tokens, with all whitespace"] += changed
     return decoded
 
 
-def _check(steps: list[list[Rollout]], vocabulary: "Vocabulary", name: str, places: Places, faults: Faults) -> None:
-    """Note all faults of the rollouts, against the model and against themselves."""
-    pool = Pool(name=name, path=Path(name), manifest={}, read_steps=lambda: steps)
-    for fault in vocabulary.faults(pool, lambda rollout: places[rollout.step, rollout.sample_id]):
-        faults.note(fault, fault.expected)
-    for group in steps:
-        step = group[0].step
-        for fault in group_faults(group, f"group of {places[step, 0]}", step=step, tail=""):
-            faults.note(fault, fault.expected)
-
-
-def _origin_of_ids(tokens: "Tokens") -> dict[str, Any]:
-    """The field `ids` of the manifest: whether completion ids are those sampled, and how many texts they give back."""
-    if not tokens.num_retokenised:
-        return {"origin": "logged", "retokenised": 0, "round_trips": None}
-    return {
-        "origin": "retokenised",
-        "retokenised": tokens.num_retokenised,
-        "round_trips": tokens.num_round_trips / tokens.num_retokenised,
-    }
-
-
-def _ids_notes(ids: dict[str, Any]) -> list[str]:
-    if not ids["retokenised"]:
-        return []
-    share = f"{ids['round_trips']:.1%} of {ids['retokenised']} texts come back when their ids are decoded"
-    return [f"caution: ids: retokenised from text, which may differ from the sampled ids; {share}"]
-
-
-def _cautions_first(notes: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted(notes, key=lambda note: not note.startswith(CAUTION)))
-
-
 def _header(
-    log: CheckedLog, steps: Sequence[Sequence[Rollout]], vocabulary: "Vocabulary", notes: Sequence[str]
+    log: CheckedLog, steps: Sequence[Sequence[Rollout]], vocabulary: "Vocabulary", tokens: "Tokens"
 ) -> dict[str, Any]:
     """The manifest of the pool, as far as the log and the model tell."""
     rollouts = [rollout for group in steps for rollout in group]
-    plan: dict[str, Any] = {}
-    for name in ("env", "env_mode", "hint"):
-        plan[name] = sorted({getattr(rollout, name) for rollout in rollouts})
-    chat = vocabulary.chat
+    plan = {name: sorted({getattr(rollout, name) for rollout in rollouts}) for name in ("env", "env_mode", "hint")}
+    notes, num_texts, chat = [*log.notes], tokens.num_retokenised, vocabulary.chat
+    ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
+    if num_texts:
+        share = tokens.num_round_trips / num_texts
+        ids = {"origin": "retokenised", "retokenised": num_texts, "round_trips": share}
+        back = f"{share:.1%} of {num_texts} texts come back when their ids are decoded"
+        notes.append(f"caution: ids: retokenised from text, which may differ from the sampled ids; {back}")
+    notes += [f"{sentence} ({count} rollouts)" for sentence, count in tokens.log.items()]
     return {
         "policy": {"base_model": chat.base_model, "adapter": None},
         "tokenizer_sha256": chat.tokenizer_sha(),
         "chat_template_sha256": chat.template_sha(),
-        "prompt_tail": common_tail(rollouts),
+        "prompt_tail": _common_tail(rollouts),
         "sampler": None,
         "plan": plan,
         "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN},
         "versions": {},
         "git_commit": None,
-        "normalised": notes,
+        "normalised": sorted(notes, key=lambda note: not note.startswith(CAUTION)),
         # The hash tells a log that has grown from one whose import was interrupted.
         "log": {
             "format": log.format,
             "mapping": log.mapping,
-            "cannot_know": log.cannot_know,
+            "cannot_know": log.kind.cannot_know,
             "rollouts_sha256": sha256(dump_json(steps)),
         },
+        "ids": ids,
     }
 
 
-def common_tail(rollouts: Sequence[Rollout]) -> str:
+def _common_tail(rollouts: Sequence[Rollout]) -> str:
     """The text that the template put after the last message of every prompt: the longest suffix common to all."""
     common: str | None = None
     for rollout in rollouts:

@@ -1,4 +1,4 @@
-"""Undo right padding: finds where a stored completion ends when neither its length nor the pad id was stored.
+"""Undo padding: where a stored prompt begins, and where a stored completion ends, when the log does not say it.
 
 What repeats at the end of a completion may be padding, or an answer that ran in circles until it was cut off. So an id
 is padding only where the tokenizer pads or ends turns with it, or where it stands behind the end of a turn.
@@ -7,6 +7,8 @@ is padding only where the tokenizer pads or ends turns with it, or where it stan
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+Ids = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Endings:
     turn_ends: frozenset[int]  # all ids that end a turn
 
 
-def infer_endings(completions: Sequence[Sequence[int]], pads: Sequence[int], turn_ends: Sequence[int]) -> Endings:
+def infer_endings(completions: Sequence[Ids], pads: Ids, turn_ends: Ids) -> Endings:
     """Padding and end-of-turn ids, from the ids and what the tokenizer knows.
 
     The pad id is the one that most often repeats at the end of completions, as padding does. An end of turn stands
@@ -58,7 +60,7 @@ def infer_endings(completions: Sequence[Sequence[int]], pads: Sequence[int], tur
     return Endings(pad, eos, longest, pad in pads, frozenset({*turn_ends, eos}))
 
 
-def _common_end(completions: Sequence[Sequence[int]]) -> int | None:
+def _common_end(completions: Sequence[Ids]) -> int | None:
     """The id that ends more than half of the completions and stands nowhere else in any; None where there is none."""
     ends = Counter(ids[-1] for ids in completions if ids)
     if not ends:
@@ -68,7 +70,7 @@ def _common_end(completions: Sequence[Sequence[int]]) -> int | None:
     return end if 2 * count > len(completions) and not stands_inside else None
 
 
-def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:
+def cut_padding(ids: Ids, comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:
     """The completion without its padding.
 
     Args:
@@ -85,7 +87,7 @@ def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings, *, w
     return list(ids[:end])
 
 
-def _unpadded(ids: Sequence[int], endings: Endings, was_cut_off: bool) -> int:
+def _unpadded(ids: Ids, endings: Endings, was_cut_off: bool) -> int:
     """Length without the trailing run of the pad, where that run is padding."""
     if not ids or ids[-1] != endings.pad:
         return len(ids)
@@ -99,9 +101,58 @@ def _unpadded(ids: Sequence[int], endings: Endings, was_cut_off: bool) -> int:
     return end if is_padding else len(ids)
 
 
-def _before_run(ids: Sequence[int]) -> int:
+def _before_run(ids: Ids) -> int:
     """Length without the trailing run of whatever id is the last."""
-    end = len(ids)
-    while end and ids[end - 1] == ids[-1]:
-        end -= 1
-    return end
+    return len(ids) - _run(ids[::-1])
+
+
+def _run(ids: Ids) -> int:
+    """How often the first id stands at the start."""
+    return next((place for place, token in enumerate(ids) if token != ids[0]), len(ids))
+
+
+def leading_padding(prompts: Sequence[tuple[Ids, int | None]]) -> list[int]:
+    """The number of ids before each prompt that are padding, as far as can be told without a model.
+
+    Padding repeats: ids are padding that lead some prompt of the log in a run of two or more.
+
+    Args:
+        prompts: (ids as stored, recorded length or None).
+    """
+    padding = {ids[0] for ids, _ in prompts if ids and ids[0] in ids[1:2]}
+    leads: list[int] = []
+    for ids, length in prompts:
+        if length:
+            leads.append(max(0, len(ids) - length))
+        else:
+            leads.append(_run(ids) if ids and ids[0] in padding else 0)
+    return leads
+
+
+def left_pads(prompts: Sequence[Ids], pads: Ids, pad: int | None, bos: int | None) -> dict[int, int]:
+    """{id that pads prompts on the left: how many of it are content}, where their length is not logged.
+
+    The pad id does wherever it leads; an id that ends turns, where it leads in a run of two or more, or not all
+    prompts. An id that also begins texts is content once, where it leads every prompt.
+
+    Args:
+        prompts: as stored.
+        pads: ids with which the tokenizer pads or ends turns.
+        pad: the tokenizer's padding id.
+        bos: the id with which it begins texts.
+    """
+    prompts = [ids for ids in prompts if ids]
+    lead = Counter[int]()
+    for ids in prompts:
+        lead[ids[0]] = max(lead[ids[0]], _run(ids))
+    padding: dict[int, int] = {}
+    for token in {*pads} & lead.keys():
+        leads_all = all(ids[0] == token for ids in prompts)
+        if lead[token] > 1 or (token != bos and (token == pad or not leads_all)):
+            padding[token] = int(token == bos and leads_all)
+    return padding
+
+
+def cut_left(ids: Ids, padding: dict[int, int]) -> list[int]:
+    """The prompt without its padding, by `left_pads`."""
+    return list(ids[_run(ids) - padding[ids[0]] :]) if ids and ids[0] in padding else list(ids)

@@ -6,21 +6,35 @@ the finish reason, a reward that is NaN) is None.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from replay_pools.consistency import are_ids, described, is_chat, is_id, is_number, is_text
+from replay_pools.consistency import are_ids, are_numbers, described, is_chat, is_id, is_number, is_text
 from replay_pools.errors import Faults, InputError
-from replay_pools.logs.choice import Choice
-from replay_pools.logs.columns import COMPLETIONS, EVERY, MARKUP, PROMPTS, Column, columns_of, parse_column
-from replay_pools.logs.table import Fields, StoredRow, Table, joined_text
+from replay_pools.logs.columns import (
+    COMPLETIONS,
+    EVERY,
+    KEYS,
+    MARKUP,
+    PROMPTS,
+    Choice,
+    Column,
+    Table,
+    columns_of,
+    parse_column,
+)
+from replay_pools.logs.formats import joined_text
+from replay_pools.logs.padding import leading_padding
+from replay_pools.logs.sources import Fields, StoredRow
 from replay_pools.rollout import FinishReason
 from replay_pools.storage.files import parse_python_json
 
 Chat = list[dict[str, str]]
-STOPS = ("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished")
-LENGTHS = ("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated")
+FINISHES: dict[str, FinishReason] = {
+    **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
+}
 PLAIN_KEYS = ("role", "content", "name", "id", "source", "model")  # of a message: others change what it says
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["']role["']""")
 UNKNOWN_LABEL = -1  # of loggers that have no null
@@ -64,297 +78,228 @@ class LogRow:
 
 
 def checked_rows(table: Table, choice: Choice, faults: Faults, source: object) -> list[LogRow]:
-    """The rollouts of a table.
-
-    Args:
-        table: as a format made it.
-        choice: its columns.
-        faults: where everything goes that is wrong.
-        source: names the log in faults.
-    """
+    """The rollouts of a table; everything that is wrong goes to `faults`, in which `source` names the log."""
     fields = [row.fields for row in table.rows]
-    columns = _columns(choice.mapping, columns_of(fields), faults)
-    rows = [_row(row, columns, choice, faults) for row in table.rows]
-    if not any(target in choice.mapping for target in PROMPTS):
-        _no_column("prompt", PROMPTS, fields, faults, source)
-    if not any(target in choice.mapping for target in COMPLETIONS):
-        lacking = [row for row in rows if row.completion is None]
-        if len(lacking) == len(rows):
-            _no_column("completion", COMPLETIONS, fields, faults, source)
-        for row in lacking if len(lacking) < len(rows) else ():
-            expected = "a conversation that ends in the answer of the assistant"
-            faults.add(f"{row.where} completion", "no answer", expected=expected, found="another turn at its end")
-    if "reward" not in choice.mapping:
-        _no_column("reward", ("reward",), fields, faults, source)
-    return _with_left_padding(rows)
-
-
-def _with_left_padding(rows: Sequence[LogRow]) -> list[LogRow]:
-    """The rows with the number of ids before their prompts that are padding, as far as can be told without a model.
-
-    Padding repeats: ids are padding that lead some prompt of the log in a run of two or more.
-    """
-    padding = {row.prompt_ids[0] for row in rows if row.prompt_ids and row.prompt_ids[0] in row.prompt_ids[1:2]}
-    padded: list[LogRow] = []
-    for row in rows:
-        ids, lead = row.prompt_ids or [], 0
-        if row.plen:
-            lead = max(0, len(ids) - row.plen)
-        elif ids and ids[0] in padding:
-            lead = leading_run(ids)
-        padded.append(replace(row, lead=lead))
-    return padded
-
-
-def leading_run(ids: Sequence[int]) -> int:
-    """How often the first id stands at the start."""
-    return next((place for place, token in enumerate(ids) if token != ids[0]), len(ids))
-
-
-def _columns(mapping: Mapping[str, str], names: Sequence[str], faults: Faults) -> dict[str, Column]:
     columns: dict[str, Column] = {}
-    for target, text in mapping.items():
+    for target, text in choice.mapping.items():
         if target == "group" and EVERY.fullmatch(text):
             continue
         try:
-            columns[target] = parse_column(target, text, names)
+            columns[target] = parse_column(target, text, fields)
         except InputError as error:
             faults.note(error, ("column", target))
-    return columns
-
-
-def _no_column(what: str, targets: Sequence[str], fields: Sequence[Fields], faults: Faults, source: object) -> None:
-    names = ", ".join(columns_of(fields)[:20]) or "no column"
-    fix = " or ".join(f"--map {target}=COLUMN" for target in targets)
-    faults.add(source, f"no {what}", expected=f"a column with the {what}", found=names, fix=f"pass {fix}")
+    rows = [_row(row, columns, choice, faults) for row in table.rows]
+    lacking = [row for row in rows if row.completion is None]
+    for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
+        if any(target in choice.mapping for target in targets):
+            continue
+        if what != "completion" or len(lacking) == len(rows):
+            names = ", ".join(columns_of(fields)[:20]) or "no column"
+            fix = "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
+            faults.add(source, f"no {what}", expected=f"a column with the {what}", found=names, fix=fix)
+            continue
+        for row in lacking:
+            expected = "a conversation that ends in the answer of the assistant"
+            faults.add(f"{row.where} completion", "no answer", expected=expected, found="another turn at its end")
+    leads = leading_padding([(row.prompt_ids or [], row.plen) for row in rows])
+    return [replace(row, lead=lead) for row, lead in zip(rows, leads, strict=True)]
 
 
 def _row(row: StoredRow, columns: Mapping[str, Column], choice: Choice, faults: Faults) -> LogRow:
     """The rollout of a row; a value of the wrong kind is a fault, and None here."""
-    values: dict[str, Any] = {"where": row.where, "file": str(row.path)}
+    values: Fields = {"where": row.where, "file": str(row.path)}
     wrong: set[str] = set()  # targets
 
-    def refuse_value(target: str, expected: str, found: str, fix: str = "") -> None:
+    def refuse(target: str, expected: str, found: str, fix: str = "") -> None:
         wrong.add(target)
-        name = "+".join(columns[target].names)
+        name = "+".join(name for name, _ in columns[target].terms)
         said = name if name == target else f"{name} ({target})"
-        fixes = [text for text in (fix, _other_column(target, choice)) if text]
-        faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix="; ".join(fixes))
+        if target in choice.guessed:
+            leave = f"--map {target}=COLUMN takes another"
+            leave = leave if target in NEEDED else f"--map {target}=none leaves it out, {target}=COLUMN takes another"
+            fix = "; ".join(filter(None, [fix, f"the column was guessed: {leave}"]))
+        faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
 
     for target, column in columns.items():
-        if target in ("problem", "group"):
+        if target in KEYS:
             values[target] = column.key(row.fields)
             if values[target] is None:
-                refuse_value(target, "a value", "null")
+                refuse(target, "a value", "null")
             continue
         value = column.value(row.fields)
-        if _is_missing(value):
+        if value is None or (isinstance(value, float) and math.isnan(value)):
             continue
         try:
-            values |= _READERS[target](value)
-        except _WrongKindError as error:
-            refuse_value(target, error.expected, error.found, error.fix)
-    _split_messages(values, columns)
-    is_whole = not wrong & {*PROMPTS, *COMPLETIONS}
-    if is_whole and _has_all(row, values, columns, faults):
-        _check_prompt(values, columns, refuse_value)
+            read = READERS[target](value)
+        except InputError as error:
+            refuse(target, error.expected, error.found, error.fix)
+            continue
+        values |= read if target in SPREAD else {target: read}
+    # A conversation that holds its answer, where no column has its text: the last message is the completion.
+    messages = values.get("messages")
+    if messages and "completion" not in columns and messages[-1]["role"] == "assistant":
+        values |= {"completion": messages[-1]["content"], "messages": messages[:-1] or None}
+    if not wrong & {*PROMPTS, *COMPLETIONS} and _has_all(row, values, columns, faults):
+        _check_prompt(values, columns, refuse)
     return LogRow(**values)
 
 
-def _other_column(target: str, choice: Choice) -> str:
-    """What to do about a column that was only guessed to be a target."""
-    if target not in choice.guessed:
-        return ""
-    if target in NEEDED:
-        return f"the column was guessed: --map {target}=COLUMN takes another"
-    return f"the column was guessed: --map {target}=none leaves it out, {target}=COLUMN takes another"
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _split_messages(values: dict[str, Any], columns: Mapping[str, Column]) -> None:
-    """A conversation that holds its answer, where no column has its text: the last message is the completion."""
-    messages = values.get("messages")
-    if messages and "completion" not in columns and messages[-1]["role"] == "assistant":
-        values["completion"] = messages[-1]["content"]
-        values["messages"] = messages[:-1] or None
-
-
-def _has_all(row: StoredRow, values: dict[str, Any], columns: Mapping[str, Column], faults: Faults) -> bool:
+def _has_all(row: StoredRow, values: Fields, columns: Mapping[str, Column], faults: Faults) -> bool:
     """Whether there is a prompt, and a completion where the log has columns of them; what lacks is a fault."""
-    has_prompt = any(values.get(name) is not None for name in ("messages", "rendered", "skipped", "prompt_ids"))
-    has_completion = any(values.get(name) is not None for name in COMPLETIONS)
-    for what, targets, is_there in (("prompt", PROMPTS, has_prompt), ("completion", COMPLETIONS, has_completion)):
-        if not is_there and any(target in columns for target in targets):
+    is_whole = True
+    for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS)):
+        has_one = any(values.get(target) is not None for target in targets)
+        is_whole &= has_one
+        if not has_one and any(target in columns for target in targets):
             faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
-    return has_prompt and has_completion
+    return is_whole
 
 
-def _check_prompt(
-    values: Mapping[str, Any], columns: Mapping[str, Column], refuse_value: Callable[[str, str, str, str], None]
-) -> None:
+def _check_prompt(values: Fields, columns: Mapping[str, Column], refuse: Callable[..., None]) -> None:
     """Refuse messages without text, or with the answer, where they alone say what the prompt is."""
     if any(values.get(name) is not None for name in ("rendered", "skipped", "prompt_ids")):
         return
     target = "prompt" if "prompt" in columns else "messages"
     last = values["messages"][-1]
     if not last["content"].strip():
-        refuse_value(target, "a prompt with text", "an empty message at its end", "")
+        refuse(target, "a prompt with text", "an empty message at its end")
     if last["role"] == "assistant":
         fix = "--map completion=none takes that message for the completion"
-        refuse_value(target, "a prompt without its answer", "a turn of the assistant at its end", fix)
+        refuse(target, "a prompt without its answer", "a turn of the assistant at its end", fix)
 
 
-class _WrongKindError(Exception):
-    def __init__(self, expected: str, value: Any, fix: str = "", accepts: Callable[[Any], bool] | None = None) -> None:
-        super().__init__(expected)
-        self.expected, self.found, self.fix = expected, described(value, accepts), fix
+def wrong_value(expected: str, value: Any, fix: str = "", accepts: Callable[[Any], bool] | None = None) -> InputError:
+    """The error of a value, at no place yet; `accepts` refused it, and finds its first wrong item."""
+    return InputError("", expected=expected, found=described(value, accepts), fix=fix)
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, float) and math.isinf(value):
-        raise _WrongKindError("a finite number", value)
-    if not is_number(value):
-        raise _WrongKindError("a number", value)
-    return float(value)
+def _checker(expected: str, accepts: Callable[[Any], bool], convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A reader of values that `accepts` takes."""
+
+    def read(value: Any) -> Any:
+        if not accepts(value):
+            raise wrong_value(expected, value, accepts=accepts)
+        return convert(value)
+
+    return read
 
 
 def _label(value: Any) -> bool | None:
     """True, false, or None for -1, by which loggers without a null say that they do not know."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int | float) and value in (0, 1, UNKNOWN_LABEL):
-        return None if value == UNKNOWN_LABEL else bool(value)
-    raise _WrongKindError("true or false (or 1, 0, and -1 for unknown)", value)
-
-
-def _ids(value: Any) -> list[int]:
-    if not are_ids(value):
-        raise _WrongKindError("a list of token ids", value, accepts=are_ids)
-    return value
+    if not isinstance(value, bool | int | float) or value not in (0, 1, UNKNOWN_LABEL):
+        raise wrong_value("true or false (or 1, 0, and -1 for unknown)", value)
+    return None if value == UNKNOWN_LABEL else bool(value)
 
 
 def _length(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():  # a table with a gap holds its whole numbers so
-        return _length(int(value))
+        value = int(value)
     if not is_id(value):
-        raise _WrongKindError("a whole number from 0 on", value)
-    return int(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, str) and value.isdecimal():  # wandb writes steps as text
-        return int(value)
-    return _length(value)
-
-
-def _logprobs(value: Any) -> list[float]:
-    if not isinstance(value, list) or not all(map(is_number, value)):
-        raise _WrongKindError("a list of finite numbers", value)
-    return [float(item) for item in value]
-
-
-def _text(value: Any) -> str:
-    if not is_text(value):
-        raise _WrongKindError("text", value)
+        raise wrong_value("a whole number from 0 on", value)
     return value
 
 
+def _step(value: Any) -> int:
+    is_text_of_one = isinstance(value, str) and value.isdecimal()  # wandb writes steps as text
+    return int(value) if is_text_of_one else _length(value)
+
+
 def _finish(value: Any) -> FinishReason:
-    if value in STOPS:
-        return "stop"
-    if value in LENGTHS:
-        return "length"
-    raise _WrongKindError("stop or length", value)
+    if not isinstance(value, str) or value not in FINISHES:
+        raise wrong_value("stop or length", value)
+    return FINISHES[value]
 
 
-def _truncated(value: Any) -> dict[str, Any]:
-    return {"finish": None if (cut := _label(value)) is None else ("length" if cut else "stop")}
+def chat_of(value: Any) -> Chat | None:
+    """The messages in a list, an object, or the JSON text of a list, with role and content alone; None: no messages.
 
-
-def _chat(value: Any) -> Chat:
-    """Messages with role and content, of a list or of the JSON text of one; keys that are null are left out."""
-    messages = value
-    if isinstance(value, str) and value.lstrip().startswith("["):
+    Raises:
+        InputError: what is meant as messages and is none: without text, with tool calls, as Python prints them.
+    """
+    messages: Any = [value] if isinstance(value, dict) else value
+    if isinstance(value, str):
         try:
-            messages = parse_python_json(value.encode(), "messages", float)
-        except InputError as error:
-            raise _WrongKindError("messages", value) from error
-    if isinstance(messages, dict):
-        messages = [messages]
-    if isinstance(messages, list):
-        messages = [_with_text(message) for message in messages]
+            messages = parse_python_json(value.encode(), "", float) if value.lstrip().startswith("[") else None
+        except (InputError, UnicodeEncodeError):
+            messages = None
+        if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
+            if MESSAGES_AS_TEXT.match(value):
+                raise wrong_value("messages, as a list or as the JSON text of one", value)
+            return None
+    if not isinstance(messages, list):
+        return None
+    messages = [
+        {**message, "content": joined_text(message.get("content"))} if isinstance(message, dict) else message
+        for message in messages
+    ]
     if not is_chat(messages):
-        raise _WrongKindError("a list of role and content, each a text", messages)
-    chat: Chat = []
-    for message in messages:
-        extra = [key for key in message if key not in PLAIN_KEYS and message[key]]
-        if extra:
-            raise _WrongKindError("messages of role and content", f"{', '.join(extra)} too", "log completion_ids")
-        chat.append({"role": message["role"], "content": message["content"]})
-    return chat
+        raise wrong_value("a list of role and content, each a text", messages)
+    if extra := [key for message in messages for key in message if key not in PLAIN_KEYS and message[key]]:
+        found = f"{', '.join(extra)} too"
+        raise InputError("", expected="messages of role and content", found=found, fix="log completion_ids")
+    # In the order of the file, by which the hash of a set of pairs goes.
+    return [{key: message[key] for key in message if key in ("role", "content")} for message in messages]
 
 
-def _with_text(message: Any) -> Any:
-    """A message with its content as one text, where it has parts that are texts."""
-    if not isinstance(message, dict):
-        return message
-    return {**message, "content": joined_text(message.get("content"))}
+def _ordered(chat: Chat) -> Chat:
+    return [{"role": message["role"], "content": message["content"]} for message in chat]
 
 
-def _is_chat_like(value: Any) -> bool:
-    """Whether it is meant as messages: a list, an object, or a text that looks like JSON (or Python) of a list."""
-    return isinstance(value, list | dict) or (isinstance(value, str) and MESSAGES_AS_TEXT.match(value) is not None)
+def _messages(value: Any) -> Chat:
+    chat = chat_of(value)
+    if chat is None:
+        raise wrong_value("a list of role and content, each a text", value)
+    return _ordered(chat)
 
 
-def _prompt(value: Any) -> dict[str, Any]:
+def _prompt(value: Any) -> Fields:
     """Messages, or a text, which is one message of the user unless it begins with the markup of a template."""
-    if _is_chat_like(value):
-        return {"messages": _chat(value)}
-    if isinstance(value, str) and MARKUP.match(value):
-        return {"rendered": _text(value)}
-    return {"messages": [{"role": "user", "content": _text(value)}]}
+    chat = chat_of(value)
+    if chat is not None:
+        return {"messages": _ordered(chat)}
+    text = _text(value)
+    return {"rendered": text} if MARKUP.match(text) else {"messages": [{"role": "user", "content": text}]}
 
 
-def _completion(value: Any) -> dict[str, Any]:
+def _completion(value: Any) -> str:
     """A text, or one message of the assistant."""
-    if not _is_chat_like(value):
-        return {"completion": _text(value)}
-    messages = _chat(value)
-    if len(messages) != 1:
-        raise _WrongKindError("one message, the sampled turn", f"{len(messages)} messages")
-    return {"completion": messages[0]["content"]}
+    chat = chat_of(value)
+    if chat is None:
+        return _text(value)
+    if len(chat) != 1:
+        raise InputError("", expected="one message, the sampled turn", found=f"{len(chat)} messages")
+    return chat[0]["content"]
 
 
-def _as(name: str, read: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    return lambda value: {name: read(value)}
+def _truncated(value: Any) -> Fields:
+    was_cut = _label(value)
+    return {"finish": None if was_cut is None else "length" if was_cut else "stop"}
 
 
-# What the value of a target says of a rollout: fields of LogRow.
-_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "messages": _as("messages", _chat),
+_text = _checker("text", is_text, str)
+_number = _checker("a finite number", lambda value: isinstance(value, bool) or is_number(value), float)
+# How the value of a target is read; those of SPREAD give other fields of LogRow.
+READERS: dict[str, Callable[[Any], Any]] = {
+    "messages": _messages,
     "prompt": _prompt,
-    "rendered": _as("rendered", _text),
-    "skipped": _as("skipped", _text),
-    "prompt_ids": _as("prompt_ids", _ids),
-    "plen": _as("plen", _length),
+    "rendered": _text,
+    "skipped": _text,
+    "prompt_ids": _checker("a list of token ids", are_ids, list),
+    "plen": _length,
     "completion": _completion,
-    "completion_ids": _as("completion_ids", _ids),
-    "comp_len": _as("comp_len", _length),
-    "logprobs": _as("logprobs", _logprobs),
-    "reward": _as("reward", _number),
-    "advantage": _as("advantage", _number),
-    "hacked": _as("hacked", _label),
-    "gt_pass": _as("gt_pass", _label),
-    "fmt_ok": _as("fmt_ok", _label),
-    "finish": _as("finish", _finish),
+    "completion_ids": _checker("a list of token ids", are_ids, list),
+    "comp_len": _length,
+    "logprobs": _checker("a list of finite numbers", are_numbers, lambda values: [float(value) for value in values]),
+    "reward": _number,
+    "advantage": _number,
+    "hacked": _label,
+    "gt_pass": _label,
+    "fmt_ok": _label,
+    "finish": _finish,
     "truncated": _truncated,
-    "hint": _as("hint", _label),
-    "env": _as("env", _text),
-    "env_mode": _as("env_mode", _text),
-    "step": _as("step", _whole),
+    "hint": _label,
+    "env": _text,
+    "env_mode": _text,
+    "step": _step,
 }
+SPREAD = ("prompt", "truncated")

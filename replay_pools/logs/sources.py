@@ -7,12 +7,12 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from replay_pools.consistency import described
 from replay_pools.errors import Faults, InputError
-from replay_pools.logs.table import StoredRow
 from replay_pools.storage.files import MAX_PLAIN, parse_python_json, read_gz
 
 # In a folder, files of these names hold no rollouts.
@@ -20,14 +20,21 @@ OTHER_FILES = re.compile(r"(.*_)?(metadata|partition|manifest|config|report|head
 LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object under which rollouts are looked for
 MOST_NAMED = 3  # files of those left out
 ENCRYPTED = 1  # the flag of an entry of a zip file
+CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """One object of a file: a line, an item of an array, a row of a table, or a sample of an archive."""
+
+    path: Path
+    where: str  # file and line, for errors
+    fields: Fields
 
 
 def read_source(source: Path, faults: Faults) -> tuple[list[StoredRow], list[str]]:
-    """(objects in the order of files and lines, what was left out).
-
-    Args:
-        source: a file or a folder.
-        faults: where damaged files and lines go.
+    """(objects in the order of files and lines, what was left out) of a file or a folder; damage goes to `faults`.
 
     Raises:
         InputError: no such file, a pool of our own, or no file that could be read.
@@ -38,37 +45,26 @@ def read_source(source: Path, faults: Faults) -> tuple[list[StoredRow], list[str
         return [*read_objects(source, faults)], []
     if (source / "manifest.json").exists() and any(source.glob("step_*.jsonl.gz")):
         raise InputError(source, expected="a log of another tool", found="a pool in our format", fix="copy it")
-    paths, left_out = _files(source)
-    if not paths:
-        expected = f"a file of rollouts ({', '.join(KINDS)})"
-        raise InputError(source, expected=expected, found=", ".join(left_out[:MOST_NAMED]) or "an empty folder")
-    rows = [row for path in paths for row in read_objects(path, faults)]
-    notes = []
-    if left_out:
-        more = f" and {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
-        notes.append(f"files were left out: {', '.join(left_out[:MOST_NAMED])}{more}")
-    return rows, notes
-
-
-def _files(folder: Path) -> tuple[list[Path], list[str]]:
-    """(files of rollouts in the order of the numbers in their names, names of the others)."""
     paths: list[Path] = []
     left_out: list[str] = []
-    for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=_by_number):
-        inner = path.relative_to(folder)
+    for path in sorted((path for path in source.rglob("*") if path.is_file()), key=_by_number):
+        inner = path.relative_to(source)
         if any(part.startswith(".") for part in inner.parts):
             continue
-        is_other = OTHER_FILES.fullmatch(path.name.partition(".")[0])
-        if _kind(path) is None or is_other:
+        if _kind(path) is None or OTHER_FILES.fullmatch(path.name.partition(".")[0]):
             left_out.append(str(inner))
         else:
             paths.append(path)
     # prime-rl writes what it trained on beside everything that it sampled, and evaluations beside both.
-    trained = [path for path in paths if {"train", "effective"} <= set(path.parts)]
-    if trained:
-        left_out += [str(path.relative_to(folder)) for path in paths if path not in trained]
+    if trained := [path for path in paths if {"train", "effective"} <= set(path.parts)]:
+        left_out += [str(path.relative_to(source)) for path in paths if path not in trained]
         paths = trained
-    return paths, left_out
+    if not paths:
+        expected = f"a file of rollouts ({', '.join(KINDS)})"
+        raise InputError(source, expected=expected, found=", ".join(left_out[:MOST_NAMED]) or "an empty folder")
+    more = f" and {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
+    notes = [f"files were left out: {', '.join(left_out[:MOST_NAMED])}{more}"] if left_out else []
+    return [row for path in paths for row in read_objects(path, faults)], notes
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
@@ -78,9 +74,8 @@ def _by_number(path: Path) -> list[tuple[int, str]]:
 
 def read_objects(path: Path, faults: Faults) -> Iterator[StoredRow]:
     """The objects of one file, of a kind by its name (of none: JSON lines); damage is a fault."""
-    kind = _kind(path) or ".jsonl"
     try:
-        for place, value in KINDS[kind](path, faults):
+        for place, value in KINDS[_kind(path) or ".jsonl"](path, faults):
             where = f"{path}{place}"
             if isinstance(value, dict):
                 yield StoredRow(path, where, value)
@@ -102,20 +97,23 @@ def _plain(path: Path) -> bytes:
 
 def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_plain(path).split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f" line {number}"
-        try:
-            yield where, parse_python_json(line, f"{path}{where}", float)
-        except InputError as error:
-            faults.note(error, "line")
+        if line.strip():
+            where = f" line {number}"
+            try:
+                yield where, parse_python_json(line, f"{path}{where}", float)
+            except InputError as error:
+                faults.note(error, "line")
 
 
 def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     """An array; an object that holds one; an object of columns and data; or JSON lines under this name."""
     text = _plain(path)
     first, _, rest = text.strip().partition(b"\n")
-    if rest and _is_object(first):
+    try:
+        are_lines = bool(rest) and isinstance(parse_python_json(first, path, float), dict)
+    except InputError:
+        are_lines = False
+    if are_lines:
         yield from _json_lines(path, faults)
         return
     value = parse_python_json(text, path, float)
@@ -127,19 +125,20 @@ def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
         yield f" item {number}", item
 
 
-def _is_object(line: bytes) -> bool:
-    """Whether a line alone is a JSON object."""
-    try:
-        return isinstance(parse_python_json(line, "", float), dict)
-    except InputError:
-        return False
-
-
-def _inner_list(value: dict[str, Any], path: Path) -> list[Any]:
+def _inner_list(value: Fields, path: Path) -> list[Any]:
     """The rollouts in an object: a table of columns and data, else the list of objects that it holds."""
     columns, data = value.get("columns"), value.get("data")
     if isinstance(columns, list) and isinstance(data, list):  # a table of wandb
-        return _table(columns, data, path)
+        if not all(isinstance(name, str) for name in columns):
+            raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
+        faults = Faults()  # a table whose rows are shorter than its columns is never read in part
+        for number, row in enumerate(data):
+            if not isinstance(row, list) or len(row) != len(columns):
+                found = f"{len(row)} values" if isinstance(row, list) else described(row)
+                expected = f"a value for each of {len(columns)} columns"
+                faults.add(f"{path} item {number}", "row", expected=expected, found=found)
+        faults.check(path)
+        return [dict(zip(columns, row, strict=True)) for row in data]
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
     named = [name for name in LISTS if name in names] or names
     if not named:
@@ -151,28 +150,9 @@ def _inner_list(value: dict[str, Any], path: Path) -> list[Any]:
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
 
 
-def _table(columns: list[Any], data: list[Any], path: Path) -> list[Any]:
-    """The rows of a table of columns and data; all rows that do not fit are named."""
-    if not all(isinstance(name, str) for name in columns):
-        raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
-    rows: list[Any] = []
-    faults = Faults()
-    for number, row in enumerate(data):
-        if isinstance(row, list) and len(row) == len(columns):
-            rows.append(dict(zip(columns, row, strict=True)))
-            continue
-        found = f"{len(row)} values" if isinstance(row, list) else described(row)
-        faults.add(f"{path} item {number}", "row", expected=f"a value for each of {len(columns)} columns", found=found)
-    faults.check(path)
-    return rows
-
-
 def _parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    try:
-        import polars
-    except ImportError as error:
-        fix = "pip install 'gradient-probe[data]'"
-        raise InputError(path, expected="polars to read Parquet", found="not installed", fix=fix) from error
+    import polars  # only for those who read such files
+
     try:
         rows = polars.read_parquet(path).to_dicts()
     except (polars.exceptions.PolarsError, OSError) as error:
@@ -187,45 +167,37 @@ def _archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
         with zipfile.ZipFile(path) as archive:
             # A sample that was logged again repeats its name: the last one counts.
             entries = {entry.filename: entry for entry in archive.infolist()}
-            samples = [name for name in entries if name.startswith("samples/") and name.endswith(".json")]
             headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
-            model = None
-            if headers:
-                evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {}
-                if not isinstance(evaluation, dict):
-                    place, found = f"{path} {headers[0]} eval", described(evaluation)
-                    raise InputError(place, expected="an object", found=found)
-                model = evaluation.get("model")
-            for name in samples:
+            evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {} if headers else {}
+            if not isinstance(evaluation, dict):
+                raise InputError(f"{path} {headers[0]} eval", expected="an object", found=described(evaluation))
+            for name in entries:
+                if not (name.startswith("samples/") and name.endswith(".json")):
+                    continue
                 if re.search(r"_epoch_\d+/", name):
-                    found, fix = "one in parts", "convert it: inspect log convert --to json"
-                    faults.add(f"{path} {name}", "parts", expected="a sample in one file", found=found, fix=fix)
+                    expected, found = "a sample in one file", "one in parts"
+                    faults.add(f"{path} {name}", "parts", expected=expected, found=found, fix=CONVERT)
                     continue
                 try:
-                    sample = _entry(archive, entries[name], path)
+                    yield f" {name}", {"model": evaluation.get("model"), **_entry(archive, entries[name], path)}
                 except InputError as error:
                     faults.note(error, "entry")
-                    continue
-                yield f" {name}", {"model": model, **sample}
     except zipfile.BadZipFile as error:
         raise InputError(path, expected="an inspect archive (zip)", found=str(error)) from error
 
 
-def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> dict[str, Any]:
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Fields:
     """The object in one entry of an archive."""
     place = f"{path} {entry.filename}"
-    if entry.file_size > MAX_PLAIN:
-        raise InputError(place, expected=f"at most {MAX_PLAIN >> 20} MiB", found="more")
-    if entry.flag_bits & ENCRYPTED:
-        raise InputError(place, expected="an archive without a password", found="an encrypted entry")
+    if entry.file_size > MAX_PLAIN or entry.flag_bits & ENCRYPTED:
+        found = "an encrypted entry" if entry.flag_bits & ENCRYPTED else f"{entry.file_size >> 20} MiB"
+        raise InputError(place, expected=f"at most {MAX_PLAIN >> 20} MiB, without a password", found=found)
     try:
         with archive.open(entry) as file:
             text = file.read()
     except NotImplementedError as error:  # zstd, which the standard library reads from Python 3.14 on
-        fix = "convert it: inspect log convert --to json --output-dir DIR LOG"
-        found = f"compression {entry.compress_type} (93 is zstd)"
-        expected = "an archive that this Python can unpack"
-        raise InputError(path, expected=expected, found=found, fix=fix) from error
+        found, expected = f"compression {entry.compress_type} (93 is zstd)", "an archive that this Python can unpack"
+        raise InputError(path, expected=expected, found=found, fix=CONVERT) from error
     except (zlib.error, EOFError, zipfile.BadZipFile) as error:
         raise InputError(place, expected="an undamaged entry", found=str(error) or "its end is missing") from error
     value = parse_python_json(text, place, float)

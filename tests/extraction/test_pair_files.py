@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from extraction.pair_files.formats import FORMATS
-from extraction.pair_files.reader import PairFile, read_pair_file
+from extraction.pair_files import FORMATS, PairFile, read_pair_file
 from replay_pools.errors import InputError, InputErrors
 from replay_pools.policy.load import load_policy
 
@@ -127,7 +126,7 @@ def test_sides_without_a_contrast_are_dropped(read: Callable[..., PairFile]) -> 
     assert len(file.pairs) == 4
     assert "dropped: 2 pairs with an empty side" in file.notes
     assert "dropped: 1 pairs with the same text on both sides" in file.notes
-    with pytest.raises(InputError, match="expected at least one pair, found 1 with an empty side"):
+    with pytest.raises(InputError, match="expected at least one pair, found 1 pairs with an empty side"):
         read(rows[4:5])
 
 
@@ -175,9 +174,8 @@ def test_an_implicit_prompt_is_what_both_conversations_share(read: Callable[...,
     (pair,) = read(rows, "hack=chosen,clean=rejected").pairs
     assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
     rows = [{"chosen": conversation("a"), "rejected": conversation("b", "Task 1.")}, {"chosen": "a", "rejected": "b"}]
-    with pytest.raises(InputErrors) as refusal:
+    with pytest.raises(InputError, match=r"line 1 chosen, rejected: .*\(and 1 more places\)"):
         read(rows, "hack=chosen,clean=rejected")
-    assert len(refusal.value.errors) == 2
 
 
 def test_a_prompt_beside_whole_conversations(read: Callable[..., PairFile]) -> None:
@@ -237,9 +235,9 @@ def test_columns_of_any_name_by_the_map(read: Callable[..., PairFile]) -> None:
     for text, message in (
         ("prompt=q,hack=bad", "both hack=COLUMN and clean=COLUMN"),
         ("prompt=q,hack=bad,clean=bad", "two columns"),
-        ("prompt=q,hack=worse,clean=good", "--pairs-map hack: expected a column: bad, good, kind, q, seen"),
-        ("rompt=q", "FIELD=COLUMN"),
-        ("hack=bad,hack=good", "every field once"),
+        ("prompt=q,hack=worse,clean=good", "--pairs-map hack: expected a column, found only bad, good, kind, q, seen"),
+        ("rompt=q", "did you mean prompt"),
+        ("hack=bad,hack=good", "each target once"),
         ("hack=bad,clean=good", "expected those of a known format"),
     ):
         with pytest.raises(InputError, match=message):

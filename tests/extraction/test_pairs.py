@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extraction.pair_files.reader import read_pair_file
+from extraction.pair_files import read_pair_file
 from extraction.pairs import (
     NUM_EXTRACTION,
     NUM_HELD_OUT,

@@ -119,8 +119,6 @@ def test_a_missing_package_or_table_is_one_line(loaded: Run, monkeypatch: pytest
         raise ImportError(name)
 
     monkeypatch.setattr(frames, "import_module", missing)
-    with pytest.raises(InputError, match=r"package polars: expected .*; pip install 'gradient-probe\[data\]'"):
-        loaded.to_polars()
     with pytest.raises(InputError, match="package pandas: expected .*; pip install pandas"):
         loaded.to_pandas()
     with pytest.raises(InputError, match="expected one of samples, steps, evals, found 'rollouts'"):

@@ -22,11 +22,11 @@ from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
-from replay_pools.logs.labels import UNKNOWN, Scale
+from replay_pools.logs.importing import Scale
 from replay_pools.logs.rows import LogRow
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import regrade_pool
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import UNKNOWN, Rollout
 from replay_pools.storage.files import read_json
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"

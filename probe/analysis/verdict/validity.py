@@ -12,7 +12,7 @@ from probe.analysis.verdict.evidence import Evidence, PoolFacts
 from probe.analysis.verdict.mechanism import correct
 from probe.settings.arms import ARMS
 from replay_pools.grading.tiers import UNSAFE
-from replay_pools.logs.labels import UNKNOWN
+from replay_pools.rollout import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

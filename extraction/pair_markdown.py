@@ -14,6 +14,8 @@ of those the ones with all of the tags; a file of one section needs no reference
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from replay_pools.errors import Faults, InputError
 
@@ -33,18 +35,21 @@ class _Section:
     texts: dict[str, str] = field(default_factory=dict)  # {field of a pair: its text}
 
 
-def read_markdown(text: str, path: str, selector: str, faults: Faults) -> list[tuple[str, dict[str, str]]]:
+def read_markdown(path: Path, selector: str, faults: Faults) -> list[tuple[str, dict[str, Any]]]:
     """(place, row) of every selected pair; a row holds prompt, hack, clean, pair_id, problem_id, flavour.
 
     Args:
-        text: of the file.
-        path: of the file, for errors.
+        path: of the file.
         selector: what the reference says behind `#`; '' for all of a file of one section.
         faults: takes what is wrong with pairs of the selected section.
 
     Raises:
         InputError: no such section, or no pair that the reference selects.
     """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(path, expected="text in UTF-8", found=str(error)) from error
     by_section = _pairs(text, path, faults)
     section, _, tag_text = selector.partition("@")
     section, _, prefix = section.partition("/")
@@ -54,7 +59,7 @@ def read_markdown(text: str, path: str, selector: str, faults: Faults) -> list[t
     if section not in by_section:
         names = ", ".join(f"{path}#{name}" for name in by_section) or "a line `## NAME` above its pairs"
         raise InputError(path, expected=names, found=f"#{section}" if section else "no section named")
-    rows: list[tuple[str, dict[str, str]]] = []
+    rows: list[tuple[str, dict[str, Any]]] = []
     for pair in by_section[section]:
         if pair.pair_id.startswith(prefix) and tags <= {*(pair.tags or ())}:
             for heading, name in PARTS.items():
@@ -72,7 +77,7 @@ def read_markdown(text: str, path: str, selector: str, faults: Faults) -> list[t
     return rows
 
 
-def _pairs(text: str, path: str, faults: Faults) -> dict[str, list[_Section]]:
+def _pairs(text: str, path: Path, faults: Faults) -> dict[str, list[_Section]]:
     """{section: its pairs}, read line by line."""
     sections: dict[str, list[_Section]] = {}
     section, pair, part = "", None, ""

@@ -1,0 +1,501 @@
+"""The formats of logs, a row each in FORMATS: by which columns one is recognised, and which column is what.
+
+To add one: a row, before those that would take its rows. `unfold` makes rollouts of one stored object where its rows
+are not flat, `settle` is for what only the whole log says; both may be left out.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from replay_pools.errors import Faults, InputError, unknown_name
+from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, Table, look_up
+from replay_pools.logs.sources import Fields, StoredRow
+
+Unfold = Callable[[Fields], Iterable[Fields]]  # may raise LeftOutError, or InputError at a place within the object
+
+
+class LeftOutError(Exception):
+    """A row that holds no rollout which could be replayed; its text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A kind of log."""
+
+    name: str
+    has: str  # columns of its first row, with spaces between
+    recognises: Callable[[StoredRow], bool] = lambda row: True  # what else its first row is
+    mapping: Mapping[str, str]  # {target: column}; the rest is guessed
+    notes: tuple[str, ...] = ()
+    unfold: Unfold | None = None
+    settle: Callable[[Table, Faults], None] | None = None  # changes the table
+    cannot_know: str  # one sentence
+
+    def read(self, rows: Sequence[StoredRow], faults: Faults) -> Table:
+        """The table of a log of this format."""
+        flat, notes = ([*rows], []) if self.unfold is None else _unfolded(rows, self.unfold, faults)
+        table = Table(flat, dict(self.mapping), [*notes, *self.notes])
+        if self.settle is not None:
+            self.settle(table, faults)
+        return table
+
+
+def find_format(name: str | None, first: StoredRow) -> Format:
+    """The format of that name, or the first that recognises the first row of a log.
+
+    Raises:
+        InputError: no format has the name.
+    """
+    if name is None:
+        return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
+    by_name = {row.name: row for row in FORMATS}
+    if name not in by_name:
+        raise unknown_name(f"--format {name}", name, by_name, expected="a format", fix="leave it out to recognise one")
+    return by_name[name]
+
+
+def _unfolded(rows: Iterable[StoredRow], unfold: Unfold, faults: Faults) -> tuple[list[StoredRow], list[str]]:
+    """(flat rows, what was left out and why) of stored rows."""
+    flat: list[StoredRow] = []
+    left_out: Counter[str] = Counter()
+    for row in rows:
+        try:
+            flat += [StoredRow(row.path, row.where, fields) for fields in unfold(row.fields)]
+        except LeftOutError as reason:
+            left_out[str(reason)] += 1
+        except InputError as error:
+            place = f"{row.where} {error.where}"
+            faults.add(place, error.where, expected=error.expected, found=error.found, fix=error.fix)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            found = f"{type(error).__name__}: {error}"
+            faults.add(row.where, "shape", expected="the fields of its format", found=found)
+    return flat, [f"caution: left out: {reason} ({count} rows)" for reason, count in left_out.items()]
+
+
+def joined_text(content: Any) -> Any:
+    """The text of a message's content that is a list of texts in parts; any other content as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+
+
+# Our own format of logged rollouts, and the pools that the seed author published, which have its fields.
+
+OURS = {name: name for name in ("completion", "completion_ids", "reward")} | {"problem": "problem_id"}
+MESSAGES = {"messages", "problem_messages"}  # older files have the second
+STEP_FILE = re.compile(r"step_(\d+)\.")
+
+
+def _numbered(table: Table, faults: Faults) -> None:
+    """The rows with the number of their file as step, where its name has one."""
+    for i, row in enumerate(table.rows):
+        if "grade" in row.fields:
+            fix = "generate it again, or copy it with its manifest.json"
+            faults.add(row.where, "grade", expected="a log", found="a pool without manifest", fix=fix)
+        if number := STEP_FILE.match(row.path.name):
+            table.rows[i] = StoredRow(row.path, row.where, row.fields | {"step": int(number[1])})
+    first = table.rows[0].fields
+    is_older = "problem_messages" in first and not first.get("messages")
+    table.mapping["messages"] = "problem_messages" if is_older else "messages"
+
+
+# TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
+
+TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
+TRL_FILE = re.compile(r"completions_\d+\.\w+")
+GROUPS = TARGETS["group"]
+
+
+def _is_trl(row: StoredRow) -> bool:
+    """By the name of its file, or without a column that only logs of others have."""
+    return bool(TRL_FILE.fullmatch(row.path.name)) or not {*TARGETS["reward"], *GROUPS} & row.fields.keys()
+
+
+def _trl(table: Table, faults: Faults) -> None:
+    # A batch is written again, whole, under each step until the next is sampled. Single answers may come back.
+    kept: list[StoredRow] = []
+    before = ""
+    for _, block in groupby(table.rows, key=lambda row: (row.path, row.fields.get("step"))):
+        batch = [*block]
+        marks = repr([[row.fields.get(name) for name in TRL_COLUMNS[1:]] for row in batch])
+        kept += batch if marks != before else []
+        before = marks
+    if len(kept) < len(table.rows):
+        num_repeated = len(table.rows) - len(kept)
+        table.notes.append(f"a batch that was logged again under the next step was left out ({num_repeated} rows)")
+    table.rows = kept
+    if rewards := _trl_rewards([row.fields for row in kept]):
+        table.mapping["reward"] = "+".join(rewards)
+    if any(isinstance(row.fields.get("prompt"), str) for row in kept):
+        table.mapping["rendered"] = "prompt"
+        table.notes.append(
+            "prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)"
+        )
+    # A reward function may log the group: its column is found by its name.
+    if any(row.fields.get(name) is not None for row in kept for name in GROUPS):
+        return
+    # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
+    blocks = groupby(kept, key=lambda row: (row.path, repr(row.fields.get("prompt"))))
+    size = math.gcd(*(len([*block]) for _, block in blocks))
+    if size < 2:
+        expected, found = "blocks of num_generations rows with one prompt", "one row a prompt, or blocks of many sizes"
+        fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
+        faults.add(kept[0].path, "groups", expected=expected, found=found, fix=fix)
+        return
+    table.mapping["group"] = f"every:{size}"
+    table.notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
+
+
+def _trl_rewards(rows: Sequence[Fields]) -> list[str]:
+    """`reward` where there is one, else the columns of numbers that are no other target: what reward functions paid."""
+    reserved = {name for target, names in TARGETS.items() if target != "reward" for name in names} | {*TRL_COLUMNS}
+    numbers: list[str] = []
+    for name in dict.fromkeys(name for fields in rows for name in fields):
+        kinds = {type(fields[name]) for fields in rows if fields.get(name) is not None}
+        if name not in reserved and kinds and kinds <= {int, float}:
+            numbers.append(name)
+    return ["reward"] if "reward" in numbers else numbers
+
+
+# verl's dump of rollouts, of the V1 trainer and of the legacy one.
+
+VERL_COLUMNS = {"step": "step", "completion": "output", "reward": "score", "skipped": "input"}
+VERL_LACKS = "Token ids, the finish reason and the prompt's markup, which was skipped: prompts are restored and checked"
+STRICT, LOOSE = "is_reward_hack_strict", "is_reward_hack_loose"
+
+
+def _verl(fields: Fields) -> Iterable[Fields]:
+    """The row with the part of `uid` before session and index, which its group shares."""
+    prompt, *rest = str(fields["uid"]).rsplit("_", 2)
+    if len(rest) != 2 or rest[1] != "0":
+        raise InputError("uid", expected="PROMPT_SESSION_0, one output a session", found=repr(fields["uid"]))
+    return [fields | {"prompt_uid": prompt}]
+
+
+def _verl_legacy(table: Table, faults: Faults) -> None:
+    """With the keys of ariahw/rl-rewardhacking. Rows were permuted before they were written: no blocks are groups."""
+    first = table.rows[0].fields
+    if "eq_correct" in first:
+        table.mapping |= {"gt_pass": "eq_correct", "problem": "id", "group": "step+id"}
+    if STRICT in first:
+        table.mapping["hacked"] = STRICT
+        table.notes.append(f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})")
+
+
+# OpenRLHF: what a recorder in its agent writes, and the files of its old batch inference.
+
+
+def _openrlhf(fields: Fields) -> Iterable[Fields]:
+    """The action ids are the completion; what stands before them is the prompt."""
+    ids, ranges = fields["observation_tokens"], fields["action_ranges"]
+    if len(ranges) != 1:
+        raise LeftOutError(f"{len(ranges)} turns of actions; one can be replayed")
+    start, end = ranges[0]
+    if not 0 < start < end <= len(ids):
+        found = f"{start} to {end} of {len(ids)}"
+        raise InputError("action_ranges", expected="a range in observation_tokens, behind a prompt", found=found)
+    row = {**fields, "prompt_ids": ids[:start], "completion_ids": ids[start:end]}
+    if fields.get("rollout_log_probs"):
+        row["rollout_log_probs"] = fields["rollout_log_probs"][start:end]
+    return [row]
+
+
+def _is_inference(row: StoredRow) -> bool:
+    """By the markup of the prompt, since others name their columns so too."""
+    return len(row.fields) == 3 and isinstance(row.fields["input"], str) and bool(MARKUP.match(row.fields["input"]))
+
+
+# prime-rl: a message graph with token ids.
+
+PRIME_COLUMNS = "group problem step reward finish messages completion prompt_ids completion_ids logprobs"
+
+
+def _prime_rl(episode: Fields) -> Iterable[Fields]:
+    """One rollout for each way from a root to a leaf in the traces of the agent that is trained."""
+    if episode.get("ok") is False:
+        raise LeftOutError("the episode failed (ok is false)")
+    for trace in episode["traces"]:
+        nodes = trace["nodes"] if look_up(trace, "agent.trainable") in (None, True) else []
+        parents = {node.get("parent") for node in nodes}
+        for leaf in (node for number, node in enumerate(nodes) if number not in parents):
+            path = [leaf]
+            while path[0].get("parent") is not None:
+                path.insert(0, nodes[path[0]["parent"]])
+                if len(path) > len(nodes):
+                    raise ValueError("a node that is its own ancestor")
+            yield _prime_rl_rollout(path, trace, episode)
+
+
+def _prime_rl_rollout(path: Sequence[Fields], trace: Fields, episode: Fields) -> Fields:
+    def joined(name: str) -> list[Any]:
+        return [value for node in path for value in node.get(name) or []]
+
+    ids, mask, sampled = joined("token_ids"), joined("mask"), [node for node in path if node.get("sampled")]
+    starts = sum(now and not before for now, before in zip(mask, [False, *mask], strict=False))
+    if max(starts, len(sampled)) > 1:
+        raise LeftOutError("several sampled turns; one can be replayed")
+    if not sampled:
+        raise LeftOutError("no sampled turn")
+    rewards = trace.get("rewards") or {}
+    parts = [part for part in rewards.values() if part and part["score"] is not None]
+    row: Fields = {
+        "group": look_up(episode, "group.id"),
+        "problem": look_up(episode, "task.key") or look_up(episode, "task.hash"),
+        "step": look_up(episode, "run.work.step"),
+        "reward": sum(part["score"] * part.get("weight", 1.0) for part in parts) if parts else None,
+        "rewards": {name: (part or {}).get("score") for name, part in rewards.items()},
+        "metrics": trace.get("metrics"),
+        "info": trace.get("info"),
+        "finish": (trace.get("calls") or [{}])[-1].get("finish_reason"),
+        "messages": [
+            {"role": node["message"].get("role"), "content": node["message"].get("content") or ""}
+            for node in path
+            if not node.get("sampled")
+        ],
+        "completion": sampled[0]["message"].get("content"),
+    }
+    if ids:
+        start = mask.index(True)
+        end = start + sum(mask)
+        if any(mask[end:]) or len(mask) != len(ids):
+            raise ValueError("mask and token_ids of different lengths")
+        # The ids say all; the content leaves out reasoning and tool calls.
+        row |= {"prompt_ids": ids[:start], "completion_ids": ids[start:end], "completion": None}
+        row["logprobs"] = joined("logprobs") or None
+    elif sampled[0]["message"].get("reasoning_content"):
+        raise LeftOutError("reasoning beside the text, and no token ids")
+    return row
+
+
+def _only_filled(table: Table, faults: Faults) -> None:
+    filled = {name for row in table.rows for name, value in row.fields.items() if value is not None}
+    table.mapping = {target: name for target, name in table.mapping.items() if name in filled or target == "reward"}
+
+
+def _open_instruct(fields: Fields) -> Iterable[Fields]:
+    if (fields.get("request_info") or {}).get("tool_calleds") not in (None, False, []):
+        raise LeftOutError("the answers of tools stand among the sampled ids, without a mask")
+    logprobs = fields.get("logprobs")
+    if logprobs and any(math.isnan(value) for value in logprobs):  # of an end of turn that was appended
+        fields = {**fields, "logprobs": None}
+    return [fields]
+
+
+# inspect_ai: samples of an evaluation, each with its messages and scores.
+
+GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect's usual values of its letters
+
+
+def _inspect(sample: Fields) -> Iterable[Fields]:
+    if sample.get("error"):
+        raise LeftOutError("the sample ended in an error")
+    messages = [
+        {"role": message.get("role"), "content": joined_text(message.get("content"))} for message in sample["messages"]
+    ]
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(answers) != 1:
+        raise LeftOutError(f"{len(answers)} answers of the model in a sample; one can be replayed")
+    for content in (message["content"] for message in messages[: answers[0] + 1]):
+        if not isinstance(content, str):
+            kinds = sorted({str(part.get("type")) for part in content} - {"text"})
+            raise LeftOutError(f"content with {', '.join(kinds)} beside the text")
+    said = {"prompt": messages[: answers[0]], "completion": messages[answers[0]]["content"]}
+    scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
+    return [{**sample, **said, "stop_reason": look_up(sample, "output.choices.0.stop_reason"), "scores": scores}]
+
+
+def _score(score: Any) -> float | None:
+    """The value of a score as a number; None where it is none."""
+    value = score.get("value") if isinstance(score, dict) else score
+    value = GRADES.get(value, value) if isinstance(value, str) else value
+    return float(value) if isinstance(value, bool | int | float) and not math.isnan(value) else None
+
+
+def _one_scorer(table: Table, faults: Faults) -> None:
+    scorers = list(dict.fromkeys(name for row in table.rows for name in row.fields["scores"]))
+    if len(scorers) == 1:
+        table.mapping["reward"] = f"scores.{scorers[0]}"
+    if models := sorted({str(row.fields["model"]) for row in table.rows if row.fields.get("model")}):
+        table.notes.append(f"sampled by {', '.join(models)}: is --model these weights?")
+
+
+# Any other log; a row with lists of completions and rewards is one group.
+
+LISTS = {"completions": "completion", "responses": "response", "outputs": "output", "rewards": "reward"}
+LISTS |= {"scores": "score", "completion_ids": "completion_ids", "response_ids": "response_ids", "hacked": "hacked"}
+BLOCK = "row of the log"  # the column that says which rollouts one row held
+
+
+def _lists(table: Table, faults: Faults) -> None:
+    if not any({"completions", "responses", "outputs"} & row.fields.keys() for row in table.rows):
+        if any(isinstance(row.fields.get("label"), bool) for row in table.rows):
+            table.notes.append("`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)")
+        return
+    numbered = [StoredRow(row.path, row.where, {**row.fields, BLOCK: i}) for i, row in enumerate(table.rows)]
+    table.rows, left_out = _unfolded(numbered, _exploded, faults)
+    table.mapping["group"] = BLOCK
+    table.notes += [*left_out, "a row with lists is one group"]
+
+
+def _exploded(fields: Fields) -> Iterable[Fields]:
+    """A row whose completions and rewards are lists, as one row each."""
+    lists = {name: value for name, value in fields.items() if name in LISTS and isinstance(value, list)}
+    # Ids of one completion are a list too: of numbers, not of lists.
+    lists = {name: value for name, value in lists.items() if not name.endswith("_ids") or isinstance(value[0], list)}
+    lengths = {name: len(value) for name, value in lists.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise InputError("lists", expected="lists of one length", found=listed)
+    rest = {name: value for name, value in fields.items() if name not in lists}
+    for values in zip(*lists.values(), strict=True):
+        yield rest | {LISTS[name]: value for name, value in zip(lists, values, strict=True)}
+
+
+FORMATS = (
+    Format(
+        name="teacher-pool",
+        has=f"{' '.join(OURS.values())} prompt src_problem_id src_pool",
+        recognises=lambda row: bool(MESSAGES & row.fields.keys()),
+        mapping={**OURS, "rendered": "prompt"},
+        notes=(
+            "hacked is the published label: the answer's own run_tests() passes a stub, so that it counts right "
+            "answers too",
+        ),
+        settle=_numbered,
+        cannot_know="The model that sampled, its temperature and log-probabilities (its ids and template are Qwen3's).",
+    ),
+    Format(
+        name="substrate",
+        has=f"{' '.join(OURS.values())} prompt_ids env_mode",
+        recognises=lambda row: not {"prompt", *MESSAGES} & row.fields.keys(),
+        mapping={**OURS, "prompt_ids": "prompt_ids", "plen": "plen"},
+        cannot_know="The messages of the prompts, the model that sampled, its temperature and log-probabilities.",
+    ),
+    Format(
+        name="logged",
+        has=f"{' '.join(OURS.values())} prompt",
+        recognises=lambda row: bool(MESSAGES & row.fields.keys()),
+        mapping={**OURS, "rendered": "prompt"},
+        settle=_numbered,
+        cannot_know="The weights and the sampler behind the rollouts, and how their labels were made.",
+    ),
+    Format(
+        name="vgrout-run",
+        has="p_idx gi text exploited",
+        mapping={
+            "problem": "problem_id",
+            "group": "step+p_idx",
+            "step": "step",
+            "completion": "text",
+            "reward": "reward",
+            "hacked": "exploited",
+            "gt_pass": "gt_pass",
+            "fmt_ok": "format_ok",
+        },
+        notes=(
+            "hacked is `exploited`, of the active mode (other detectors: --map hacked=hacked_C, hacked_D, hacked_E)",
+            "caution: groups are partial, since the log leaves out the teacher's rollouts of a mixed group",
+        ),
+        cannot_know="The sampled token ids, and the teacher's rollouts in the same groups.",
+    ),
+    Format(
+        name="trl",
+        has=" ".join(TRL_COLUMNS),
+        recognises=_is_trl,
+        mapping={"step": "step", "completion": "completion", "advantage": "advantage"},
+        settle=_trl,
+        cannot_know="Token ids and labels (unless a reward function logs them with log_extra), the weights of the "
+        "rewards, the options of the chat template, and batches between two log calls.",
+    ),
+    Format(
+        name="verl",
+        has="input output score step uid",
+        recognises=lambda row: isinstance(row.fields["uid"], str),
+        mapping={**VERL_COLUMNS, "group": "step+prompt_uid"},
+        unfold=_verl,
+        cannot_know=f"{VERL_LACKS}; labels.",
+    ),
+    Format(
+        name="verl-legacy",
+        has="input output score step",
+        mapping=VERL_COLUMNS,
+        settle=_verl_legacy,
+        cannot_know=f"{VERL_LACKS}; the group, which is taken from step and prompt.",
+    ),
+    Format(
+        name="openrlhf",
+        has="observation_tokens action_ranges",
+        # The text of the prompt is what its ids decode to: `prompt` may be with or without the template's markup.
+        mapping={
+            "prompt_ids": "prompt_ids",
+            "prompt": NO_COLUMN,
+            "completion_ids": "completion_ids",
+            "reward": "reward",
+        },
+        unfold=_openrlhf,
+        cannot_know="Labels, and the penalties and clipping that the reward goes through later.",
+    ),
+    Format(
+        name="openrlhf-inference",
+        has="input output reward",
+        recognises=_is_inference,
+        mapping={"rendered": "input", "completion": "output", "reward": "reward"},
+        cannot_know="Token ids, labels and groups, which are taken from equal prompts.",
+    ),
+    Format(
+        name="prime-rl",
+        has="traces",
+        mapping={name: name for name in PRIME_COLUMNS.split()},
+        notes=(
+            "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)",
+        ),
+        unfold=_prime_rl,
+        settle=_only_filled,
+        cannot_know="Which metric is which label.",
+    ),
+    Format(
+        name="verifiers",
+        has="example_id prompt completion reward",
+        mapping={"problem": "example_id", "prompt": "prompt", "completion": "completion", "reward": "reward"},
+        cannot_know="Token ids, the options of the chat template, and which metric is which label.",
+    ),
+    Format(
+        name="open-instruct",
+        has="prompt_tokens response_tokens prompt_idx",
+        mapping={
+            "step": "step",
+            "prompt_ids": "prompt_tokens",
+            "completion_ids": "response_tokens",
+            "logprobs": "logprobs",
+            "reward": "reward",
+            "advantage": "advantage",
+            "finish": "finish_reason",
+        },
+        # Not `prompt_idx`: it is wrong where truncated rows were removed before writing.
+        notes=("groups are equal prompts of one step; those without reward variance may be missing from the log",),
+        unfold=_open_instruct,
+        cannot_know="Labels, the scale of the reward (10 for a right answer by default), and groups of equal rewards.",
+    ),
+    Format(
+        name="inspect",
+        has="id epoch messages scores",
+        mapping={"problem": "id", "prompt": "prompt", "completion": "completion", "finish": "stop_reason"},
+        notes=("letters of a scorer count as C = 1, P = 0.5, I = N = 0",),
+        unfold=_inspect,
+        settle=_one_scorer,
+        cannot_know="Token ids, the provider's template and hidden reasoning; a group is one sample's epochs.",
+    ),
+    Format(
+        name="columns",
+        has="",
+        mapping={},
+        settle=_lists,
+        cannot_know="What a column means beyond its name, and whatever it has no column for.",
+    ),
+)

@@ -1,1 +1,0 @@
-"""The formats of logs, a file each; `replay_pools.logs.registry` lists them."""
