@@ -129,7 +129,7 @@ def leading_padding(prompts: Sequence[tuple[Ids, int | None]]) -> list[int]:
     return leads
 
 
-def left_pads(prompts: Sequence[Ids], pads: Ids, pad: int | None, bos: int | None) -> dict[int, int]:
+def left_pads(prompts: Sequence[Ids], pads: Ids, pad: object, bos: object) -> dict[int, int]:
     """{id that pads prompts on the left: how many of it are content}, where their length is not logged.
 
     The pad id does wherever it leads; an id that ends turns, where it leads in a run of two or more, or not all

@@ -192,11 +192,11 @@ def _label(value: Any) -> bool | None:
 
 
 def _length(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():  # a table with a gap holds its whole numbers so
-        value = int(value)
-    if not is_id(value):
+    # A table with a gap holds its whole numbers as floats.
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if not is_id(number):
         raise wrong_value("a whole number from 0 on", value)
-    return value
+    return number
 
 
 def _step(value: Any) -> int:

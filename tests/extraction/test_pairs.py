@@ -248,7 +248,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no text": (lambda row: row.update(hack=3), r"line 2 hack: expected a text, or .* found 3"),
     "no bool": (lambda row: row.update(held_out="no"), r"line 2 held_out: expected true or false, found 'no'"),
     "no id": (lambda row: row.update(pair_id=[1]), r"line 2 pair_id: expected a text or a whole number, found \[1\]"),
-    "empty chat": (lambda row: row.update(messages=[]), r"line 2 messages: expected a list of .* found an empty list"),
+    "empty chat": (lambda row: row.update(messages=[]), r"line 2 messages: expected a list of .* found \[\]"),
     "no role": (lambda row: row.update(messages=[{"content": "x"}]), r"line 2 messages: expected a list of .*content"),
     "repeated": (lambda row: row.update(pair_id="sentinel-000"), r"a pair_id of its own .* found twice sentinel-000"),
     "null content": (
