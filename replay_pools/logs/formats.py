@@ -81,9 +81,12 @@ def joined_text(content: Any) -> Any:
     """The text of a message's content that is a list of texts in parts; any other content as it is."""
     if not isinstance(content, list):
         return content
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    are_all = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
-    return "".join(texts) if are_all else content
+    texts = [
+        part["text"]
+        for part in content
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    ]
+    return "".join(texts) if len(texts) == len(content) else content
 
 
 # Our own format of logged rollouts, and the pools that the seed author published, which have its fields.

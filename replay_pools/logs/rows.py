@@ -192,11 +192,10 @@ def _label(value: Any) -> bool | None:
 
 
 def _length(value: Any) -> int:
-    # A table with a gap holds its whole numbers as floats.
-    number = int(value) if isinstance(value, float) and value.is_integer() else value
-    if not is_id(number):
+    is_whole = isinstance(value, float) and value.is_integer()  # a table with a gap holds its whole numbers so
+    if not is_id(int(value) if is_whole else value):
         raise wrong_value("a whole number from 0 on", value)
-    return number
+    return int(value)
 
 
 def _step(value: Any) -> int:
