@@ -12,30 +12,21 @@ To compare one more label: add it to LABELS, to INFERRED if no log records it, a
 `replay_pools.regrade.KEPT` if it needs the problems.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from replay_pools.consistency import LOGGED_GRADER
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import CodeRule, Rollout
 from replay_pools.storage.files import read_json, write_json
+from replay_pools.storage.tables import decode
 
 REGRADES_DIR = "regrades"  # in OUT
 REGRADE_SCHEMA = 1
-LABELS: dict[str, Callable[[Rollout], bool | float | str | None]] = {  # None: not known
-    "fmt_ok": lambda rollout: rollout.grade.fmt_ok,
-    "compiles": lambda rollout: rollout.grade.compiles,
-    "passed": lambda rollout: rollout.grade.passed,
-    "gt_correct": lambda rollout: rollout.grade.gt_correct,
-    "hacked": lambda rollout: rollout.grade.hacked,
-    "exploited": lambda rollout: rollout.grade.exploited,
-    "mechanism": lambda rollout: rollout.grade.mechanism,
-    "reward": lambda rollout: rollout.reward,
-}
+LABELS = ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "mechanism", "reward")
 INFERRED = ("compiles", "passed", "exploited", "mechanism")  # in no log: read off its reward
 
 
@@ -121,15 +112,11 @@ def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
     path = _path(out_dir, manifest_sha256)
     if not path.exists():
         return None
-    row = read_json(path)
-    fix = "delete it, and regrade the pool again"
+    row, fix = read_json(path), "delete it, and regrade the pool again"
     schema = row.pop("schema", None) if isinstance(row, dict) else None
     if schema != REGRADE_SCHEMA:
         raise InputError(path, expected=f"a regrade of schema {REGRADE_SCHEMA}", found=f"schema {schema}", fix=fix)
-    try:
-        record = _from_json(row)
-    except (TypeError, KeyError) as error:
-        raise InputError(path, expected="the fields of a regrade", found=str(error), fix=fix) from error
+    record = decode(Regrade, row, path)
     if record.old.manifest_sha256 != manifest_sha256:
         found = f"that of {record.old.manifest_sha256[:16]}"
         raise InputError(path, expected="the regrade of the pool that it is named after", found=found, fix=fix)
@@ -138,11 +125,6 @@ def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
 
 def _path(out_dir: Path, manifest_sha256: str) -> Path:
     return out_dir / REGRADES_DIR / f"{manifest_sha256}.json"
-
-
-def _from_json(row: dict[str, Any]) -> Regrade:
-    rows = [Agreement(**label) for label in row["rows"]]
-    return Regrade(**{**row, "old": Grading(**row["old"]), "new": Grading(**row["new"]), "rows": rows})
 
 
 def _grading(pool: Pool) -> Grading:
@@ -160,25 +142,25 @@ def _grading(pool: Pool) -> Grading:
 
 def _compare(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> Agreement:
     """The agreement of one label over pairs of (old, new) rollout."""
-    n = same = old_only = new_only = 0
+    levels: list[tuple[float, float, bool]] = []  # before, after, whether they are the same
     for old, new in pairs:
-        if label in INFERRED and old.grade.grader == LOGGED_GRADER:
-            continue
-        if not (old.labelled and new.labelled):
-            continue
-        before, after = LABELS[label](old), LABELS[label](new)
-        if before is None or after is None:
-            continue
-        n += 1
-        same += before == after
+        is_inferred = label in INFERRED and old.grade.grader == LOGGED_GRADER
+        before, after = (
+            rollout.reward if label == "reward" else getattr(rollout.grade, label) for rollout in (old, new)
+        )
+        if not is_inferred and old.labelled and new.labelled and before is not None and after is not None:
+            levels.append((_level(before), _level(after), before == after))
+    n = len(levels)
+    return Agreement(
+        label=label,
+        n=n,
+        rate=sum(same for _, _, same in levels) / n if n else None,
         # Two different mechanisms count as a disagreement, but in neither direction.
-        old_only += _level(before) > _level(after)
-        new_only += _level(after) > _level(before)
-    return Agreement(label=label, n=n, rate=same / n if n else None, old_only=old_only, new_only=new_only)
+        old_only=sum(before > after for before, after, _ in levels),
+        new_only=sum(after > before for before, after, _ in levels),
+    )
 
 
 def _level(value: bool | float | str) -> float:
     """A label as a number: any mechanism is more than none."""
-    if isinstance(value, str):
-        return float(value != "none")
-    return float(value)
+    return float(value != "none" if isinstance(value, str) else value)

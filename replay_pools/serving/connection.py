@@ -1,21 +1,16 @@
 """JSON requests over HTTP, repeated after errors that may pass (5xx, 429, broken connections); then one InputError.
 
-A server may send what it likes: all that comes of one answer, headers included, is limited in bytes and in time.
+A server may send what it likes: the body of an answer is limited in bytes, and all of it, headers included, in time.
 """
 
-import io
+import asyncio
 import os
-import socket
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Annotated, Any, TypeVar, final
-from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPErrorProcessor, HTTPHandler, HTTPSHandler, Request, build_opener
 
+import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.errors import InputError
@@ -27,7 +22,6 @@ OK = 200
 TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = 500  # and above
 MAX_ANSWER = 64 << 20  # bytes; a completion of 32,768 tokens with the text of each is some 5 MB
-CHUNK = 1 << 16
 MOST_SHOWN = 300  # characters of a server's text in an error
 
 
@@ -46,10 +40,6 @@ Answered = TypeVar("Answered", bound=Wire)
 
 class _PassingError(Exception):
     """A failure that another attempt may not meet again."""
-
-
-class _TooLongError(Exception):
-    """An answer of more than MAX_ANSWER bytes."""
 
 
 @final
@@ -85,8 +75,46 @@ class Connection:
             body: None = GET.
             fix: advice for an answer that does not fit.
         """
-        # Not with `fix`, which is about the form of an answer: a refusal has other reasons.
-        data = self.send(path, body)
+        return self.ask_all(path, kind, [body], fix=fix)[0]
+
+    def ask_all(self, path: str, kind: type[Answered], bodies: Sequence[Any], *, fix: str = "") -> list[Answered]:
+        """The answers to a POST of every body, `concurrency` at a time, in the order of the bodies. See `ask`."""
+
+        async def answers() -> list[Answered]:
+            gate = asyncio.Semaphore(self.concurrency)
+
+            async def answer(body: Any) -> Answered:
+                async with gate:
+                    # Not with `fix`, which is about the form of an answer: a refusal has other reasons.
+                    return self._parsed(path, kind, await self._answered(client, path, body, ""), fix)
+
+            async with self._client() as client:
+                return await asyncio.gather(*map(answer, bodies))
+
+        return asyncio.run(answers())
+
+    def send(self, path: str, body: Any = None, *, fix: str = "") -> bytes:
+        """The bytes of the answer to a GET, or to a POST of `body` as JSON; `fix` is advice for a refusal."""
+
+        async def answer() -> bytes:
+            async with self._client() as client:
+                return await self._answered(client, path, body, fix)
+
+        return asyncio.run(answer())
+
+    def at(self, path: str) -> str:
+        """A path of this server as errors name it."""
+        return f"server {self.url}{path}"
+
+    def _client(self) -> httpx.AsyncClient:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        limits, is_tls = httpx.Limits(max_connections=self.concurrency), self.url.startswith("https")
+        # The time of a whole answer is limited below: httpx limits that of each packet.
+        return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, verify=is_tls)
+
+    def _parsed(self, path: str, kind: type[Answered], data: bytes, fix: str) -> Answered:
         try:
             return kind.model_validate_json(data)
         except ValidationError as error:
@@ -95,139 +123,47 @@ class Connection:
             actual = "nothing" if first["type"] == "missing" else _shown(repr(first["input"]))
             raise InputError(self.at(path), expected=f"{field}: {first['msg']}", found=actual, fix=fix) from error
 
-    def ask_all(self, path: str, kind: type[Answered], bodies: Sequence[Any], *, fix: str = "") -> list[Answered]:
-        """The answers to a POST of every body, `concurrency` at a time, in the order of the bodies. See `ask`."""
-        with ThreadPoolExecutor(max_workers=min(self.concurrency, len(bodies))) as threads:
-            answers = [threads.submit(self.ask, path, kind, body, fix=fix) for body in bodies]
-            try:
-                return [answer.result() for answer in answers]
-            except BaseException:
-                # Leaving the block waits for every request that was submitted: drop those that have not begun.
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
-
-    def send(self, path: str, body: Any = None, *, fix: str = "") -> bytes:
-        """The bytes of the answer to a GET, or to a POST of `body` as JSON; `fix` is advice for a refusal."""
+    async def _answered(self, client: httpx.AsyncClient, path: str, body: Any, fix: str) -> bytes:
+        """The bytes of an answer, asked for again after what may pass."""
         last_error = _PassingError()
         for pause in (0.0, *self.pauses_s):
-            time.sleep(pause)
+            await asyncio.sleep(pause)
             try:
-                return self._attempt(path, body, fix)
+                return await self._attempt(client, path, body, fix)
             except _PassingError as error:
                 last_error = error
+        found = f"{last_error} ({1 + len(self.pauses_s)} attempts)"
         raise InputError(
-            self.at(path),
-            expected="an answer",
-            found=f"{last_error} ({1 + len(self.pauses_s)} attempts)",
-            fix=fix or "is the server up?",
+            self.at(path), expected="an answer", found=found, fix=fix or "is the server up?"
         ) from last_error
 
-    def at(self, path: str) -> str:
-        """A path of this server as errors name it."""
-        return f"server {self.url}{path}"
-
-    def _attempt(self, path: str, body: Any, fix: str) -> bytes:
+    async def _attempt(self, client: httpx.AsyncClient, path: str, body: Any, fix: str) -> bytes:
         """One request; _PassingError for what may pass, InputError for the rest."""
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {key}"
-        request = Request(self.url + path, data=None if body is None else dump_json(body), headers=headers)
+        method, content = ("GET", None) if body is None else ("POST", dump_json(body))
+        parts: list[bytes] = []
+        room = MAX_ANSWER
         try:
-            with _OPENER.open(request, timeout=self.timeout_s) as answer:
-                status, data = answer.status, _body(answer)
-        except _TooLongError as error:
-            expected = f"an answer of at most {MAX_ANSWER >> 20} MiB"
-            raise InputError(self.at(path), expected=expected, found="more", fix=fix) from error
-        except (URLError, HTTPException, OSError) as error:
-            reason = error.reason if isinstance(error, URLError) else error
-            # A timeout is not repeated: the server is up and too slow, which another attempt does not change.
-            if isinstance(reason, TimeoutError):
-                raise InputError(self.at(path), expected=f"an answer in {self.timeout_s:g} s", found="none") from error
-            raise _PassingError(f"{type(reason).__name__}: {reason}") from error
-        if status == OK:
-            return data
-        actual = f"{status} {_shown(data.decode(errors='replace'))}"
-        if status >= SERVER_ERRORS or status == TOO_MANY_REQUESTS:
+            async with (
+                asyncio.timeout(self.timeout_s),
+                client.stream(method, self.url + path, content=content) as answer,
+            ):
+                async for part in answer.aiter_raw():
+                    room -= len(part)
+                    if room < 0:
+                        expected = f"an answer of at most {MAX_ANSWER >> 20} MiB"
+                        raise InputError(self.at(path), expected=expected, found="more", fix=fix)
+                    parts.append(part)
+        # Not repeated: the server is up and too slow, which another attempt does not change.
+        except TimeoutError as error:
+            raise InputError(self.at(path), expected=f"an answer in {self.timeout_s:g} s", found="none") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise _PassingError(f"{type(error).__name__}: {_shown(str(error))}") from error
+        if answer.status_code == OK:
+            return b"".join(parts)
+        actual = f"{answer.status_code} {_shown(b''.join(parts).decode(errors='replace'))}"
+        if answer.status_code >= SERVER_ERRORS or answer.status_code == TOO_MANY_REQUESTS:
             raise _PassingError(actual)
         raise InputError(self.at(path), expected="an answer", found=actual, fix=fix)
-
-
-class _AnyStatus(HTTPErrorProcessor):
-    """Returns answers of every status, where urllib would raise or follow a redirection."""
-
-    def http_response(self, request: Request, response: Any) -> Any:
-        return response
-
-    https_response = http_response
-
-
-def _body(answer: HTTPResponse) -> bytes:
-    """The body of an answer, in parts: reading it whole would ask for as much memory as its length says."""
-    parts: list[bytes] = []
-    while part := answer.read(CHUNK):
-        parts.append(part)
-    if answer.length:
-        raise HTTPException(f"the answer ends {answer.length} bytes early")
-    return b"".join(parts)
-
-
-class _Limited(io.RawIOBase):
-    """The bytes that a server sends on a socket: MAX_ANSWER of them, within the timeout of the socket altogether.
-
-    The socket's own timeout is for each packet: a server that sends a byte a second would never meet it.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._stream, self._room = sock, sock.makefile("rb", buffering=0), MAX_ANSWER
-        timeout = sock.gettimeout()
-        assert timeout is not None
-        self._deadline = time.monotonic() + timeout
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._sock.settimeout(left)
-        count = self._stream.readinto(buffer)
-        self._room -= count or 0
-        if self._room < 0:
-            raise _TooLongError
-        return count
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-class _LimitedAnswer(HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        self.fp.close()
-        self.fp = io.BufferedReader(_Limited(sock))
-
-
-class _Connection(HTTPConnection):
-    response_class = _LimitedAnswer
-
-
-class _SecureConnection(HTTPSConnection):
-    response_class = _LimitedAnswer
-
-
-class _Plain(HTTPHandler):
-    def http_open(self, req: Request) -> Any:
-        return self.do_open(_Connection, req)
-
-
-class _Secure(HTTPSHandler):
-    def https_open(self, req: Request) -> Any:
-        return self.do_open(_SecureConnection, req)
-
-
-_OPENER = build_opener(_AnyStatus, _Plain, _Secure)
 
 
 def _shown(text: str) -> str:

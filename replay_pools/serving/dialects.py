@@ -6,16 +6,15 @@
 Both take sampler settings that are left out from the model's generation config, so every one of them is sent. `n` is
 left at 1: each completion is a request with its own seed, since copies within one request may share it.
 
-To add a server: write a function that makes the body of a request, a `CompletionWire` that reads the answer, a
+To add a server: write a function that makes the body of a request, an `Answer` with the paths of its fields, a
 `Dialect` with both, and add it to DIALECTS. Its name there is what the server's /v1/models calls `owned_by`.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasPath, BeforeValidator, Field, model_validator
 
 from replay_pools.rollout import Sampler
 from replay_pools.serving.connection import TokenId, Wire
@@ -32,98 +31,52 @@ class ServedModel:
     is_adapter: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """The request for one completion, before a dialect makes its body."""
-
-    model: ServedModel
-    prompt: Sequence[int]  # token ids
-    sampler: Sampler
-    eos_ids: Sequence[int]  # where a turn ends
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Wire):
     """One sampled completion as the server reports it, the same for every dialect; not checked yet."""
 
-    ids: list[int]
+    ids: list[TokenId]
     logprobs: list[float]  # nats, one an id, of whichever law the server reports
     finish: str  # finish reason, "stop" or "length" where all is well
     num_prompt_tokens: int
 
 
-class CompletionWire(Wire):
-    """The JSON of a completion in one dialect. A subclass declares its fields and says how they make an Answer."""
+class VllmAnswer(Answer):
+    """The answer of vLLM's /v1/completions: its only choice, since `n` is 1."""
 
-    @abstractmethod
-    def read(self) -> Answer:
-        """The completion in the terms of all dialects."""
-
-
-class _VllmLogprobs(Wire):
-    token_logprobs: list[float]
+    choices: list[Any] = Field(min_length=1, max_length=1)
+    ids: list[TokenId] = Field(validation_alias=AliasPath("choices", 0, "token_ids"))
+    logprobs: list[float] = Field(validation_alias=AliasPath("choices", 0, "logprobs", "token_logprobs"))
+    finish: str = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
+    num_prompt_tokens: int = Field(validation_alias=AliasPath("usage", "prompt_tokens"))
 
 
-class _VllmChoice(Wire):
-    token_ids: list[TokenId]
-    logprobs: _VllmLogprobs
-    finish_reason: str
+SGLANG_LOGPROBS = AliasPath("meta_info", "output_token_logprobs")  # rows of log-probability, id, text
 
 
-class _VllmUsage(Wire):
-    prompt_tokens: int
+def _column(place: int) -> BeforeValidator:
+    def values(rows: Any) -> list[Any]:
+        if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
+            raise ValueError("rows of log-probability, id and text")
+        return [row[place] for row in rows]
+
+    return BeforeValidator(values)
 
 
-class VllmCompletion(CompletionWire):
-    """The answer of vLLM's /v1/completions."""
-
-    choices: list[_VllmChoice] = Field(min_length=1, max_length=1)
-    usage: _VllmUsage
-
-    def read(self) -> Answer:
-        """The only choice, since `n` is 1."""
-        choice = self.choices[0]
-        return Answer(
-            ids=choice.token_ids,
-            logprobs=choice.logprobs.token_logprobs,
-            finish=choice.finish_reason,
-            num_prompt_tokens=self.usage.prompt_tokens,
-        )
-
-
-class _SglangFinish(Wire):
-    type: str
-
-
-class _SglangMeta(Wire):
-    prompt_tokens: int
-    finish_reason: _SglangFinish
-    output_token_logprobs: list[tuple[float, int, str | None]]  # log-probability, id, text
-
-
-class SglangCompletion(CompletionWire):
+class SglangAnswer(Answer):
     """The answer of SGLang's /generate."""
 
-    output_ids: list[TokenId]
-    meta_info: _SglangMeta
+    ids: list[TokenId] = Field(validation_alias=AliasPath("output_ids"))
+    logprobs: Annotated[list[float], _column(0)] = Field(validation_alias=SGLANG_LOGPROBS)
+    scored_ids: Annotated[list[TokenId], _column(1)] = Field(validation_alias=SGLANG_LOGPROBS)
+    finish: str = Field(validation_alias=AliasPath("meta_info", "finish_reason", "type"))
+    num_prompt_tokens: int = Field(validation_alias=AliasPath("meta_info", "prompt_tokens"))
 
     @model_validator(mode="after")
     def _same_ids(self) -> Self:
         """SGLang answers the ids twice: log-probabilities of other ids must not be taken for theirs."""
-        if [token for _, token, _ in self.meta_info.output_token_logprobs] != self.output_ids:
+        if self.scored_ids != self.ids:
             raise ValueError("output_ids and the ids of output_token_logprobs should be the same")
         return self
-
-    def read(self) -> Answer:
-        """The only completion, since `n` is 1."""
-        meta = self.meta_info
-        return Answer(
-            ids=self.output_ids,
-            logprobs=[logprob for logprob, _, _ in meta.output_token_logprobs],
-            finish=meta.finish_reason.type,
-            num_prompt_tokens=meta.prompt_tokens,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +86,8 @@ class Dialect:
     name: str  # `owned_by` of the server's models
     version_path: str
     completion_path: str
-    body: Callable[[Query], dict[str, Any]]  # the JSON that is posted to completion_path
-    wire: type[CompletionWire]  # the form of its answer
+    body: Callable[[ServedModel, Sequence[int], Sampler, Sequence[int], int], dict[str, Any]]  # what is posted there
+    answer: type[Answer]
     load_path: str  # of adapters
     unload_path: str
     ids_fix: str  # advice when completions come without token ids or log-probabilities
@@ -142,35 +95,39 @@ class Dialect:
     adapters_fix: str  # when adapters are refused
 
 
-def _vllm_body(query: Query) -> dict[str, Any]:
+def _vllm_body(
+    model: ServedModel, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
+) -> dict[str, Any]:
     return {
         **NEUTRAL,
-        "model": query.model.name,
-        "prompt": list(query.prompt),
-        "max_tokens": query.sampler.max_new_tokens,
-        "temperature": query.sampler.temperature,
-        "top_p": query.sampler.top_p,
-        "top_k": query.sampler.top_k or -1,  # -1 = off
-        "seed": query.seed,
-        "stop_token_ids": list(query.eos_ids),
+        "model": model.name,
+        "prompt": list(prompt),
+        "max_tokens": sampler.max_new_tokens,
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or -1,  # -1 = off
+        "seed": seed,
+        "stop_token_ids": list(eos_ids),
         "logprobs": 0,  # of the sampled token alone
         "return_token_ids": True,
     }
 
 
-def _sglang_body(query: Query) -> dict[str, Any]:
+def _sglang_body(
+    model: ServedModel, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
+) -> dict[str, Any]:
     parameters = {
         **NEUTRAL,
-        "max_new_tokens": query.sampler.max_new_tokens,
-        "temperature": query.sampler.temperature,
-        "top_p": query.sampler.top_p,
-        "top_k": query.sampler.top_k or -1,  # -1 = off
-        "sampling_seed": query.seed,
-        "stop_token_ids": list(query.eos_ids),
+        "max_new_tokens": sampler.max_new_tokens,
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or -1,  # -1 = off
+        "sampling_seed": seed,
+        "stop_token_ids": list(eos_ids),
     }
-    body = {"input_ids": list(query.prompt), "sampling_params": parameters, "return_logprob": True}
-    if query.model.is_adapter:  # a server has one base model, which has no name in a request
-        body["lora_path"] = query.model.name
+    body = {"input_ids": list(prompt), "sampling_params": parameters, "return_logprob": True}
+    if model.is_adapter:  # a server has one base model, which has no name in a request
+        body["lora_path"] = model.name
     return body
 
 
@@ -179,7 +136,7 @@ VLLM = Dialect(
     version_path="/version",
     completion_path="/v1/completions",
     body=_vllm_body,
-    wire=VllmCompletion,
+    answer=VllmAnswer,
     load_path="/v1/load_lora_adapter",
     unload_path="/v1/unload_lora_adapter",
     ids_fix="vLLM answers `return_token_ids` and `logprobs` from 0.10.2 on",
@@ -191,7 +148,7 @@ SGLANG = Dialect(
     version_path="/server_info",
     completion_path="/generate",
     body=_sglang_body,
-    wire=SglangCompletion,
+    answer=SglangAnswer,
     load_path="/load_lora_adapter",
     unload_path="/unload_lora_adapter",
     ids_fix="SGLang 0.5.23 answers `output_ids` and `return_logprob` on /generate",

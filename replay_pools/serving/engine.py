@@ -3,26 +3,36 @@
     engine = connect(Connection(url="http://localhost:8000"), load_served_policy("organism"))
     completions = engine.sample(prompts, Sampler(), seeds=range(len(prompts)))
 
-`connect` also measures which log-probabilities the server reports; those of another law than the sampler's are dropped.
+A server does not say which distribution ("law") its log-probabilities belong to, so that `connect` measures it; those
+of another law than the sampler's are dropped.
+
+    model         the model's own law, at temperature 1                   vLLM's default; SGLANG_RETURN_ORIGINAL_LOGPROB
+    temperature   after temperature, before top-p and top-k               SGLang's default
+    sampler       the law sampled from: after temperature, top-k, top-p   vLLM --logprobs-mode processed_logprobs
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Sampler
 from replay_pools.serving.connection import Connection, TokenId, Wire
-from replay_pools.serving.dialects import DIALECTS, Dialect, ServedModel
-from replay_pools.serving.endpoint import Endpoint
-from replay_pools.serving.law import LogprobLaw, is_law_of, measure_law
+from replay_pools.serving.dialects import DIALECTS, Answer, Dialect, ServedModel
 
 MODELS_PATH = "/v1/models"
 TOKENIZE_PATH = "/tokenize"
 PROBE = "def f(x):\n\treturn [x, 12345]  # na\u00efve \u4e2d\u6587 \U0001f600"  # spaces, digits, bytes beyond ASCII
 SEED_BITS = 31  # every server takes seeds of this size
+LOG_ONE = 1e-3  # nats; a value above it is no log-probability: rounding explains less
+ONE_TOKEN = 1e-6  # top-p that leaves only the most likely token
+PROBED_TOKENS = 16
+TEMPERATURES = (0.5, 2.0)  # vLLM takes none above 2
+CERTAIN = 1e-5  # nats below 0: no model is this sure of all PROBED_TOKENS tokens
+SAME = 0.05  # nats: the same forward pass in bfloat16 twice differs by less
+LogprobLaw = Literal["model", "temperature", "sampler"]
 
 
 class _Card(Wire):
@@ -51,9 +61,11 @@ class ServerEngine:
     """The Engine of a served model. `connect` makes one."""
 
     chat: Chat
-    endpoint: Endpoint
+    connection: Connection
+    dialect: Dialect
+    model: ServedModel
     version: str  # of the server
-    law: LogprobLaw  # of the log-probabilities that the server reports
+    law: LogprobLaw = "model"  # of the log-probabilities that the server reports
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
         """See `Engine.sample`. The requests are sent together, each with its own seed (its lowest bits).
@@ -64,23 +76,71 @@ class ServerEngine:
         Raises:
             InputError: a request fails, or a completion is not what was asked for.
         """
-        completions = self.endpoint.sample(prompts, sampler, [seed % 2**SEED_BITS for seed in seeds])
+        completions = self.reported(prompts, sampler, seeds)
         if is_law_of(self.law, sampler):
             return completions
         return [replace(completion, logprobs=None) for completion in completions]
+
+    def reported(self, prompts: Sequence[Sequence[int]], sampler: Sampler, seeds: Sequence[int]) -> list[Completion]:
+        """As `sample`, with log-probabilities of whichever law the server reports."""
+        # The ids that end turns are sent with every request, so that turns end as they do in the local engine.
+        bodies = [
+            self.dialect.body(self.model, prompt, sampler, self.chat.eos_ids, seed % 2**SEED_BITS)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        path, dialect = self.dialect.completion_path, self.dialect
+        answers = self.connection.ask_all(path, dialect.answer, bodies, fix=dialect.ids_fix)
+        completions: list[Completion] = []
+        for i, (answer, prompt) in enumerate(zip(answers, prompts, strict=True)):
+            for fault in self._faults(answer, prompt, sampler, f"{self.connection.at(path)} completion {i}"):
+                raise fault
+            finish = "stop" if answer.ids[-1] in self.chat.eos_ids else "length"
+            completions.append(Completion(ids=answer.ids, logprobs=answer.logprobs, finish_reason=finish))
+        return completions
+
+    def _faults(self, answer: Answer, prompt: Sequence[int], sampler: Sampler, place: str) -> Iterator[InputError]:
+        """Every contradiction between an answer and its request.
+
+        The ids decide whether a turn has ended, and the finish reason of the server must agree.
+        """
+        ids, limit, dialect, ends = answer.ids, sampler.max_new_tokens, self.dialect, self.chat.eos_ids
+        if answer.num_prompt_tokens != len(prompt):
+            expected = f"the prompt of {len(prompt)} ids as it was sent"
+            yield InputError(place, expected=expected, found=f"{answer.num_prompt_tokens} ids")
+        if not ids or min(ids) < 0:
+            yield InputError(place, expected="token ids", found=str(ids), fix=dialect.ids_fix)
+        if len(answer.logprobs) != len(ids):
+            expected = f"{len(ids)} log-probabilities, one an id"
+            yield InputError(place, expected=expected, found=str(len(answer.logprobs)), fix=dialect.ids_fix)
+        if (highest := max(answer.logprobs, default=0.0)) > LOG_ONE:
+            fix = "logits are no log-probabilities: serve with another --logprobs-mode"
+            yield InputError(place, expected="log-probabilities", found=f"{highest:g}, above 0", fix=fix)
+        end = next((i for i, token in enumerate(ids) if token in ends), None)
+        if end is not None and end + 1 != len(ids):
+            found = f"{ids[end]} at {end} of {len(ids)} ids"
+            yield InputError(place, expected="an end of turn at the end", found=found)
+        if end is None and answer.finish == "stop":
+            found, fix = f"a stop at {ids[-1:]}", "serve the model that --model names, with its own end-of-turn ids"
+            yield InputError(place, expected=f"a stop at one of {list(ends)}", found=found, fix=fix)
+        if answer.finish not in ("stop", "length"):
+            yield InputError(place, expected="finish reason stop or length", found=repr(answer.finish))
+        # Shorter than the limit without an end of turn: the server's context was full.
+        if len(ids) > limit or (end is None and len(ids) < limit):
+            expected = f"{limit} ids, or an end of turn before"
+            yield InputError(place, expected=expected, found=f"{len(ids)} ids without one", fix=dialect.context_fix)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """`policy` and `engine`: the kind of server, its version and the model.
 
         The URL is left out: a pool that is sampled again at another port is the same pool.
         """
-        model = self.endpoint.model
+        model = self.model
         policy = {"base_model": self.chat.base_model, "adapter": model.name if model.is_adapter else None}
         return {
             "policy": {**policy, "base_weights_sha256": None, "dtype": None},  # a server tells neither
             "engine": {
                 "kind": "server",
-                "server": self.endpoint.dialect.name,
+                "server": self.dialect.name,
                 "version": self.version,
                 "model": model.name,
                 "logprobs_law": self.law,
@@ -90,7 +150,7 @@ class ServerEngine:
 
     def adapters(self) -> set[str]:
         """The names of the adapters that the server has loaded."""
-        return {card.id for card in _models(self.endpoint.connection) if card.parent is not None}
+        return {card.id for card in _models(self.connection) if card.parent is not None}
 
     def with_adapter(self, name: str, directory: Path) -> "ServerEngine":
         """The engine that samples with a peft adapter. The server loads it, unless that name is loaded.
@@ -102,17 +162,16 @@ class ServerEngine:
         Raises:
             InputError: the server takes no adapters, not this one, or does not see the directory.
         """
-        dialect, connection = self.endpoint.dialect, self.endpoint.connection
+        dialect = self.dialect
         if name not in self.adapters():
             body = {"lora_name": name, "lora_path": str(directory.resolve())}
             fix = f"{dialect.adapters_fix}, on a machine that sees {body['lora_path']}"
-            connection.send(dialect.load_path, body, fix=fix)
-        return replace(self, endpoint=replace(self.endpoint, model=ServedModel(name, is_adapter=True)))
+            self.connection.send(dialect.load_path, body, fix=fix)
+        return replace(self, model=ServedModel(name, is_adapter=True))
 
     def unload(self, name: str) -> None:
         """Make the server drop an adapter."""
-        dialect = self.endpoint.dialect
-        self.endpoint.connection.send(dialect.unload_path, {"lora_name": name}, fix=dialect.adapters_fix)
+        self.connection.send(self.dialect.unload_path, {"lora_name": name}, fix=self.dialect.adapters_fix)
 
 
 def connect(connection: Connection, chat: Chat, *, served_model: str | None = None) -> ServerEngine:
@@ -130,8 +189,8 @@ def connect(connection: Connection, chat: Chat, *, served_model: str | None = No
     version = connection.ask(dialect.version_path, _Version).version
     prompt = _check_tokenizer(connection, chat, card.id)
     model = ServedModel(card.id, is_adapter=card.parent is not None)
-    endpoint = Endpoint(connection=connection, dialect=dialect, model=model, eos_ids=chat.eos_ids)
-    return ServerEngine(chat=chat, endpoint=endpoint, version=version, law=measure_law(endpoint, prompt))
+    engine = ServerEngine(chat=chat, connection=connection, dialect=dialect, model=model, version=version)
+    return replace(engine, law=_measured_law(engine, prompt))
 
 
 def _models(connection: Connection) -> list[_Card]:
@@ -163,7 +222,8 @@ def _check_tokenizer(connection: Connection, chat: Chat, model: str) -> list[int
     body = {"model": model, "prompt": text, "add_special_tokens": False}
     server_ids = connection.ask(TOKENIZE_PATH, _Tokens, body).tokens
     if server_ids != ids:
-        first = _first_mismatch(ids, server_ids)
+        same = [id_ == other for id_, other in zip(ids, server_ids, strict=False)]
+        first = same.index(False) if False in same else len(same)  # which may be the end of the shorter one
         raise InputError(
             connection.at(TOKENIZE_PATH),
             expected=f"the ids of the tokenizer of {chat.base_model}",
@@ -173,10 +233,35 @@ def _check_tokenizer(connection: Connection, chat: Chat, model: str) -> list[int
     return ids
 
 
-def _first_mismatch(ids: Sequence[int], server_ids: Sequence[int]) -> int:
-    """The first position at which two lists differ, which may be the end of the shorter one."""
-    shorter = min(len(ids), len(server_ids))
-    for position in range(shorter):
-        if ids[position] != server_ids[position]:
-            return position
-    return shorter
+def _measured_law(engine: ServerEngine, prompt: list[int]) -> LogprobLaw:
+    """The law of the log-probabilities that the server reports.
+
+    With a top-p near 0 only the most likely token is left. Its log-probability is 0 in the law sampled from, the same
+    at two temperatures in the model's own law, and different at two temperatures in the law between. Not with
+    temperature 0 or top-k 1: servers answer those greedily, by other code. It is `model`, the weakest claim, where the
+    two temperatures give different tokens.
+    """
+    cold, hot = (
+        engine.reported([prompt], Sampler(temperature=temperature, top_p=ONE_TOKEN, max_new_tokens=PROBED_TOKENS), [0])[
+            0
+        ]
+        for temperature in TEMPERATURES
+    )
+    assert cold.logprobs is not None
+    assert hot.logprobs is not None
+    if min(cold.logprobs + hot.logprobs) > -CERTAIN:
+        return "sampler"
+    if cold.ids != hot.ids:
+        return "model"
+    difference = max(abs(at_cold - at_hot) for at_cold, at_hot in zip(cold.logprobs, hot.logprobs, strict=True))
+    return "temperature" if difference > SAME else "model"
+
+
+def is_law_of(law: LogprobLaw, sampler: Sampler) -> bool:
+    """Whether log-probabilities of `law` are those that `sampler` draws with."""
+    truncates = sampler.top_p < 1 or sampler.top_k > 0
+    if law == "sampler":
+        return True
+    if law == "temperature":
+        return not truncates
+    return not truncates and sampler.temperature == 1

@@ -67,7 +67,6 @@ FLOODS = {
     "chunks": lambda: itertools.chain(
         [OK + b"Transfer-Encoding: chunked\r\n\r\n"], itertools.repeat(b"10000\r\n" + b" " * 65536 + b"\r\n")
     ),
-    "continuations": lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
     "an error": lambda: itertools.chain([b"HTTP/1.1 500 No\r\n\r\n"], itertools.repeat(b"x" * 65536)),
 }
 
@@ -80,18 +79,19 @@ def test_an_endless_answer_is_cut(flood: str, serve: Callable[..., Connection], 
 
 
 def test_too_many_headers_are_one_error(serve: Callable[..., Connection]) -> None:
-    server = serve(lambda: itertools.chain([OK], itertools.repeat(b"X: y\r\n" * 100)))
-    with pytest.raises(InputError, match="expected an answer, found HTTPException: got more than 100 headers"):
+    server = serve(lambda: itertools.chain([OK], itertools.repeat(b"X: y\r\n" * 10_000)))
+    with pytest.raises(InputError, match="expected an answer, found RemoteProtocolError"):
         server.ask("/x", Ids)
 
 
 def test_an_answer_that_ends_early_is_asked_for_again(serve: Callable[..., Connection]) -> None:
     server = serve(lambda: iter([OK + b'Content-Length: 20\r\n\r\n{"ids": []}']))
-    with pytest.raises(InputError, match=r"the answer ends 9 bytes early \(2 attempts\)"):
+    with pytest.raises(InputError, match=r"received 11 bytes, expected 20\) \(2 attempts\)"):
         server.ask("/x", Ids)
 
 
 DRIPS = {
+    "continuations": lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
     "headers": lambda: itertools.chain([OK], itertools.repeat(b"X")),
     "body": lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(b" ")),
 }
