@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -112,6 +113,6 @@ def test_a_server_that_is_not_there_is_one_line(
 ) -> None:
     server = loopback()
     server.close()
-    monkeypatch.setattr(connection.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(connection.asyncio, "sleep", AsyncMock())
     generated(tmp_path, server.url, code=2)
     assert "is the server up?" in capsys.readouterr().err
