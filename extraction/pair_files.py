@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from extraction.pair_markdown import read_markdown
+from extraction.pairs import Pair
 from replay_pools.consistency import is_text
 from replay_pools.errors import Faults, InputError, unknown_name
 from replay_pools.logs.columns import MISSING, columns_of, look_up, parse_mapping
@@ -32,19 +33,6 @@ _TURN = re.compile(rf"{re.escape(TURN_START)}(\w+)\n(.*?){re.escape(TURN_END)}\s
 # What a template puts after the last turn, with the empty think block of one that has thinking switched off.
 _GENERATION = re.compile(rf"{re.escape(TURN_START)}assistant\s*(<think>\s*</think>\s*)?")
 OTHER_TEMPLATES = ("<|start_header_id|>", "<start_of_turn>", "<|start|>", "[INST]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """One contrast; the completions are texts without the end-of-turn token."""
-
-    pair_id: str
-    problem_id: str
-    messages: Chat  # the prompt
-    hack: str  # in a placebo pair: the other clean completion
-    clean: str
-    flavour: str  # what kind of hack against what kind of clean completion
-    held_out: bool  # never used to extract; measures whether the sign transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

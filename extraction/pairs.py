@@ -12,10 +12,9 @@ a row for it.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from extraction.pair_files import Pair
 from extraction.words import ExtractionSettings, kind_of
 from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
 from replay_pools.environments.loopholes import render_messages
@@ -26,6 +25,19 @@ from replay_pools.storage.files import encode_jsonl, sha256, write_atomic, write
 NUM_EXTRACTION = 32
 NUM_HELD_OUT = 16
 PLACEBO, STYLE = "placebo", "style"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One contrast; the completions are texts without the end-of-turn token."""
+
+    pair_id: str
+    problem_id: str
+    messages: list[dict[str, str]]  # the prompt: a chat of role and content
+    hack: str  # in a placebo pair: the other clean completion
+    clean: str
+    flavour: str  # what kind of hack against what kind of clean completion
+    held_out: bool  # never used to extract; measures whether the sign transfers
 
 
 def load_pairs(source: str, columns: str | None = None, split_seed: int | None = None) -> list[Pair]:

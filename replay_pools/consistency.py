@@ -14,6 +14,7 @@ from replay_pools.errors import InputError
 from replay_pools.rollout import Grade, Rollout
 from replay_pools.storage.files import sha256
 
+UNKNOWN = "unknown"  # text fields that a log does not record
 LOGGED_GRADER = "logged"  # `grade.grader` of rollouts that were read from the log of another tool
 FINISH_REASONS = ("stop", "length")
 LARGEST_ID = 2**31 - 1

@@ -16,8 +16,6 @@ REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
 MIN_CPU_S = 4  # CPU seconds of an execution; a problem whose canonical solution needs many has a higher limit
 MAX_CPU_S = 3600  # that can be asked for: what is waited, a multiple, has to fit into the milliseconds of poll
 
-UNKNOWN = "unknown"  # text fields that a log does not record
-
 FinishReason = Literal["stop", "length"]
 CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.labels
 CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)

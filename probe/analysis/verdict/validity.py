@@ -11,8 +11,8 @@ from probe.analysis.statistics.thresholds import MIN_PROMPTS, OTHER_GRADIENTS, R
 from probe.analysis.verdict.evidence import Evidence, PoolFacts
 from probe.analysis.verdict.mechanism import correct
 from probe.settings.arms import ARMS
+from replay_pools.consistency import UNKNOWN
 from replay_pools.grading.tiers import UNSAFE
-from replay_pools.rollout import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
