@@ -20,7 +20,6 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "replay_pools/agreement.py",
     "replay_pools/regrade.py",
     "replay_pools/logs/[!t]*.py",
-    "replay_pools/logs/formats/*.py",
     "replay_pools/environments/*.py",
     "replay_pools/grading/*.py",
     "extraction/words.py",
