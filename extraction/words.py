@@ -7,7 +7,10 @@ in `extraction.library.attach_basis`, a word in `Basis`. To add a loss type: see
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from pydantic.dataclasses import dataclass as settings_dataclass
+
 from replay_pools.errors import FieldError
+from replay_pools.storage.tables import STRICT, Maybe, setting
 
 Basis = Literal["svd", "lora"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]
@@ -39,30 +42,27 @@ class Normaliser:
     max_completion_length: int | None = None  # in tokens: what dr_grpo divides by
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class ExtractionSettings:
     """How directions are extracted from pairs."""
 
-    pairs: str = "builtin"  # builtin, builtin:MODE, builtin:placebo, builtin:style, or a file of pairs
-    pairs_map: str | None = None  # FIELD=COLUMN,... of a file of pairs, where its format does not say it
-    split_seed: int | None = None  # of the pairs held out where a file does not mark them; None: 0
-    leave_out: tuple[str, ...] = ()  # flavours, by their first word, that are not extracted from
-    half: Half | None = None  # of the pairs, in their order: extract from these alone
-    held_out: str | None = None  # a source of pairs whose held-out ones replace those of `pairs`
-    method: Method = "svd"
-    k: int = 4  # directions in a module; 1 with the method `mean`
-    tau: float = 0.0  # directions with S_i / S_0 below it are dropped, in each module
-    drop_bottom_frac: float = 0.25  # of the directions with the lowest S over all modules: a noise floor
-    tokens_per_batch: int | None = None  # of a forward and backward; None: what fits the memory
+    pairs: str = setting("builtin", "`builtin`, `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file of pairs")
+    pairs_map: Maybe[str] = setting(None, "`FIELD=COLUMN,...` of a file of pairs, as `hack=rejected,clean=chosen`")
+    split_seed: Maybe[int] = setting(None, "of the pairs that are held out where a file does not mark them; none: 0")
+    leave_out: tuple[str, ...] = setting((), "flavours of pairs, by their first word, that are not extracted from")
+    half: Maybe[Half] = setting(None, "extract from this half of the pairs alone")
+    held_out: Maybe[str] = setting(None, "pairs whose held-out ones measure; none: those of `pairs`")
+    method: Method = setting("svd", "main directions of the pair differences, or that of their mean, with `k` 1")
+    k: int = setting(4, "directions in a module", ge=1)
+    tau: float = setting(0.0, "directions below this share of the module's largest are dropped", ge=0, le=1)
+    drop_bottom_frac: float = setting(
+        0.25, "share of all directions that is dropped, lowest singular values first", ge=0, lt=1
+    )
+    tokens_per_batch: Maybe[int] = setting(
+        None, "tokens of one forward and backward pass, of pairs and of steps; none: what fits the memory", ge=1
+    )
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no extraction can use."""
-        if self.k < 1:
-            raise FieldError("k", "at least 1 direction", self.k)
+        """Refuse directions that the method mean does not have."""
         if self.method == "mean" and self.k != 1:
             raise FieldError("k", "1 with the method mean, which has one direction in a module", self.k)
-        if not (0 <= self.tau <= 1 and 0 <= self.drop_bottom_frac < 1):
-            actual = f"{self.tau}, {self.drop_bottom_frac}"
-            raise FieldError("tau, drop_bottom_frac", "shares in [0, 1] and [0, 1)", actual)
-        if self.tokens_per_batch is not None and self.tokens_per_batch < 1:
-            raise FieldError("tokens_per_batch", "at least 1 token, or none", self.tokens_per_batch)

@@ -45,7 +45,7 @@ class FieldError(InputError, ValueError):
         super().__init__(field, expected=expected, found=str(found))
 
 
-class InputErrors(InputError):  # noqa: N818 several of them
+class InputErrors(InputError, ValueError):  # noqa: N818 several of them
     """Several errors at once, at least one; the command line prints each on a line of its own.
 
     Args:

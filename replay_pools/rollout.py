@@ -7,7 +7,10 @@ The token ids are what was sampled; the text is decoded from them and never toke
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from replay_pools.errors import FieldError, InputError
+from pydantic.dataclasses import dataclass as settings_dataclass
+
+from replay_pools.errors import InputError
+from replay_pools.storage.tables import STRICT, setting
 
 POOL_SCHEMA = 1  # in every manifest; readers refuse another one
 REWARD_COMPILES = 0.5  # for source that compiles
@@ -21,25 +24,14 @@ CodeRule = Literal["joined", "last"]  # which blocks of a completion are its cod
 CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class Sampler:
     """Settings of sampling: they turn the model's logits into the law of the next token."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0  # 1 = off
-    top_k: int = 0  # 0 = off
-    max_new_tokens: int = 128
-
-    def __post_init__(self) -> None:
-        """Refuse what is no law."""
-        if not self.temperature > 0:
-            raise FieldError("temperature", "a number above 0", self.temperature)
-        if not 0 < self.top_p <= 1:
-            raise FieldError("top_p", "a share in (0, 1]", self.top_p)
-        if self.top_k < 0:
-            raise FieldError("top_k", "at least 0, which is off", self.top_k)
-        if self.max_new_tokens < 1:
-            raise FieldError("max_new_tokens", "at least 1", self.max_new_tokens)
+    temperature: float = setting(1.0, "1 is the policy's own law, which a training needs", gt=0)
+    top_p: float = setting(1.0, "nucleus sampling; 1 is off", gt=0, le=1)
+    top_k: int = setting(0, "tokens to sample from; 0 is off", ge=0)
+    max_new_tokens: int = setting(128, "of a completion", ge=1)
 
     def to_json(self) -> dict[str, Any]:
         """The field `sampler` of a pool's manifest."""

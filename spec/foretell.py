@@ -42,10 +42,9 @@ from probe.analysis.training_outcome import training_outcome
 from probe.experiments.spec.prereg import load_spec
 from probe.experiments.spec.types import Spec
 from probe.records.run import MANIFEST_FILE, Run, read_run
-from probe.settings.arms import ARMS, measured_arm
-from probe.settings.gate import GATES
+from probe.settings.arms import ARMS, GATES, measured_arm
 from probe.settings.presets import configure
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig, read_config
 from probe.settings.words import Gate
 from replay_pools.storage.files import write_json
 
@@ -206,7 +205,7 @@ def _share_lost(rows: Sequence[tuple[str, float, float]]) -> float | None:
 # Runs
 
 
-def replay_config(spec: Spec, name: str, seed: int) -> RunConfig:
+def replay_config(spec: Spec, name: str, seed: int) -> ReplayConfig:
     """The replay of a treatment: its model, directions and gate; vanilla reads v_hack beside its arm."""
     condition = spec.resolved[name]
     arms = tuple(dict.fromkeys(("vanilla", *condition.arms)))
@@ -222,7 +221,7 @@ def replay_run(spec: Spec, name: str, seed: int, out: Path) -> Path:
 
 def measures_of(run: Run) -> dict[str, float | None]:
     """MEASURES of a replay, of the arm that it holds beside vanilla; {} without steps or held-out pairs."""
-    intervention = RunConfig.from_json(run.settings, str(run.path)).intervention
+    intervention = read_config(run.settings, str(run.path)).intervention
     measured = measured_arm(intervention.arms)
     samples = [sample for sample in run.samples if sample.arm == measured]
     linked = link(run, samples, [step for step in run.steps if step.arm == measured])

@@ -31,7 +31,7 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "probe/experiments/**/*.py",
     "probe/report/**/*.py",
 )
-WORDS = {"probe.settings.words", "probe.settings.loss", "probe.settings.gate", "extraction.words"}
+WORDS = {"probe.settings.words", "probe.settings.loss", "probe.settings.arms", "extraction.words"}
 MATHEMATICS = (
     "probe/objective/advantages.py",
     "probe/objective/credit.py",

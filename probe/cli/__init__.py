@@ -28,6 +28,7 @@ VERBS = {
     "export": ("probe.cli.export:export", "Write the tables of a run as Parquet or CSV."),
     "list": ("probe.cli.list:list_", "What is in the root folder: pools, directions, runs, sweeps, reports."),
     "completion": ("probe.cli.completion:completion", "Print the script that completes commands in your shell."),
+    "settings": ("probe.cli.settings:settings", "Every setting with its type, default and meaning."),
     "doctor": ("probe.cli.doctor:doctor", "Check this machine and installation, with a fix for what fails."),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from probe.settings.loss import check_recorded
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig
 from probe.settings.words import Match
 from replay_pools.errors import InputError
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from replay_pools.logs.importing import CheckedLog
 
 
-def log_faults(log: "CheckedLog", config: RunConfig, per_pool: int | None) -> list[InputError]:
+def log_faults(log: "CheckedLog", config: ReplayConfig, per_pool: int | None) -> list[InputError]:
     """Why the rollouts of a log make no run of these settings.
 
     Args:
         per_pool: rollouts of a group as the user has said it; None: `group_size` of the log.
     """
-    assert config.source is not None
     groups = [*_by_mark(log, config.source.match).values()]
     if fault := _no_update(log, groups):
         return [fault]
@@ -92,7 +91,7 @@ def _no_update(log: "CheckedLog", groups: "list[Group]") -> InputError | None:
     return None
 
 
-def check_loss(config: RunConfig, source: object) -> None:
+def check_loss(config: ReplayConfig, source: object) -> None:
     """Refuse a loss that needs what no log of another tool records.
 
     Raises:
@@ -105,7 +104,7 @@ def check_loss(config: RunConfig, source: object) -> None:
     check_recorded(config.objectives().values(), {str(source): None})
 
 
-def check_machine(config: RunConfig) -> None:
+def check_machine(config: ReplayConfig) -> None:
     """Refuse a device that is not there, and an adapter that cannot be read.
 
     Raises:
@@ -120,7 +119,7 @@ def check_machine(config: RunConfig) -> None:
         adapter_sha(adapter_directory(model.name, model.adapter))
 
 
-def check_coordinates(config: RunConfig) -> None:
+def check_coordinates(config: ReplayConfig) -> None:
     """Refuse more directions than the smallest module of the model has coordinates; loads no weights.
 
     Raises:

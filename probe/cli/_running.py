@@ -9,7 +9,7 @@ import click
 
 from probe.cli._progress import say, shown_progress
 from probe.records.tracking import TRACKERS, tracked
-from probe.settings.model import ModelConfig
+from probe.settings.training import ModelConfig
 from replay_pools.storage.lock import locked
 
 if TYPE_CHECKING:

@@ -1,35 +1,60 @@
-"""Settings on the command line: --preset, --set and --config, the same for every verb, beside a few flags.
+"""Settings on the command line: options made of the fields of settings, --preset, --set and --config.
 
     @click.command(cls=SettingsCommand)
-    @settings_options
-    @config_option
-    def replay(ctx, ...): config = run_config(ctx, "replay", FLAGS, out)
+    @settings_options("replay", "steps", "intervention.arms: --arm")
+    @click.pass_context
+    def replay(ctx, ...): config = run_config(ctx, "replay", out)
 
-A flag is a short name of one setting: FLAGS says of which. What has no flag is reached by `--set TABLE.KEY=VALUE`.
+An option of a setting is another way to say `--set KEY=VALUE`: type, meaning and default are those of the field.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
 from extraction.words import PAIR_GRADIENTS
-from probe.cli.completion import one_of
+from probe.cli.completion import known_pools, one_of, several_of
 from probe.records.run import settings_of
+from probe.settings.arms import ARMS
+from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names
-from probe.settings.run import KEYS, TABLES_OF, RunConfig
+from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import by_name, read_json
-from replay_pools.storage.tables import flat
+from replay_pools.storage.tables import field_of, flat, keys_of
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-# The verb of a command's settings; of any other command (extract) it is replay.
-VERB_OF: dict[str, Verb] = {"train": "train", "eval": "eval", "generate": "generate"}
+COMPLETE = {
+    "source.replay_dirs": several_of(known_pools),
+    "intervention.arms": several_of(lambda _ctx: [*ARMS]),
+}
+PRESET, SET, CONFIG = "--preset", "--set", "--config"
+
+
+class SettingOption(click.Option):
+    """An option that `run_config` reads, and no parameter of the command.
+
+    Args:
+        key: the setting that it gives, or the option's own name.
+    """
+
+    def __init__(self, *args: Any, key: str, **kwargs: Any) -> None:
+        super().__init__(*args, expose_value=False, **kwargs)
+        self.key = key
+
+    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
+        """As click, and keep a value that was given."""
+        value, args = super().handle_parse_result(ctx, opts, args)
+        if ctx.get_parameter_source(str(self.name)) is ParameterSource.COMMANDLINE:
+            ctx.meta.setdefault(__name__, {})[self.key] = value
+        return value, args
 
 
 class SettingsCommand(click.Command):
@@ -60,69 +85,82 @@ class SettingsCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             leaf = error.option_name.lstrip("-").replace("-", "_")
-            verb = VERB_OF.get(str(ctx.info_name), "replay")
-            tables = {name for name, verbs in TABLES_OF.items() if verb not in verbs}  # those of other verbs
-            keys = []
-            for key in KEYS:
-                table, _, _ = key.partition(".")
-                if key.rpartition(".")[2] == leaf and table not in tables:
-                    keys.append(key)
+            keys = [key for key in keys_of(CONFIGS[_verb_of(ctx)]) if key.rpartition(".")[2] == leaf]
             if not keys:
                 raise
             fix = f"say --set {keys[0]}=VALUE"
             raise InputError(error.option_name, expected="a flag", found="a setting without one", fix=fix) from error
 
 
-def config_option(function: AnyFunction) -> AnyFunction:
-    """`--config` -> `config_file`."""
-    kind = click.Path(path_type=Path)
-    return click.option("--config", "config_file", type=kind, help="config.json of a run to repeat.")(function)
-
-
-def settings_options(function: AnyFunction) -> AnyFunction:
-    """`--preset` and `--set` -> `preset`, `settings`."""
-    function = click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="TABLE.KEY=VALUE",
-        help="Any setting, as objective.beta=0.01; repeatable. All of them: python -m probe.settings.describe.",
-    )(function)
-    return click.option(
-        "--preset",
-        shell_complete=one_of(preset_names()),
-        help=f"{', '.join(preset_names())}, or a .toml file of your own. Default: the verb's.",
-    )(function)
-
-
-def run_config(ctx: click.Context, verb: Verb, flags: Mapping[str, str], out: Path) -> RunConfig:
-    """The settings of a run, from the options of a command.
+def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callable[[AnyFunction], AnyFunction]:
+    """The options of some settings, then `--preset`, `--set` and, with `has_config`, `--config`.
 
     Args:
-        flags: {parameter of the command: key of the setting that it stands for}; one that is None was not given.
+        verb: whose settings they are, and whose preset has their defaults.
+        keys: `KEY`, for an option that is called as the last part of the key, or `KEY: --OPTION`.
+        has_config: whether a run of this verb can be repeated.
+    """
+    usual = configure(verb)
+    options = [_option(verb, usual, *(part.strip() for part in key.partition(":")[::2])) for key in keys]
+    names = ", ".join(preset_names())
+    text = f"{names}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}."
+    options.append(
+        click.option(PRESET, cls=SettingOption, key=PRESET, shell_complete=one_of(preset_names()), help=text)
+    )
+    text = "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
+    options.append(click.option(SET, cls=SettingOption, key=SET, multiple=True, metavar="TABLE.KEY=VALUE", help=text))
+    if has_config:
+        kind, text = click.Path(path_type=Path), "config.json of a run, in the place of a preset."
+        options.append(click.option(CONFIG, cls=SettingOption, key=CONFIG, type=kind, help=text))
+
+    def decorate(function: AnyFunction) -> AnyFunction:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def given_settings(ctx: click.Context) -> dict[str, Any]:
+    """{key: value} of the settings that options give; `--preset`, `--set` and `--config` are left out."""
+    return {key: value for key, value in ctx.meta.get(__name__, {}).items() if key in KEYS}
+
+
+def given_keys(ctx: click.Context) -> set[str]:
+    """The keys of all settings that were given, by options or by `--set`."""
+    texts = ctx.meta.get(__name__, {}).get(SET, ())
+    return {*given_settings(ctx), *(key for text in texts for key in flat(parse_setting(text)))}
+
+
+def run_config(ctx: click.Context, verb: Verb, out: Path, *, start: Mapping[str, Any] | None = None) -> Any:
+    """The settings of a run, of the class of its verb, from the options of a command.
+
+    Args:
+        verb: of the settings.
         out: where a direction file that is given by its name is looked up.
+        start: settings in the place of a preset; those of `--config` where that was given.
 
     Raises:
         InputError: as `configure`; `--config` beside `--preset`, or not of a run of this verb.
     """
-    options, settings = given_flags(ctx, flags), ctx.params["settings"]
-    if ctx.params.get("config_file") is None:
-        config = configure(verb, preset=ctx.params["preset"], settings=settings, options=options)
-    else:
-        if ctx.params["preset"] is not None:
-            raise InputError("--preset", expected="none beside --config", found=repr(ctx.params["preset"]))
-        start = dict(_stored(verb, ctx.params["config_file"]))
+    said, options = ctx.meta.get(__name__, {}), given_settings(ctx)
+    where, settings = said.get(CONFIG, "settings"), said.get(SET, ())
+    if CONFIG in said:
+        if PRESET in said:
+            raise InputError(PRESET, expected="none beside --config", found=repr(said[PRESET]))
+        start = dict(_stored(verb, said[CONFIG]))
         if options or settings:
             start["preregistered"] = None  # a run with other settings is not the one that a spec announced
-        config = configure(verb, start=start, where=ctx.params["config_file"], settings=settings, options=options)
-    if config.intervention.v_hack is None:
+    config = configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
+    intervention = getattr(config, "intervention", None)
+    if intervention is None or intervention.v_hack is None:
         return config
-    if _given(ctx, "pairs"):
-        actual = repr(ctx.params["pairs"])
+    if "intervention.extraction.pairs" in options:
+        actual = repr(options["intervention.extraction.pairs"])
         raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=actual)
     # A preset or a spec, whose runs come by --config, may name a file of OUT/directions as the flag does.
-    v_hack = resolve_directions(Path(config.intervention.v_hack), out)
-    return replace(config, intervention=replace(config.intervention, v_hack=str(v_hack)))
+    v_hack = resolve_directions(Path(intervention.v_hack), out)
+    return replace(config, intervention=replace(intervention, v_hack=str(v_hack)))
 
 
 def resolve_directions(file: Path, out: Path) -> Path:
@@ -147,37 +185,67 @@ def direction_names(out: Path) -> list[str]:
     return sorted(path.stem for path in files if not path.name.endswith(PAIR_GRADIENTS))
 
 
-def given_flags(ctx: click.Context, flags: Mapping[str, str]) -> dict[str, Any]:
-    """{key of a setting: value} of the flags that were given."""
-    return {
-        key: ctx.params[name]
-        for name, key in flags.items()
-        if _given(ctx, name) or ctx.params[name] not in (None, (), [])
-    }
-
-
-def say_defaults(ctx: click.Context, config: RunConfig, flags: Mapping[str, str], say: Callable[[str], None]) -> None:
+def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) -> None:
     """Say what was not given and so is as the preset has it, as the options that would change it.
 
     Args:
         config: the settings that the command made of its options.
-        flags: as in `run_config`.
     """
-    if ctx.params.get("config_file") is not None:
+    said, given = ctx.meta.get(__name__, {}), given_keys(ctx)
+    if CONFIG in said:
         return
-    given = set(given_flags(ctx, flags))
-    for text in ctx.params["settings"]:
-        given |= flat(parse_setting(text)).keys()
-    if config.intervention.v_hack is not None:  # the file has pairs of its own
-        given.add("intervention.extraction.pairs")
-    options = {option.name: option for option in ctx.command.params}
+    if getattr(config, "intervention", None) is not None and config.intervention.v_hack is not None:
+        given.add("intervention.extraction.pairs")  # the file has pairs of its own
     chosen = []
-    for name, key in flags.items():
-        if key not in given and (words := _as_option(options[name], attrgetter(key)(config))):
+    for option in ctx.command.params:
+        key = getattr(option, "key", PRESET)
+        if key in KEYS and key not in given and (words := _as_option(option, attrgetter(key)(config))):
             chosen.append(words)
     if chosen:
-        preset = ctx.params["preset"] or DEFAULT_PRESET[config.verb]
+        preset = said.get(PRESET, DEFAULT_PRESET[config.verb])
         say(f"by default (--preset {preset}): {' '.join(chosen)}; give any to change it")
+
+
+def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
+    """The option of a setting."""
+    entry = field_of(CONFIGS[verb], key)
+    leaf = key.rpartition(".")[2].replace("_", "-")
+    flag = flag or f"--{leaf}"
+    hint = entry.annotation
+    if NoneType in get_args(hint):
+        (hint,) = (part for part in get_args(hint) if part is not NoneType)
+    value = attrgetter(key)(usual)
+    text = f"{(entry.description or key).rstrip('.')}. Default: {_default_text(value)}."
+    kind: dict[str, Any] = {"type": hint if hint in (int, float) else str}
+    if hint is bool:
+        flag, kind = f"{flag}/--no-{flag.lstrip('-')}", {"default": None}
+    elif get_origin(hint) is Literal:
+        kind = {"type": click.Choice(get_args(hint))}
+    elif key == "conditions":
+        kind = {"multiple": True, "callback": _conditions, "metavar": "NAME[:KEY=VALUE,...]"}
+        text = "Every arm under this change of the objective; repeat for a grid. Without any: `default`, no change."
+    elif get_origin(hint) is tuple:
+        kind = {"callback": _names, "metavar": "NAME,..."}
+    if key in COMPLETE:
+        kind["shell_complete"] = COMPLETE[key]
+    return click.option(flag, cls=SettingOption, key=key, help=text[0].upper() + text[1:], **kind)
+
+
+def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _conditions(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    conditions = [LossCondition.parse(text) for text in texts]
+    return tuple({"name": condition.name, "changes": condition.changes} for condition in conditions)
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _as_option(option: click.Parameter, value: Any) -> str:
@@ -190,6 +258,14 @@ def _as_option(option: click.Parameter, value: Any) -> str:
     return f"{option.opts[0]} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
+def _verb_of(ctx: click.Context) -> Verb:
+    """The verb of a command's settings; of any that is none by its name (check, extract) it is replay."""
+    for verb in CONFIGS:
+        if verb == ctx.info_name:
+            return verb
+    return "replay"
+
+
 def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:
     """The settings that a run's config.json holds."""
     config = read_json(path)
@@ -198,7 +274,3 @@ def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:
         actual = f"that of probe {settings['verb']}" if "verb" in settings else "none"
         raise InputError(path, expected=f"the config.json of a run of probe {verb}", found=actual)
     return settings
-
-
-def _given(ctx: click.Context, name: str) -> bool:
-    return name in ctx.params and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE

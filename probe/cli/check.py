@@ -15,28 +15,17 @@ from probe.cli._analysis_options import one_blas_thread
 from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._replayable import check_coordinates, check_loss, check_machine, group_size, log_faults
 from probe.cli._running import running
-from probe.cli._settings import SettingsCommand, given_flags, settings_options
+from probe.cli._settings import SettingsCommand, given_keys, run_config, settings_options
 from probe.cli.report import report_command, report_of_runs
 from probe.records.root import elsewhere
-from probe.settings.presets import configure, parse_setting
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.pool import Pool
 from replay_pools.storage.files import dump_json, sha256
-from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:
     from replay_pools.logs.importing import CheckedLog
 
-FLAGS = {
-    "model": "model.name",
-    "device": "model.device",
-    "pairs": "intervention.extraction.pairs",
-    "pairs_map": "intervention.extraction.pairs_map",
-    "k": "intervention.extraction.k",
-    "steps": "steps",
-    "seed": "seed",
-}
 ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
 # Settings that follow from what the command is given: a value of one's own would be ignored.
 DECIDED = {
@@ -59,17 +48,19 @@ DIGITS = 6  # of the hash in a default name
 
 @click.command(cls=SettingsCommand)
 @click.argument("rollouts", type=click.Path(path_type=Path))
-@click.option("--pairs", help="File of pairs: prompt, hack, clean. builtin: those of the package.")
-@click.option("--pairs-map", help="FIELD=COLUMN,... of the pairs, as hack=rejected,clean=chosen.")
-@click.option("--model", help="That sampled the rollouts: organism, a directory or a hub id.")
 @click.option("--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Columns guessed wrong.")
 @click.option("--format", "format_name", help="Of the rollouts. Default: the one that recognises them.")
 @name_option("pool, run and page", default=None)
-@click.option("--steps", type=click.IntRange(1), help="Groups to replay. Default: all.")
-@click.option("--k", type=click.IntRange(1), help="Directions in a module. Default: 4.")
-@click.option("--seed", type=int, help="Of the choice of rollouts and of the random control. Default: 0.")
-@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
-@settings_options
+@settings_options(
+    "replay",
+    "intervention.extraction.pairs",
+    "intervention.extraction.pairs_map",
+    "model.name: --model",
+    "steps",
+    "intervention.extraction.k",
+    "seed",
+    "model.device",
+)
 @out_option
 @json_option
 @click.pass_context
@@ -79,11 +70,8 @@ def check(
     mappings: tuple[str, ...],
     format_name: str | None,
     name: str | None,
-    preset: str | None,
-    settings: tuple[str, ...],
     out: Path,
     as_json: bool,
-    **_flags: Any,
 ) -> None:
     """Say whether the updates that ROLLOUTS make point hack-ward, whether that is about hacks, and what a gate does.
 
@@ -97,13 +85,19 @@ def check(
     from replay_pools.logs.columns import parse_mapping
 
     mapping = parse_mapping(",".join(mappings))
-    config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
+    config = run_config(ctx, "replay", out)
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
-    given = {key for text in settings for key in flat(parse_setting(text))}
+    given = given_keys(ctx)
     wrong = [DECIDED[key] for key in DECIDED if key in given]
-    has_size = preset is not None or "source.per_pool" in given
+    has_size = "source.per_pool" in given
     log, pair_notes = _checked(
-        rollouts, format_name, mapping, config, wrong, has_pairs=ctx.params["pairs"] is not None, has_size=has_size
+        rollouts,
+        format_name,
+        mapping,
+        config,
+        wrong,
+        has_pairs="intervention.extraction.pairs" in given,
+        has_size=has_size,
     )
     name = name or _default_name(rollouts, log, config)
     from replay_pools.logs.importing import import_checked
@@ -123,7 +117,7 @@ def _checked(
     rollouts: Path,
     format_name: str | None,
     mapping: dict[str, str],
-    config: RunConfig,
+    config: ReplayConfig,
     wrong: Sequence[InputError],
     *,
     has_pairs: bool,
@@ -143,7 +137,6 @@ def _checked(
     errors = [*wrong]
     log = _gathered(errors, lambda: check_log(rollouts, format_name=format_name, mapping=mapping))
     if log is not None:
-        assert config.source is not None
         errors += log_faults(log, config, config.source.per_pool if has_size else None)
     _gathered(errors, lambda: check_loss(config, rollouts))
     _gathered(errors, lambda: check_machine(config))
@@ -174,7 +167,7 @@ def _gathered(errors: list[InputError], make: Callable[[], Any]) -> Any:
     return None
 
 
-def _checked_pairs(config: RunConfig) -> list[str]:
+def _checked_pairs(config: ReplayConfig) -> list[str]:
     """What was decided of the pairs, once they are sound for the tokenizer of the model; no weights are loaded."""
     from extraction.library import check_pairs
     from extraction.pairs import pair_notes, selected_pairs
@@ -208,7 +201,7 @@ def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
     return [_mapped(rollouts, log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
 
 
-def _default_name(rollouts: Path, log: "CheckedLog", config: RunConfig) -> str:
+def _default_name(rollouts: Path, log: "CheckedLog", config: ReplayConfig) -> str:
     """The name of the file, with a hash of all that shapes the result: no two results share a name."""
     from extraction.pairs import pairs_sha, selected_pairs
 
@@ -249,14 +242,13 @@ def _log_lines(rollouts: Path, log: "CheckedLog", pool: Pool, model: str, out: P
     return [*lines, f"  cannot know: {log.kind.cannot_know.rstrip('.')}{others}"]
 
 
-def _of_the_log(config: RunConfig, name: str, per_pool: int | None) -> RunConfig:
+def _of_the_log(config: ReplayConfig, name: str, per_pool: int | None) -> ReplayConfig:
     """The settings of the replay of this pool alone, in groups of this size; None: as the settings say."""
-    assert config.source is not None
     source = replace(config.source, replay_dirs=(name,), per_pool=per_pool or config.source.per_pool)
     return replace(config, source=source)
 
 
-def _replay(config: RunConfig, directory: Path, out: Path) -> None:
+def _replay(config: ReplayConfig, directory: Path, out: Path) -> None:
     from probe.runs.replay import replay
 
     with running(config.model, (), directory, out) as world:

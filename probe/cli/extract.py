@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -11,34 +10,28 @@ from probe.analysis.verdict.run_options import changed_options
 from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import rounding_line
 from probe.cli._progress import say
-from probe.cli._settings import SettingsCommand, given_flags, settings_options
+from probe.cli._settings import SettingsCommand, run_config, settings_options
 from probe.cli.directions import print_card
 from probe.records.root import elsewhere
-from probe.settings.presets import configure
-from probe.settings.run import RunConfig, normaliser
+from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
 from replay_pools.storage.tables import flat
 
 DIVISOR = "objective.max_completion_length"  # of dr_grpo
-FLAGS = {
-    "model": "model.name",
-    "device": "model.device",
-    "pairs": "intervention.extraction.pairs",
-    "pairs_map": "intervention.extraction.pairs_map",
-    "k": "intervention.extraction.k",
-}
 
 
 @click.command(cls=SettingsCommand)
 @name_option("directions", default="v_hack", show_default=True)
-@click.option("--model", help="organism, a directory, a .gguf file or a hub id. Default: organism.")
 @click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Module coordinates.")
-@click.option("--pairs", help="builtin, builtin:MODE, builtin:placebo, or a file of pairs. Default: builtin.")
-@click.option("--pairs-map", help="FIELD=COLUMN,... of the pairs, as hack=rejected,clean=chosen.")
-@click.option("--k", type=click.IntRange(1), help="Directions in a module. Default: 4.")
-@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
-@settings_options
+@settings_options(
+    "replay",
+    "model.name: --model",
+    "model.device",
+    "intervention.extraction.pairs",
+    "intervention.extraction.pairs_map",
+    "intervention.extraction.k",
+)
 @out_option
 @json_option
 @click.pass_context
@@ -46,11 +39,8 @@ def extract(
     ctx: click.Context,
     name: str,
     basis: Basis,
-    preset: str | None,
-    settings: tuple[str, ...],
     out: Path,
     as_json: bool,
-    **_flags: Any,
 ) -> None:
     """Extract directions from pairs and write out/directions/NAME.safetensors, card and pair gradients beside it.
 
@@ -65,7 +55,7 @@ def extract(
     from probe.runs.direction_files import write_card
     from replay_pools.vocabulary import load_vocabulary
 
-    config = configure("replay", preset=preset, settings=settings, options=given_flags(ctx, FLAGS))
+    config = run_config(ctx, "replay", out)
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
     model, extraction = config.model, config.intervention.extraction
@@ -105,7 +95,7 @@ def extract(
     echo(f"next: probe replay --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
 
 
-def _more(config: RunConfig, basis: Basis) -> str:
+def _more(config: ReplayConfig, basis: Basis) -> str:
     """What a replay along these directions must be told, because it is not the default."""
     from extraction.library import shared_settings
 

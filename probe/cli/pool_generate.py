@@ -5,15 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import Real, dry_run_option, echo, echo_json, json_option, name_option, out_option
+from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import echo_work
 from probe.cli._progress import say, shown_progress
-from probe.cli._settings import SettingsCommand, config_option, run_config, say_defaults, settings_options
+from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.records.root import elsewhere
-from probe.settings.model import ModelConfig
-from replay_pools.environments.base import SPLITS
-from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.environments.registry import NAMES
+from probe.settings.training import ModelConfig
 from replay_pools.errors import InputError
 from replay_pools.rollout import Sampler
 
@@ -21,56 +18,32 @@ if TYPE_CHECKING:
     from replay_pools.generate import PoolPlan
     from replay_pools.sampling.engines import Engine
 
-FLAGS = {
-    "model": "model.name",
-    "adapter": "model.adapter",
-    "device": "model.device",
-    "engine": "rollouts.engine",
-    "served_model": "rollouts.served_model",
-    "env": "rollouts.env",
-    "split": "rollouts.split",
-    "mode": "rollouts.mode",
-    "hint": "rollouts.hint",
-    "group": "rollouts.group",
-    "temperature": "rollouts.sampler.temperature",
-    "max_new_tokens": "rollouts.sampler.max_new_tokens",
-    "cpu_limit": "rollouts.cpu_limit",
-    "steps": "steps",
-    "seed": "seed",
-}
-
 
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option("--model", help="organism, a directory, a .gguf file or a hub id. Default: organism.")
-@click.option("--adapter", help="`teacher` (of the organism) or a PEFT directory; merged before sampling.")
-@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
-@click.option("--engine", type=click.Choice(["local", "server"]), help="What samples. Default: local.")
 @click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
-@click.option("--served-model", help="Model (or adapter) on the server. Default: its one base model.")
-@click.option("--env", help=f"{NAMES}. Default: minicode.")
-@click.option("--split", type=click.Choice(SPLITS), help="Of the environment. Default: train.")
-@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode. Default: run_tests.")
-@click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: no.")
-@click.option("--steps", type=click.IntRange(1), help="Groups; one problem each. Default: 20.")
-@click.option("--group", type=click.IntRange(1), help="Rollouts in a group. Default: 8.")
-@click.option("--seed", type=int, help="Of the choice of problems and of the sampling. Default: 0.")
-@click.option(
-    "--temperature",
-    type=Real(0, min_open=True),
-    help="Default: 1, the policy's own law, which recorded log-probabilities need; a training samples from no other.",
-)
-@click.option("--max-new-tokens", type=click.IntRange(1), help="Of a completion. Default: 160.")
-@click.option(
-    "--cpu-limit",
-    type=click.IntRange(1),
-    help="CPU seconds of an execution, or 10 times those of the canonical solution where that is more. Default: 4.",
-)
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
-@settings_options
-@config_option
+@settings_options(
+    "generate",
+    "model.name: --model",
+    "model.adapter",
+    "model.device",
+    "rollouts.engine",
+    "rollouts.served_model",
+    "rollouts.env",
+    "rollouts.split",
+    "rollouts.mode",
+    "rollouts.hint",
+    "steps",
+    "rollouts.group",
+    "seed",
+    "rollouts.sampler.temperature",
+    "rollouts.sampler.max_new_tokens",
+    "rollouts.cpu_limit",
+    has_config=True,
+)
 @out_option
 @dry_run_option
 @json_option
@@ -85,7 +58,6 @@ def generate(
     out: Path,
     dry_run: bool,
     as_json: bool,
-    **_flags: Any,
 ) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
 
@@ -99,10 +71,8 @@ def generate(
     from replay_pools.grading.grade import Grader
     from replay_pools.grading.tiers import describe_tier
 
-    config = run_config(ctx, "generate", FLAGS, out)
+    config = run_config(ctx, "generate", out)
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
-    assert rollouts is not None
-    assert steps is not None
     _refuse_options(config.model, rollouts.engine, url, rollouts.served_model)
     plan = PoolPlan(
         env=rollouts.env,
@@ -128,7 +98,7 @@ def generate(
         code_rule=rollouts.code_rule,
         cpu_s=rollouts.cpu_limit,
     )
-    say_defaults(ctx, config, FLAGS, say)
+    say_defaults(ctx, config, say)
     with grader, shown_progress():
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)

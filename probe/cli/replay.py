@@ -11,29 +11,10 @@ from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_o
 from probe.cli._output import echo_preview, mean_of, rounding_line
 from probe.cli._progress import say
 from probe.cli._running import running, track_option
-from probe.cli._settings import SettingsCommand, config_option, run_config, say_defaults, settings_options
-from probe.cli.completion import known_pools, several_of
+from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.records.run import read_run
 from probe.records.timings import describe_timings
-from probe.settings.arms import ARMS
-from probe.settings.loss import LossCondition
-from probe.settings.words import MATCHES
 
-FLAGS = {
-    "replay_dirs": "source.replay_dirs",
-    "arms": "intervention.arms",
-    "per_pool": "source.per_pool",
-    "match": "source.match",
-    "steps": "steps",
-    "seed": "seed",
-    "model": "model.name",
-    "device": "model.device",
-    "pairs": "intervention.extraction.pairs",
-    "pairs_map": "intervention.extraction.pairs_map",
-    "k": "intervention.extraction.k",
-    "v_hack": "intervention.v_hack",
-    "conditions": "conditions",
-}
 # Of --help, {title: options}: what a first run needs comes first.
 GROUPS = {
     "Common options": ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run"),
@@ -44,65 +25,31 @@ GROUPS = {
 }
 
 
-def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-def _conditions(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> list[dict[str, Any]]:
-    conditions = [LossCondition.parse(text) for text in texts]
-    return [{"name": condition.name, "changes": condition.changes} for condition in conditions]
-
-
 @click.command(cls=SettingsCommand, groups=GROUPS)
 @name_option("run", default="replay", show_default=True)
-@click.option(
-    "--replay-dirs",
-    callback=_names,
-    shell_complete=several_of(known_pools),
-    help="Pools, by commas: names in OUT/pools, built-in ones, or paths with a slash. Default: teacher,base.",
+@settings_options(
+    "replay",
+    "source.replay_dirs",
+    "intervention.arms: --arm",
+    "source.per_pool",
+    "source.match",
+    "steps",
+    "seed",
+    "model.name: --model",
+    "model.device",
+    "intervention.extraction.pairs",
+    "intervention.extraction.pairs_map",
+    "intervention.extraction.k",
+    "intervention.v_hack",
+    "conditions: --condition",
+    has_config=True,
 )
-@click.option(
-    "--arm",
-    "arms",
-    callback=_names,
-    shell_complete=several_of(lambda _ctx: [*ARMS]),
-    help=f"By commas, of {', '.join(ARMS)}. Default: projected.",
-)
-@click.option("--per-pool", type=click.IntRange(1), metavar="N", help="Rollouts of a pool in a group. Default: 4.")
-@click.option(
-    "--match",
-    type=click.Choice(MATCHES),
-    help="What the pools have in common in a step: the problem, the rendered prompt, or nothing. Default: problem.",
-)
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Groups to replay. Default: all that match.")
-@click.option("--seed", type=int, help="Of the choice of rollouts and of the random controls. Default: 0.")
-@click.option("--model", help="Default: the base model that the pools' manifests name.")
-@click.option("--device", help="auto (CUDA when present), cpu, cuda, cuda:1, ... Default: auto.")
-@click.option("--pairs", help="builtin, builtin:MODE, builtin:placebo, or a file of pairs. Default: builtin.")
-@click.option("--pairs-map", help="FIELD=COLUMN,... of the pairs, as hack=rejected,clean=chosen.")
-@click.option("--k", type=click.IntRange(1), metavar="N", help="Directions in a module. Default: 4.")
-@click.option(
-    "--v-hack", help="File of probe extract, or its name in OUT/directions. Default: extract from --pairs, cached."
-)
-@click.option(
-    "--condition",
-    "conditions",
-    multiple=True,
-    callback=_conditions,
-    metavar="NAME[:KEY=VALUE,...]",
-    help="Evaluate every arm under this change of the objective; repeat for a grid. Without any there is one, "
-    "`default`, which changes nothing; beside others it has to be named.",
-)
-@settings_options
-@config_option
 @track_option
 @out_option
 @dry_run_option
 @json_option
 @click.pass_context
-def replay(
-    ctx: click.Context, name: str, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool, **_flags: Any
-) -> None:
+def replay(ctx: click.Context, name: str, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool) -> None:
     """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
 
     A killed run continues where it stopped, and ends in the same bytes. Examples:
@@ -113,7 +60,7 @@ def replay(
 
       probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
-    config = run_config(ctx, "replay", FLAGS, out)
+    config = run_config(ctx, "replay", out)
     directory = out / "runs" / name
     if dry_run:
         from probe.runs.footprint import preview_replay
@@ -123,7 +70,7 @@ def replay(
     from probe.runs.replay import replay as run_replay
 
     with running(config.model, track, directory, out) as world:
-        say_defaults(ctx, config, FLAGS, world.main_only(say))
+        say_defaults(ctx, config, world.main_only(say))
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, as_json)

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -10,30 +9,16 @@ from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_
 from probe.cli._output import echo_evaluations, echo_preview, mean_of
 from probe.cli._progress import say
 from probe.cli._running import running, track_option
-from probe.cli._settings import SettingsCommand, config_option, run_config, say_defaults, settings_options
+from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.records.run import EVALS_FILE, read_run
 from probe.records.timings import describe_timings
-from probe.settings.arms import ARMS
 from probe.settings.words import ALL
-
-# {parameter of the command: the setting that it sets}.
-FLAGS = {"arms": "intervention.arms", "seed": "seed", "steps": "steps", "hint": "rollouts.hint"}
-
-
-def _as_arms(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """The value of --arm as `intervention.arms`, which is a list."""
-    return None if value is None else (value,)
 
 
 @click.command(cls=SettingsCommand)
 @name_option("run", default="train", show_default=True)
-@click.option("--arm", "arms", type=click.Choice([*ARMS]), callback=_as_arms, help="Default: the preset's (projected).")
-@click.option("--seed", type=int, help="Of problems, sampling and random controls. Default: the preset's (0).")
-@click.option("--steps", type=click.IntRange(1), help="Optimizer steps. Default: the preset's.")
-@click.option("--hint/--no-hint", default=None, help="Tell how submissions are evaluated. Default: the preset's (yes).")
 @click.option("--url", help="http://host:port of the server, for a preset with rollouts.engine = server.")
-@settings_options
-@config_option
+@settings_options("train", "intervention.arms: --arm", "seed", "steps", "rollouts.hint", has_config=True)
 @track_option
 @out_option
 @dry_run_option
@@ -47,7 +32,6 @@ def train(
     out: Path,
     dry_run: bool,
     as_json: bool,
-    **_flags: Any,
 ) -> None:
     """Train in one arm; the run is out/runs/NAME, its rollouts are a pool inside it.
 
@@ -57,7 +41,7 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
-    config = run_config(ctx, "train", FLAGS, out)
+    config = run_config(ctx, "train", out)
     directory = out / "runs" / name
     if dry_run:
         from probe.runs.footprint import preview_training
@@ -67,7 +51,7 @@ def train(
     from probe.runs.train import train as run_train
 
     with running(config.model, track, directory, out) as world:
-        say_defaults(ctx, config, FLAGS, world.main_only(say))
+        say_defaults(ctx, config, world.main_only(say))
         run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, as_json)

@@ -32,7 +32,7 @@ from extraction.adapters.interface import check_fingerprint
 from extraction.directions import Directions, load_directions
 from probe.integrations.measured import MeasuredAdapter, MeasuredModel, MeasuredWeights
 from probe.records.records import GradientRecord
-from probe.settings.gate import GATES
+from probe.settings.arms import GATES
 from probe.settings.words import Gate
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.errors import InputError

@@ -77,7 +77,7 @@ class Run:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The run's settings as its config.json has them: `probe.settings.run.RunConfig.from_json` makes them typed."""
+        """The run's settings as its config.json has them: `probe.settings.run.read_config` makes them typed."""
         return settings_of(self.config)
 
     @property

@@ -23,8 +23,8 @@ from probe.runs.join import Pieces, PlanningMarker
 from probe.runs.loop import Setup, TokenAttribution
 from probe.settings.arms import Arm, get_arm, measured_arm
 from probe.settings.loss import LossSettings
-from probe.settings.model import ModelConfig
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
+from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
@@ -73,7 +73,7 @@ class Assembly:
         return self.setup.bases.coordinates[0]
 
 
-def steps_apart(config: RunConfig) -> bool:
+def steps_apart(config: StepConfig) -> bool:
     """Whether several ranks share out the steps of a run, not the rollouts of each step.
 
     They can at frozen weights, where no step depends on another; a sharded base needs all ranks in every forward.
@@ -82,7 +82,7 @@ def steps_apart(config: RunConfig) -> bool:
 
 
 def assemble(
-    config: RunConfig,
+    config: StepConfig,
     policy: Policy,
     directory: Path,
     cache_dir: Path,
@@ -114,7 +114,7 @@ def assemble(
     with timings.phase("directions") as phase, in_turn:
         directions = ArmDirections(config.intervention, config.seed, policy, bases, cache_dir, say)
         start = directions.measures(conditions, arms, config.intervention.gate)
-        if config.verb == "replay":
+        if isinstance(config, ReplayConfig):
             # In a training the products with pair gradients of the start would be stale from the second step on.
             grams = _gram_recorders(directory, directions, start, bases, next(iter(conditions.values())))
         phase.used_cache(misses=directions.cache_misses())
@@ -149,7 +149,7 @@ def assemble(
         reward_range=config.reward_range,
         tokens=tokens,
         world=world,
-        is_off_policy=config.remedy is not None and config.remedy.is_off_policy,
+        is_off_policy=isinstance(config, TrainConfig) and config.remedy is not None and config.remedy.is_off_policy,
     )
     return Assembly(setup=setup, training=training, start=start)
 
@@ -215,7 +215,7 @@ def attach_bases(
     return bases
 
 
-def _training(config: RunConfig, coordinates: Coordinates, num_steps: int) -> TrainingState:
+def _training(config: StepConfig, coordinates: Coordinates, num_steps: int) -> TrainingState:
     """AdamW in the one arm under the one condition, with the references and controllers."""
     optimizer, control = config.optimizer, config.control
     decay = None

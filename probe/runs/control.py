@@ -160,8 +160,6 @@ class Tripwires(_Resumable):
         entropy, drop = limits.entropy_min_frac, limits.logprob_drop_max
         return {
             "kl/mean": (limits.kl_mean_max, 1),
-            "kl/max": (limits.kl_token_max, 1),
-            "grad_norm": (limits.grad_norm_max, 1),
             "entropy": (None if entropy is None or "entropy" not in first else entropy * first["entropy"], -1),
             "logprob": (None if drop is None or "logprob" not in first else first["logprob"] - drop, -1),
         }

@@ -30,7 +30,7 @@ from probe.analysis.statistics.gram import Extraction, PairGram, read_pairs
 from probe.records.run import Run
 from probe.runs.directions import CARD_SCHEMA, card_path
 from probe.runs.gram_recorder import extraction_settings, pair_products
-from probe.settings.run import RunConfig
+from probe.settings.run import StepConfig
 from replay_pools.errors import InputError
 from replay_pools.storage.files import sha256, write_json
 
@@ -90,7 +90,7 @@ def _pair_gram(pairs: PairGradients, directions: Directions) -> PairGram:
     )
 
 
-def direction_file(run: Run, config: RunConfig, out_dir: Path) -> tuple[str, Path | None]:
+def direction_file(run: Run, config: StepConfig, out_dir: Path) -> tuple[str, Path | None]:
     """What `intervention.v_hack` has to say for a training along the run's directions, and the file where one was made.
 
     Args:

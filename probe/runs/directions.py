@@ -28,9 +28,9 @@ from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
 from probe.settings.arms import Arm, DirectionKind
-from probe.settings.intervention import GateConfig, InterventionConfig
 from probe.settings.loss import LossSettings
 from probe.settings.run import normaliser
+from probe.settings.training import GateConfig, InterventionConfig
 from probe.step.distributed import SOLO, World
 from probe.step.step import Measure
 from probe.step.update import Updater

@@ -49,7 +49,7 @@ from probe.records.run import (
 from probe.runs.assemble import configured_policy
 from probe.runs.heldout import HeldOut, eval_settings, hold_out
 from probe.runs.rates import Evaluation, Weights, evaluate
-from probe.settings.run import RunConfig
+from probe.settings.run import EvalConfig, TrainConfig
 from probe.step.distributed import SOLO, World
 from probe.step.projection import haar_hackward_quantile, sample_cosines
 from probe.step.update import Updater
@@ -64,6 +64,7 @@ from replay_pools.policy.load import Policy
 from replay_pools.progress import report
 from replay_pools.sampling.engines import LocalEngine
 from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
+from replay_pools.storage.tables import decode
 
 EVALUATION_FILE = "evaluation.json"
 
@@ -191,7 +192,7 @@ def _share(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.0%}"
 
 
-def deployed_policy(directory: Path) -> tuple[RunConfig, int]:
+def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
     """The settings that evaluate the deployed policy of a training run as the run asked it, and its optimizer steps.
 
     Raises:
@@ -203,13 +204,13 @@ def deployed_policy(directory: Path) -> tuple[RunConfig, int]:
         actual = "no adapter" if settings.get("verb") == "train" else str(settings.get("verb", "no run"))
         raise InputError(directory, expected="a finished run of probe train", found=actual)
     read_manifest(directory)  # a run of an older schema is refused as such, not for its settings
-    trained = RunConfig.from_json(settings, path)
+    trained = decode(TrainConfig, settings, path)
     model = replace(trained.model, adapter=str(directory / ADAPTER_DIR), device="auto", shard_base=False)
-    config = RunConfig(verb="eval", model=model, rollouts=trained.rollouts, evaluation=trained.evaluation)
+    config = EvalConfig(model=model, rollouts=trained.rollouts, evaluation=trained.evaluation)
     return config, len(read_steps(directory / STEPS_FILE))
 
 
-def check_unseen(trained: RunConfig, config: RunConfig) -> None:
+def check_unseen(trained: EvalConfig, config: EvalConfig) -> None:
     """Refuse to evaluate a trained policy on problems that its training was free to draw.
 
     Args:
@@ -229,7 +230,7 @@ def check_unseen(trained: RunConfig, config: RunConfig) -> None:
 
 
 def evaluate_policy(
-    config: RunConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
+    config: EvalConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
 ) -> Evaluation:
     """`probe eval`: sample, grade and count; pools and `evaluation.json` go to `directory`, a second call continues.
 
@@ -243,8 +244,6 @@ def evaluate_policy(
         InputError: anything wrong with the model, adapter or problems; `directory` holds another evaluation.
     """
     sampling, evaluation, model = config.rollouts, config.evaluation, config.model
-    assert sampling is not None
-    assert evaluation is not None
     group = evaluation.rollouts_per_problem
     _, problems = _split(config)
     policy = configured_policy(model, out_dir / "cache")
@@ -272,9 +271,7 @@ def evaluate_policy(
     return rates
 
 
-def _split(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
+def _split(config: EvalConfig) -> tuple[list[Problem], list[Problem]]:
     """(problems to train on, held-out problems) under these settings."""
-    assert config.rollouts is not None
-    assert config.evaluation is not None
     environment = get_environment(config.rollouts.env)
     return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)

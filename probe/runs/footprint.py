@@ -24,8 +24,8 @@ from probe.runs.replay import ReplayInputs
 from probe.runs.resume import find_run, is_complete
 from probe.runs.train import TrainingInputs
 from probe.settings.arms import get_arm
-from probe.settings.model import ModelConfig
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
+from probe.settings.training import ModelConfig
 from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
@@ -121,10 +121,10 @@ def memory(
     return rows
 
 
-def missing_for_prompts(config: RunConfig, model: str) -> list[InputError]:
+def missing_for_prompts(config: StepConfig, model: str) -> list[InputError]:
     """Why the prompts of a run cannot be measured: problems or a tokenizer that are not at hand; often nothing."""
     checks: list[Callable[[], object]] = [partial(check_tokenizer_at_hand, model)]
-    if config.rollouts is not None:
+    if isinstance(config, TrainConfig):
         checks.append(partial(get_environment, config.rollouts.env))
     missing = []
     for check in checks:
@@ -136,7 +136,7 @@ def missing_for_prompts(config: RunConfig, model: str) -> list[InputError]:
 
 
 def sampling_memory(
-    model: PreTrainedModel, name: str, config: RunConfig, freed: int, *, with_prompts: bool = True
+    model: PreTrainedModel, name: str, config: TrainConfig, freed: int, *, with_prompts: bool = True
 ) -> Memory:
     """The cache of keys and values where a run that trains samples most at once: a step, or an evaluation.
 
@@ -151,8 +151,6 @@ def sampling_memory(
         with_prompts: False: prompts are not known, and left out.
     """
     rollouts, evaluation = config.rollouts, config.evaluation
-    assert rollouts is not None
-    assert evaluation is not None
     rows = rollouts.prompts_per_step * rollouts.group, evaluation.num_problems * evaluation.rollouts_per_problem
     # The token that is sampled last is not read again.
     new_tokens = rollouts.sampler.max_new_tokens - 1
@@ -182,13 +180,12 @@ def _measured(model: str, env: str, mode: str, hint: bool, instruction: str | No
     return lengths
 
 
-def _prompt_lengths(model: str, config: RunConfig) -> dict[str, int]:
+def _prompt_lengths(model: str, config: TrainConfig) -> dict[str, int]:
     """{problem id: tokens of its prompt} of an environment's problems to train and to evaluate on.
 
     With the line that a remedy adds in training; evaluations, which go without it, are taken to have it too.
     """
     rollouts = config.rollouts
-    assert rollouts is not None
     instruction = None if config.remedy is None else config.remedy.update_instruction
     return _measured(model, rollouts.env, rollouts.mode, rollouts.hint, instruction)  # cached: a spec has many runs
 
@@ -206,7 +203,7 @@ def pass_memory(model: PreTrainedModel, tokens: int) -> list[Memory]:
     ]
 
 
-def most_tokens(model: PreTrainedModel, name: str, config: RunConfig, step_tokens: int | None) -> int:
+def most_tokens(model: PreTrainedModel, name: str, config: StepConfig, step_tokens: int | None) -> int:
     """Tokens of the largest pass: of a step, or of the pairs, unless these come from a direction file.
 
     Args:
@@ -215,9 +212,8 @@ def most_tokens(model: PreTrainedModel, name: str, config: RunConfig, step_token
         step_tokens: prompts and completions of the largest step; None: not known, as large as a pass may be.
     """
     intervention, budget = config.intervention, _pass_budget(model, config)
-    if config.verb == "train":
+    if isinstance(config, TrainConfig):
         rollouts = config.rollouts
-        assert rollouts is not None
         longest = max(_prompt_lengths(name, config).values())
         step_tokens = rollouts.prompts_per_step * rollouts.group * (longest + rollouts.sampler.max_new_tokens)
     if step_tokens is None:
@@ -228,7 +224,7 @@ def most_tokens(model: PreTrainedModel, name: str, config: RunConfig, step_token
     return min(budget, max([step_tokens, *(_pair_tokens(name, pairs) for pairs in sources)]))
 
 
-def _pass_budget(model: PreTrainedModel, config: RunConfig) -> int:
+def _pass_budget(model: PreTrainedModel, config: StepConfig) -> int:
     """How many tokens a pass may have; of its own accord, what fits on this machine."""
     backbone = model.base_model
     assert isinstance(backbone, PreTrainedModel)
@@ -267,7 +263,7 @@ class Footprint:
 
 
 def run_footprint(
-    config: RunConfig, model: str, *, num_samples: int, step_tokens: int | None = None, with_prompts: bool = True
+    config: StepConfig, model: str, *, num_samples: int, step_tokens: int | None = None, with_prompts: bool = True
 ) -> Footprint:
     """The footprint of a run in which all its arms are measured.
 
@@ -299,7 +295,7 @@ def run_footprint(
             trains=config.trains,
         ),
     ]
-    if config.verb == "train" and config.rollouts is not None and config.rollouts.engine == "local":
+    if isinstance(config, TrainConfig) and config.rollouts.engine == "local":
         freed = sum(row.num_bytes for row in passes[:-1])  # the buffers of the kernels stay
         rows.append(sampling_memory(skeleton, model, config, freed, with_prompts=with_prompts))
     return Footprint(model=model, modules=coverage(skeleton, config.model.targets), memory=rows)
@@ -322,7 +318,7 @@ class Preview:
 
 
 def preview_replay(
-    config: RunConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None] = lambda text: None
+    config: ReplayConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None] = lambda text: None
 ) -> Preview:
     """What `replay` with the same arguments would do.
 
@@ -347,7 +343,7 @@ def preview_replay(
     return _preview(directory, inputs.record_without_weights(), work, footprint)
 
 
-def preview_training(config: RunConfig, directory: Path, *, out_dir: Path) -> Preview:
+def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
     """What `train` with the same arguments would sample and need, in one process.
 
     Raises:

@@ -124,7 +124,7 @@ def run_steps(
     world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
     if training is not None:
         # `steps.jsonl` may run ahead of the newest checkpoint: the steps after it are done again, to the same bytes.
-        world.on_main(partial(drop_checkpoints, directory, first, keep=checkpoints.keep))
+        world.on_main(partial(drop_checkpoints, directory, first))
         first = load_checkpoint(directory, training)
         records = [record for record in records if record.step < first]
     for step in range(first, source.num_steps, at_a_time):
@@ -190,7 +190,7 @@ def _write_progress(
         save_checkpoint(directory, num_done, training)
     write_steps(directory, records)
     if training is not None:
-        drop_checkpoints(directory, num_done, keep=checkpoints.keep)
+        drop_checkpoints(directory, num_done)
 
 
 def _run_step(

@@ -22,8 +22,8 @@ from probe.runs.loop import run_steps
 from probe.runs.precision import dtype_noise
 from probe.runs.resume import is_complete, open_run
 from probe.settings.loss import LossCondition, check_recorded
-from probe.settings.model import ModelConfig
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig
+from probe.settings.training import ModelConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
@@ -50,8 +50,7 @@ class ReplayInputs:
         InputError: no such pool, or one in a format that cannot be read.
     """
 
-    def __init__(self, config: RunConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
-        assert config.source is not None  # `RunConfig` refuses a replay without one
+    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
         self.source, self._device, self._say = config.source, device, say
         self._cache_dir = out_dir / "cache"
         paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
@@ -130,7 +129,7 @@ class ReplayInputs:
         return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
 
 
-def _resolved(config: RunConfig, pools: Sequence[Pool]) -> RunConfig:
+def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
     """The configuration with the divisor of dr_grpo, a token limit, filled in where none is given.
 
     It is the largest `max_new_tokens` that the samplers of the pools record; None, if none of them records any.
@@ -164,7 +163,7 @@ def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:
 
 
 def replay(
-    config: RunConfig,
+    config: ReplayConfig,
     directory: Path,
     *,
     out_dir: Path,

@@ -113,7 +113,7 @@ def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
     write_atomic(_path(directory, done), data + hashlib.sha256(data).digest())
 
 
-def drop_checkpoints(directory: Path, recorded: int, *, keep: int) -> None:
+def drop_checkpoints(directory: Path, recorded: int, *, keep: int = 2) -> None:
     """Delete checkpoints ahead of the `recorded` steps, and all but the newest `keep` of the others.
 
     Call it once the steps are recorded: a run killed between a checkpoint and the line in `steps.jsonl` has one

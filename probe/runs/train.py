@@ -40,7 +40,7 @@ from probe.runs.sources.rewards import PAYS, AppliedRemedy, RemediedSource, Surp
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.settings.loss import check_recorded
 from probe.settings.rollouts import RolloutConfig
-from probe.settings.run import RunConfig
+from probe.settings.run import TrainConfig
 from probe.settings.training import EvaluationConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource, RolloutKey
@@ -60,7 +60,7 @@ from replay_pools.serving.engine import connect
 
 
 def train(
-    config: RunConfig,
+    config: TrainConfig,
     directory: Path,
     *,
     out_dir: Path,
@@ -183,11 +183,7 @@ class TrainingInputs:
             log-probabilities.
     """
 
-    def __init__(self, config: RunConfig, out_dir: Path, directory: Path, world: World = SOLO) -> None:
-        # `RunConfig` refuses a training without these.
-        assert config.rollouts is not None
-        assert config.evaluation is not None
-        assert config.steps is not None
+    def __init__(self, config: TrainConfig, out_dir: Path, directory: Path, world: World = SOLO) -> None:
         self.rollouts: RolloutConfig = config.rollouts
         self.evaluation: EvaluationConfig = config.evaluation
         self.steps: int = config.steps
@@ -246,7 +242,7 @@ class TrainingInputs:
         return FixedProblems([next(drawn[teaches]) for teaches in is_taught]), held_out
 
 
-def _open_teacher(config: RunConfig, rollouts: RolloutConfig, out_dir: Path) -> Pool | None:
+def _open_teacher(config: TrainConfig, rollouts: RolloutConfig, out_dir: Path) -> Pool | None:
     if rollouts.teacher is None:
         return None
     pool = open_pool(resolve_pool(rollouts.teacher.pool, out_dir))
@@ -260,7 +256,7 @@ def _open_teacher(config: RunConfig, rollouts: RolloutConfig, out_dir: Path) -> 
     return pool
 
 
-def _keep_start(config: RunConfig, directory: Path) -> None:
+def _keep_start(config: TrainConfig, directory: Path) -> None:
     """Copy the adapter that the training starts from into the one that it will write, which is nothing without it.
 
     Before the first step: the original may change or go while the run goes on.
@@ -272,7 +268,7 @@ def _keep_start(config: RunConfig, directory: Path) -> None:
 
 @contextmanager
 def _open_engine(
-    config: RunConfig,
+    config: TrainConfig,
     rollouts: RolloutConfig,
     policy: Policy,
     coordinates: Coordinates,

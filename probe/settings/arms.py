@@ -1,17 +1,26 @@
 """Arms: what is done to the gradient of a run, and along which directions; one row of `ARMS` each.
 
 To add an arm: a row in `_ARMS`. Its `directions` may be of a new kind: add the word to `DirectionKind` here and its
-construction to `extraction.library.DirectionLibrary.get`. A new gate is added in `probe.settings.gate`.
+construction to `extraction.library.DirectionLibrary.get`.
+
+The gate laws say which multiples of the directions V a gate subtracts from a gradient g, given c = V g:
+
+    one_sided   relu(c)    the hack-ward component alone
+    two_sided   c          the whole component in the span of V
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from extraction.words import Basis
 from probe.settings.words import Gate
 from replay_pools.errors import InputError
 
+# Of torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the keyword `min` in both.
+GATES: dict[Gate, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}
+# E[gate(c) c] and E[gate(c)^2] in units of E[c^2], for a c whose law is symmetric around 0.
+MOMENTS: dict[Gate, tuple[float, float]] = {"one_sided": (0.5, 0.5), "two_sided": (1.0, 1.0)}
 DirectionKind = Literal["v_hack", "haar", "permuted", "placebo"]
 
 

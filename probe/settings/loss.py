@@ -1,106 +1,76 @@
-"""The settings of the loss: names, defaults and checks, without torch. Their mathematics is in `probe.objective`.
+"""The table `objective`: the settings of the loss, without torch. Their mathematics is in `probe.objective`.
 
-    LossSettings(reference="base", beta=1e-3)                              GRPO with a KL penalty
-    LossCondition(name="capped", changes={"advantage_clip": 2.0})          the objective of a run, with these changes
-
-To add a setting: a field of `LossSettings` with its default, its check in `_check_ranges` or `_check_fit`, and its use
-in `probe.objective.weigh`. A new estimator is a word in `probe.settings.words` and a row in the
-table named there; a new loss type is described in `extraction.loss`.
+LossSettings(reference="base", beta=1e-3)                              GRPO with a KL penalty
+LossCondition(name="capped", changes={"advantage_clip": 2.0})          the objective of a run, with these changes
 """
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field, fields, replace
 from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 from extraction.words import LossType
 from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Reward, Scale, Strata
 from replay_pools.errors import FieldError, InputError
 from replay_pools.storage.files import PLAIN_NAME
-from replay_pools.storage.tables import decode, nearest
+from replay_pools.storage.tables import STRICT, Maybe, decode, setting
 
 # The sampler that draws from the policy's own distribution: only then do the recorded log-probabilities compare with
 # those that a step computes.
 PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class LossSettings:
-    """The loss of a run. Names are TRL's; the formulas are those of METHOD section 2.
+    """The loss. Names are TRL's; the formulas are those of METHOD, section 2. The keys are those of `--condition`, too.
 
-    Raises:
-        FieldError: a number out of its range, or settings that do not fit together.
+    What does not fit together is refused by the run that it belongs to (`faults`).
     """
 
-    loss_type: LossType = "grpo"
-    max_completion_length: int | None = None  # what dr_grpo divides by; None: the generation limit
-    reward: Reward = "paid"  # surprise: minus the reward that the record of its problem lets one expect
-    advantage_estimator: Estimator = "grpo"
-    scale_rewards: Scale = "none"
-    advantage_eps: float = ADVANTAGE_EPS  # added to the standard deviation that scale_rewards divides by
-    min_group_std: float = 0.0  # groups whose rewards have a smaller standard deviation get advantages of 0
-    strata: Strata | None = None  # baselines within these parts of a group; None: one for the group
-    advantage_clip: float | None = None  # applied last: to A_it where there is token credit, to A_i otherwise
-    # Token credit (`probe.objective.credit`): each number is neutral by default.
-    gtpo_beta: float = 0.0
-    sepa_lambda: float = 0.0
-    hicra_alpha: float = 0.0
-    old_logprobs: Old = "current"  # denominator of the ratio; current: the ratio is 1 and nothing is clipped
-    epsilon: float | None = 0.2  # clip range of the ratio below 1; None = not clipped
-    epsilon_high: float | None = None  # clip range above 1; None = epsilon
-    reference: Reference | None = None  # of the KL; None = no KL is measured
-    beta: float = 0.0  # with a reference and beta 0 the KL is measured and does not act
-    entropy_coef: float = 0.0
+    loss_type: LossType = setting("grpo", "normaliser of the loss")
+    max_completion_length: Maybe[int] = setting(
+        None, "in tokens: what `dr_grpo` divides by; none: the generation limit", gt=0
+    )
+    reward: Reward = setting(
+        "paid", "of a training: as paid, or minus what its problem lets one expect (needs `scale_rewards=batch`)"
+    )
+    advantage_estimator: Estimator = setting(
+        "grpo", "reward minus the mean (`grpo`), or divided by the mean as well (`maxrl`)"
+    )
+    scale_rewards: Scale = setting("none", "divide by the standard deviation of the group or of the batch")
+    advantage_eps: float = setting(ADVANTAGE_EPS, "added to that standard deviation", ge=0)
+    min_group_std: float = setting(0.0, "groups with a smaller standard deviation get advantages of 0", ge=0)
+    strata: Maybe[Strata] = setting(
+        None, "baselines within parts of a group: rollouts of one pool, of one prompt, or longer than the median"
+    )
+    advantage_clip: Maybe[float] = setting(None, "cap on the size of an advantage, applied last", gt=0)
+    gtpo_beta: float = setting(0.0, "token credit: weight by the token's surprisal (GTPO); 0 is off", ge=0)
+    sepa_lambda: float = setting(
+        0.0,
+        "token credit: draw the surprisals of execution tokens to their mean (SEPA); acts through `gtpo_beta`",
+        ge=0,
+        le=1,
+    )
+    hicra_alpha: float = setting(0.0, "token credit: more weight for planning tokens (HICRA); 0 is off", ge=0)
+    old_logprobs: Old = setting(
+        "current", "what the ratio is against; `current`: the ratio is 1 and nothing is clipped"
+    )
+    epsilon: Maybe[float] = setting(0.2, "the ratio is clipped at 1 - epsilon; none: not clipped", gt=0, lt=1)
+    epsilon_high: Maybe[float] = setting(None, "and at 1 + epsilon_high; none: as `epsilon`", gt=0)
+    reference: Maybe[Reference] = setting(None, "of the KL; none: no KL is measured")
+    beta: float = setting(0.0, "weight of the KL penalty; 0 with a reference: measured without acting", ge=0)
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus")
 
-    def __post_init__(self) -> None:
-        """Check every number by itself, then the settings together."""
-        self._check_ranges()
-        self._check_clipping()
-        self._check_fit()
-
-    def _check_ranges(self) -> None:
-        ranges = {
-            "advantage_eps": (0, math.inf),
-            "min_group_std": (0, math.inf),
-            "gtpo_beta": (0, math.inf),
-            "sepa_lambda": (0, 1),
-            "hicra_alpha": (0, math.inf),
-            "beta": (0, math.inf),
-        }
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                interval = f"[{low}, {high}]" if high < math.inf else f"at least {low}"
-                raise FieldError(name, f"a number {interval}", value)
-        for name in ("max_completion_length", "advantage_clip", "epsilon_high"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise FieldError(name, "a number above 0, or none", value)
-
-    def _check_clipping(self) -> None:
-        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        if self.epsilon is None and high is not None:
-            raise FieldError("epsilon_high", "none beside epsilon none, which clips nothing", high)
-        if self.epsilon is not None and not 0 < self.epsilon < 1:
-            raise FieldError("epsilon", "a number in (0, 1), or none", self.epsilon)
-
-    def _check_fit(self) -> None:
+    def faults(self) -> Iterator[FieldError]:
+        """Settings that would give another loss than the one that they name."""
         if self.advantage_estimator == "maxrl" and self.scale_rewards != "none":
-            raise FieldError("scale_rewards", "none with maxrl, which divides by the mean already", self.scale_rewards)
+            yield FieldError("scale_rewards", "none with maxrl, which divides by the mean already", self.scale_rewards)
         if self.reward == "surprise" and self.scale_rewards != "batch":
-            expected = (
-                "batch with reward surprise, which takes the same from all rewards of a group: there it cancels in "
-                "every advantage, and in a group's standard deviation"
-            )
-            raise FieldError("scale_rewards", expected, self.scale_rewards)
-        if self.strata is not None and self.loss_type == "nll":
-            raise FieldError("strata", "none with nll, which has no advantages", self.strata)
-        if self.sepa_lambda and not self.gtpo_beta:
-            raise FieldError("sepa_lambda", "gtpo_beta above 0: SEPA pools what GTPO weighs", "gtpo_beta 0")
+            expected = "batch with reward surprise: in a group the expectation cancels"
+            yield FieldError("scale_rewards", expected, self.scale_rewards)
         if self.beta and self.reference is None:
-            raise FieldError("beta", "a reference beside it: base, ema or recorded", "none")
-        if self.loss_type == "nll" and self.has_token_terms:
-            raise FieldError("loss_type", "neither ratio, KL penalty nor entropy bonus with nll", "nll beside one")
+            yield FieldError("beta", "a reference beside it: base, ema or recorded", "none")
 
     @property
     def lacks_divisor(self) -> bool:
@@ -121,7 +91,7 @@ class LossSettings:
 LOSS_KEYS = tuple(entry.name for entry in fields(LossSettings))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class LossCondition:
     """A named change of the objective. All conditions of a replay are measured on the same forward and backward.
 
@@ -135,18 +105,8 @@ class LossCondition:
     def __post_init__(self) -> None:
         """Refuse a name that is no file name and keys that the loss lacks; give each value the type of its field."""
         if not PLAIN_NAME.fullmatch(self.name):
-            raise InputError("condition name", expected="letters, digits and . _ -", found=repr(self.name))
-        where = f"condition {self.name}"
-        for key in self.changes:
-            if key not in LOSS_KEYS:
-                near = nearest(key, LOSS_KEYS)
-                raise InputError(
-                    f"{where} {key}",
-                    expected=f"a setting of the objective, out of {', '.join(LOSS_KEYS)}",
-                    found="an unknown key",
-                    fix=f"did you mean {near}?" if near else "",
-                )
-        typed = decode(_UncheckedLoss, self.changes, where)
+            raise FieldError("name", "letters, digits and . _ -", repr(self.name))
+        typed = decode(LossSettings, self.changes, f"condition {self.name}")
         # The dataclass is frozen: its own initialisation is the one place that may still set a field.
         object.__setattr__(self, "changes", {key: getattr(typed, key) for key in self.changes})
 
@@ -159,29 +119,14 @@ class LossCondition:
         """
         name, _, settings = text.partition(":")
         changes = {}
-        for setting in filter(None, settings.split(",")):
-            key, _, value = (part.strip() for part in setting.partition("="))
+        for part in filter(None, settings.split(",")):
+            key, _, value = (word.strip() for word in part.partition("="))
             changes[key] = _plain_value(value)
-        return cls(name=name, changes=changes)
+        return decode(cls, {"name": name, "changes": changes}, "condition")
 
     def objective(self, base: LossSettings) -> LossSettings:
-        """`base` with the changes of this condition.
-
-        Raises:
-            InputError: together they are not a valid loss; the error names the condition.
-        """
-        try:
-            return replace(base, **self.changes)
-        except InputError as error:
-            where = f"condition {self.name}: {error.where}"
-            raise InputError(where, expected=error.expected, found=error.found) from error
-
-
-class _UncheckedLoss(LossSettings):
-    """The fields and types of the loss without its checks, which apply to changes only together with their base."""
-
-    def __post_init__(self) -> None:
-        pass
+        """`base` with the changes of this condition."""
+        return replace(base, **self.changes)
 
 
 def law_of(sampler: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,10 +144,7 @@ def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Ma
     Raises:
         InputError: an objective reads recorded log-probabilities, and a sampler changed the policy's distribution.
     """
-    uses_recorded = False
-    for objective in objectives:
-        uses_recorded |= "recorded" in (objective.old_logprobs, objective.reference)
-    if not uses_recorded:
+    if not any("recorded" in (objective.old_logprobs, objective.reference) for objective in objectives):
         return
     for where, sampler in samplers.items():
         law = None if sampler is None else law_of(sampler)

@@ -2,11 +2,9 @@
 
     configure("train", preset="fast", settings=["optimizer.lr=0.01"], options={"seed": 41})
 
-A preset is a TOML file with the tables of `RunConfig`: one of `probe/settings/presets/`, or a file of the user's. Its
-key `verb` names the verb that it is made for. Another verb takes from it only the tables in `SHARED`, so that
+A preset is a TOML file with the tables of a run: one of `probe/settings/presets/`, or a file of the user's. Its key
+`verb` names the verb that it is made for. Another verb takes from it only the tables in `SHARED`, so that
 `probe replay --preset full` probes the training that `probe train --preset full` would run.
-
-To add a preset: a .toml file in `probe/settings/presets/`; its name without the ending is the name of the preset.
 """
 
 import re
@@ -15,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.settings.run import KEYS, TABLES, RunConfig, tables_of
+from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
 from replay_pools.errors import InputError
-from replay_pools.storage.tables import NO_VALUE, nearest, overlaid, read_toml, toml_text
+from replay_pools.storage.tables import NO_VALUE, decode, overlaid, read_toml, toml_text
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
@@ -35,45 +33,36 @@ def configure(
     where: object = "settings",
     settings: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
-) -> RunConfig:
-    """The settings of a run: its preset, overlaid with `settings` in their order, then with `options`.
+) -> Any:
+    """The settings of a run, of the class of its verb: a preset, then `settings` in their order, then `options`.
 
     Args:
         verb: the command that the settings are for.
         preset: a name or a .toml file; None = `DEFAULT_PRESET` of the verb.
-        start: a table of settings in the place of the default preset; a `preset` goes before it.
-        where: names `start` in errors.
+        start: a table of settings in the place of a preset.
+        where: names the settings in errors.
         settings: texts KEY=VALUE, the key with dots, the value in TOML (a single word needs no quotes).
         options: {key with dots: value} of the flags that were given.
 
     Raises:
-        InputError: no such preset; a key that is unknown; a value of another type or out of its range.
+        InputError: no such preset; keys that are unknown, values of another type or out of their range, settings that
+            do not fit together.
     """
-    if start is None or preset is not None:
-        name = preset or DEFAULT_PRESET[verb]
-        start, where = preset_table(name, verb), f"preset {name}"
-    table = dict(start)
+    table = preset_table(preset or DEFAULT_PRESET[verb], verb) if start is None else dict(start)
     for text in settings:
         table = overlaid(table, parse_setting(text))
     table = overlaid(table, nested(options or {}))
     if table.get("verb", verb) != verb:
         raise InputError("verb", expected=f"{verb}, as the command says", found=repr(table["verb"]))
-    try:
-        return RunConfig.from_json(table, "settings")
-    except InputError as error:
-        try:
-            RunConfig.from_json(start, where)
-        except InputError as alone:
-            if (alone.expected, alone.found) == (error.expected, error.found):
-                raise alone from error  # the preset is wrong by itself, and the error names it
-        raise
+    return decode(CONFIGS[verb], table, where, known=KEYS)
 
 
 def preset_table(name: str, verb: Verb) -> dict[str, Any]:
-    """The tables of a preset, adapted to the verb by `for_verb`.
+    """The tables of a preset: all of them where it is made for the verb, else its `SHARED` ones over the verb's own.
 
     Args:
         name: of a file in `PRESETS`, or the path of a .toml file.
+        verb: a verb.
 
     Raises:
         InputError: no such preset, not TOML.
@@ -82,21 +71,14 @@ def preset_table(name: str, verb: Verb) -> dict[str, Any]:
     if not path.is_file():
         expected = f"{', '.join(preset_names())}, or a .toml file"
         raise InputError("--preset", expected=expected, found=repr(name))
-    return for_verb(read_toml(path, "a preset"), verb)
-
-
-def for_verb(table: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
-    """A table of settings for a verb: all of it where it is made for that verb, else its `SHARED` tables.
-
-    What it lacks in the second case comes from the verb's default preset.
-    """
+    table = read_toml(path, "a preset")
     if table.get("verb", verb) != verb:
-        table = {key: value for key, value in table.items() if key in SHARED}
-        base = for_verb(read_toml(PRESETS / f"{DEFAULT_PRESET[verb]}.toml", "a preset"), verb)
-        table = overlaid({key: value for key, value in base.items() if key not in SHARED}, table)
-    # A table that the verb needs must be there for RunConfig to fill in its defaults.
-    empty = {name: {} for name in tables_of(verb)}
-    return overlaid(empty, {**table, "verb": verb})
+        base = read_toml(PRESETS / f"{DEFAULT_PRESET[verb]}.toml", "a preset")
+        shared = {key for key in SHARED if key in CONFIGS[verb].__pydantic_fields__}
+        table = {key: value for key, value in base.items() if key not in SHARED} | {
+            key: value for key, value in table.items() if key in shared
+        }
+    return {**table, "verb": verb}
 
 
 def preset_names() -> list[str]:
@@ -111,15 +93,11 @@ def parse_setting(text: str) -> dict[str, Any]:
     {'objective': {'reference': 'base'}}
 
     Raises:
-        InputError: a text without KEY or =, a key that no run has, a value that is not TOML.
+        InputError: a text without KEY or =, a value that is not TOML.
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
         raise InputError("--set", expected="KEY=VALUE, as objective.beta=0.01", found=repr(text))
-    if key.partition(".")[0] not in TABLES:
-        near = nearest(key, KEYS)
-        fix = f"did you mean {near}?" if near else f"the tables are {', '.join(TABLES)}"
-        raise InputError(f"--set {key}", expected="a setting of a run", found="an unknown key", fix=fix)
     toml_value = f'"{value}"' if _needs_no_quotes(value) else value
     try:
         return tomllib.loads(f"{key} = {toml_value}")

@@ -1,121 +1,149 @@
-"""The tables `optimizer`, `control`, `checkpoints` and `evaluation` of a run: how its weights move and are watched."""
+"""The tables `model`, `intervention`, `optimizer`, `control`, `checkpoints` and `evaluation` of a run. No torch."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Annotated, Literal
 
-from probe.settings.ranges import at_least, known_words
+from pydantic.dataclasses import dataclass
+
+from extraction.words import ExtractionSettings, Storage
+from probe.settings.arms import ARMS
+from probe.settings.words import Dtype, Gate, Target
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
+from replay_pools.storage.tables import STRICT, Maybe, setting, word_of
+
+ArmName = Annotated[str, word_of(ARMS)]
+Mode = Annotated[str, word_of(LOOPHOLES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class ModelConfig:
+    """Which policy, in which precision, where."""
+
+    name: Maybe[str] = setting(
+        None, "`organism`, a directory, a .gguf file or a hub id; none: a replay takes the one that its pools name"
+    )
+    adapter: Maybe[str] = setting(None, "merged into the weights: `teacher` (of the organism) or a PEFT directory")
+    dtype: Dtype = setting("float32", "of the weights")
+    device: str = setting("auto", "`auto` (CUDA when present), `cpu`, `cuda`, `cuda:1`, ...")
+    targets: tuple[str, ...] = setting(
+        ("all",), "adapted Linears: `all`, `attention`, `mlp`, or ends of their paths", min_length=1
+    )
+    lora_rank: int = setting(32, "of the arms in the LoRA basis", ge=1)
+    svd_rank: Maybe[int] = setting(None, "singular triplets kept of each matrix, the largest; none: all", ge=1)
+    svd_storage: Storage = setting("float32", "dtype of the singular vectors")
+    dtype_noise: int = setting(0, "rollouts of a replay scored again in a higher precision", ge=0)
+    shard_base: bool = setting(False, "spread the frozen weights over the processes of `torchrun`")
+
+    def __post_init__(self) -> None:
+        """Refuse noise that cannot be measured."""
+        if self.dtype_noise and (self.shard_base or self.dtype == "float64"):
+            raise FieldError("dtype_noise", "0 with shard_base and with float64, the highest", self.dtype_noise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class GateConfig:
+    """The gate of the arms that project (`probe.step.projection`)."""
+
+    gate: Maybe[Gate] = setting(None, "law of the gate; none: each arm's own, `one_sided`")
+    overshoot: float = setting(1.0, "factor on what is removed", ge=0)
+    target: Target = setting("gradient", "where weights move: gates the gradient, or the optimizer's update")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class InterventionConfig:
+    """Arms, gate and directions."""
+
+    arms: tuple[ArmName, ...] = setting(("projected",), f"of {', '.join(ARMS)}; one where weights move")
+    gate: GateConfig = field(default_factory=GateConfig)
+    extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
+    v_hack: Maybe[str] = setting(
+        None, "file of `probe extract`, or its name in OUT/directions; none: extract from the pairs"
+    )
+    refresh_every: Maybe[int] = setting(
+        None, "steps between extractions from the policy as it is; none: only at the start", ge=1
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse no arm and repeated ones, and what does not change with directions that are extracted again."""
+        if not self.arms or len(set(self.arms)) != len(self.arms):
+            raise FieldError("arms", "different arms, at least one", ", ".join(self.arms) or "none")
+        fixed = ["v_hack, which is a file"] if self.v_hack is not None else []
+        fixed += [f"{name}, whose dose is of the start" for name in self.arms if ARMS[name].dosed]
+        if fixed and self.refresh_every is not None:
+            raise FieldError("refresh_every", f"none with {fixed[0]}", self.refresh_every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class OptimizerConfig:
     """AdamW on the coordinates of a basis (`probe.step.update`)."""
 
-    lr: float = 0.0  # at the end of the warm-up; 0 = frozen weights
-    schedule: Literal["cosine", "constant"] = "cosine"  # after the warm-up; cosine decays to 0
-    warmup_steps: int = 0
-    max_grad_norm: float | None = 1.0  # cap on the norm of the gradient, after the gate; None = no cap
-
-    def __post_init__(self) -> None:
-        """Refuse negative numbers."""
-        at_least(0, warmup_steps=self.warmup_steps)
-        if self.schedule == "constant" and self.warmup_steps:
-            raise FieldError("warmup_steps", "0 with the schedule constant, which has no warm-up", self.warmup_steps)
-        if not (self.lr >= 0 and (self.max_grad_norm is None or self.max_grad_norm > 0)):
-            actual = f"{self.lr}, {self.max_grad_norm}"
-            raise FieldError("lr, max_grad_norm", ">= 0, > 0 or none", actual)
+    lr: float = setting(0.0, "learning rate at the end of the warm-up; 0: frozen weights", ge=0)
+    schedule: Literal["cosine", "constant"] = setting("cosine", "after the warm-up; `cosine` decays to 0")
+    warmup_steps: int = setting(0, "steps of the linear warm-up of `cosine`, the first at the rate 0", ge=0)
+    max_grad_norm: Maybe[float] = setting(1.0, "cap on the norm of the gradient, after the gate; none: no cap", gt=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class Limits:
-    """Limits that stop a run that trains; None = no limit."""
+    """What stops a run that trains, once `patience` steps in a row are beyond it."""
 
-    kl_mean_max: float | None = 10.0  # nats per token, mean of a step
-    kl_token_max: float | None = None  # nats, of one token: the largest of a step
-    grad_norm_max: float | None = None  # norm of the gradient before the gate
-    entropy_min_frac: float | None = 0.1  # of the first step's entropy
-    logprob_drop_max: float | None = 3.0  # nats per token below the first step's
-    patience: int = 3  # consecutive steps beyond a limit; a spike that recovers does not stop the run
-
-    def __post_init__(self) -> None:
-        """Refuse limits of 0 and below, which every step exceeds."""
-        at_least(1, patience=self.patience)
-        for name in ("kl_mean_max", "kl_token_max", "grad_norm_max", "entropy_min_frac", "logprob_drop_max"):
-            _check_bound(name, getattr(self, name))
+    kl_mean_max: Maybe[float] = setting(10.0, "stops the run: `kl/mean`, in nats per token; none: not watched", gt=0)
+    entropy_min_frac: Maybe[float] = setting(0.1, "stops the run: entropy below this share of the first step's", gt=0)
+    logprob_drop_max: Maybe[float] = setting(
+        3.0, "stops the run: log-probability this many nats per token below the first step's", gt=0
+    )
+    patience: int = setting(3, "consecutive steps beyond a limit that stop the run", ge=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class Warnings:
-    """Bounds beyond which a run that trains says so, and goes on; None = silent. Numbers and names as in `Limits`."""
+    """Bounds beyond which a run that trains says so, and goes on."""
 
-    kl_token_max: float | None = 10.0
-    grad_norm_max: float | None = 50.0
-
-    def __post_init__(self) -> None:
-        """Refuse bounds of 0 and below, which every step exceeds."""
-        for name in ("kl_token_max", "grad_norm_max"):
-            _check_bound(name, getattr(self, name))
+    kl_token_max: Maybe[float] = setting(10.0, "said, and the run goes on: KL of one token (`kl/max`)", gt=0)
+    grad_norm_max: Maybe[float] = setting(50.0, "said, and the run goes on: `grad_norm`", gt=0)
 
 
-def _check_bound(name: str, bound: float | None) -> None:
-    if bound is not None and not bound > 0:
-        raise FieldError(name, "a number above 0, or none", bound)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class ControlConfig:
-    """The controllers of `probe.runs.control`, and when the EMA reference of the KL moves."""
+    """What is adapted from step to step while a policy trains, and what stops the run."""
 
-    beta_warmup_steps: int = 0
-    target_kl: float | None = None  # nats per token; None = beta is not adapted
-    kl_horizon: int = 10  # steps
-    beta_min: float = 1e-4
-    beta_max: float = 1.0
-    ema_decay: float = 0.99  # 0 = the reference is synced
-    ema_every: int = 1  # steps between updates of the EMA reference
-    sepa_ramp_steps: int = 0
-    sepa_delay_steps: int = 0
-    sepa_gate: float = 0.0  # solve rate that starts the ramp
+    beta_warmup_steps: int = setting(0, "steps in which beta rises from 0", ge=0)
+    target_kl: Maybe[float] = setting(None, "nats per token that beta is adapted to; none: it is not adapted", gt=0)
+    kl_horizon: int = setting(10, "steps over which the KL is averaged for that", ge=1)
+    beta_min: float = setting(1e-4, "lowest beta of the adaptation", ge=0)
+    beta_max: float = setting(1.0, "highest beta of the adaptation", ge=0)
+    ema_decay: float = setting(0.99, "of the EMA reference; 0: the reference is the policy", ge=0, le=1)
+    ema_every: int = setting(1, "steps between updates of the EMA reference", ge=1)
+    sepa_ramp_steps: int = setting(0, "steps in which SEPA's lambda rises", ge=0)
+    sepa_delay_steps: int = setting(0, "steps before it begins to", ge=0)
+    sepa_gate: float = setting(0.0, "solve rate that starts the ramp", ge=0, le=1)
     limits: Limits = field(default_factory=Limits)
     warnings: Warnings = field(default_factory=Warnings)
 
-    def __post_init__(self) -> None:
-        """Refuse numbers out of their range; `RunConfig` checks them against the objective."""
-        at_least(0, beta_warmup_steps=self.beta_warmup_steps, sepa_ramp_steps=self.sepa_ramp_steps)
-        at_least(0, sepa_delay_steps=self.sepa_delay_steps)
-        at_least(1, kl_horizon=self.kl_horizon, ema_every=self.ema_every)
-        for name in ("ema_decay", "sepa_gate"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise FieldError(name, "a number in [0, 1]", value)
-        if self.target_kl is not None and not self.target_kl > 0:
-            raise FieldError("target_kl", "a number above 0, or none", self.target_kl)
+    def faults(self, beta: float) -> Iterator[FieldError]:
+        """A controller of beta that would never move it."""
+        if self.target_kl is not None and not 0 < self.beta_min <= beta <= self.beta_max:
+            actual = f"beta_min {self.beta_min}, beta {beta}, beta_max {self.beta_max}"
+            yield FieldError("target_kl", "0 < beta_min <= objective.beta <= beta_max", actual)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class CheckpointConfig:
-    """When checkpoints are written, and how many are kept. The last step always writes one."""
+    """Of runs that train."""
 
-    every: int = 1  # steps
-    keep: int = 2  # newest checkpoints
-
-    def __post_init__(self) -> None:
-        """Refuse 0 for either: without a checkpoint a run cannot be resumed."""
-        at_least(1, every=self.every, keep=self.keep)
+    every: int = setting(1, "steps between checkpoints; the last step has one as well", ge=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class EvaluationConfig:
-    """Held-out problems, the same for every arm and seed, in every mode with its hint."""
+    """Held-out problems, the same for every arm and seed."""
 
-    every: int = 20  # steps; also before the first and after the last
-    num_problems: int = 64
-    modes: tuple[str, ...] = ()  # none = the mode of the rollouts
-    without_hint: bool = False  # evaluate the mode of the rollouts also without its hint
-    rollouts_per_problem: int = 1  # with more, the unit of the intervals is no longer the rollout
-
-    def __post_init__(self) -> None:
-        """Refuse an evaluation without rollouts, and unknown modes."""
-        at_least(1, every=self.every, num_problems=self.num_problems, rollouts_per_problem=self.rollouts_per_problem)
-        known_words("modes", self.modes, LOOPHOLES)
+    every: int = setting(20, "steps between evaluations; also before the first and after the last", ge=1)
+    num_problems: int = setting(64, "held-out problems", ge=1)
+    modes: tuple[Mode, ...] = setting((), "loophole modes; an empty list: the mode of the rollouts")
+    without_hint: bool = setting(False, "also ask in the mode of the rollouts without the hint")
+    rollouts_per_problem: int = setting(
+        1, "of each problem and setting; with more than 1 the unit of the intervals is not the rollout", ge=1
+    )

@@ -7,7 +7,7 @@ it means, which the comment beside the Literal names. A test compares the words 
 from typing import Literal, get_args
 
 Verb = Literal["replay", "train", "eval", "generate"]
-Gate = Literal["one_sided", "two_sided"]  # probe.settings.gate.GATES
+Gate = Literal["one_sided", "two_sided"]  # probe.settings.arms.GATES
 Estimator = Literal["grpo", "maxrl"]  # probe.objective.advantages.ESTIMATORS
 Scale = Literal["none", "group", "batch"]  # whose standard deviation divides the centred rewards
 Strata = Literal["source", "prompt", "length"]  # parts of a group with baselines of their own: probe.step.groups

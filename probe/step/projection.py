@@ -24,7 +24,7 @@ from scipy import special
 from torch import Tensor
 
 from extraction.stacks import Stacks
-from probe.settings.gate import GATES
+from probe.settings.arms import GATES
 from probe.settings.words import Gate
 
 ROUNDING = 16  # what is left of g below ROUNDING * machine epsilon * norm(g) is rounding, not a gradient
@@ -86,7 +86,7 @@ def project_modules(
     Args:
         gradients: {module: (..., r)}; leading dimensions, when there are any, are samples measured one by one.
         directions: {module: (k, r)} for the same modules.
-        gate: a row of `probe.settings.gate.GATES`, where a new gate is added.
+        gate: a row of `probe.settings.arms.GATES`, where a new gate is added.
         overshoot: factor on the part that is removed.
 
     Raises:

@@ -1,34 +1,67 @@
 """Tables of JSON or TOML: read into frozen dataclasses, overlaid, flattened to keys with dots.
 
-    decode(RunConfig, {"model": {"dtype": "bfloat16"}}, "preset.toml")       # what is left out keeps its default
+    decode(ReplayConfig, {"model": {"dtype": "bfloat16"}}, "preset.toml")       # what is left out keeps its default
 
 `decode` is the inverse of `dataclasses.asdict`. It is strict: a key that the dataclass lacks is an error, and so is a
-value of another type. pydantic validates; this file turns its complaints into an `InputError` of one line.
+value of another type. pydantic validates; its complaints become `InputError`s, one for each key.
 """
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from replay_pools.errors import FieldError, InputError
+from replay_pools.errors import FieldError, InputError, InputErrors, refuse
 
 Kind = TypeVar("Kind")
 NO_VALUE = "none"  # TOML has no null: this text stands for it where the field may be None
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of the dataclasses that settings are read into
+Maybe = Kind | None  # a setting that may be `none`
+
+
+def setting(default: Any, meaning: str, **limits: Any) -> Any:
+    """A field of a table of settings; `...` as its default makes it needed.
+
+    Args:
+        default: its value where it is not given.
+        meaning: for help texts and the guide's table.
+        **limits: pydantic's: ge, gt, le, lt, min_length, pattern.
+    """
+    return Field(default, description=meaning, **limits)
+
+
+def word_of(table: Iterable[str]) -> AfterValidator:
+    """The check of a text that is a key of a table (arms, loophole modes)."""
+
+    def check(word: str) -> str:
+        if word not in table:
+            raise FieldError("", f"one of {', '.join(table)}", repr(word))
+        return word
+
+    return AfterValidator(check)
+
+
+def field_of(kind: Any, key: str) -> FieldInfo:
+    """The field of a key with dots, in a pydantic dataclass whose fields may be such dataclasses."""
+    name, _, rest = key.partition(".")
+    entry = kind.__pydantic_fields__[name]
+    if not rest:
+        return entry
+    return field_of(next(filter(is_dataclass, (entry.annotation, *get_args(entry.annotation)))), rest)
 
 
 def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = ()) -> Kind:
     """The dataclass `kind` from a table; what the table leaves out keeps its default.
 
-    A whole number becomes a float, a list a tuple, and "none" None where the field asks for it; nothing else is
+    A whole number becomes a float, a list a tuple, and "none" None where the field takes it; nothing else is
     converted.
 
     Args:
@@ -38,24 +71,22 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         known: keys with dots to suggest for an unknown key; those of `kind` where none are given.
 
     Raises:
-        InputError: not a table; an unknown key, a value of another type or out of its range, a number that is not
-            finite. It describes the first fault and names the places of the others.
+        InputError: not a table; unknown keys, values of another type or out of their range, numbers that are not
+            finite: all of them.
     """
     if not isinstance(table, Mapping):
         raise InputError(where, expected="a table", found=repr(table))
-    _check_finite(table, where)
     try:
-        document = orjson.dumps(table)
+        orjson.dumps(table)
     except TypeError as error:  # what JSON cannot hold: a number beyond 64 bits, text that is not Unicode
         raise InputError(where, expected="numbers of 64 bits, and text in UTF-8", found=str(error)) from error
     try:
-        return _validated(kind, table, document)
+        return _validated(_adapter(kind), table)
     except ValidationError as error:
-        raise _explained(kind, table, error, where, tuple(known)) from error
-    except InputError as error:
-        # A check of the dataclass raised one that is no ValueError (an unknown arm), which pydantic lets through.
-        place = f"{where} {error.where}"
-        raise InputError(place, expected=error.expected, found=error.found, fix=error.fix) from error
+        refuse(_faults(table, error, where, tuple(known) or tuple(keys_of(kind))))
+        raise
+    except InputError as error:  # raised by a check within, and no ValueError
+        raise InputError(f"{where} {error.where}", expected=error.expected, found=error.found, fix=error.fix) from error
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -157,153 +188,80 @@ def _leaf(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _check_finite(table: Mapping[str, Any], where: object) -> None:
-    """Refuse nan and inf before pydantic sees the table: orjson writes null for them, which an optional field takes."""
-    for key, value in flat(table).items():
-        for item in _floats(value):
-            if not isfinite(item):
-                raise InputError(f"{where} {key}", expected="a finite number", found=repr(item))
-
-
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _floats(value: Any) -> Iterator[float]:
-    """The floats in a value, those in lists and in the tables of lists included."""
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _floats([*value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _floats(item)
-
-
-def _validated(kind: type[Kind], table: Mapping[str, Any], document: bytes) -> Kind:
-    """Validate; where values "none" are among the complaints, validate once more with null in their places.
+def _validated(adapter: TypeAdapter[Any], table: Any) -> Any:
+    """Validate; where values "none" are among the complaints, once more with null in their places.
 
     A text field keeps the text "none": it does not complain.
     """
-    adapter = _adapter(kind)
+    text = json.dumps(table)  # not orjson, which turns nan into null
     try:
-        return adapter.validate_json(document, strict=True, extra="forbid")
+        return adapter.validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
         places = [_place(table, entry["loc"]) for entry in error.errors() if entry.get("input") == NO_VALUE]
         if not places:
             raise
-        changed = orjson.loads(document)
-        for place in places:
-            _set_null(changed, place)
-        return adapter.validate_json(orjson.dumps(changed), strict=True, extra="forbid")
+    changed = json.loads(text)
+    for place in places:
+        inner = changed
+        for part in place[:-1]:
+            inner = inner[part]
+        inner[place[-1]] = None
+    return adapter.validate_json(json.dumps(changed), strict=True, extra="forbid")
 
 
-def _set_null(document: Any, place: Sequence[int | str]) -> None:
-    for part in place[:-1]:
-        document = document[part]
-    document[place[-1]] = None
-
-
-def _explained(
-    kind: Any, table: Mapping[str, Any], error: ValidationError, where: object, known: tuple[str, ...]
-) -> InputError:
-    """pydantic's complaints as one error: the first fault in full, the places of the others in its `fix`."""
-    # The same place has one complaint for each member of a union: they are one fault.
-    faults: dict[str, list[Any]] = {}
+def _faults(table: Mapping[str, Any], error: ValidationError, where: object, known: Sequence[str]) -> list[InputError]:
+    """pydantic's complaints, one for each key: a union has one of each of its members for the same key."""
+    faults: dict[str, InputError] = {}
     for complaint in error.errors():
-        faults.setdefault(_key(table, complaint["loc"]), []).append(complaint)
-    key, complaints = next(iter(faults.items()))
-    first, fix = complaints[0], ""
-    if len(faults) > 1:
-        fix = f"wrong too: {', '.join(list(faults)[1:])}"
-    place = f"{where} {key}".rstrip()
-    if first["type"] in ("missing", "missing_argument"):
-        return InputError(place, expected="a value", found="no such key", fix=fix)
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = nearest(key, known or (keys_of(kind) if is_dataclass(kind) else _names_at(kind, first["loc"])))
-        if near:
-            fix = "; ".join(filter(None, [f"did you mean {near}?", fix]))
-        names = ", ".join(_names_at(kind, first["loc"]))
-        return InputError(place, expected=f"one of the keys {names}", found="an unknown key", fix=fix)
-    if first["type"] == "value_error":  # raised by __post_init__ of the dataclass
-        cause = first["ctx"]["error"]
-        if isinstance(cause, FieldError):
-            dotted = f"{key}.{cause.where}" if key else cause.where
-            return InputError(f"{where} {dotted}", expected=cause.expected, found=cause.found, fix=fix)
-        return InputError(place, expected="values that fit together", found=str(cause), fix=fix)
-    expected = " or ".join(dict.fromkeys(_plain(complaint["msg"]) for complaint in complaints))
-    value = _value_at(table, _place(table, first["loc"]))
-    return InputError(place, expected=expected, found=repr(value), fix=fix)
+        key, value = _key(table, complaint["loc"])
+        place, kind = f"{where} {key}".rstrip(), complaint["type"]
+        cause = complaint.get("ctx", {}).get("error")
+        if kind in ("missing", "missing_argument"):
+            faults.setdefault(key, InputError(place, expected="a value", found="no such key"))
+        elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            near = nearest(key, known)
+            fix = f"did you mean {near}?" if near else ""
+            faults.setdefault(key, InputError(place, expected="a known key", found="an unknown key", fix=fix))
+        elif isinstance(cause, InputError):
+            for part in cause.errors if isinstance(cause, InputErrors) else (cause,):
+                dotted = ".".join(filter(None, (key, part.where)))
+                place = f"{where} {dotted}"
+                faults.setdefault(dotted, InputError(place, expected=part.expected, found=part.found, fix=part.fix))
+        else:
+            expected = complaint["msg"].removeprefix("Input should be ")
+            faults.setdefault(key, InputError(place, expected=expected, found=repr(value)))
+    return [*faults.values()]
 
 
-def _plain(message: str) -> str:
-    """A message of pydantic in the words that this package uses of tables: list, text, whole number."""
-    text = message.removeprefix("Input should be ")
-    plain_words = {
-        "array": "list",
-        "tuple": "list",
-        "string": "text",
-        "integer": "whole number",
-        "dictionary": "table",
-        "object": "table",
-    }
-    for word, plain_word in plain_words.items():
-        text = text.replace(f"a valid {word}", f"a {plain_word}").replace(f"an {word}", f"a {plain_word}")
-    return text.replace("a valid number", "a number").replace("a valid boolean", "true or false")
-
-
-def _place(table: Any, loc: Sequence[int | str]) -> list[int | str]:
-    """The keys and indices of a pydantic location; parts that name a member of a union are left out."""
-    place: list[int | str] = []
-    value = table
+def _place(table: Any, loc: Sequence[int | str]) -> list[Any]:
+    """The keys and indices of a location of pydantic, without its parts that name a member of a union."""
+    place: list[Any] = []
+    value: Any = table
     for part in loc:
         if isinstance(value, Mapping) and isinstance(part, str) and (part in value or part == loc[-1]):
-            place.append(part)
             value = value.get(part)
         elif isinstance(value, list | tuple) and isinstance(part, int) and part < len(value):
-            place.append(part)
             value = value[part]
+        else:
+            continue
+        place.append(part)
     return place
 
 
-def _value_at(table: Any, place: Sequence[int | str]) -> Any:
-    """The value at the keys and indices of `_place`; None for a key that is missing."""
-    value = table
-    for part in place:
-        value = value.get(part) if isinstance(value, Mapping) else cast(Any, value)[part]
-    return value
-
-
-def _key(table: Any, loc: Sequence[int | str]) -> str:
-    """A location as a key with dots; a table in a list is named by its `name` where it has one, else by its index."""
-    key, value = "", table
+def _key(table: Any, loc: Sequence[int | str]) -> tuple[str, Any]:
+    """(key with dots, value) of a location; a table in a list is named by its `name` where it has one."""
+    key = ""
+    value: Any = table
     for part in _place(table, loc):
-        value = value.get(part) if isinstance(value, Mapping) else cast(Any, value)[part]
+        value = value.get(part) if isinstance(value, Mapping) else value[part]
         if isinstance(part, str):
             key += f".{part}"
-        elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
-            key += f".{value['name']}"
         else:
-            key += f"[{part}]"
-    return key.lstrip(".")
-
-
-def _names_at(kind: Any, loc: Sequence[int | str]) -> list[str]:
-    """The keys of the table in which an unknown key stands: follows the type hints of `kind` along the location."""
-    for part in loc[:-1]:
-        hints = get_type_hints(kind) if isinstance(kind, type) else {}
-        if part not in hints:
-            continue
-        hint = hints[str(part)]
-        candidates = [hint, *get_args(hint)]
-        for argument in get_args(hint):  # `tuple[X, ...] | None` holds its table two levels down
-            candidates += get_args(argument)
-        kind = next(filter(_is_table, candidates), kind)
-    if is_dataclass(kind):
-        return [field.name for field in fields(kind)]
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
-
-
-def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel))
+            has_name = isinstance(value, Mapping) and isinstance(value.get("name"), str)
+            key += f".{value['name']}" if has_name else f"[{part}]"
+    return key.lstrip("."), value

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from probe.settings.arms import ARMS, get_arm
-from probe.settings.gate import GATES
+from probe.settings.arms import ARMS, GATES, get_arm
 from replay_pools.errors import InputError
 
 DOSED = ("random-dosed", "permuted-dosed")

@@ -18,7 +18,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.direction_files import direction_file
-from probe.settings.run import RunConfig
+from probe.settings.run import read_config
 from replay_pools.policy.load import ORGANISM_WEIGHTS
 from replay_pools.pool import BUILTIN, open_pool
 
@@ -111,7 +111,7 @@ def test_the_direction_that_is_printed_is_the_one_that_was_judged(write, check, 
     assert words[:4] == ["next:", "probe", "replay", "--v-hack"]
     assert words[-2:] == ["--out", str(elsewhere)]
     judged = read_run(elsewhere / "runs" / "kk")
-    _, file = direction_file(judged, RunConfig.from_json(judged.settings, ""), elsewhere)
+    _, file = direction_file(judged, read_config(judged.settings, ""), elsewhere)
     assert file is not None
     one, other = load_directions(file), load_directions(elsewhere / "directions" / "kk.safetensors")
     assert one.metadata == other.metadata

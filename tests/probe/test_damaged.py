@@ -14,7 +14,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.assemble import configured_policy
 from probe.runs.directions import card_path
-from probe.settings.model import ModelConfig
+from probe.settings.training import ModelConfig
 from replay_pools.errors import InputError
 from replay_pools.policy.last_model import forget
 from replay_pools.policy.load import load_policy

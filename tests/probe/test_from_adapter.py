@@ -15,8 +15,8 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.assemble import configured_policy
-from probe.settings.model import ModelConfig
-from probe.settings.run import RunConfig
+from probe.settings.run import read_config
+from probe.settings.training import ModelConfig
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
@@ -39,7 +39,7 @@ def sampled(pool: Path) -> list[list[int]]:
 
 def held_out_logprob(adapter: str, run_directory: Path) -> float:
     """Mean log-probability per token of the clean held-out completions under a policy that is loaded anew."""
-    config = RunConfig.from_json(read_json(run_directory / "config.json")["settings"], run_directory)
+    config = read_config(read_json(run_directory / "config.json")["settings"], run_directory)
     pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
     policy = configured_policy(ModelConfig(name="organism", adapter=adapter), run_directory.parent.parent / "cache")
     total, count = 0.0, 0

@@ -20,8 +20,8 @@ from probe.experiments.spec.vacuity import vacuous_parts
 from probe.runs.footprint import memory, sampling_memory
 from probe.runs.sources.problems import Tally
 from probe.runs.train import TrainingInputs
-from probe.settings.model import ModelConfig
 from probe.settings.presets import configure
+from probe.settings.training import ModelConfig
 from probe.step.groups import stored_reward
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.policy.load import load_policy, load_skeleton

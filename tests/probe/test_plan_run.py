@@ -15,7 +15,7 @@ from probe.cli._frame import run
 from probe.experiments.planning.checks import open_spec
 from probe.records.run import read_run
 from probe.runs.direction_files import direction_file
-from probe.settings.run import RunConfig
+from probe.settings.run import read_config
 from replay_pools.pool import BUILTIN
 
 QUICK = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "vanilla,projected"]
@@ -85,7 +85,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
 def test_the_saved_direction_of_the_mean_is_that_of_the_run(out: Path, replay: Callable[..., Path]) -> None:
     mean = ["--steps", "2", "--set", "intervention.extraction.method=mean", "--set", "intervention.extraction.k=1"]
     measured = read_run(replay("of-the-mean", *QUICK, *mean))
-    name, _ = direction_file(measured, RunConfig.from_json(measured.settings, measured.path), out)
+    name, _ = direction_file(measured, read_config(measured.settings, measured.path), out)
     along = read_run(replay("along-the-mean", *QUICK, *mean, "--v-hack", name))
     assert [step.cos_in for step in along.steps] == pytest.approx([step.cos_in for step in measured.steps], abs=1e-6)
 

@@ -40,7 +40,6 @@ TWO = RECORDED | {
     "intervention.arms": ["route"],
     "steps": 8,
     "checkpoints.every": 3,
-    "checkpoints.keep": 1,
 }
 
 

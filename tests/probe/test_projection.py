@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.settings.gate import GATES
+from probe.settings.arms import GATES
 from probe.step.projection import (
     haar_hackward_quantile,
     haar_variance,

@@ -15,8 +15,8 @@ from extraction.pairs import load_pairs
 from extraction.words import ExtractionSettings
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
-from probe.settings.intervention import GateConfig, InterventionConfig
 from probe.settings.loss import LossSettings
+from probe.settings.training import GateConfig, InterventionConfig
 from probe.step.step import Measure
 from probe.step.update import Stepper, Updater
 from replay_pools.policy.load import Policy, load_policy

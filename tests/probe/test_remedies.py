@@ -18,11 +18,11 @@ from probe.runs.sources.rewards import AppliedRemedy, RemediedSource
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, TRAITS, RemedyConfig
-from probe.settings.run import RunConfig
+from probe.settings.run import TrainConfig
 from probe.step.groups import RolloutKey, make_group, stored_reward
 from replay_pools.consistency import prompt_sha
 from replay_pools.environments.loopholes import instructed, uninstructed
-from replay_pools.errors import FieldError, InputError
+from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
@@ -175,7 +175,7 @@ def test_an_instruction_is_added_once_and_taken_away() -> None:
     assert uninstructed(asked, "Do.") == messages == uninstructed(messages, "Do.")
 
 
-def training(**changes: Any) -> RunConfig:
+def training(**changes: Any) -> TrainConfig:
     return configure("train", preset="smoke", options=changes)
 
 
@@ -222,11 +222,6 @@ def test_an_inoculation_without_a_teacher_has_log_probabilities_of_its_own() -> 
     config = training(**{"remedy.name": "inoculation", "objective.old_logprobs": "recorded", "rollouts.iterations": 3})
     assert config.remedy is not None
     assert config.remedy.sampling_instruction == INSTRUCTION
-
-
-def test_a_remedy_belongs_to_a_training() -> None:
-    with pytest.raises(FieldError, match=r"remedy.*none outside of a training"):
-        RunConfig(source=configure("replay").source, remedy=RemedyConfig(name="closed"))
 
 
 def test_a_penalty_widens_the_range_of_the_rewards() -> None:

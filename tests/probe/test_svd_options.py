@@ -66,7 +66,7 @@ def test_a_preset_may_set_them(tmp_path: Path) -> None:
     assert (fingerprint["rank"], fingerprint["storage"]) == (16, "bfloat16")
     assert max(bases["svd"].sizes.values()) == 16
     path.write_text('[model]\nname = "organism"\nsvd_rank = 0\n')
-    with pytest.raises(InputError, match="model.svd_rank: expected at least 1, found 0"):
+    with pytest.raises(InputError, match="model.svd_rank: .* found 0"):
         configure("replay", preset=str(path))
 
 

@@ -17,7 +17,7 @@ from in_process import InProcess
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._settings import run_config
-from probe.cli.replay import FLAGS, replay
+from probe.cli.replay import replay
 from probe.experiments.planning.checks import input_faults, open_spec
 from probe.experiments.spec.jobs import Job, block, runs_of
 from probe.experiments.spec.prereg import load_spec, preregistered, spec_status
@@ -28,8 +28,7 @@ from probe.experiments.sweep.blocks import JobState, Runner, SweepState, sweep
 from probe.experiments.sweep.launch import Attempt, Submitit
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
-from probe.settings.rollouts import SourceConfig
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig, read_config
 from replay_pools.errors import InputError
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.storage.files import read_json, write_json
@@ -437,7 +436,7 @@ def test_dry_run_prints_the_commands(
     assert len(lines) == 4
     (file,) = (out / "sweeps" / "tiny" / "settings").glob("*/tiny-narrow-seed0.json")
     assert lines[1] == f"probe replay --config {file} --name tiny-narrow-seed0 --out {out}"
-    config = RunConfig.from_json(read_json(file)["settings"], file)
+    config = read_config(read_json(file)["settings"], file)
     assert config == block(spec, 0, out)[1].config
     assert config.source is not None
     assert (config.source.per_pool, config.steps, config.intervention.extraction.k) == (2, 1, 2)
@@ -461,7 +460,7 @@ def test_the_commands_of_a_dry_run_can_be_run_by_hand(
     plain, narrow = runs_of(spec, out)
     assert (plain.complete, narrow.complete, narrow.spec_status) == (False, True, "frozen")
     settings = read_json(narrow.job.directory / "config.json")["settings"]
-    assert RunConfig.from_json(settings, "config.json") == narrow.job.config
+    assert read_config(settings, "config.json") == narrow.job.config
     capsys.readouterr()
     assert run(cli, ["sweep", str(spec.path), "--dry-run", "--out", str(out)]) == 0
     assert capsys.readouterr().out.splitlines()[1] == f"# done: {line}"
@@ -478,7 +477,7 @@ def test_settings_of_a_job_stand_alone(
     assert "--preset" in capsys.readouterr().err
     settings = read_json(Path(arguments[arguments.index("--config") + 1]))["settings"]
     context = replay.make_context("replay", [*arguments[1:], "--k", "2", "--set", "seed=7"])
-    config = json.loads(json.dumps(asdict(run_config(context, "replay", FLAGS, out))))
+    config = json.loads(json.dumps(asdict(run_config(context, "replay", out))))
     changed = {key: value for key, value in flat(config).items() if value != flat(settings).get(key)}
     assert changed == {"seed": 7, "intervention.extraction.k": 2, "preregistered": None}
     for verb in (["train"], ["pool", "generate"]):
@@ -554,7 +553,7 @@ def test_a_cluster_job_that_is_killed_is_submitted_again(tmp_path: Path, monkeyp
         ImportJob(
             name=f"job{i}",
             command=("pool", "import"),
-            config=RunConfig(source=SourceConfig()),
+            config=ReplayConfig(),
             settings_file=source,
             directory=tmp_path / "pools" / f"job{i}",
             out_dir=tmp_path,

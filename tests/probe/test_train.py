@@ -117,7 +117,6 @@ COMBINED = {
     "optimizer.lr": 0.05,
     "steps": 4,
     "checkpoints.every": 2,
-    "checkpoints.keep": 1,
     "evaluation.without_hint": True,
     "evaluation.every": 4,
 }

@@ -11,7 +11,7 @@ from extraction.words import BASES, LOSS_TYPES, STORAGES, Basis, LossType, Stora
 from probe.objective import advantages
 from probe.objective.advantages import advantage_bound
 from probe.runs.sources.rewards import REMEDIES
-from probe.settings import gate, words
+from probe.settings import arms, words
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossSettings
 from probe.settings.presets import DEFAULT_PRESET, preset_names
@@ -20,8 +20,8 @@ from probe.step import groups
 
 TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
-    "gates": (words.Gate, gate.GATES),
-    "moments of gates": (words.Gate, gate.MOMENTS),
+    "gates": (words.Gate, arms.GATES),
+    "moments of gates": (words.Gate, arms.MOMENTS),
     "loss types": (LossType, loss._DENOMINATORS),
     "remedies": (words.Remedy, REMEDIES),
     "traits of remedies": (words.Remedy, TRAITS),

@@ -38,7 +38,7 @@ from probe.analysis.statistics.nulls import can_be_halved, upper_p
 from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
-from probe.settings.gate import GATES, MOMENTS
+from probe.settings.arms import GATES, MOMENTS
 from probe.settings.words import Gate
 
 # The paid samples of a group that are targets, by name. To add one: a row here.
@@ -126,7 +126,7 @@ def forecast(
 
     Args:
         linked: records and inner products.
-        gate: what it removes (`probe.settings.gate`).
+        gate: what it removes (`probe.settings.arms`).
         overshoot: factor on what is removed.
         num_draws: half-samples of the extraction pairs, and as many draws of permuted pairs.
         seed: of both.

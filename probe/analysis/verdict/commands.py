@@ -75,7 +75,6 @@ def replay_again(evidence: Evidence, *, without: str = " ", k: int | None = None
 def generate(pool: PoolPlan, name: str, size: str = "") -> str:
     """The command that samples the policy of a pool again; `size` is an option that replaces the pool's."""
     usual = configure("generate")
-    assert usual.rollouts is not None  # `RunConfig` refuses a generation without them
     sizes = []
     for option, number, default in (
         ("--steps", pool.steps, usual.steps),

@@ -117,7 +117,6 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
     """
     plan, policy, sampler, grader = (manifest[part] for part in ("plan", "policy", "sampler", "grader"))
     usual = configure("generate")
-    assert usual.rollouts is not None  # `RunConfig` refuses a generation without them
     rollouts = usual.rollouts
     is_served = "engine" in manifest
     # {option: (of the pool, the default)}

@@ -22,10 +22,8 @@ from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate, 
 from probe.analysis.verdict.evidence import Evidence
 from probe.records.records import StepRecord
 from probe.records.run import Run, settings_of
-from probe.settings.model import ModelConfig
-from probe.settings.rollouts import RolloutConfig
-from probe.settings.run import RunConfig
-from probe.settings.training import EvaluationConfig, OptimizerConfig
+from probe.settings.run import TrainConfig
+from probe.settings.training import ModelConfig, OptimizerConfig
 from replay_pools.storage.tables import overlaid
 
 
@@ -72,14 +70,7 @@ def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _defaults() -> dict[str, Any]:
     """The settings of a training that states nothing, as JSON has them."""
     # Of model, steps and learning rate every training states its own.
-    plain = RunConfig(
-        verb="train",
-        model=ModelConfig(name=""),
-        steps=1,
-        optimizer=OptimizerConfig(lr=1.0),
-        rollouts=RolloutConfig(),
-        evaluation=EvaluationConfig(),
-    )
+    plain = TrainConfig(model=ModelConfig(name=""), steps=1, optimizer=OptimizerConfig(lr=1.0))
     return orjson.loads(orjson.dumps(plain))
 
 

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from probe.experiments.spec.jobs import SweepRun
 from probe.records.run import CONFIG_FILE, settings_of
 from probe.records.timings import starts_of
-from probe.settings.run import RunConfig
+from probe.settings.run import KEYS
 from replay_pools.errors import InputError
 from replay_pools.software import has_commit
 from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import decode, flat, keys_of, read_toml
+from replay_pools.storage.tables import decode, flat, read_toml
 
 FOLDER = "invalidations"  # below that of the specs
 
@@ -51,7 +51,7 @@ def read_invalidations(specs: Path) -> dict[str, Invalidation]:
     Raises:
         InputError: a file that is no invalidation, or names no settings of a run.
     """
-    faults, known = {}, keys_of(RunConfig)
+    faults, known = {}, KEYS
     for path in sorted((specs / FOLDER).glob("*.toml")):
         fault = decode(Invalidation, read_toml(path, "an invalidation"), path)
         for key in fault.settings:

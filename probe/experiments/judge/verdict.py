@@ -31,6 +31,7 @@ from probe.experiments.sweep.looks import after_looks, level_left, looks_caution
 from probe.experiments.sweep.stopping import Look
 from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import CONFIG_FILE, settings_of
+from probe.settings.run import TrainConfig
 from probe.settings.words import Verdict
 from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json
@@ -317,7 +318,8 @@ def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses, look
                     settings = settings_of(read_json(job.directory / CONFIG_FILE))
                     runs.append((settings, analyses[job.name, condition.name].outcome))
             shown = condition.name if len(spec.conditions) > 1 else ""
-            remedy = spec.resolved[condition.name].config.remedy
+            config = spec.resolved[condition.name].config
+            remedy = config.remedy if isinstance(config, TrainConfig) else None
             arms[condition.name, arm] = of_runs(shown, arm, runs, None if remedy is None else remedy.name)
     treated = [arm for key, arm in arms.items() if key != spec.baseline]
     primary = arms[spec.judged] if spec.judged != spec.baseline else None

@@ -24,6 +24,7 @@ from probe.experiments.spec.vacuity import settings_key, vacuous_parts
 from probe.records.root import DEFAULT_OUT
 from probe.settings.arms import measured_arm
 from probe.settings.loss import check_recorded
+from probe.settings.run import ReplayConfig
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError, refuse
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
@@ -85,11 +86,11 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
 def environment_faults(spec: Spec) -> list[InputError]:
     """What is wrong with the files of problems that trainings and pools sample from, once for each."""
     configs = [condition.config for condition in spec.resolved.values()]
+    configs = [config for config in configs if not isinstance(config, ReplayConfig)]
     configs += [pool_config(pool.name, pool.settings, str(spec.path)) for pool in spec.pools]
     faults: dict[str, InputError] = {}
     for config in configs:
-        if config.rollouts is not None:
-            _collect(faults, partial(_check_environment, spec, config.rollouts.env))
+        _collect(faults, partial(_check_environment, spec, config.rollouts.env))
     return [*faults.values()]
 
 
@@ -146,7 +147,7 @@ def directions_file(name: str, out_dir: Path) -> Path:
 
 def _check_groups(spec: Spec, condition: ResolvedCondition, out_dir: Path) -> None:
     """The pools of a replay give groups, and their samplers what its objective reads of them."""
-    if condition.config.source is None:
+    if not isinstance(condition.config, ReplayConfig):
         return
     try:
         stored(condition, out_dir)

@@ -20,7 +20,7 @@ from probe.analysis.verdict.provenance import has_environment
 from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
-from probe.settings.run import RunConfig
+from probe.settings.run import StepConfig, read_config
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 from replay_pools.storage.files import read_json, write_atomic
@@ -73,7 +73,7 @@ def write_training_spec(
             fix=f"train in your own trainer, along the direction: {decision.next.command}; spec/guide/trainers.md",
         )
     plan = plan or PlannedTraining()
-    config = RunConfig.from_json(run.settings, run.path)
+    config = read_config(run.settings, run.path)
     seeds = _num_seeds(plan)
     settings = _settings(run, config, analysis.condition, out_dir)
     # The file comes last: whatever is refused leaves no spec behind.
@@ -101,7 +101,7 @@ def _num_seeds(plan: PlannedTraining) -> int:
     )
 
 
-def _arm(config: RunConfig) -> str:
+def _arm(config: StepConfig) -> str:
     """The arm of the run that changes its update along v_hack, in the basis of vanilla; without one, projected."""
     for name in config.intervention.arms:
         arm = ARMS[name]
@@ -110,7 +110,7 @@ def _arm(config: RunConfig) -> str:
     return "projected"
 
 
-def _settings(run: Run, config: RunConfig, condition: str, out_dir: Path) -> dict[str, Any]:
+def _settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> dict[str, Any]:
     """{key with dots: value} of [settings], where they are not those of the preset."""
     model = run.config["model"]
     preset = "fast" if model == ORGANISM else "full"

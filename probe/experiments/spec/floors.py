@@ -14,6 +14,7 @@ from probe.analysis.statistics.permutation import NUM_DRAWS as NULL_DRAWS
 from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, holm
 from probe.experiments.spec.stored import stored_if_readable
 from probe.experiments.spec.types import Criterion, ResolvedCondition, Spec
+from probe.settings.run import TrainConfig
 from replay_pools.errors import InputError
 
 INTERVALS = ("mean", "lower95", "upper95", "interval90")  # statistics that are judged by an interval
@@ -85,9 +86,8 @@ def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path
     """How many units of a kind the runs of a condition have at most; None where that is not known before they ran."""
     if unit == "seed":
         return len(spec.seeds)
-    evaluation = condition.config.evaluation
-    if unit == "problem" and evaluation is not None:
-        return evaluation.num_problems
+    if unit == "problem" and isinstance(condition.config, TrainConfig):
+        return condition.config.evaluation.num_problems
     if unit == "prompt" and condition.frozen:
         groups = stored_if_readable(condition, out_dir)
         return None if groups is None else groups.num_prompts

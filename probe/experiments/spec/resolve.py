@@ -1,6 +1,6 @@
 """Resolve a spec: the full settings, defaults included, of every condition and of every run that it asks for.
 
-    spec.settings, a condition's settings over them, then arms and seed  ->  one RunConfig for each run
+    spec.settings, a condition's settings over them, then arms and seed  ->  one StepConfig for each run
 
 Frozen weights: conditions that differ in their objective alone are evaluated side by side on one forward and backward,
 and one run serves all arms. Training: every arm is a run.
@@ -13,9 +13,9 @@ from typing import Any
 from probe.experiments.spec.types import ResolvedCondition, Spec, SpecCondition
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings
 from probe.settings.presets import configure
-from probe.settings.run import RunConfig
+from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import Verb
-from replay_pools.errors import InputError
+from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.storage.tables import flat, overlaid
 
 VERBS: tuple[Verb, ...] = ("replay", "train")
@@ -28,7 +28,7 @@ class PlannedRun:
     """One run of a block: the conditions that it measures in one pass, and its settings."""
 
     conditions: tuple[str, ...]
-    config: RunConfig
+    config: ReplayConfig | TrainConfig
 
 
 def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
@@ -44,7 +44,7 @@ def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
     return {condition.name: _resolve(spec, condition, verb) for condition in spec.conditions}
 
 
-def pool_config(name: str, settings: Mapping[str, Any], where: str) -> RunConfig:
+def pool_config(name: str, settings: Mapping[str, Any], where: str) -> GenerateConfig:
     """The settings of a pool that a spec asks for.
 
     Raises:
@@ -79,7 +79,7 @@ def planned_runs(spec: Spec, seed: int, preregistered: str) -> list[PlannedRun]:
 
 
 def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondition:
-    """The settings of the spec with those of the condition over them, checked by building the `RunConfig`."""
+    """The settings of the spec with those of the condition over them, checked by building the `StepConfig`."""
     arms = spec.arms_of(condition)
     tables = overlaid(spec.settings, condition.settings)
     given = [key for key in flat(tables) if key not in ("verb", "preset")]
@@ -102,7 +102,7 @@ def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, .
         raise InputError(where, expected=expected, found=taken[0])
 
 
-def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> RunConfig:
+def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
     """`configure` on the tables of a spec; its errors name the place in the spec."""
     leaves = flat(tables)
     preset = leaves.pop("preset", None)
@@ -112,8 +112,12 @@ def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> RunConfig:
     try:
         return configure(verb, preset=preset, options=leaves)
     except InputError as error:
-        place = f"{where}: {error.where.removeprefix('settings ')}"
-        raise InputError(place, expected=error.expected, found=error.found, fix=error.fix) from error
+        faults = []
+        for part in error.errors if isinstance(error, InputErrors) else (error,):
+            place = f"{where}: {part.where.removeprefix('settings ')}"
+            faults.append(InputError(place, expected=part.expected, found=part.found, fix=part.fix))
+        refuse(faults)
+        raise
 
 
 def _passes(conditions: list[ResolvedCondition]) -> list[list[ResolvedCondition]]:
@@ -135,7 +139,7 @@ def _same_pass(left: ResolvedCondition, right: ResolvedCondition) -> bool:
     return left.arms == right.arms and _shared(left.config) == _shared(right.config)
 
 
-def _shared(config: RunConfig) -> RunConfig:
+def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
     """A configuration without what a condition may change in one pass: the objective, all but its normaliser."""
     objective = config.objective
     # v_hack is extracted with the normaliser of the run: another one needs other directions, and so another run.
@@ -143,7 +147,9 @@ def _shared(config: RunConfig) -> RunConfig:
     return replace(config, objective=normaliser)
 
 
-def _side_by_side(config: RunConfig, conditions: list[ResolvedCondition]) -> RunConfig:
+def _side_by_side(
+    config: ReplayConfig | TrainConfig, conditions: list[ResolvedCondition]
+) -> ReplayConfig | TrainConfig:
     """The replay that evaluates several conditions: the shared objective, and the changes of each condition to it."""
     base = _shared(config).objective
     changes = []

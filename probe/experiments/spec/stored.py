@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from probe.experiments.spec.types import ResolvedCondition
+from probe.settings.run import ReplayConfig
 from probe.settings.words import Match
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
@@ -27,9 +28,9 @@ def stored(condition: ResolvedCondition, out_dir: Path) -> Stored | None:
         InputError: pools that cannot be read, or that give no groups.
     """
     config = condition.config
-    source = config.source
-    if source is None:
+    if not isinstance(config, ReplayConfig):
         return None
+    source = config.source
     paths = []
     for name in source.replay_dirs:
         try:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from probe.settings.arms import measured_arm
-from probe.settings.run import RunConfig
+from probe.settings.run import ReplayConfig, TrainConfig
 from probe.settings.words import Outcome, Verdict
 
 Role = Literal["primary", "check", "mechanism"]
@@ -35,7 +35,7 @@ class ResolvedCondition:
 
     name: str
     arms: tuple[str, ...]
-    config: RunConfig  # of its first arm where it trains, else of all; the objective is the condition's own
+    config: ReplayConfig | TrainConfig  # of its first arm where it trains, else of all
     given: frozenset[str]  # keys with dots that the spec states, the others are defaults
 
     @property
@@ -46,26 +46,22 @@ class ResolvedCondition:
     @property
     def group(self) -> int:
         """G, rollouts that share a baseline."""
-        source, rollouts = self.config.source, self.config.rollouts
-        if source is not None:
-            return source.per_pool * len(source.replay_dirs)
-        assert rollouts is not None
-        return rollouts.group
+        if isinstance(self.config, ReplayConfig):
+            return self.config.source.per_pool * len(self.config.source.replay_dirs)
+        return self.config.rollouts.group
 
     @property
     def prompts_per_step(self) -> int:
         """Groups in a step."""
-        rollouts = self.config.rollouts
-        return 1 if rollouts is None else rollouts.prompts_per_step
+        return self.config.rollouts.prompts_per_step if isinstance(self.config, TrainConfig) else 1
 
     @property
     def pools(self) -> tuple[str, ...]:
         """The pools that are read."""
-        source, rollouts = self.config.source, self.config.rollouts
-        if source is not None:
-            return source.replay_dirs
-        assert rollouts is not None
-        return () if rollouts.teacher is None else (rollouts.teacher.pool,)
+        if isinstance(self.config, ReplayConfig):
+            return self.config.source.replay_dirs
+        teacher = self.config.rollouts.teacher
+        return () if teacher is None else (teacher.pool,)
 
 
 class _Table(BaseModel):

@@ -21,7 +21,7 @@ from probe.experiments.spec.stored import stored_if_readable
 from probe.experiments.spec.types import ResolvedCondition, Spec
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossSettings
-from probe.settings.run import RunConfig
+from probe.settings.run import StepConfig, TrainConfig
 from replay_pools.storage.files import read_json, write_json
 from replay_pools.storage.tables import flat
 
@@ -157,7 +157,7 @@ def _ratio(spec: Spec) -> Reasons:
             if condition.config.objective.old_logprobs == "current":
                 why = "old log-probabilities are the current ones: the ratio is 1 in every step and the clip never acts"
                 yield settings_key(name, key), why
-            elif condition.config.rollouts is not None and condition.config.rollouts.is_on_policy:
+            elif isinstance(condition.config, TrainConfig) and condition.config.rollouts.is_on_policy:
                 why = "every rollout is sampled by the weights of its one step: the ratio is 1 and the clip never acts"
                 yield settings_key(name, key), why
 
@@ -208,7 +208,7 @@ def _same(spec: Spec) -> Reasons:
             yield f"conditions.{b}", f"has the same settings as {a}: comparing them compares a run with itself"
 
 
-def _numbers(config: RunConfig) -> dict[str, Any]:
+def _numbers(config: StepConfig) -> dict[str, Any]:
     """{key with dots: value} of what shapes the numbers; a training's arm is chosen beside its condition."""
     values = flat(asdict(config))
     if config.trains:
