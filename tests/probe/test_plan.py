@@ -470,9 +470,9 @@ def test_memory_contains_the_cache_of_sampling(num_problems: int) -> None:
             decoder = Decoder(policy.model, prompts * group, rollouts.sampler.max_new_tokens, policy.pad_id)
         made.append(sum(states.nbytes for layer in decoder._cache.layers for states in layer._whole))
     assert made.index(max(made)) == len(batches) if num_problems == 12 else made.index(max(made)) < len(batches)
-    (row,) = sampling_memory(policy.model, "organism", config, freed=0)
+    row = sampling_memory(policy.model, "organism", config, freed=0)
     assert row.num_bytes == pytest.approx(max(made), rel=0.2)
-    (beyond,) = sampling_memory(policy.model, "organism", config, freed=row.num_bytes - 1)
+    beyond = sampling_memory(policy.model, "organism", config, freed=row.num_bytes - 1)
     assert beyond.num_bytes == 1, "sampling and passes take turns"
 
 

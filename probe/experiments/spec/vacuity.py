@@ -8,7 +8,7 @@ stored rollouts of a replay also takes `out_dir`, and is added to `IDLE`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from math import isnan
 from pathlib import Path
@@ -37,7 +37,7 @@ MEAN_DIRECTION = "cos_in_mean"
 # The only settings of the objective that read the advantages, or what becomes of them.
 ADVANTAGE_KEYS = ("advantage_estimator", "scale_rewards", "advantage_clip", "min_group_std")
 CLIPS = ("epsilon", "epsilon_high")
-DEFAULTS = {entry.name: entry.default for entry in fields(LossSettings)}
+DEFAULTS = asdict(LossSettings())
 Reasons = Iterator[tuple[str, str]]  # (key of the file, why)
 
 
