@@ -122,7 +122,7 @@ class LossCondition:
         for part in filter(None, settings.split(",")):
             key, _, value = (word.strip() for word in part.partition("="))
             changes[key] = _plain_value(value)
-        return decode(cls, {"name": name, "changes": changes}, "condition")
+        return decode(cls, {"name": name, "changes": changes}, "--condition")
 
     def objective(self, base: LossSettings) -> LossSettings:
         """`base` with the changes of this condition."""

@@ -140,6 +140,8 @@ class TrainConfig(StepConfig):
         yield from _below("rollouts", self.rollouts.faults(self.steps))
         if not self.trains:
             yield FieldError("optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}")
+        if self.steps == 1 and (warmup := self.optimizer.warmup_steps):
+            yield FieldError("optimizer.warmup_steps", "0 in a training of one step: its rate would be 0", warmup)
         rollouts, objective = self.rollouts, self.objective
         if (law := law_of(rollouts.sampler.to_json())) != PLAIN_LAW:
             yield FieldError("rollouts.sampler", f"{PLAIN_LAW}, the policy's own law, which the loss is of", law)

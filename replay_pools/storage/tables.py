@@ -234,6 +234,8 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
                 faults.setdefault(dotted, InputError(place, expected=part.expected, found=part.found, fix=part.fix))
         else:
             expected = complaint["msg"].removeprefix("Input should be ")
+            if kind == "too_short":
+                expected = f"at least {complaint['ctx']['min_length']}"
             faults.setdefault(key, InputError(place, expected=expected, found=repr(value)))
     return [*faults.values()]
 

@@ -39,11 +39,11 @@ def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
 @pytest.mark.parametrize(
     ("group", "teacher", "past_self", "found"),
     [
-        (4, {"fraction": 0.7}, {"fraction": 0.25}, "3 and 1 of 4 in step 0"),
-        (3, {"fraction": 0.6}, {"fraction": 0.3}, "2 and 1 of 3 in step 0"),
-        (8, {"fraction": 0.7}, {"fraction": 0.25}, "6 and 2 of 8 in step 0"),
-        (8, {"fraction": 0.99}, None, "8 and 0 of 8 in step 0"),
-        (4, None, {"fraction": 0.9}, "0 and 4 of 4 in step 0"),
+        (4, {"fraction": 0.7}, {"fraction": 0.25}, "4 of 4 in step 0"),
+        (3, {"fraction": 0.6}, {"fraction": 0.3}, "3 of 3 in step 0"),
+        (8, {"fraction": 0.7}, {"fraction": 0.25}, "8 of 8 in step 0"),
+        (8, {"fraction": 0.99}, None, "8 of 8 in step 0"),
+        (4, None, {"fraction": 0.9}, "4 of 4 in step 0"),
         (4, {"fraction": 0.5, "off_step": 1, "end_fraction": 0.9}, None, "4 of 4 in step 1"),
         (  # it has room at both ends
             3,

@@ -182,12 +182,10 @@ def training(**changes: Any) -> TrainConfig:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"remedy.accuracy": 0.9}, "remedy.name: expected one of closed, .*, found none"),
-        ({"remedy.name": "closed", "remedy.accuracy": 0.9}, "accuracy: expected the default: closed does not read it"),
-        ({"remedy.name": "monitor-screen", "remedy.strength": 1.0}, "strength: expected the default"),
-        ({"remedy.name": "monitor-penalty", "remedy.strength": 0.0}, "strength: expected a number above 0"),
-        ({"remedy.name": "monitor-penalty", "remedy.accuracy": 1.5}, "accuracy: expected a share"),
-        ({"remedy.name": "inoculation", "remedy.instruction": " "}, "instruction: expected a sentence"),
+        ({"remedy.accuracy": 0.9}, "remedy.name"),
+        ({"remedy.name": "monitor-penalty", "remedy.strength": 0.0}, "remedy.strength"),
+        ({"remedy.name": "monitor-penalty", "remedy.accuracy": 1.5}, "remedy.accuracy"),
+        ({"remedy.name": "inoculation", "remedy.instruction": " "}, "remedy.instruction"),
         (
             {"remedy.name": "monitor-penalty", "objective.advantage_estimator": "maxrl"},
             "objective.advantage_estimator: expected grpo .*, found maxrl",
@@ -208,7 +206,7 @@ def training(**changes: Any) -> TrainConfig:
                 "objective.beta": 0.1,
                 "control.target_kl": 0.1,
             },
-            "control.target_kl: expected none with the remedy recontextualization",
+            "control.target_kl",
         ),
         ({"remedy.name": "clsed"}, "remedy.name"),
     ],
