@@ -39,8 +39,8 @@ from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.statistics.significance import mean_interval
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_outcome import training_outcome
-from probe.experiments.spec.prereg import load_spec
-from probe.experiments.spec.types import Spec
+from probe.experiments.load import load_spec
+from probe.experiments.spec import Spec
 from probe.records.run import MANIFEST_FILE, Run, read_run
 from probe.settings.arms import ARMS, GATES, measured_arm
 from probe.settings.presets import configure

@@ -38,7 +38,6 @@ MATHEMATICS = (
     "probe/objective/kl.py",
     "probe/objective/ratio.py",
     "probe/step/projection.py",
-    "probe/experiments/sweep/stopping.py",
     "probe/analysis/statistics/intervals.py",
     "probe/analysis/statistics/significance.py",
     "probe/analysis/statistics/nulls.py",
@@ -75,7 +74,7 @@ def test_the_light_modules_are_found() -> None:
     names = light_modules()
     for name in ("replay_pools.rollout", "replay_pools.pool", "replay_pools.storage.files", "probe.cli.pool"):
         assert name in names
-    for name in ("probe.settings.presets", "probe.experiments.spec.jobs", "probe.experiments.planning.checks"):
+    for name in ("probe.settings.presets", "probe.experiments.jobs", "probe.experiments.load"):
         assert name in names
     assert [pattern for pattern in LIGHT_PATTERNS if not any(ROOT.glob(pattern))] == [], "of files that are gone"
 

@@ -11,8 +11,8 @@ import pytest
 from probe.cli import VERBS, cli
 from probe.cli._frame import run
 from probe.cli.settings import document as tables_of_settings
-from probe.experiments.planning.checks import open_spec
-from probe.experiments.spec.types import ReplayVerdict
+from probe.experiments.load import load_spec
+from probe.experiments.spec import ReplayVerdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.presets import parse_setting, preset_names
@@ -171,4 +171,4 @@ def test_the_example_of_a_spec_is_one(tmp_path: Path) -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", (GUIDE / "specs.md").read_text(), re.S)
     path = tmp_path / "same-prompt.toml"
     path.write_text(example)
-    assert [criterion.name for criterion in open_spec(path).criteria] == ["aligned"]
+    assert [criterion.name for criterion in load_spec(path).criteria] == ["aligned"]

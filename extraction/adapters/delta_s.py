@@ -34,7 +34,6 @@ from extraction.adapters.svd import Factorised, Factors, Rounding, factorise_all
 from extraction.adapters.targets import default_suffixes, weight_matrix
 from extraction.words import STORAGES, Storage
 from replay_pools.errors import InputError
-from replay_pools.policy.last_model import kept
 
 ADAPTER = "default"
 CUT_OFF = 0xFFFF  # the bits of a float32 that bfloat16 does not have
@@ -234,14 +233,7 @@ class DeltaSModel(BaseTuner):
         assert isinstance(config, DeltaSConfig)
         weights = {layer.name: layer.base_weight() for layer in new_layers}
         cache_dir = Path(config.svd_cache) if config.svd_cache else None
-        # Values are told by where they are in memory, which holds for as long as the weights are kept with the factors.
-        memory = [(name, weight.data_ptr(), weight.shape, weight.dtype) for name, weight in weights.items()]
-        _, factorised = kept(
-            "factors",
-            (*memory, cache_dir, config.rank, config.storage),
-            lambda: (weights, factorise_all(weights, cache_dir, rank=config.rank, storage=config.storage)),
-            _found_again,
-        )
+        factorised = factorise_all(weights, cache_dir, rank=config.rank, storage=config.storage)
         for layer in new_layers:
             layer.set_factors(factorised[layer.name])
 
@@ -278,11 +270,6 @@ class DeltaSModel(BaseTuner):
             layer = DeltaSLayer(target, current_key)
             self._replace_module(parent, target_name, layer, target)
         layer.add_adapter(adapter_name, rank=peft_config.rank, inference_mode=peft_config.inference_mode)
-
-
-def _found_again(made: tuple[dict[str, Tensor], dict[str, Factorised]]) -> tuple[Any, dict[str, Factorised]]:
-    weights, factorised = made
-    return weights, {name: entry._replace(computed=False) for name, entry in factorised.items()}
 
 
 def register() -> None:

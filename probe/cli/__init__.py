@@ -6,7 +6,6 @@ import click
 from click.shell_completion import shell_complete
 
 from probe.cli._frame import LazyGroup, run
-from probe.experiments.sweep.end_with_parent import die_with_parent
 
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 VERBS = {
@@ -20,7 +19,7 @@ VERBS = {
     "eval": ("probe.cli.evaluate:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
     "ladder": ("probe.cli.ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
     "plan": ("probe.cli.plan:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),
-    "sweep": ("probe.cli.sweep:sweep", "Run a spec: conditions x arms x seeds, resumable, with stop rules."),
+    "sweep": ("probe.cli.sweep:sweep", "Run a spec: conditions x arms x seeds, resumable."),
     "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
     "experiments": ("probe.cli.experiments:experiments", "Status, decision and date of every spec."),
     "report": ("probe.cli.report:report", "Runs, or a spec, as one HTML file: verdict, figures, rollouts, tokens."),
@@ -47,7 +46,6 @@ def main() -> int:
     """Entry point; returns the exit code (0 done, 1 a check failed, 2 usage or bad input, 130 interrupted)."""
     if (instruction := os.environ.get(COMPLETE_VARIABLE)) is not None:  # the shell asks, by the script it was given
         return shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, instruction)
-    die_with_parent()
     # Threads that wait for work would keep their core busy, which on a shared machine is most of the CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return run(cli)

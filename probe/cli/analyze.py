@@ -115,7 +115,7 @@ def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_
     """Print the verdict of a spec, and write it with --write; returns whether its primary criterion failed."""
     from probe.cli._verdict_text import format_text, write_report
     from probe.experiments.judge.verdict import evaluate_spec
-    from probe.experiments.spec.prereg import load_spec
+    from probe.experiments.load import load_spec
 
     verdict = evaluate_spec(load_spec(spec_file), out, **settings)
     written = write_report(verdict, spec_file, out) if write else []

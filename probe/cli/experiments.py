@@ -17,7 +17,7 @@ DATE_LENGTH = len("2026-11-22")
 
 @click.command()
 @click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
-@click.option("--full", is_flag=True, help="Question, hypotheses, changes, command, reported results, follow-up, too.")
+@click.option("--full", is_flag=True, help="Question, reported results and follow-up, too.")
 @out_option
 @json_option
 def experiments(specs: Path, full: bool, out: Path, as_json: bool) -> None:
@@ -59,14 +59,8 @@ def _decision(entry: "Entry") -> str:
 
 def _print_details(entry: "Entry") -> None:
     echo(f"\n{entry.name}: {entry.question}")
-    for hypothesis in entry.hypotheses:
-        echo(f"  {hypothesis}")
-    for condition, settings in entry.changes.items():
-        if settings:
-            echo(f"  {condition}: {', '.join(f'{key} = {value}' for key, value in settings.items())}")
-    echo(f"  {entry.command}")
-    for row in entry.compared:
-        echo(f"  {row.criterion}: {row.here or 'not yet'}; reported: {row.reported}")
+    for criterion, (reported, here) in entry.compared.items():
+        echo(f"  {criterion}: {here or 'not yet'}; reported: {reported}")
     if entry.follow_up:
         echo(f"  then: {entry.follow_up}")
 

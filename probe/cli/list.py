@@ -125,7 +125,7 @@ def list_evals(out: Path) -> list[Row]:
 
 def list_sweeps(out: Path) -> list[Row]:
     """The sweeps of specs in OUT/sweeps, and how many of their commands are in which state."""
-    from probe.experiments.spec.jobs import STATE_FILE
+    from probe.experiments.jobs import STATE_FILE
 
     rows = []
     for path in _folders(out / "sweeps"):

@@ -16,9 +16,9 @@ from probe.records.run import read_run, resolve_run
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:  # numpy and scipy: a help text needs neither
-    from probe.experiments.planning.plan import Effect, SpecPlan
-    from probe.experiments.planning.training_spec import Written
-    from probe.experiments.spec.types import Spec
+    from probe.experiments.plan import Effect, SpecPlan
+    from probe.experiments.spec import Spec
+    from probe.experiments.training_spec import Written
 
 
 @click.command()
@@ -64,8 +64,8 @@ def plan(
 
       probe plan demo
     """
-    from probe.experiments.planning.checks import open_spec
-    from probe.experiments.planning.plan import make_plan
+    from probe.experiments.load import load_spec
+    from probe.experiments.plan import make_plan
 
     options = {"--spec": spec_file, "--effect": effect, "--sd": sd}
     written = None
@@ -75,7 +75,7 @@ def plan(
     else:
         written = _write(resolve_run(target, out), spec_file, effect, sd, out)
         target = written.spec
-    spec = open_spec(target, out)
+    spec = load_spec(target)
     spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
     if as_json:
         echo_json(spec_plan.to_json() | _written(written))
@@ -94,7 +94,7 @@ def _write(run: Path, spec_file: Path | None, effect: float | None, sd: float | 
 
     from probe.analysis.analyze import analyze
     from probe.analysis.verdict.evidence import PlannedTraining
-    from probe.experiments.planning.training_spec import write_training_spec
+    from probe.experiments.training_spec import write_training_spec
 
     stored = read_run(run)
     given = {"expected_effect": effect, "sd": sd}

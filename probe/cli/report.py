@@ -104,10 +104,10 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
     """A report of a spec: the verdict on its complete runs, a view for each of them, and its plan (effects, prices)."""
+    from probe.experiments.jobs import runs_of
     from probe.experiments.judge.verdict import analyse_runs, judge
-    from probe.experiments.planning.plan import make_plan
-    from probe.experiments.spec.jobs import runs_of
-    from probe.experiments.spec.prereg import load_spec
+    from probe.experiments.load import load_spec
+    from probe.experiments.plan import make_plan
     from probe.report.inputs import Report, View
 
     spec = load_spec(spec_file)

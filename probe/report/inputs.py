@@ -13,13 +13,13 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.metric_table import MetricKey
 from probe.analysis.verdict.training_runs import trains
 from probe.experiments.judge.verdict import SpecVerdict
-from probe.experiments.spec.types import Spec
+from probe.experiments.spec import Spec
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.words import DEFAULT_CONDITION
 
 if TYPE_CHECKING:
-    from probe.experiments.planning.plan import SpecPlan  # it needs torch, for the memory of a model
+    from probe.experiments.plan import SpecPlan  # it needs torch, for the memory of a model
 
 MOST_VIEWS = 6  # with figures of their own; the others are compared, and have their tables
 

@@ -26,7 +26,7 @@ from probe.report.trainings import Treatment, arm_of, treatments_of
 from probe.report.viewer import viewer_data
 
 if TYPE_CHECKING:
-    from probe.experiments.planning.plan import SpecPlan  # it needs torch
+    from probe.experiments.plan import SpecPlan  # it needs torch
 
 # (id, title, lead, names of the tables, what stands in the place of figures), in reading order
 EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (

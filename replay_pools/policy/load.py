@@ -10,7 +10,6 @@ A name is `organism` (embedded), `smollm2` (a package), a local directory, a `.g
 To add a kind of name: add a case to `_source`.
 """
 
-import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +37,6 @@ from transformers.utils import logging as transformers_logging
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, turn_ends
-from replay_pools.policy.last_model import forget, kept
 from replay_pools.storage.tensors import check_tensors
 
 ORGANISM = "organism"
@@ -146,19 +144,15 @@ def load_policy(
     # Pickled weights are refused: safetensors cannot hold anything to execute, and can be checked.
     weights = {} if "gguf_file" in options else {"use_safetensors": True}
 
-    def load() -> tuple[PreTrainedModel, str]:
-        forget("factors")  # of the model before this one: the two together may be more than the memory
-        with _readable(name):
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
-        if "gguf_file" in options:
-            _forget_quantization(model)
-        digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
-        if directory is not None:
-            model = merge_adapter(model, directory, svd_cache=svd_cache)
-        model.to(device=target)  # type: ignore[call-arg]
-        return model.eval().requires_grad_(False), digest
-
-    model, digest = kept("model", (source, *options.items(), adapter_digest, dtype, target), load, _copy)
+    with _readable(name):
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
+    if "gguf_file" in options:
+        _forget_quantization(model)
+    digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
+    if directory is not None:
+        model = merge_adapter(model, directory, svd_cache=svd_cache)
+    model.to(device=target)  # type: ignore[call-arg]
+    model = model.eval().requires_grad_(False)
     return Policy(model, load_tokenizer(name), name, adapter, digest, adapter_digest)
 
 
@@ -168,17 +162,6 @@ def _forget_quantization(model: PreTrainedModel) -> None:
         if hasattr(model, name):
             delattr(model, name)
     vars(model.config).pop("quantization_config", None)
-
-
-def _copy(loaded: tuple[PreTrainedModel, str]) -> tuple[PreTrainedModel, str]:
-    """Other modules and parameters on the same memory: an adapter on the one, merged or not, is none on the other."""
-    model, digest = loaded
-    shared: dict[int, Any] = {}
-    for parameter in model.parameters():
-        shared[id(parameter)] = torch.nn.Parameter(parameter.detach(), requires_grad=False)
-    for buffer in model.buffers():
-        shared[id(buffer)] = buffer.detach()
-    return copy.deepcopy(model, shared), digest
 
 
 def load_served_policy(name: str) -> ServedPolicy:

@@ -4,7 +4,6 @@
 
 - imports: of torch, of what transformers' models need, of `probe replay`.
 - a replay: the warm one of `make demo`, and its steps alone (forward, backward, arms), measured within a process.
-- a sweep: short replays in one worker, and a process for each.
 
 The target: a warm replay takes at most twice the import of torch plus its steps.
 """
@@ -15,12 +14,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from timing import Seconds, interleaved
-
-from probe.experiments.sweep.launch import Processes
 
 DEMO = ["replay", "--replay-dirs", "teacher,base", "--arm", "vanilla,projected,random"]
 SHORT = ["replay", "--arm", "vanilla,projected", "--steps", "2", "--per-pool", "2"]
@@ -51,7 +48,6 @@ def main() -> None:
     """Print a row for every way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=6, help="of a sweep")
     options = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `probe` does
     with tempfile.TemporaryDirectory() as folder:
@@ -61,8 +57,6 @@ def main() -> None:
             ways[name] = lambda code=code: children(lambda: python("-c", code))
         ways["warm replay"] = lambda: children(lambda: python("-m", "probe", *DEMO, *new_run(out)))
         ways["its steps"] = lambda: steps(out)
-        ways[f"{options.runs} runs, one worker"] = lambda: children(lambda: in_worker(out, options.runs))
-        ways[f"{options.runs} runs, processes"] = lambda: children(lambda: in_processes(out, options.runs))
         python("-m", "probe", *SHORT, *new_run(out))  # fills the caches of SVDs and pair gradients
         results = interleaved(ways, options.repeats, warm_up=False)
     torch = results["import torch"].cpu
@@ -70,9 +64,7 @@ def main() -> None:
     for name, taken in results.items():
         print(f"{name:<24}{taken.cpu:>8.2f}{taken.cpu / torch:>10.1f}")
     floor = torch + results["its steps"].cpu
-    shared, apart = (results[f"{options.runs} runs, {how}"].cpu for how in ("one worker", "processes"))
     print(f"warm replay / (torch + its steps): {results['warm replay'].cpu / floor:.2f}")
-    print(f"sweep, one worker / processes: {shared / apart:.2f}")
 
 
 def python(*arguments: str) -> str:
@@ -92,26 +84,6 @@ def steps(out: Path) -> Seconds:
     """CPU seconds of the steps of a warm replay."""
     printed = python("-c", STEPS, *DEMO, *new_run(out))
     return Seconds(0.0, float(printed.rpartition("STEPS")[2]))
-
-
-def in_worker(out: Path, runs: int) -> None:
-    """The short replays as a sweep runs them."""
-    launcher = Processes(1)
-    for seed in range(runs):
-        end = launcher(short(out, seed), out / "log")
-        assert end.returncode == 0, end.error
-    launcher.stop()
-
-
-def in_processes(out: Path, runs: int) -> None:
-    """The short replays by hand."""
-    for seed in range(runs):
-        python("-m", "probe", *short(out, seed))
-
-
-def short(out: Path, seed: int) -> Sequence[str]:
-    """The arguments of a short replay."""
-    return [*SHORT, "--seed", str(seed), *new_run(out)]
 
 
 def new_run(out: Path) -> list[str]:

@@ -36,8 +36,6 @@ from probe.analysis.statistics.significance import (
     welch_test,
 )
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
-from probe.experiments.sweep.looks import level_left
-from probe.experiments.sweep.stopping import look
 
 SIMS = 1000
 GROUP = 8  # samples of a prompt
@@ -209,31 +207,6 @@ def arms_at_once() -> Iterator[tuple]:
             yield arms, seeds, columns[0], columns[2], columns[1], columns[3]
 
 
-def looks_at_an_arm() -> Iterator[tuple]:
-    """Looks: an arm and vanilla, looked at after every block from the second; a separated sweep ends. 64 problems.
-
-    The fall is that of the arm over problems and seeds without end. Before: 95%; now: what is left to the last look.
-    """
-    yield "fall", "blocks planned", "before: holds", "now: holds", "before: false fall", "now: false fall", "ends early"
-    for centre in (0.0, -1.0, -2.0):
-        for planned in (4, 8, 12):
-            rng, rows = np.random.default_rng([int(-centre), planned]), []
-            truth = true_rate(0.0) - true_rate(centre)
-            for _ in range(SIMS // 2):
-                vanilla, arm = trained_arms(rng, planned, [0.0, centre])
-                falls, looks = vanilla.mean(1) - arm.mean(1), []
-                while not looks or (looks[-1].action == "continue" and looks[-1].num_blocks < planned):
-                    looks.append(look(falls[: len(looks) + 2], planned=planned, alpha=ALPHA))
-                n = looks[-1].num_blocks
-                compared = fall_of(vanilla[:n], arm[:n])
-                levels = (ALPHA, level_left(looks, ALPHA))
-                holds = [covers(compared.bounded(level).interval, truth) for level in levels]
-                rows.append((*holds, *(is_fall(compared, level) for level in levels), n < planned))
-            columns = [share(column) for column in zip(*rows, strict=True)]
-            false = columns[2:4] if centre == 0 else ["-", "-"]
-            yield f"{truth:.2f}", planned, *columns[:2], *false, columns[4]
-
-
 def trained_arms(rng, seeds: int, centres: list[float], problems: int = 64) -> list[np.ndarray]:
     """(seeds, problems) of hacks of each arm: problems are as hard for all, react to each, and seeds differ."""
     hard, arms = 0.7 + 1.5 * rng.normal(size=problems), []
@@ -345,7 +318,7 @@ def gradients(pairs, rows) -> Gradients:
 
 
 def main() -> None:
-    for table in (means, contrasts, areas, rates, arms_at_once, looks_at_an_arm, powers, paid_axis, live_modules):
+    for table in (means, contrasts, areas, rates, arms_at_once, powers, paid_axis, live_modules):
         rows = iter(table())
         header = next(rows)
         print(

@@ -16,7 +16,7 @@ from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import welch_test
 from probe.analysis.verdict.training_runs import over_runs
 from probe.experiments.judge.criteria import evaluate
-from probe.experiments.spec.types import Criterion
+from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run
 
 VALUES = {f"p{i}": value for i, value in enumerate(np.random.default_rng(0).normal(0.3, 0.1, 20).tolist())}

@@ -8,8 +8,6 @@ import pytest
 from probe.analysis.statistics.crossed import Comparison, change, difference, mean, rate
 from probe.analysis.statistics.power import detection_power
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
-from probe.experiments.sweep.looks import level_left
-from probe.experiments.sweep.stopping import Look, look
 
 
 def expit(x: np.ndarray) -> np.ndarray:
@@ -93,43 +91,6 @@ def test_intervals_of_many_arms_hold_together(seeds: int) -> None:
             held[level] += all(holds(one, 0.0, level) for one in compared)
     assert held[ALPHA / 8] >= 0.95 * 300 - 2 * 4, held
     assert held[ALPHA] < 0.9 * 300, "nothing would have to be corrected"
-
-
-def stopped_early(vanilla: np.ndarray, arm: np.ndarray) -> list[Look]:
-    """The looks of a sweep at these blocks, up to the one that ends it."""
-    differences, looks = vanilla.mean(1) - arm.mean(1), []
-    for n in range(2, len(differences) + 1):
-        taken = look(differences[:n], planned=len(differences), alpha=ALPHA)
-        assert taken is not None
-        looks.append(taken)
-        if taken.action != "continue":
-            break
-    return looks
-
-
-@pytest.mark.parametrize("centre", [0.7, -1.3])
-def test_intervals_after_looks_hold_the_truth(centre: float) -> None:
-    """A sweep of 12 blocks that ends where a look separates: 95% of 300 draws, wherever it ended."""
-    truth, rng = Truth(seeds=12, problems=64, seed_sd=0.5), np.random.default_rng(8)
-    fall, held, early = truth.rate(0.7) - truth.rate(centre), 0, 0
-    for _ in range(300):
-        vanilla, arm = truth.draw(rng, 0.7, centre)
-        looks = stopped_early(vanilla, arm)
-        n = looks[-1].num_blocks
-        held += holds(falls(vanilla[:n], arm[:n]), fall, level_left(looks, ALPHA))
-        early += n < 12
-    assert held >= 0.95 * 300 - 2 * 4, held
-    assert early >= (0.9 if centre < 0 else 0.02) * 300, "no sweep ended early: the test shows nothing"
-
-
-def test_what_the_looks_leave() -> None:
-    """As published for five equal looks (b 2.0310 at the last); all of it without a look; blocks without a value."""
-    taken = [look([0.3, 0.05, 0.3, 0.2, 0.1][:n], planned=5, alpha=ALPHA) for n in range(1, 6)]
-    looks = [one for one in taken if one is not None]
-    assert level_left([], ALPHA) == ALPHA
-    assert level_left(looks, ALPHA) == looks[-1].level < ALPHA
-    assert level_left([*looks, looks[-1]], ALPHA) == looks[-1].level
-    assert level_left(looks[:1], ALPHA) == looks[0].level < level_left(looks, ALPHA / 3) < ALPHA / 3
 
 
 def test_a_stricter_level_needs_more_seeds() -> None:

@@ -16,7 +16,6 @@ from probe.runs.assemble import configured_policy
 from probe.runs.directions import card_path
 from probe.settings.training import ModelConfig
 from replay_pools.errors import InputError
-from replay_pools.policy.last_model import forget
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
@@ -224,10 +223,7 @@ def test_a_trained_policy_is_loaded_with_the_factors_of_its_training(
 
     monkeypatch.setattr("extraction.adapters.svd.make_entries", computed)
     model = ModelConfig(name="organism", adapter=str(made / "runs" / "trained" / "adapter"))
-    forget("model")
     configured_policy(model, made / "cache")
-    forget("model")
-    forget("factors")
     with pytest.raises(InputError, match="an SVD was computed"):
         configured_policy(model, made / "no-cache")
 

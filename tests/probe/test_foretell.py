@@ -19,7 +19,7 @@ from extraction import library
 from probe.analysis.measures.forecast import forecast
 from probe.analysis.statistics.intervals import prompt_weights
 from probe.analysis.statistics.run_gradients import Linked, link
-from probe.experiments.spec.prereg import load_spec
+from probe.experiments.load import load_spec
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, Run, file_hashes, read_run
 from replay_pools.storage.files import read_json, write_json
 

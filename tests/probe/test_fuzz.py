@@ -156,4 +156,4 @@ def test_every_verb_has_an_example_and_answers_in_json(verb: tuple[str, ...]) ->
     }
     assert used <= names
     assert ("--json" in names) != (verb == ("completion",))
-    assert ("--dry-run" in names) == (verb in {("pool", "generate"), ("replay",), ("train",), ("sweep",)})
+    assert ("--dry-run" in names) == (verb in {("pool", "generate"), ("replay",), ("train",)})

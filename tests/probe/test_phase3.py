@@ -10,16 +10,16 @@ from unittest import mock
 import orjson
 import pytest
 import torch
+from in_process import Ended
 from trainings import Rates, plant
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.judge.verdict import evaluate_spec, primary_verdict
-from probe.experiments.spec.prereg import load_spec
-from probe.experiments.spec.types import Spec
-from probe.experiments.sweep.blocks import SweepState, sweep
-from probe.experiments.sweep.launch import Attempt
+from probe.experiments.load import load_spec
+from probe.experiments.spec import Spec
+from probe.experiments.sweep import SweepState, sweep
 from probe.records.run import read_run
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
@@ -66,7 +66,7 @@ def test_a_sweep_without_the_files_is_refused_before_its_first_run(
     assert run(cli, ["sweep", str(PHASE3), "--out", "out"]) == 2
     assert "spec/phase3.md says where those of the benchmark are" in capsys.readouterr().err
     assert not (tmp_path / "out" / "runs").exists()
-    assert run(cli, ["sweep", str(PHASE3), "--out", "out", "--dry-run"]) == 0, "commands can be read anywhere"
+    assert run(cli, ["sweep", str(PHASE3), "--out", "out", "--print-jobs"]) == 0, "commands can be read anywhere"
 
 
 def test_a_known_shape_needs_no_hub() -> None:
@@ -77,13 +77,13 @@ def test_a_known_shape_needs_no_hub() -> None:
 
 
 class Planted:
-    """Commands that leave finished trainings behind, with the rates of their arm."""
+    """An engine whose commands leave finished trainings behind, with the rates of their arm."""
 
     def __init__(self, spec: Spec, out: Path, rates: dict[str, Rates], *made_of: Any) -> None:
         self.spec, self.out, self.rates, self.made_of = spec, out, rates, made_of
         self.launched: list[str] = []
 
-    def __call__(self, args: Sequence[str], log: Path) -> Attempt:
+    def submit(self, command: object, args: Sequence[str], visible_gpus: str | None) -> Ended:
         name = args[args.index("--name") + 1]
         self.launched.append(name)
         (side,) = [side for side in self.rates if name.startswith(f"phase3-{side.replace(' ', '-')}-seed")]
@@ -91,10 +91,7 @@ class Planted:
         if not (self.out / "runs" / name).exists():
             with mock.patch("os.fsync"):
                 plant(self.spec, self.out, {side: self.rates[side]}, *self.made_of, problems=48)
-        return Attempt(returncode=0, seconds=1.0, error="")
-
-    def stop(self) -> None:
-        raise AssertionError("nothing interrupts this sweep")
+        return Ended(0)
 
 
 @pytest.fixture
@@ -113,15 +110,14 @@ def swept(
             "inoculation vanilla": LEARNT,
             "closed vanilla": (0.02, 0.2, 0.02, 0.4),
         }
-        launch = Planted(spec, tmp_path, rates, make_rollout, pool_header)
+        engine = Planted(spec, tmp_path, rates, make_rollout, pool_header)
         table = sweep(
             spec,
             tmp_path,
-            launch=launch,
-            block_value=lambda _spec, _seed: None,
+            engine=engine,
             primary_verdict=lambda spec: primary_verdict(spec, tmp_path),
         )
-        return table, launch.launched
+        return table, engine.launched
 
     return make
 
@@ -154,7 +150,6 @@ def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("[budget]", '[stop]\nspending = "obrien-fleming"\nalpha = 0.05\n[budget]', r"no table \[stop\] beside it"),
         ('versus_arm = "vanilla"\nversus_condition = "gradient"\n', "", "a primary that compares two arms"),
         ('others_if = ["PASS"]', "others_if = []", "others_if"),
         ('others_if = ["PASS"]', 'others_if = ["GO"]', "others_if"),

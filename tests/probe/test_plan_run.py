@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from worlds import World, make_run
 
+from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.statistics.power import mde
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.planning.checks import open_spec
+from probe.experiments.load import load_spec
 from probe.records.run import read_run
 from probe.runs.direction_files import direction_file
 from probe.settings.run import read_config
@@ -27,11 +28,22 @@ def go(all_hinted: Path, out: Path) -> Path:
     return Path(shutil.copytree(all_hinted, out / "runs" / "go"))
 
 
+@pytest.fixture(scope="module")
+def analysed(go: Path) -> Analysis:
+    return analyze(read_run(go))
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own, in which spec/ is written."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def known(analysed: Analysis, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of every run are those of `go`, analysed once."""
+    monkeypatch.setattr("probe.analysis.analyze.analyze", lambda run: analysed)
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
@@ -54,7 +66,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert found["written"] == "spec/go-training.toml"
     assert found["directions"] == str(out / "directions" / "go-v_hack.safetensors")
     assert found["vacuous"] == []
-    spec = open_spec(path, out)
+    spec = load_spec(path)
     assert spec.arms == ("vanilla", "projected", "random", "permuted")
     assert list(spec.resolved) == ["gradient", "kl"]
     # The seeds are the fewest that see the effect which is assumed.
@@ -62,8 +74,8 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert mde(0.15, n, paired_correlation=0.0) <= 0.3 < mde(0.15, n - 1, paired_correlation=0.0)
     assert found["runs"] == n * 5
     assert any(f"[budget] {n} seeds can see the expected effect of 0.3" in note for note in found["notes"])
-    assert spec.stop is not None
-    assert (spec.stop.min_blocks, spec.primary.arm, spec.primary.versus_arm) == (3, "projected", "vanilla")
+    assert spec.ceiling is not None
+    assert (spec.primary.arm, spec.primary.versus_arm) == ("projected", "vanilla")
     config = spec.resolved["gradient"].config
     assert config.rollouts is not None
     assert config.rollouts.teacher is not None
@@ -72,7 +84,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     # It plans, and a dry run prints a training for each arm and seed, along the file that was written.
     assert run(cli, ["plan", str(path), "--check", "--out", str(out)]) == 0
     capsys.readouterr()
-    assert run(cli, ["sweep", str(path), "--dry-run", "--out", str(out)]) == 0
+    assert run(cli, ["sweep", str(path), "--print-jobs", "--out", str(out)]) == 0
     commands = capsys.readouterr().out.splitlines()
     assert len([line for line in commands if line.startswith("probe train")]) == n * 5
     # The saved file is what the run measured along.
@@ -90,6 +102,7 @@ def test_the_saved_direction_of_the_mean_is_that_of_the_run(out: Path, replay: C
     assert [step.cos_in for step in along.steps] == pytest.approx([step.cos_in for step in measured.steps], abs=1e-6)
 
 
+@pytest.mark.usefixtures("known")
 def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same plan again is no change; another file under the name is refused and left as it is."""
     plan(capsys, str(go), "--out", str(out), "--spec", "mine.toml")
@@ -101,14 +114,16 @@ def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.
     assert Path("mine.toml").read_text() == text
 
 
+@pytest.mark.usefixtures("known")
 def test_the_assumptions_are_options(go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = plan(capsys, str(go), "--out", str(out), "--effect", "0.6", "--sd", "0.1", "--spec", "few.toml")
-    assert (few["runs"], open_spec(Path("few.toml"), out).budget.sd) == (15, 0.1)
+    assert (few["runs"], load_spec(Path("few.toml")).budget.sd) == (15, 0.1)
     error = refused(capsys, str(go), "--out", str(out), "--effect", "0.01", "--spec", "none.toml")
     assert "--effect: expected at least" in error
     assert not Path("none.toml").exists()
 
 
+@pytest.mark.usefixtures("known")
 def test_settings_of_the_run_go_into_its_spec(
     out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,7 +137,7 @@ def test_settings_of_the_run_go_into_its_spec(
     (changed / "config.json").write_text(json.dumps(config))
     seal(changed)
     plan(capsys, str(changed), "--out", str(out))
-    resolved = open_spec(Path("spec/changed-training.toml"), out).resolved
+    resolved = load_spec(Path("spec/changed-training.toml")).resolved
     settings = resolved["gradient"].config
     objective, gate = settings.objective, settings.intervention.gate
     assert (objective.scale_rewards, objective.reference, objective.beta) == ("group", "base", 0.5)
@@ -132,6 +147,7 @@ def test_settings_of_the_run_go_into_its_spec(
     assert resolved["kl"].config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
 
 
+@pytest.mark.usefixtures("known")
 def test_a_policy_with_an_adapter_trains_on_from_it(
     out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,12 +160,13 @@ def test_a_policy_with_an_adapter_trains_on_from_it(
     (adapted / "config.json").write_text(json.dumps(config))
     seal(adapted)
     plan(capsys, str(adapted), "--out", str(out))
-    settings = open_spec(Path("spec/adapted-training.toml"), out).resolved["gradient"].config
+    settings = load_spec(Path("spec/adapted-training.toml")).resolved["gradient"].config
     assert settings.model.adapter == "teacher"
     assert settings.rollouts is not None
     assert settings.rollouts.teacher is None
 
 
+@pytest.mark.usefixtures("known")
 def test_another_model_trains_in_the_environment_of_its_pools(
     out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +177,7 @@ def test_another_model_trains_in_the_environment_of_its_pools(
     (other / "config.json").write_text(json.dumps(config | {"model": "someone/model"}))
     seal(other)
     plan(capsys, str(other), "--out", str(out), "--model", "organism")
-    settings = open_spec(Path("spec/other-training.toml"), out).resolved["gradient"].config
+    settings = load_spec(Path("spec/other-training.toml")).resolved["gradient"].config
     rollouts = settings.rollouts
     assert rollouts is not None
     assert rollouts.teacher is not None
@@ -178,6 +195,7 @@ def seal(directory: Path) -> None:
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.usefixtures("known")
 def test_gradients_that_are_gone_leave_no_spec(
     go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +205,7 @@ def test_gradients_that_are_gone_leave_no_spec(
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.usefixtures("known")
 def test_pools_of_another_program_have_no_environment(
     go: Path, out: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

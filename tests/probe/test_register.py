@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from in_process import InProcess
 
+import probe.experiments.sweep
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.judge.verdict import evaluate_spec
 from probe.experiments.judge.written import WrittenResult, written_results
-from probe.experiments.spec.prereg import load_spec
-from probe.experiments.sweep import launch
+from probe.experiments.load import load_spec
 from probe.records.timings import starts_of
 from replay_pools.software import git_commit, is_edited, versions
 from replay_pools.storage.files import write_json
@@ -61,7 +61,7 @@ def swept(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cache").symlink_to(out / "cache")
     (folder / "register.toml").write_text(SPEC)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "Processes", lambda workers: InProcess())
+        patch.setattr(probe.experiments.sweep, "executor", lambda *_: InProcess())
         assert run(cli, ["sweep", str(folder / "register.toml"), "--out", str(folder)]) == 0
     return folder
 
@@ -99,8 +99,7 @@ def test_a_spec_from_plan_to_decision(
     file, out = specs / "register.toml", tmp_path / "out"
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["done"], entry["runs"], entry["date"]) == ("planned", 0, 2, None)
-    assert entry["changes"] == {"plain": {}, "capped": {"objective.advantage_clip": 2.0}}
-    assert entry["compared"] == [{"criterion": "aligned", "reported": "cos 0.3 | one run", "here": None}]
+    assert entry["compared"] == {"aligned": ["cos 0.3 | one run", None]}
     shutil.copytree(swept, out, symlinks=True)
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["done"], entry["decision"]) == ("completed", 2, None)
@@ -116,7 +115,7 @@ def test_a_spec_from_plan_to_decision(
     entry = _entry(specs, out, capsys)
     assert decision == f"DECISION: {entry['decision']}. {entry['follow_up']}"
     (aligned,) = evaluate_spec(load_spec(file), out, num_draws=99).rows
-    assert entry["compared"][0]["here"] == f"{aligned.verdict}, {aligned.value}"
+    assert entry["compared"]["aligned"][1] == f"{aligned.verdict}, {aligned.value}"
     assert run(cli, ["experiments", str(specs), "--full", "--out", str(out)]) == 0
     assert f"  aligned: {aligned.verdict}, {aligned.value}; reported: cos 0.3 | one run\n" in capsys.readouterr().out
 
@@ -127,14 +126,14 @@ def test_a_spec_from_plan_to_decision(
     table = json.loads(state.read_text())
     write_json(state, table | {"rows": [row | {"status": "failed"} for row in table["rows"]]})
     assert _entry(specs, out, capsys)["status"] == "failed"
-    write_json(state, table | {"stopped": "separated after 1 of 2 blocks"})
-    assert _entry(specs, out, capsys)["status"] == "completed", "its stop rule ended it"
+    write_json(state, table | {"stopped": "at the ceiling"})
+    assert _entry(specs, out, capsys)["status"] == "completed", "its ceiling ended it"
 
     (specs / "register.md").write_text("# register\n\n## Results\n\n### NOT (spec 0123456789ab, 2 of 2 runs)\n")
     file.write_text(SPEC.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["decision"], entry["earlier"]) == ("planned", None, "NOT")
-    assert entry["compared"][0]["here"] is None
+    assert entry["compared"]["aligned"][1] is None
 
 
 def test_an_invalidation_names_the_runs_that_it_concerns(

@@ -8,8 +8,8 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.spec.jobs import runs_of, write_settings
-from probe.experiments.spec.prereg import load_spec
+from probe.experiments.jobs import runs_of, write_settings
+from probe.experiments.load import load_spec
 
 SPEC = """
 arms = ["vanilla", "random"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import processes
 import pytest
+from in_process import Ended
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
@@ -23,13 +24,12 @@ from probe.analysis.verdict.training_runs import siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.report import report_of_runs
-from probe.experiments.judge.sweep_metrics import analyse_all, block_value, sweep_metrics
+from probe.experiments.jobs import runs_of
+from probe.experiments.judge.sweep_metrics import analyse_all, sweep_metrics
 from probe.experiments.judge.verdict import SpecVerdict, evaluate_spec
-from probe.experiments.planning.checks import open_spec
-from probe.experiments.spec.jobs import runs_of
-from probe.experiments.spec.types import Spec
-from probe.experiments.sweep.blocks import SweepState, sweep
-from probe.experiments.sweep.launch import Attempt
+from probe.experiments.load import load_spec
+from probe.experiments.spec import Spec
+from probe.experiments.sweep import SweepState, sweep
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json, sha256, write_json
@@ -116,9 +116,9 @@ class KillsOnce:
     def __init__(self, out: Path) -> None:
         self._steps = out / "runs" / VICTIM / "steps.jsonl"
 
-    def __call__(self, args: Sequence[str], log: Path) -> Attempt:
+    def submit(self, command: object, args: Sequence[str], visible_gpus: str | None) -> Ended:
         if VICTIM not in args or self._steps.exists():
-            return Attempt(returncode=run(cli, list(args)), seconds=0.0, error="")
+            return Ended(run(cli, list(args)))
         child = processes.start(processes.command(*args))
         deadline = time.monotonic() + 120
         while not self._steps.exists():
@@ -128,10 +128,7 @@ class KillsOnce:
         child.kill()
         code = processes.finish(child)
         assert code == -signal.SIGKILL
-        return Attempt(returncode=code, seconds=0.0, error="killed by SIGKILL")
-
-    def stop(self) -> None:
-        raise AssertionError("nothing interrupts this sweep")
+        return Ended(code)
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +138,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
     pairs = builtin_pairs("run_tests")
     write_pairs(place / "pairs.jsonl", [*pairs[:3], *[pair for pair in pairs if pair.held_out][:2]])
     (place / "mini.toml").write_text(SPEC.format(pairs=place / "pairs.jsonl"))
-    spec = open_spec(place / "mini.toml")
+    spec = load_spec(place / "mini.toml")
     own = place / "out"
     own.mkdir()
     (own / "cache").symlink_to(out / "cache")
-    table = sweep(spec, own, launch=KillsOnce(own), block_value=lambda spec, seed: block_value(spec, seed, own))
-    return spec, own, table
+    killed = sweep(spec, own, engine=KillsOnce(own))
+    assert [row.status for row in killed.rows] == ["done", "failed"]
+    return spec, own, sweep(spec, own, engine=KillsOnce(own))
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +157,9 @@ def one_run(own: Path, arm: str) -> Run:
     return read_run(own / "runs" / f"mini-base-{arm}-seed3")
 
 
-def test_a_killed_run_is_resumed_by_its_retry(swept: tuple[Spec, Path, SweepState]) -> None:
+def test_a_killed_run_is_resumed_by_the_next_sweep(swept: tuple[Spec, Path, SweepState]) -> None:
     _, own, table = swept
-    rows = {row.job.name: (row.status, row.attempts) for row in table.rows}
-    assert rows == {"mini-base-vanilla-seed3": ("done", 1), VICTIM: ("done", 2)}
+    assert {row.job.name: row.status for row in table.rows} == {"mini-base-vanilla-seed3": "done", VICTIM: "done"}
     starts = [line for line in (own / "runs" / VICTIM / "timings.jsonl").read_text().splitlines() if "start" in line]
     assert len(starts) == 2, "the second attempt began anew instead of continuing"
     assert len(one_run(own, "projected").steps) == 2
@@ -295,14 +292,6 @@ def test_a_preset_that_was_edited_in_between_is_noticed(swept: tuple[Spec, Path,
     write_json(directory / "manifest.json", manifest)
     (caution,) = evaluate_spec(spec, tmp_path / "out", num_draws=99).cautions
     assert caution.startswith("MIXED: the runs of base differ in optimizer.lr:")
-
-
-def test_the_stop_rules_see_the_block(swept: tuple[Spec, Path, SweepState], found: SpecVerdict) -> None:
-    """The difference of the one seed, against the threshold 1.5; nothing for a seed that is not there."""
-    spec, own, _ = swept
-    arms = {outcome.arm: outcome.values["hack_final"][0] for outcome in found.outcomes}
-    assert block_value(spec, 3, own) == pytest.approx((arms["projected"] or 0) - (arms["vanilla"] or 0) - 1.5)
-    assert block_value(spec, 4, own) is None
 
 
 def test_no_torch_is_needed_to_read_a_training_sweep(swept: tuple[Spec, Path, SweepState]) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -76,36 +75,3 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     with grading_folder() as folder:
         assert {path.name for path in tmp_path.iterdir()} == {"kept", f"{WORK}link", folder.name}
     assert not folder.exists()
-
-
-def test_a_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
-    """The launcher of a sweep is killed with SIGKILL while its command runs; the command ends at once."""
-    code = (
-        "import sys; from pathlib import Path; from probe.experiments.sweep import launch\n"
-        "from worker_stand_in import STAND_IN\n"
-        "launch.WORKER = STAND_IN\n"
-        "launch.Processes(1)([sys.argv[1]], Path(sys.argv[2]))"
-    )
-    child = "print(os.getpid(), flush=True) or time.sleep(600)"
-    log = tmp_path / "log"
-    support = str(Path(__file__).parents[1] / "support")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])}
-    parent = subprocess.Popen([sys.executable, "-c", code, child, str(log)], env=environment)
-    deadline = time.monotonic() + 60
-    while not (log.is_file() and log.read_text().strip()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    pid = int(log.read_text())
-    os.kill(pid, 0)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(pid), "the command of a killed sweep runs on"
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process is there and no zombie, which in a container may find nobody to collect it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -10,7 +10,7 @@ from trainings import plant
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.spec.prereg import load_spec
+from probe.experiments.load import load_spec
 
 SPEC = """
 arms = ["vanilla", "projected"]

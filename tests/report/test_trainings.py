@@ -11,7 +11,7 @@ from drawn import axes_of, intervals, series
 
 from probe.analysis.statistics.crossed import mean, rate
 from probe.analysis.statistics.intervals import Interval, wilson_interval
-from probe.experiments.spec.prereg import load_spec
+from probe.experiments.load import load_spec
 from probe.report.drawing import drawn
 from probe.report.sections import best_checkpoint, steps_table
 from probe.report.training_figures import MOST_NAMED, in_training, ladder, learning, pareto

@@ -1,11 +1,37 @@
-"""A launcher of sweeps that runs the real verbs in this process, where torch and the caches are warm."""
+"""An engine of sweeps that runs the real verbs in this process, where torch and the caches are warm."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.sweep.launch import Attempt
+
+
+@dataclass
+class Ended:
+    """A job of submitit that is over."""
+
+    code: int
+    text: str = ""
+    cancelled: bool = False
+
+    @property
+    def paths(self) -> Any:
+        return SimpleNamespace(stdout="the log")
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> int:
+        return self.code
+
+    def stdout(self) -> str:
+        return self.text
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
 class InProcess:
@@ -14,9 +40,6 @@ class InProcess:
     def __init__(self) -> None:
         self.launched: list[Sequence[str]] = []
 
-    def __call__(self, args: Sequence[str], log: Path) -> Attempt:
+    def submit(self, command: object, args: Sequence[str], visible_gpus: str | None) -> Ended:
         self.launched.append(args)
-        return Attempt(returncode=run(cli, list(args)), seconds=0.0, error="")
-
-    def stop(self) -> None:
-        """Nothing is left that runs."""
+        return Ended(run(cli, list(args)))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from worlds import World, make_run
 
-from probe.experiments.spec.jobs import Job, runs_of
-from probe.experiments.spec.types import Spec
+from probe.experiments.jobs import Job, runs_of
+from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes
 from probe.runs.rates import evaluate
 from replay_pools.pool import PoolWriter

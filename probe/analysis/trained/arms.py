@@ -8,12 +8,10 @@ trainings.level(arm)            probability of error of a statement on an arm: 5
 Of many arms without any effect, some look better than vanilla by chance. Their intervals are therefore simultaneous:
 each has the level ALPHA / m, so that all of m hold with 95%, whatever the arms have in common and however their
 variances differ (Bonferroni's inequality; Dunn 1961, Multiple comparisons among means). The arm that a spec is about,
-its primary, was named before the data and is a family of its own; all others are one family. Data that were looked at
-while they came in have less left of each level: what the stop rule's spending leaves to its last look, which makes the
-intervals the repeated confidence intervals of Jennison and Turnbull (1989), whatever made the sweep stop.
+its primary, was named before the data and is a family of its own; all others are one family.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -114,12 +112,11 @@ class Trainings:
     treated: Sequence[TrainedArm]
     primary: TrainedArm | None = None  # among `treated`: the arm that the spec is about
     out: Path = DEFAULT_OUT  # the root folder of its runs
-    left: Callable[[float], float] = float  # of a level, what the looks at the data have left to the last; float: all
 
     def level(self, arm: TrainedArm) -> float:
-        """Probability that a statement on this arm is wrong: ALPHA over its family, and over all looks."""
+        """Probability that a statement on this arm is wrong: ALPHA over its family."""
         family = [other for other in self.treated if (other is self.primary) == (arm is self.primary)]
-        return self.left(ALPHA / len(family))
+        return ALPHA / len(family)
 
     def rivals(self, arm: TrainedArm) -> list[TrainedArm]:
         """The arms that need neither pairs nor true labels, beside one that needs pairs; of any other arm none."""

@@ -44,7 +44,7 @@ def questions(arm: TrainedArm, trainings: Trainings) -> list[Answer]:
     vanilla, level = trainings.baseline, trainings.level(arm)
     return [
         # One question for all arms.
-        learnt(vanilla, trainings.left(ALPHA)),
+        learnt(vanilla, ALPHA),
         lowered(arm, vanilla, level),
         kept(arm, vanilla, level),
         better(arm, trainings.rivals(arm), level),

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.analysis.verdict.training_runs import shared_settings
+from probe.experiments.jobs import SweepRun
 from probe.experiments.judge.invalidations import concerned_runs, read_invalidations
-from probe.experiments.spec.jobs import SweepRun
-from probe.experiments.spec.types import Spec
+from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from replay_pools.storage.files import read_json
 from replay_pools.storage.tables import flat

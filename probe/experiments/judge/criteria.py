@@ -15,8 +15,7 @@ from probe.analysis.metric_table import Estimate, MetricKey, Metrics, difference
 from probe.analysis.statistics.significance import SKEWED_CAVEAT, is_skewed
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.verdict.evidence import Judgement, missing, range_text
-from probe.experiments.spec.types import Criterion
-from probe.experiments.spec.vacuity import MEAN_DIRECTION
+from probe.experiments.spec import Criterion
 from probe.settings.words import Verdict
 
 SPREAD = ("mean", "lower95", "upper95", "interval90", "p")  # statistics that take the spread of the units into account
@@ -93,8 +92,7 @@ def _compare(criterion: Criterion, measured: Estimate) -> tuple[Verdict, str]:
     why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
     if criterion.statistic == "p":
         return ("PASS", why) if holds(value, threshold) else ("INCONCLUSIVE", f"not {why}: absence is not shown")
-    # The cosine along a mean difference is no mean over units: it has a null and no interval.
-    if criterion.statistic in ("value", "min", "max", "n") or criterion.metric == MEAN_DIRECTION:
+    if criterion.statistic in ("value", "min", "max", "n"):
         return ("PASS", why) if holds(value, threshold) else ("FAIL", f"not {why}")
     if measured.interval is None:
         return "INCONCLUSIVE", f"{why}, but {_no_interval('95% interval', measured)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from probe.experiments.spec.jobs import SweepRun
+from probe.experiments.jobs import SweepRun
 from probe.records.run import CONFIG_FILE, settings_of
 from probe.records.timings import starts_of
 from probe.settings.run import KEYS

@@ -5,14 +5,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit
 from probe.analysis.verdict.training_runs import is_training, over_runs
-from probe.experiments.spec.jobs import SweepRun, runs_of
-from probe.experiments.spec.types import Spec, SpecCondition
+from probe.experiments.jobs import SweepRun
+from probe.experiments.spec import Spec, SpecCondition
 from probe.records.run import read_run
 
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
@@ -43,35 +42,6 @@ def sweep_metrics(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> d
     return by_condition(
         {condition.name: _of_condition(spec, condition, done, analyses) for condition in spec.conditions}
     )
-
-
-def block_value(spec: Spec, seed: int, out_dir: Path) -> float | None:
-    """What the stop rules look at: the primary metric (or difference) in the block of one seed, minus its threshold.
-
-    It is a mean over the prompts of the block, without its interval. Nothing is subtracted where the threshold is a
-    pair (an interval) or on another scale (a p-value). None where the metric is missing.
-    """
-    done = [run for run in runs_of(spec, out_dir) if run.complete and run.job.seed == seed]
-    analyses = analyse_all(done, num_draws=STOP_DRAWS, seed=seed)
-    table = by_condition({condition.name: _merged(spec, condition, done, analyses) for condition in spec.conditions})
-    primary = spec.primary
-    value = _value(table, primary.metric, primary.arm, primary.condition)
-    if primary.versus_arm is not None or primary.versus_condition is not None:
-        arm, condition = primary.versus_arm or primary.arm, primary.versus_condition or primary.condition
-        reference = _value(table, primary.metric, arm, condition)
-        value = None if value is None or reference is None else value - reference
-    if value is None or isinstance(primary.threshold, tuple):
-        return value
-    return value - (0.0 if primary.statistic == "p" else primary.threshold)
-
-
-def _value(table: Metrics, metric: str, arm: str | None, condition: str | None) -> float | None:
-    """A metric of a training run, or its mean over the prompts of a replay; None where there is neither."""
-    for unit in ("run", "prompt"):
-        row = table.get(MetricKey(metric, unit, arm, condition))
-        if row is not None:
-            return row.value
-    return None
 
 
 def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[SweepRun], analyses: Analyses) -> Metrics:

@@ -8,9 +8,8 @@ run gives one number a metric and the unit is the seed (METHOD section 6). Arms 
 problems have metrics by problem, too: those generalise to other problems, not to other seeds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,12 @@ from probe.analysis.trained.arms import Trainings, of_runs
 from probe.analysis.trained.decision import ArmVerdict, judge_arms
 from probe.analysis.verdict.advice import Next
 from probe.analysis.verdict.evidence import PlannedTraining
+from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.judge.cautions import cautions
 from probe.experiments.judge.criteria import evaluate, p_of
 from probe.experiments.judge.sweep_metrics import STOP_DRAWS, Analyses, analyse_all, sweep_metrics
-from probe.experiments.spec.jobs import SweepRun, runs_of
-from probe.experiments.spec.prereg import decide, unmet
-from probe.experiments.spec.types import OUTCOME, VERDICT, Criterion, Role, Spec, SpecStatus
-from probe.experiments.spec.vacuity import read_foreseen
-from probe.experiments.sweep.looks import after_looks, level_left, looks_caution, read_looks
-from probe.experiments.sweep.stopping import Look
+from probe.experiments.load import decide, unmet
+from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Role, Spec, SpecStatus
 from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import CONFIG_FILE, settings_of
 from probe.settings.run import TrainConfig
@@ -142,19 +138,13 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_metrics(spec, done, analyses)
-    vacuous = read_foreseen(spec, out_dir)
-    looks = read_looks(spec, out_dir)
     rows = []
     for criterion, row in zip(spec.criteria, _rows(spec.criteria, table), strict=True):
-        row = _unless_unfinished(row, criterion, spec, runs)
-        if row.role == "primary":
-            verdict, why = after_looks(row.verdict, row.why, looks)
-            row = replace(row, verdict=verdict, why=why)
-        rows.append(_unless_vacuous(row, vacuous))
+        rows.append(_unless_unfinished(row, criterion, spec, runs))
     replay = _replay_verdict(spec, done, analyses)
     verdicts: dict[str, str] = {row.name: row.verdict for row in rows}
     verdicts[VERDICT] = replay.verdict if replay is not None else "no run"
-    arms = _arm_verdicts(spec, done, analyses, looks)
+    arms = _arm_verdicts(spec, done, analyses)
     for arm in arms:
         if (arm.condition or spec.conditions[0].name, arm.arm) == spec.judged:
             verdicts[OUTCOME] = arm.outcome
@@ -172,7 +162,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         decision=decision.name,
         then=decision.then,
         refused=refused,
-        cautions=[*cautions(spec, runs), *looks_caution(looks), *_broken(analyses)],
+        cautions=[*cautions(spec, runs), *_broken(analyses)],
         arms=arms,
         outcomes=_outcomes(spec, table),
         conclusions={" ".join(key): analysis.sentences for key, analysis in analyses.items()},
@@ -226,21 +216,6 @@ def _unless_unfinished(
     if missing == 0:
         return row
     return replace(row, verdict="INCONCLUSIVE", why=f"{missing} of its runs are not complete; {row.why}")
-
-
-def _unless_vacuous(row: CriterionVerdict, vacuous: Mapping[str, str]) -> CriterionVerdict:
-    """The row, VACUOUS instead of PASS where the criterion could not have failed.
-
-    Args:
-        vacuous: {key of the spec: why}; the key is the criterion or something below it.
-    """
-    if row.verdict != "PASS":
-        return row
-    key = f"criteria.{row.name}"
-    for place, why in vacuous.items():
-        if place == key or place.startswith(f"{key}."):
-            return replace(row, verdict="VACUOUS", why=f"{why}; {row.why}")
-    return row
 
 
 def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> CriterionVerdict:
@@ -304,7 +279,7 @@ def _replay_verdict(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) ->
     return None
 
 
-def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses, looks: Sequence[Look]) -> list[ArmVerdict]:
+def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> list[ArmVerdict]:
     """The verdict on every arm and condition of a training beside the vanilla that it is compared with."""
     if spec.settings["verb"] != "train" or spec.baseline is None:
         return []
@@ -323,8 +298,7 @@ def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses, look
             arms[condition.name, arm] = of_runs(shown, arm, runs, None if remedy is None else remedy.name)
     treated = [arm for key, arm in arms.items() if key != spec.baseline]
     primary = arms[spec.judged] if spec.judged != spec.baseline else None
-    left = partial(level_left, looks)
-    return judge_arms(Trainings(baseline=arms[spec.baseline], treated=treated, primary=primary, left=left, out=out))
+    return judge_arms(Trainings(baseline=arms[spec.baseline], treated=treated, primary=primary, out=out))
 
 
 # Metrics in the table of outcomes of a training sweep. To show another: add its name; it needs values by seed.

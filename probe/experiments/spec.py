@@ -1,4 +1,4 @@
-"""The tables of a preregistered experiment, `spec/NAME.toml`: types only; `prereg` reads and checks them.
+"""The tables of a preregistered experiment, `spec/NAME.toml`: types only; `load` reads and checks them.
 
 No table has a key that is not declared here, and no value is converted; `spec/guide/specs.md` is the manual.
 """
@@ -18,7 +18,7 @@ Role = Literal["primary", "check", "mechanism"]
 Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
 Comparison = Literal[">", ">=", "<", "<=", "inside"]
 Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module"]
-Null = Literal["none", "N1", "N2", "N3", "N4", "baselines", "pair-swap"]
+Null = Literal["none", "N1", "N2", "N3", "N4", "baselines"]
 SpecStatus = Literal["frozen", "edited", "none"]
 # Of `probe.analysis.verdict.decision`, without the word for a run that trains.
 ReplayVerdict = Literal["BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO"]
@@ -36,7 +36,6 @@ class ResolvedCondition:
     name: str
     arms: tuple[str, ...]
     config: ReplayConfig | TrainConfig  # of its first arm where it trains, else of all
-    given: frozenset[str]  # keys with dots that the spec states, the others are defaults
 
     @property
     def frozen(self) -> bool:
@@ -112,6 +111,11 @@ class Criterion(_Table):
     why: str = ""
     reported: str = ""  # what the study that asked this first found, in its own numbers
 
+    @property
+    def compared(self) -> bool:
+        """Whether it is about a difference."""
+        return self.versus_arm is not None or self.versus_condition is not None
+
 
 class SpecDecision(_Table):
     """What follows when every named criterion has (one of) the required verdicts; the last decision needs nothing.
@@ -123,6 +127,11 @@ class SpecDecision(_Table):
     name: str
     requires: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     then: str = ""
+
+    def allowed(self, name: str) -> tuple[str, ...]:
+        """The words that are accepted of one of its requirements."""
+        required = self.requires[name]
+        return (required,) if isinstance(required, str) else required
 
 
 class Cost(_Table):
@@ -143,19 +152,6 @@ class Budget(Cost):
     """What this experiment costs, and `go`: what a GO would buy."""
 
     go: Cost | None = None
-
-
-class Stop(_Table):
-    """Looks at the primary criterion after every block (seed): stop for separation, or for futility.
-
-    `alpha` is spent by Lan and DeMets' (1983) O'Brien-Fleming function; futility stops when the conditional power
-    under the expected effect of the budget falls below `futility_power`.
-    """
-
-    spending: Literal["obrien-fleming"]
-    alpha: float = Field(gt=0, lt=1)
-    min_blocks: int = Field(default=2, ge=2)
-    futility_power: float | None = Field(default=None, gt=0, lt=1)
 
 
 class Ceiling(_Table):
@@ -179,7 +175,6 @@ class Spec(_Table):
     criteria: tuple[Criterion, ...] = Field(min_length=1)
     decisions: tuple[SpecDecision, ...] = Field(min_length=1)
     budget: Budget = Budget()
-    stop: Stop | None = None
     ceiling: Ceiling | None = None
 
     _path: Path = PrivateAttr(default=Path())
@@ -200,6 +195,11 @@ class Spec(_Table):
     def sha256(self) -> str:
         """Hash of what the file says: key order, comments and blanks do not count."""
         return self._sha256
+
+    @property
+    def mark(self) -> str:
+        """NAME@SHA256, which the config of every run of the spec holds as `preregistered`."""
+        return f"{self.name}@{self.sha256}"
 
     @property
     def primary(self) -> Criterion:
@@ -242,6 +242,10 @@ class Spec(_Table):
         """The arm that a criterion without one is about: the one that stands for vanilla under a condition."""
         arms = self.arms_of(condition)
         return measured_arm(arms) or arms[0]
+
+    def condition(self, name: str) -> SpecCondition:
+        """The condition of a name."""
+        return next(entry for entry in self.conditions if entry.name == name)
 
     def condition_of(self, criterion: Criterion) -> SpecCondition:
         """The condition that a criterion is about, of a comparison the left side: the first where it names none."""

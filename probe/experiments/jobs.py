@@ -1,0 +1,334 @@
+"""The runs that a spec asks for: settings of conditions, and the commands that make its pools and runs.
+
+    spec.settings, a condition's settings over them, then arms and seed  ->  one configuration for each run
+
+Frozen weights: conditions that differ in their objective alone are evaluated side by side on one forward and backward,
+and one run serves all arms. Training: every arm is a run. Every job is an ordinary `probe` command that reads its
+settings from a file (`--config`), can be repeated by hand, and resumes by itself.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from probe.experiments.spec import ResolvedCondition, Spec, SpecCondition, SpecStatus
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, settings_of
+from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded
+from probe.settings.presets import configure
+from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
+from probe.settings.words import Verb
+from probe.step.groups import ReplaySource
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError, InputErrors, refuse
+from replay_pools.pool import MANIFEST_NAME, open_pool, resolve_pool
+from replay_pools.storage.files import by_name, read_json, write_json
+from replay_pools.storage.tables import flat, overlaid
+
+VERBS: tuple[Verb, ...] = ("replay", "train")
+# Keys that the sweep sets itself, from `arms`, `seeds` and `conditions` of the spec.
+RESERVED = ("verb", "seed", "intervention.arms", "conditions", "preregistered")
+STATE_FILE = "state.json"  # of a sweep, in its folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One command of a sweep; `seed` is None for a pool that is generated before the first run."""
+
+    command: tuple[str, ...]  # the verb, after `probe`
+    config: ReplayConfig | TrainConfig | GenerateConfig
+    settings_file: Path  # where `config` is written for the command
+    directory: Path  # complete when its manifest is there; its name is the command's `--name`
+    out_dir: Path
+    seed: int | None = None
+    conditions: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return self.settings_file.stem
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """The command line after `probe`."""
+        name = ("--name", self.directory.name, "--out", str(self.out_dir))
+        return (*self.command, "--config", str(self.settings_file), *name)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing left to do."""
+        return (self.directory / MANIFEST_FILE).is_file()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """A run that a spec asks for, and what is there of it."""
+
+    job: Job
+    complete: bool
+    spec_status: SpecStatus | None  # None: nothing is there
+
+
+def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
+    """{name of a condition: its settings}.
+
+    Raises:
+        InputError: a key that no run has, or a value that it refuses; file, table and key are named.
+    """
+    verb = spec.settings.get("verb")
+    if verb not in VERBS:
+        found = "none" if verb is None else repr(verb)
+        raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=found)
+    # The table [settings] is the one place that may say the verb, the first of RESERVED.
+    _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])
+    return {condition.name: _resolve(spec, condition, verb) for condition in spec.conditions}
+
+
+def pool_config(name: str, settings: Mapping[str, Any], where: str) -> GenerateConfig:
+    """The settings of a pool that a spec asks for.
+
+    Raises:
+        InputError: as `resolve`; the message begins with `where`, the file of the spec.
+    """
+    _check_reserved(settings, f"{where} pools.{name}", ("verb", "preregistered"))
+    return _configured("generate", settings, f"{where} pools.{name}")
+
+
+def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
+    """The pools to generate first."""
+    return [
+        Job(
+            command=("pool", "generate"),
+            config=pool_config(pool.name, pool.settings, str(spec.path)),
+            settings_file=_settings_file(spec, out_dir, f"pool-{pool.name}"),
+            directory=out_dir / "pools" / pool.name,
+            out_dir=out_dir,
+        )
+        for pool in spec.pools
+    ]
+
+
+def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
+    """Every run that the spec asks for, seed by seed, in the order of the sweep.
+
+    A replay has a run for each set of conditions that share a pass, a training one for each arm of each condition.
+    """
+    return [
+        _job(spec, conditions, arms, seed, out_dir)
+        for seed in spec.seeds
+        for conditions in _passes(list(spec.resolved.values()))
+        for arms in ([conditions[0].arms] if conditions[0].frozen else [(arm,) for arm in conditions[0].arms])
+    ]
+
+
+def is_compared(job: Job, spec: Spec) -> bool:
+    """Whether a training is on one of the sides that the primary criterion compares."""
+    primary = spec.primary
+    condition, arm = spec.judged
+    versus = (primary.versus_condition or condition, primary.versus_arm or arm)
+    return (job.conditions[0], job.arms[0]) in ((condition, arm), versus)
+
+
+def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
+    """Whether a run (its `config.json`) was made under this spec, under an edited one, or under none of that name."""
+    stored = settings_of(config).get("preregistered")
+    if stored == spec.mark:
+        return "frozen"
+    return "edited" if stored is not None and stored.partition("@")[0] == spec.name else "none"
+
+
+def runs_of(spec: Spec, out_dir: Path) -> list[SweepRun]:
+    """Every run that the spec asks for, in the order of the sweep, with what is on disk."""
+    runs = []
+    for job in run_jobs(spec, out_dir):
+        # A run that was refused its input has no steps, and leaves nothing that counts.
+        started = (job.directory / STEPS_FILE).is_file()
+        status = spec_status(read_json(job.directory / CONFIG_FILE), spec) if started else None
+        runs.append(SweepRun(job=job, complete=job.complete, spec_status=status))
+    return runs
+
+
+def write_settings(jobs: Sequence[Job]) -> None:
+    """Write the settings that the commands read."""
+    for job in jobs:
+        write_json(job.settings_file, {"settings": asdict(job.config)})
+
+
+def sweep_folder(spec: Spec, out_dir: Path) -> Path:
+    """Where a sweep keeps its state, its logs and the settings of its jobs."""
+    return out_dir / "sweeps" / spec.name
+
+
+def read_state(spec: Spec, out_dir: Path) -> dict[str, Any]:
+    """What the sweep of this very spec last wrote of itself; empty before its first command."""
+    path = sweep_folder(spec, out_dir) / STATE_FILE
+    state = read_json(path) if path.is_file() else {}
+    return state if state.get("spec") == spec.mark else {}
+
+
+def stored_groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
+    """The groups of a replay with the seed of the settings; None where it samples, or its pools are not there yet.
+
+    Raises:
+        InputError: pools that cannot be read, that give no groups, or whose samplers lack what the objective reads.
+    """
+    if not isinstance(condition.config, ReplayConfig):
+        return None
+    source = condition.config.source
+    try:
+        paths = [resolve_pool(name, out_dir) for name in source.replay_dirs]
+    except InputError:
+        return None
+    # Logs that have not been imported have no manifest.
+    if not all((path / MANIFEST_NAME).is_file() for path in paths):
+        return None
+    pools, steps = [open_pool(path) for path in paths], condition.config.steps
+    groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=steps, seed=condition.config.seed)
+    samplers = {
+        f"pool {name}": read_json(path / MANIFEST_NAME).get("sampler")
+        for name, path in zip(source.replay_dirs, paths, strict=True)
+    }
+    check_recorded(condition.config.objectives().values(), samplers)
+    return groups
+
+
+def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
+    """What is wrong with pools, direction files and files of problems that the runs read, once for each.
+
+    Pools that the sweep generates first are not there yet, and are no fault.
+    """
+    faults: dict[str, InputError] = {}
+
+    def is_sound(place: str, check: Callable[..., Any], *arguments: Any) -> bool:
+        try:
+            check(*arguments)
+        except InputError as error:
+            where = f"{spec.path} {place}{error.where}"
+            named = InputError(where, expected=error.expected, found=error.found, fix=error.fix)
+            faults.setdefault(str(named), named)
+            return False
+        return True
+
+    made = {pool.name for pool in spec.pools}
+    for name, condition in spec.resolved.items():
+        place = f"conditions.{name}: "
+        there = [is_sound("", _check_pool, pool, out_dir) for pool in condition.pools if pool not in made]
+        is_sound(place, _check_directions, condition, out_dir)
+        # Groups are made of all pools of a condition, and only where each of them can be read.
+        if all(there) and not made.intersection(condition.pools):
+            is_sound(place, stored_groups, condition, out_dir)
+    configs = [condition.config for condition in spec.resolved.values()]
+    configs += [pool_config(pool.name, pool.settings, str(spec.path)) for pool in spec.pools]
+    for env in dict.fromkeys(config.rollouts.env for config in configs if not isinstance(config, ReplayConfig)):
+        is_sound("rollouts.env: ", get_environment, env)
+    return [*faults.values()]
+
+
+def _check_pool(pool: str, out_dir: Path) -> None:
+    if not resolve_pool(pool, out_dir).is_dir():
+        raise InputError(f"pool {pool}", expected="a directory", found="no such directory")
+
+
+def _check_directions(condition: ResolvedCondition, out_dir: Path) -> None:
+    """The direction file of a condition, given by its path or its name in `out_dir`/directions."""
+    name, folder = condition.config.intervention.v_hack, out_dir / "directions"
+    if name is not None and not by_name(Path(name), folder / f"{Path(name).name}.safetensors").is_file():
+        expected, fix = f"a file of probe extract, or its name in {folder}", f"probe extract --name {Path(name).stem}"
+        raise InputError("intervention.v_hack", expected=expected, found=repr(name), fix=fix)
+
+
+def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondition:
+    """The settings of the spec with those of the condition over them, checked by building the configuration."""
+    _check_reserved(condition.settings, f"{spec.path} conditions.{condition.name}", RESERVED)
+    arms = spec.arms_of(condition)
+    where = f"{spec.path} settings" if not condition.settings else f"{spec.path} conditions.{condition.name}"
+    # A training configuration with several arms is refused: it is checked with the first of them.
+    tables = overlaid(overlaid(spec.settings, condition.settings), {"intervention": {"arms": arms[:1]}})
+    config = _configured(verb, tables, where)
+    if not config.trains:
+        config = replace(config, intervention=replace(config.intervention, arms=arms))
+    return ResolvedCondition(name=condition.name, arms=arms, config=config)
+
+
+def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
+    """Refuse keys that the sweep itself sets."""
+    if taken := [key for key in flat(table) if key in reserved]:
+        expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
+        raise InputError(where, expected=expected, found=taken[0])
+
+
+def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
+    """`configure` on the tables of a spec; its errors name the place in the spec."""
+    leaves = {key: value for key, value in flat(tables).items() if key != "verb"}
+    preset = leaves.pop("preset", None)
+    if not isinstance(preset, str | None):
+        raise InputError(f"{where}.preset", expected="a name or a .toml file", found=repr(preset))
+    try:
+        return configure(verb, preset=preset, options=leaves)
+    except InputError as error:
+        faults = []
+        for part in error.errors if isinstance(error, InputErrors) else (error,):
+            place = f"{where}: {part.where.removeprefix('settings ')}"
+            faults.append(InputError(place, expected=part.expected, found=part.found, fix=part.fix))
+        refuse(faults)
+        raise
+
+
+def _passes(conditions: list[ResolvedCondition]) -> list[list[ResolvedCondition]]:
+    """Group the conditions by pass: frozen ones that differ in the weights of the objective alone share a pass."""
+    passes: list[list[ResolvedCondition]] = []
+    for condition in conditions:
+        same = [group for group in passes if _same_pass(group[0], condition)]
+        if same:
+            same[0].append(condition)
+        else:
+            passes.append([condition])
+    return passes
+
+
+def _same_pass(left: ResolvedCondition, right: ResolvedCondition) -> bool:
+    """Whether one forward and backward and one set of directions serves both conditions."""
+    frozen = left.frozen and right.frozen
+    return frozen and left.arms == right.arms and _shared(left.config) == _shared(right.config)
+
+
+def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
+    """A configuration without what a condition may change in one pass: the objective, all but its normaliser."""
+    objective = config.objective
+    # v_hack is extracted with the normaliser of the run: another one needs other directions, and so another run.
+    normaliser = LossSettings(loss_type=objective.loss_type, max_completion_length=objective.max_completion_length)
+    return replace(config, objective=normaliser)
+
+
+def _job(spec: Spec, conditions: Sequence[ResolvedCondition], arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
+    """Named after its first condition unless it holds several and all, and after its arm where it trains."""
+    first = conditions[0]
+    intervention = replace(first.config.intervention, arms=arms)
+    config = replace(first.config, seed=seed, preregistered=spec.mark, intervention=intervention)
+    if isinstance(config, ReplayConfig):
+        base = _shared(config).objective
+        changes = []
+        for condition in conditions:
+            objective = condition.config.objective
+            values = {key: getattr(objective, key) for key in LOSS_KEYS}
+            different = {key: value for key, value in values.items() if value != getattr(base, key)}
+            changes.append(LossCondition(name=condition.name, changes=different))
+        config = replace(config, objective=base, conditions=tuple(changes))
+    parts = [] if len(conditions) == len(spec.conditions) > 1 else [first.name]
+    name = "-".join([spec.name, *parts, *(arms if config.trains else ()), f"seed{seed}"])
+    return Job(
+        command=(config.verb,),
+        config=config,
+        settings_file=_settings_file(spec, out_dir, name),
+        directory=out_dir / "runs" / name,
+        out_dir=out_dir,
+        seed=seed,
+        conditions=tuple(condition.name for condition in conditions),
+        arms=arms,
+    )
+
+
+def _settings_file(spec: Spec, out_dir: Path, name: str) -> Path:
+    # By the version of the spec: jobs of an edited spec must not change what a running sweep has yet to read.
+    return sweep_folder(spec, out_dir) / "settings" / spec.sha256[:12] / f"{name}.json"

@@ -1,0 +1,173 @@
+"""Read a spec (`spec/NAME.toml`), refuse what does not fit together, and take its decision.
+
+A spec says, before the data exist, what is run, which criteria are evaluated and which decision follows. Its hash goes
+into the config of every run, so that a verdict can say whether its criteria are older than its data.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import get_args
+
+import orjson
+
+from probe.analysis.metrics import QUOTIENT_STATISTICS, replay_metrics, training_metrics
+from probe.experiments.jobs import pool_config, resolve
+from probe.experiments.spec import OUTCOME, VERDICT, WORDS, Criterion, Spec, SpecCondition, SpecDecision
+from probe.settings.arms import ARMS, measured_arm
+from probe.settings.words import Verdict
+from replay_pools.errors import InputError, refuse
+from replay_pools.storage.files import PLAIN_NAME, sha256
+from replay_pools.storage.tables import decode, read_toml
+
+EXTREMES = ("min", "max", "n")  # all that there is of steps of training, which are autocorrelated
+Faults = Iterator[tuple[str, str, str]]  # key of the spec, what was expected, what was found
+
+
+def load_spec(path: Path) -> Spec:
+    """Read, check and resolve a spec.
+
+    Raises:
+        InputError: no such file, not TOML, an unknown or missing key, a wrong type, names that do not fit together, a
+            setting that no run has or that it refuses, a metric that the runs do not have.
+    """
+    document = read_toml(path, "a spec, see spec/")
+    spec = decode(Spec, document, path)
+    # The hash is of the content: comments and layout of the file may change.
+    canonical = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+    spec._path, spec._sha256 = path, sha256(canonical)
+    _refuse(spec, _names(spec))
+    spec._resolved = resolve(spec)
+    for pool in spec.pools:
+        pool_config(pool.name, pool.settings, str(path))
+    _refuse(spec, (fault for criterion in spec.criteria for fault in _criterion(spec, criterion)))
+    _refuse(spec, _decisions(spec))
+    return spec
+
+
+def decide(spec: Spec, verdicts: Mapping[str, str]) -> SpecDecision:
+    """The first decision whose requirements hold.
+
+    Args:
+        verdicts: {criterion: verdict} of all criteria of the spec, and the word of `verdict` or `outcome`.
+    """
+    return next(decision for decision in spec.decisions if not unmet(decision, verdicts))
+
+
+def unmet(decision: SpecDecision, verdicts: Mapping[str, str]) -> list[str]:
+    """The requirements of a decision that do not hold, each as "NAME VERDICT"."""
+    return [f"{name} {verdicts[name]}" for name in decision.requires if verdicts[name] not in decision.allowed(name)]
+
+
+def _refuse(spec: Spec, faults: Faults) -> None:
+    refuse([InputError(f"{spec.path} {key}", expected=expected, found=found) for key, expected, found in faults])
+
+
+def _names(spec: Spec) -> Faults:
+    """Names are unique, fit into file names and refer to something; there is one primary."""
+    if spec.name != spec.path.stem:
+        yield "experiment.name", f"the file's name, {spec.path.stem!r}", repr(spec.name)
+    conditions, criteria = [row.name for row in spec.conditions], [row.name for row in spec.criteria]
+    for key, names in (("conditions", conditions), ("criteria", criteria), ("arms", spec.arms), ("seeds", spec.seeds)):
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield key, "different names", f"{name!r} twice"
+            elif isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
+                yield key, "letters, digits and . _ -", repr(name)
+    known = [("arms", spec.arms, [*ARMS])]
+    known += [(f"conditions.{row.name}.arms", spec.arms_of(row), [*spec.arms]) for row in spec.conditions]
+    for row in spec.criteria:
+        for key, choice in (("arm", [*spec.arms]), ("condition", conditions)):
+            for side in (key, f"versus_{key}"):
+                known.append((f"criteria.{row.name}.{side}", (getattr(row, side) or choice[0],), choice))
+    for key, values, choice in known:
+        for value in values:
+            if value not in choice:
+                yield key, f"one of {', '.join(choice)}", repr(value)
+    if taken := [name for name in criteria if name in WORDS]:
+        yield "criteria", f"other names than {' and '.join(WORDS)}", taken[0]
+    primaries = [criterion.name for criterion in spec.criteria if criterion.role == "primary"]
+    if len(primaries) != 1:
+        yield "criteria", "exactly one of role primary", ", ".join(primaries) or "none"
+
+
+def _criterion(spec: Spec, criterion: Criterion) -> Faults:
+    """Threshold, comparison and statistic fit together, and the runs of both sides have the metric."""
+    where, threshold = f"criteria.{criterion.name}", criterion.threshold
+    is_band = isinstance(threshold, tuple)
+    if is_band != (criterion.comparison == "inside") or (isinstance(threshold, tuple) and threshold[0] >= threshold[1]):
+        yield f"{where}.threshold", "[low, high], low < high, for inside, else a number", repr(threshold)
+    if is_band != (criterion.statistic == "interval90"):
+        yield f"{where}.comparison", "inside for interval90, and only there", criterion.comparison
+    left = spec.condition_of(criterion)
+    sides = [("arm", criterion.arm, left)]
+    if criterion.compared:
+        right = next((row for row in spec.conditions if row.name == criterion.versus_condition), left)
+        sides.append(("versus_arm", criterion.versus_arm or criterion.arm, right))
+    for key, arm, condition in sides:
+        if arm is not None and arm not in spec.arms_of(condition):
+            runs = ", ".join(spec.arms_of(condition))
+            yield f"{where}.{key}", f"an arm that {condition.name} runs ({runs})", repr(arm)
+    for condition in dict.fromkeys(condition.name for _, _, condition in sides):
+        for key, expected, found in _metric(spec, criterion, spec.condition(condition)):
+            yield f"{where}.{key}", expected, found
+
+
+def _metric(spec: Spec, criterion: Criterion, condition: SpecCondition) -> Faults:
+    """The runs of a condition have the metric, by this unit, of these arms and with this null."""
+    trains = not spec.resolved[condition.name].frozen
+    known = training_metrics() if trains else replay_metrics()
+    entry = known.get(criterion.metric)
+    if entry is None:
+        close = get_close_matches(criterion.metric, known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ", see spec/guide/specs.md"
+        yield "metric", f"a metric of {'runs that train' if trains else 'a replay'}{hint}", repr(criterion.metric)
+        return
+    statistics = get_args(Criterion.model_fields["statistic"].annotation)
+    if trains and criterion.unit == "step":
+        statistics = EXTREMES
+    elif entry.is_quotient:
+        statistics = QUOTIENT_STATISTICS
+    by_prompt = criterion.unit == "prompt" and not criterion.compared
+    nulls = ("none", *(entry.nulls if by_prompt else ()))
+    for key, value, choice in (
+        ("unit", criterion.unit, entry.units),
+        ("statistic", criterion.statistic, statistics),
+        ("null", criterion.null, nulls),
+    ):
+        if value not in choice:
+            yield key, f"{' or '.join(choice)}, of {criterion.metric}", repr(value)
+    measured = measured_arm(spec.arms_of(condition))
+    if trains or not (entry.measured_alone or criterion.null != "none"):
+        return
+    if measured is None:
+        yield "metric", "a metric of any arm: no arm uses v_hack", repr(criterion.metric)
+    for key, arm in (("arm", criterion.arm), ("versus_arm", criterion.versus_arm)):
+        if measured is not None and arm not in (None, measured):
+            yield key, f"{measured}, of which alone {criterion.metric} with this null is measured", repr(arm)
+
+
+def _decisions(spec: Spec) -> Faults:
+    """Requirements name evidence that there is; only the last decision is unconditional, so that one always holds."""
+    words = {criterion.name: get_args(Verdict) for criterion in spec.criteria if criterion.role != "mechanism"}
+    # Beside its criteria the primary's runs have a verdict (a replay), an outcome (an arm beside vanilla), or neither.
+    if spec.resolved[spec.judged[0]].frozen:
+        words[VERDICT] = WORDS[VERDICT]
+    elif spec.settings["verb"] == "train" and spec.baseline not in (None, spec.judged):
+        words[OUTCOME] = WORDS[OUTCOME]
+    for decision in spec.decisions:
+        where = f"decisions.{decision.name}.requires"
+        for name in decision.requires:
+            if name not in words:
+                yield where, f"some of {', '.join(words)}, of which none is a mechanism", name
+                continue
+            for word in decision.allowed(name):
+                if word not in words[name]:
+                    yield f"{where}.{name}", f"some of {', '.join(words[name])}", repr(word)
+        if bool(decision.requires) == (decision is spec.decisions[-1]):
+            yield where, "none in the last decision, some in all others", f"{len(decision.requires)}"
+    if spec.ceiling is not None and not spec.primary.compared:
+        yield "ceiling", "a primary that compares two arms or conditions", spec.primary.name
+    if spec.ceiling is not None and any(condition.frozen for condition in spec.resolved.values()):
+        yield "ceiling", "runs that train, one arm each", "a replay"

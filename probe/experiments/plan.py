@@ -1,0 +1,365 @@
+"""`probe plan`: detectable effects of a spec, and its cost in hours, money and memory. Runs nothing, loads no weights.
+
+    effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
+    contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
+    hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec;
+              or runs x hours as the budget states them
+    modules   which part of the model is adapted (probe.runs.footprint)
+    memory    exact sizes of what the probe holds beside activations (probe.runs.footprint)
+
+Where a number cannot be given, `SpecPlan.notes` says what is missing.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probe.analysis.statistics.power import mde, pairing_pays_above, sign_flip_mde
+from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS
+from probe.analysis.statistics.thresholds import ALPHA, POWER
+from probe.experiments.jobs import input_faults, is_compared, runs_of, stored_groups
+from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
+from probe.records.timings import mean_times
+from probe.settings.run import StepConfig, TrainConfig
+from probe.step.groups import ReplaySource
+from replay_pools.errors import InputError
+from replay_pools.pool import MANIFEST_NAME, resolve_pool
+from replay_pools.storage.files import read_json
+
+# footprint brings torch, which the help text of `probe plan` must not wait for.
+if TYPE_CHECKING:
+    from probe.runs.footprint import Footprint
+
+SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, beside the planned number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Minimum detectable effect of `n` units a side, in the units of the metric."""
+
+    n: int
+    paired: float | None  # None: no correlation of the arms is stated
+    unpaired: float
+    planned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContrastEffect:
+    """Minimum detectable mean over `n` prompts or problems, in standard deviations of the contrast between them."""
+
+    condition: str
+    unit: str
+    n: int
+    effect: float
+
+    @property
+    def text(self) -> str:
+        """A sentence."""
+        what = f"Over the {self.n} {self.unit}s of {self.condition}"
+        if math.isinf(self.effect):
+            return f"{what} sign flips see nothing at {ALPHA:.0%}: their smallest p is {sign_flip_floor(self.n):.3g}"
+        seen = f"{what} sign flips see a mean of {self.effect:.2f} sd between {self.unit}s"
+        return f"{seen}, with {POWER:.0%} power at {ALPHA:.0%}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Hours and money of a number of runs; `source` says where the hours come from."""
+
+    what: str
+    runs: int
+    hours: float
+    money: float | None
+    currency: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuous:
+    """A part of the spec that makes no difference, or cannot pass, and why."""
+
+    where: str  # key of the file
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecPlan:
+    """All that can be known of a spec before its first run."""
+
+    spec: str
+    sha256: str
+    runs: int
+    effects: list[Effect]
+    go_effects: list[Effect]  # of what a GO buys
+    contrasts: list[ContrastEffect]  # of the units that criteria are about beside seeds
+    prices: list[Price]
+    footprint: "Footprint | None"  # None: no model is known
+    vacuous: list[Vacuous]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, dicts, numbers and None; the footprint's fields beside the others."""
+        row = asdict(self)
+        footprint = row.pop("footprint")
+        return row | (footprint or {"model": None, "modules": [], "memory": []})
+
+
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str | None = None) -> SpecPlan:
+    """The plan of a spec.
+
+    Args:
+        out_dir: where pools, and finished runs of the spec, are looked up.
+        run: the run whose times give the hours; default: finished runs of the spec.
+        model: the model whose modules and memory are shown; default: that of the condition that needs most.
+    """
+    notes = [str(error) for error in input_faults(spec, out_dir)]
+    go = spec.budget.go or Cost()
+    needed = _most(spec, out_dir, model, notes)
+    return SpecPlan(
+        spec=spec.name,
+        sha256=spec.sha256,
+        runs=len(runs_of(spec, out_dir)),
+        effects=_effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired),
+        go_effects=_effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else [],
+        contrasts=_contrasts(spec, out_dir),
+        prices=[*_own_price(spec, out_dir, run, notes), *_go_price(go)],
+        footprint=needed,
+        vacuous=vacuous_parts(spec, out_dir),
+        notes=notes,
+    )
+
+
+def vacuous_parts(spec: Spec, out_dir: Path) -> list[Vacuous]:
+    """A cap that never binds, phrases that never occur, two conditions that are one, a p that is never small enough."""
+    parts: list[Vacuous] = []
+    settings: dict[str, tuple[tuple[str, ...], StepConfig]] = {}
+    for name, condition in spec.resolved.items():
+        for key, why in (
+            ("objective.advantage_clip", _never_binds(condition)),
+            ("objective.hicra_alpha", _no_phrases(condition, out_dir)),
+        ):
+            if why:
+                parts.append(Vacuous(f"conditions.{name}.settings.{key}", why))
+        config = condition.config
+        numbers = replace(config, intervention=replace(config.intervention, arms=("vanilla",)))
+        for other, (arms, others) in settings.items():
+            if {*arms} & {*condition.arms} and others == numbers:
+                why = f"has the same settings as {other}: comparing them compares a run with itself"
+                parts.append(Vacuous(f"conditions.{name}", why))
+        settings[name] = (condition.arms, numbers)
+    for criterion in spec.criteria:
+        sides = {spec.condition_of(criterion).name, criterion.versus_condition or spec.condition_of(criterion).name}
+        counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side in sides]
+        units = min((count for count in counts if count is not None), default=None)
+        if units is None or not _by_sign_flips(criterion) or not isinstance(criterion.threshold, float):
+            continue
+        if sign_flip_floor(units) >= criterion.threshold:
+            why = f"sign flips of {units} {criterion.unit}s have no p below {sign_flip_floor(units):.3g}"
+            parts.append(Vacuous(f"criteria.{criterion.name}.threshold", why))
+    return parts
+
+
+def _never_binds(condition: ResolvedCondition) -> str:
+    loss = condition.config.objective
+    # The advantages of single tokens have no bound, and a step's standard deviation may be as small as it likes.
+    unbounded = loss.has_credit or (loss.scale_rewards == "batch" and condition.prompts_per_step > 1)
+    if loss.advantage_clip is None or loss.loss_type == "nll" or unbounded:
+        return ""
+    from probe.objective.advantages import advantage_bound  # brings torch, for those alone who ask
+
+    scale = "none" if loss.scale_rewards == "none" else "group"
+    spread = condition.config.reward_range
+    bound = advantage_bound(condition.group, spread, estimator=loss.advantage_estimator, scale=scale)
+    if loss.advantage_clip < bound:
+        return ""
+    return (
+        f"the cap {loss.advantage_clip:g} is not below {bound:.3g}, the largest |A| of a group of {condition.group} "
+        f"(estimator {loss.advantage_estimator}, scale {loss.scale_rewards}, rewards {spread:g} apart): it never binds"
+    )
+
+
+def _no_phrases(condition: ResolvedCondition, out_dir: Path) -> str:
+    phrases, groups = condition.config.planning_phrases, _groups(condition, out_dir)
+    if not condition.config.objective.hicra_alpha or groups is None:
+        return ""
+    from probe.objective.credit import planning_tokens  # brings torch, for those alone who ask
+
+    keys = [key for step in range(groups.num_steps) for group in groups.groups(step) for key in group.keys]
+    if any(any(planning_tokens([groups.rollout(key).completion], phrases)) for key in keys):
+        return ""
+    return f"none of the {len(phrases)} planning phrases occurs in the rollouts of its pools"
+
+
+def _by_sign_flips(criterion: Criterion) -> bool:
+    """Whether its p is that of sign flips: Welch's test and estimates that are no mean over units have another."""
+    is_mean = criterion.unit != "sample" and not criterion.metric.startswith(("auroc", "pair_sign"))
+    return criterion.statistic == "p" and is_mean and (criterion.paired or not criterion.compared)
+
+
+def sign_flip_floor(units: int) -> float:
+    """The smallest two-sided p of sign flips of so many differences."""
+    return 1 / (NUM_DRAWS + 1) if units > EXACT_SIGN_FLIPS else 2 / 2**units
+
+
+def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path) -> int | None:
+    """How many units of a kind the runs of a condition have at most; None where that is not known before they ran."""
+    if unit == "seed":
+        return len(spec.seeds)
+    if unit == "problem" and isinstance(condition.config, TrainConfig):
+        return condition.config.evaluation.num_problems
+    groups = _groups(condition, out_dir) if unit == "prompt" else None
+    if groups is None:
+        return None
+    return len({group.problem_id for step in range(groups.num_steps) for group in groups.groups(step)})
+
+
+def _groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
+    """None of pools that cannot be read: `input_faults` says what is wrong with them."""
+    try:
+        return stored_groups(condition, out_dir)
+    except InputError:
+        return None
+
+
+def _contrasts(spec: Spec, out_dir: Path) -> list[ContrastEffect]:
+    """What a mean over prompts or problems can show, a row for each condition and unit that a criterion is about."""
+    rows = []
+    asked = [(spec.condition_of(criterion).name, criterion.unit) for criterion in spec.criteria]
+    for condition, unit in dict.fromkeys(asked):
+        n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
+        if n is not None:
+            effect = sign_flip_mde(1.0, n, alpha=ALPHA, power=POWER)
+            rows.append(ContrastEffect(condition=condition, unit=unit, n=n, effect=effect))
+    return rows
+
+
+def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bool | None = None) -> list[Effect]:
+    """The detectable effect by number of units; `notes` gets whether the planned number can detect the expected one.
+
+    Args:
+        paired: whether the test is paired by seed; None: by the better of both.
+    """
+    if cost.sd is None:
+        notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
+        return []
+    effects, correlation = [], cost.paired_correlation
+    # A single unit has no standard error.
+    for n in sorted({count for count in (*SEED_COUNTS, planned) if count > 1}):
+        by_pair = None
+        if correlation is not None:
+            by_pair = mde(cost.sd, n, paired_correlation=correlation, alpha=ALPHA, power=POWER)
+        unpaired = mde(cost.sd, n, alpha=ALPHA, power=POWER)
+        effects.append(Effect(n=n, paired=by_pair, unpaired=unpaired, planned=n == planned))
+        if n != planned or cost.expected_effect is None:
+            continue
+        # A paired test of which no correlation is stated is planned as an unpaired one.
+        known = {"unpaired": unpaired} if paired is not True or by_pair is None else {}
+        if by_pair is not None and paired is not False:
+            known["paired"] = by_pair
+        design = min(known, key=known.__getitem__)
+        word = "can" if known[design] <= cost.expected_effect else "CANNOT"
+        text = (
+            f"[{key}] {n} seeds {word} see the expected effect of {cost.expected_effect:g} {cost.effect_unit}".rstrip()
+        )
+        text += f": the smallest detectable one is {known[design]:.3g} ({design})"
+        if by_pair is not None and by_pair > unpaired:
+            pays = pairing_pays_above(n, alpha=ALPHA, power=POWER)
+            text += (
+                f"; pairing by seed halves the degrees of freedom and pays above a correlation of {pays:.2f} with {n} "
+                f"seeds, {correlation:g} is stated"
+            )
+        notes.append(text)
+    return effects
+
+
+def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
+    """The price of the spec's runs, and of those up to its ceiling: by measured step times, or hours that it states."""
+    planned = runs_of(spec, out_dir)
+    jobs = [entry.job for entry in planned]
+    groups = {"this spec": jobs}
+    if spec.ceiling is not None:
+        groups = {"up to its ceiling": [job for job in jobs if is_compared(job, spec)], **groups}
+    times = mean_times([entry.job.directory for entry in planned if entry.complete] if run is None else [run])
+    if times is None and run is not None:
+        raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
+    steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
+    if times is not None and None not in steps.values():
+        where = f"{times.runs} finished runs of this spec" if run is None else str(run)
+        source = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
+        prices = []
+        for what, priced in groups.items():
+            seconds = sum(times.start + (steps[job.conditions[0]] or 0) * times.step for job in priced)
+            prices.append(_price(what, spec.budget, len(priced), seconds / 3600, source))
+        return prices
+    if times is not None:
+        notes.append("hours from step times: the number of steps is not known before the pools are generated")
+    hours = spec.budget.hours_per_run
+    if hours is None:
+        notes.append("no hours: give --run RUN (a measured run), or hours_per_run in [budget]")
+        return []
+    source = "[budget] hours_per_run, as stated"
+    return [_price(what, spec.budget, len(priced), len(priced) * hours, source) for what, priced in groups.items()]
+
+
+def _go_price(go: Cost) -> list[Price]:
+    """The price of the training that a GO leads to; nothing where the budget does not state its size and hours."""
+    if go.seeds is None or go.arms is None or go.hours_per_run is None:
+        return []
+    runs = go.seeds * go.arms
+    return [_price("what a GO buys", go, runs, runs * go.hours_per_run, "[budget.go] hours_per_run, as stated")]
+
+
+def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:
+    money = None if cost.price_per_hour is None else hours * cost.price_per_hour
+    return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
+
+
+def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
+    """Steps of a run: as its settings say, else a group each that its pools give; None where a pool is not there."""
+    if condition.config.steps is not None:
+        return condition.config.steps
+    groups = _groups(condition, out_dir)
+    return None if groups is None else groups.num_steps
+
+
+def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Footprint | None":
+    """The footprint of the run that needs most memory; None where no condition names a model."""
+    from probe.runs.footprint import missing_for_prompts, run_footprint  # brings torch and transformers
+
+    footprints: list[Footprint] = []
+    for name, condition in spec.resolved.items():
+        config = condition.config
+        policy = model or config.model.name or _base_model(condition, out_dir)
+        if policy is None:
+            notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
+            continue
+        # A directory that is not there: no hub id has more than one slash.
+        if policy.count("/") > 1 and not Path(policy).exists():
+            notes.append(f"no memory of condition {name}: there is no {policy} yet")
+            continue
+        num_samples = condition.group * condition.prompts_per_step
+        missing = missing_for_prompts(config, policy)
+        for error in missing:
+            # Files of problems that are not there have been noted already, and conditions lack the same ones.
+            if not any(str(error) in note for note in notes):
+                notes.append(f"the memory is without prompts: {error}")
+        # A run that trains has one arm: each is another footprint.
+        runs_arms = [(arm,) for arm in condition.arms] if config.trains else [condition.arms]
+        for arms in runs_arms:
+            run = replace(config, intervention=replace(config.intervention, arms=arms))
+            footprints.append(run_footprint(run, policy, num_samples=num_samples, with_prompts=not missing))
+    return max(footprints, key=lambda footprint: footprint.num_bytes, default=None)
+
+
+def _base_model(condition: ResolvedCondition, out_dir: Path) -> str | None:
+    """The base model that the pools name; None where they are not there, name none, or several."""
+    names = set()
+    for pool in condition.pools:
+        try:
+            path = resolve_pool(pool, out_dir) / MANIFEST_NAME
+        except InputError:
+            continue
+        if path.is_file():
+            names.add(read_json(path)["policy"]["base_model"])
+    return names.pop() if len(names) == 1 else None

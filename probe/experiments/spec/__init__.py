@@ -1,1 +1,0 @@
-"""A spec, read: its tables, its settings and jobs, and what no data could decide."""

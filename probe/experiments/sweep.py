@@ -1,0 +1,230 @@
+"""The jobs of a spec, run by submitit on this machine or a Slurm cluster; a sweep that was killed continues.
+
+    pools -> all runs
+    pools -> what the primary criterion compares, in all seeds -> the ceiling (stop?) -> the others
+
+Which jobs are done is read from the disk. `out/sweeps/NAME/` holds `state.json`, settings and logs.
+"""
+
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from submitit import AutoExecutor
+from submitit.core.utils import FailedJobError, UncompletedJobError
+from submitit.helpers import Checkpointable
+
+from probe.experiments.jobs import (
+    STATE_FILE,
+    Job,
+    is_compared,
+    pool_jobs,
+    read_state,
+    run_jobs,
+    runs_of,
+    sweep_folder,
+    write_settings,
+)
+from probe.experiments.spec import Spec
+from probe.settings.words import Verdict
+from replay_pools.errors import InputError
+from replay_pools.storage.files import write_json
+from replay_pools.storage.lock import locked
+
+POLL_S = 0.5  # seconds between two looks at the jobs
+A_MONTH = 30 * 24 * 60  # minutes; submitit's local executor ends jobs after two minutes unless told
+Cluster = Literal["local", "slurm"]
+Status = Literal["waiting", "running", "done", "failed", "skipped"]
+
+
+@dataclass(slots=True, kw_only=True)
+class JobState:
+    """How far one job is: a row of the table that `show` displays and `state.json` keeps."""
+
+    job: Job
+    status: Status = "waiting"
+    error: str = ""  # its last words
+    log: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepState:
+    """The state of a sweep, with a row for every job."""
+
+    spec: str
+    rows: list[JobState]
+    stopped: str = ""  # why it ended before the last job
+
+    @property
+    def failed(self) -> bool:
+        """Whether a job has failed."""
+        return any(row.status == "failed" for row in self.rows)
+
+
+class Executor(Protocol):
+    """What is needed of an executor of submitit."""
+
+    def submit(self, function: Callable[..., int], *arguments: Any) -> Any:
+        """Start a job."""
+        ...
+
+
+class Command(Checkpointable):
+    """`probe ARGS` in the process of a job; a job that the cluster preempts is submitted again, and resumes."""
+
+    def __call__(self, args: Sequence[str], visible_gpus: str | None) -> int:
+        """Returns the exit code.
+
+        Args:
+            visible_gpus: CUDA_VISIBLE_DEVICES of the sweep, which submitit's local executor empties; None: not set.
+        """
+        if os.environ.get("SUBMITIT_EXECUTOR") == "local" and not os.environ.get("CUDA_VISIBLE_DEVICES"):
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            os.environ |= {} if visible_gpus is None else {"CUDA_VISIBLE_DEVICES": visible_gpus}
+        sys.argv = ["probe", *args]
+        try:
+            runpy.run_module("probe", run_name="__main__")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 1
+        return 0
+
+
+def executor(cluster: Cluster, folder: Path, options: Mapping[str, Any], num_jobs: int) -> AutoExecutor:
+    """The executor of submitit that runs the jobs; the cores of this machine are shared out among `num_jobs`.
+
+    Raises:
+        InputError: no Slurm here, or an option that submitit does not have.
+    """
+    defaults: dict[str, Any] = {"stderr_to_stdout": True}
+    if cluster == "local":
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_jobs)))
+        defaults["timeout_min"] = A_MONTH
+    try:
+        made = AutoExecutor(folder=str(folder), cluster=cluster)
+        made.update_parameters(**defaults | dict(options))
+    except (NameError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            "--cluster", expected="one that submitit reaches, and its options", found=str(error)
+        ) from error
+    return made
+
+
+def sweep(
+    spec: Spec,
+    out_dir: Path,
+    *,
+    engine: Executor,
+    num_jobs: int = 1,
+    primary_verdict: Callable[[Spec], Verdict] | None = None,
+    show: Callable[[SweepState], None] = lambda table: None,
+) -> SweepState:
+    """Run the jobs that are not done; returns the final table, failed rows included.
+
+    Args:
+        spec: the experiment.
+        out_dir: root of everything that is written.
+        engine: of submitit.
+        num_jobs: at a time.
+        primary_verdict: the primary criterion's on the runs that are there, for a spec with a ceiling.
+        show: called with the table whenever something may have changed.
+
+    Raises:
+        InputError: another sweep of this spec is running here, or a run was made under an edited spec.
+    """
+    # Data under an edited spec would be judged by criteria that are younger than they are.
+    for run in runs_of(spec, out_dir):
+        if run.spec_status not in (None, "frozen"):
+            raise InputError(
+                run.job.directory,
+                expected=f"a run under {spec.path} as it is now",
+                found="one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec",
+                fix="restore the spec, or sweep into another folder with --out",
+            )
+    pools, runs = pool_jobs(spec, out_dir), run_jobs(spec, out_dir)
+    with locked(sweep_folder(spec, out_dir)):
+        write_settings([*pools, *runs])
+        rows = [JobState(job=job, status="done" if job.complete else "waiting") for job in (*pools, *runs)]
+        table = SweepState(spec=spec.mark, rows=rows)
+
+        def run_all(jobs: Sequence[Job]) -> None:
+            names = {job.name for job in jobs}
+            waiting = [row for row in rows if row.job.name in names and row.status == "waiting"]
+            _run(waiting, engine, num_jobs, lambda: _save(table, spec, out_dir, show))
+
+        run_all(pools)
+        if table.failed:
+            table.stopped = "a pool could not be generated"
+        if spec.ceiling is not None and not table.stopped:
+            run_all([job for job in runs if is_compared(job, spec)])
+            table.stopped = _at_ceiling(spec, table, primary_verdict)
+        if not table.stopped:
+            run_all(runs)
+        for row in rows:
+            if row.status == "waiting":
+                row.status = "skipped"
+        _save(table, spec, out_dir, show)
+    return table
+
+
+def _run(rows: Sequence[JobState], engine: Executor, num_jobs: int, save: Callable[[], None]) -> None:
+    """Run jobs, `num_jobs` at a time, and wait for all of them; an interrupt ends those that run."""
+    waiting, running = list(rows), {}
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        while waiting or running:
+            while waiting and len(running) < num_jobs:
+                row = waiting.pop(0)
+                running[row.job.name] = row, engine.submit(Command(), row.job.args, gpus)
+                row.status = "running"
+            for name, (row, submitted) in list(running.items()):
+                if submitted.done():
+                    _end(row, submitted)
+                    del running[name]
+            save()
+            if running:
+                time.sleep(POLL_S)
+    finally:
+        for _, submitted in running.values():
+            submitted.cancel()
+
+
+def _end(row: JobState, submitted: Any) -> None:
+    """How a job ended: done where its run is complete, whatever else happened."""
+    row.log = str(submitted.paths.stdout)
+    try:
+        code = submitted.result()
+    except (UncompletedJobError, FailedJobError) as error:  # killed, out of memory, out of time
+        row.error = str(error).strip().splitlines()[0]
+    else:
+        if code != 0:
+            # What submitit says of itself stands around the command's own words.
+            lines = [line for line in (submitted.stdout() or "").splitlines() if not line.startswith("submitit ")]
+            row.error = lines[-1].removeprefix("probe: error: ") if lines else f"exit code {code}"
+    row.status = "done" if row.job.complete and not row.error else "failed"
+
+
+def _save(table: SweepState, spec: Spec, out_dir: Path, show: Callable[[SweepState], None]) -> None:
+    rows = [{"name": row.job.name, "status": row.status, "error": row.error, "log": row.log} for row in table.rows]
+    state = {"spec": table.spec, "rows": rows, "stopped": table.stopped}
+    if state != read_state(spec, out_dir):
+        write_json(sweep_folder(spec, out_dir) / STATE_FILE, state)
+    show(table)
+
+
+def _at_ceiling(spec: Spec, table: SweepState, primary_verdict: Callable[[Spec], Verdict] | None) -> str:
+    """The reason not to make the runs beyond the ceiling, or ""."""
+    assert spec.ceiling is not None
+    assert primary_verdict is not None
+    if table.failed:
+        return "a run that the primary criterion compares has failed"
+    verdict = primary_verdict(spec)
+    if verdict in spec.ceiling.others_if:
+        return ""
+    runs = [row for row in table.rows if row.job.seed is not None]
+    num_made = sum(row.status == "done" for row in runs)
+    return f"at the ceiling: {spec.primary.name} is {verdict} after {num_made} of {len(runs)} runs"
