@@ -246,7 +246,7 @@ def read_treatments(spec: Spec, out: Path) -> list[Treatment]:
                     falls[outcome][seed] = rates[UNTREATED][seed][outcome] - rates[name][seed][outcome]
             verdict = None
             if replays and all(ARMS[arm].directions == "v_hack" for arm in spec.resolved[name].arms):
-                verdict = analyze(replays[0], num_draws=NUM_DRAWS).decision.outcome
+                verdict = analyze(replays[0], num_draws=NUM_DRAWS).verdict.word
             means = {measure: _mean([row.get(measure) for row in measured]) for measure in MEASURES}
             rows.append(Treatment(name=name, half=half, verdict=verdict, measures=means, falls=falls))
     return rows

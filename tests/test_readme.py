@@ -3,7 +3,6 @@
 import re
 import shlex
 from pathlib import Path
-from typing import get_args
 
 import click
 import pytest
@@ -12,10 +11,10 @@ from probe.cli import VERBS, cli
 from probe.cli._frame import run
 from probe.cli.settings import document as tables_of_settings
 from probe.experiments.load import load_spec
-from probe.experiments.spec import ReplayVerdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.presets import parse_setting, preset_names
+from probe.settings.words import OF_REPLAY
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "spec" / "guide"
@@ -163,7 +162,7 @@ def test_the_method_names_fields_of_the_records() -> None:
             absent = [name for name in own if name not in fields[record]]
             assert not absent, f"METHOD says that a {record} record has {', '.join(absent)}"
     verdicts = re.findall(r"^\| ([A-Z]+) \| ", METHOD.split("## 7.")[1], re.M)
-    assert set(get_args(ReplayVerdict)) <= set(verdicts)
+    assert set(OF_REPLAY) <= set(verdicts)
 
 
 def test_the_example_of_a_spec_is_one(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from probe.analysis.evidence import Evidence
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.measures.specificity import beaten_by
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate
 from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.training_outcome import ELO_GAP, MOVED, PLACES, RATES
-from probe.analysis.verdict.evidence import Evidence
-from probe.analysis.verdict.training_runs import training_run_metrics
+from probe.analysis.training_runs import training_run_metrics
 from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, SampleRecord, StepRecord
 from probe.settings.words import NO_HINT
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -124,7 +124,7 @@ def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricK
         samples: of all arms.
     """
     table: dict[MetricKey, Estimate] = {}
-    for arm in evidence.summaries:
+    for arm in evidence.arms:
         steps = [step for step in evidence.steps if step.arm == arm]
         arm_samples = [sample for sample in samples if sample.arm == arm]
         for (metric, unit), by_unit in (_step_values(steps) | _sample_values(arm_samples)).items():
@@ -136,21 +136,25 @@ def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricK
                 capped = MetricKey("adv_cap_fraction", unit, arm)
                 if capped in table:
                     table[capped] = replace(table[capped], vacuous=why)
-    measured = evidence.measured.arm if evidence.measured else None
+    measured = evidence.measured_arm
     table |= {key._replace(arm=None): row for key, row in table.items() if key.arm == measured}
     for key, row in _derived(evidence, table).items():
         table[key] = table[key._replace(arm=measured)] = row
-    return training_run_metrics(evidence, table) if evidence.trains else table
+    if not evidence.trains:
+        return table
+    return training_run_metrics(table, evidence.steps, evidence.arms, evidence.outcome)
 
 
 def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """Of the measured arm: statistics that are no plain mean of a field, and `cos_in` with its nulls."""
     by_prompt: dict[str, Estimate] = {}
-    cosine, permutation, area = table.get(MetricKey("cos_in", "prompt")), evidence.permutation, evidence.specificity
+    cosine, permutation = table.get(MetricKey("cos_in", "prompt")), evidence.permutation
+    area, rivals = next(iter(evidence.specificity), None), evidence.specificity[1:]
     if cosine is not None:
         nulls = _nulls(evidence, "cos_in")
-        if evidence.measured is not None and evidence.measured.haar is not None:
-            nulls["N1"] = evidence.measured.haar.null()
+        measured = evidence.summary(evidence.measured_arm)
+        if measured is not None and measured.haar is not None:
+            nulls["N1"] = measured.haar.null()
         by_prompt["cos_in"] = estimate(cosine.by_unit, "prompt", nulls=nulls)
     if permutation is not None:
         by_prompt["d_cos_in"] = estimate(permutation.excess, "prompt", nulls=_nulls(evidence, "cos_in"))
@@ -173,7 +177,7 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
             unit="prompt",
             interval=area.interval,
             nulls=_nulls(evidence, "auroc"),
-            beaten_by=tuple(beaten_by(area, evidence.baselines)) if evidence.baselines else None,
+            beaten_by=tuple(beaten_by(area, rivals)) if rivals else None,
         )
     shares = {row.name: (row.share, row.num_prompts) for row in evidence.shares}
     for row in evidence.forecast.rows if evidence.forecast is not None else ():
@@ -240,6 +244,7 @@ def _nulls(evidence: Evidence, metric: str) -> dict[str, NullTest]:
 def _haar_null(evidence: Evidence, contrast_name: str) -> dict[str, NullTest]:
     """N1 of a within-prompt difference, where it exists."""
     for contrast in evidence.contrasts:
-        if contrast.name == contrast_name and contrast.haar is not None and contrast.difference is not None:
+        is_asked = (contrast.arm, contrast.name) == (evidence.measured_arm, contrast_name)
+        if is_asked and contrast.haar is not None and contrast.difference is not None:
             return {"N1": contrast.haar.null(contrast.difference)}
     return {}

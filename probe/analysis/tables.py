@@ -2,7 +2,7 @@
 
 To add a table: write a function here that makes a `TextTable` of an Analysis (without rows where there is nothing to
 show), and name it in `all_tables`, from which the report picks by table name (`probe.report.sections`), and in
-`probe.analysis.text_report.format_analysis`, which `probe analyze` prints.
+`probe.analysis.text_report`, which `probe analyze --full` prints where `all_tables` does not have it.
 """
 
 import numpy as np
@@ -14,9 +14,12 @@ from probe.analysis.metric_table import MetricKey
 from probe.analysis.statistics.power import ONE_SAMPLE, mde
 from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.training_outcome import RATES
-from probe.analysis.verdict.bases import agreement
 from probe.settings.words import ALL
 
+CONTRASTS_NOTE = (
+    "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt; Holm: over the "
+    "contrasts of an arm; adj: regression within prompts on source, gt_pass, log length and hint"
+)
 MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
 
 
@@ -76,11 +79,13 @@ def basis_table(analysis: Analysis) -> TextTable:
     """The verdict in every basis and the numbers behind it, of a run that measures in several."""
     rows = []
     for row in analysis.bases if len(analysis.bases) > 1 else []:
-        removed = ("-" if number is None else number.percent() for number in (row.removed, row.honest_removed))
-        shares = ("-" if number is None else str(number) for number in (row.pull, row.contrast))
-        rows.append((row.basis, row.verdict, *shares, *removed))
+        pull, contrast, margin = (finding.number for finding in row.verdict.findings)
+        price = None if row.forecast is None else row.forecast.row("honest")
+        shares = ("-" if number is None else str(number) for number in (pull, contrast))
+        removed = (margin, None if price is None else price.removed)
+        rows.append((row.basis, row.verdict.word, *shares, *("-" if x is None else x.percent() for x in removed)))
     header = ("basis", "verdict", "pull", "contrast", "margin removed", "honest removed")
-    return TextTable(name="bases", title=agreement(analysis.bases), header=header, rows=rows, left=2)
+    return TextTable(name="bases", title=analysis.agreement, header=header, rows=rows, left=2)
 
 
 def share_table(analysis: Analysis) -> TextTable:
@@ -355,7 +360,7 @@ def contrast_tables(analysis: Analysis) -> list[TextTable]:
                 )
             )
         caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
-        title = f"{spec.metric}: {spec.name}{caution}"
+        title = f"{spec.metric}: {spec.name}{caution}{'' if place > 1 else CONTRASTS_NOTE}"
         tables.append(TextTable(name=f"contrast-{place}", title=title, header=header, rows=rows))
     return tables
 

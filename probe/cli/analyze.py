@@ -72,8 +72,8 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     from probe.analysis.analyze import conditions
     from probe.analysis.text_report import format_analysis, format_verdict
     from probe.analysis.trained.arms import grouped
-    from probe.analysis.trained.decision import judge_arms
-    from probe.analysis.trained.text import outcome_lines
+    from probe.analysis.trained.judge import judge_arms
+    from probe.analysis.verdict.text import arm_lines
 
     records = [read_run(resolve_run(run, out)) for run in runs]
     by_run = []
@@ -83,7 +83,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     # A run that trains has one condition, and so one analysis.
     trained = grouped((run, of_run[-1].outcome) for run, of_run in zip(records, by_run, strict=True))
     arms = judge_arms(trained) if trained is not None else []
-    compared = "\n".join(outcome_lines(arms)) + "\n" if arms else ""
+    compared = "\n".join(arm_lines(arms)) + "\n" if arms else ""
     of_basis = f"-{settings['basis']}" if settings["basis"] else ""
     report = out / "reports" / f"{joined_name(records)}{of_basis}.md"
     if write:
@@ -98,7 +98,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
             echo(compared)
         for analysis in analyses:
             # Of trainings that are compared, one alone says little.
-            if full or not arms or analysis.decision.outcome != "TRAINED":
+            if full or not arms or analysis.verdict.word != "TRAINED":
                 echo(format_analysis(analysis) if full else format_verdict(analysis))
         if write:
             echo(f"written: {report}")
@@ -113,8 +113,8 @@ def _write(report: Path, texts: Sequence[str]) -> None:
 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it with --write; returns whether its primary criterion failed."""
-    from probe.cli._verdict_text import format_text, write_report
     from probe.experiments.judge.verdict import evaluate_spec
+    from probe.experiments.judge.written import format_text, write_report
     from probe.experiments.load import load_spec
 
     verdict = evaluate_spec(load_spec(spec_file), out, **settings)
@@ -125,4 +125,4 @@ def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_
         echo(format_text(verdict))
         for path in written:
             echo(f"written: {path}")
-    return verdict.failed
+    return verdict.primary == "FAIL"

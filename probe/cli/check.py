@@ -258,8 +258,7 @@ def _replay(config: ReplayConfig, directory: Path, out: Path) -> None:
 def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
     """Print the verdict, write the page, and name what goes on from there."""
     from probe.analysis.text_report import format_verdict
-    from probe.analysis.verdict.commands import extract_command
-    from probe.analysis.verdict.run_options import run_options
+    from probe.analysis.verdict.advice import direction
     from probe.report.build import write_report
 
     contents = report_of_runs([directory], name, NULLS, report_command((directory,), name, out, NULLS))
@@ -271,5 +270,5 @@ def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
         return
     echo(format_verdict(analysis).rstrip())
     echo(f"page {written.html}; more: probe analyze {name} --full{elsewhere(out)}")
-    extract = extract_command(run_options(view.run), "svd", name)  # the basis of ARMS
+    extract = direction(view.run, "svd")  # the basis of ARMS
     echo(f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}")

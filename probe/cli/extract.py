@@ -1,18 +1,19 @@
 """probe extract: directions from contrast pairs, as a file."""
 
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
 from extraction.words import BASES, Basis
-from probe.analysis.verdict.run_options import changed_options
 from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import rounding_line
 from probe.cli._progress import say
 from probe.cli._settings import SettingsCommand, run_config, settings_options
 from probe.cli.directions import print_card
 from probe.records.root import elsewhere
+from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
@@ -31,6 +32,7 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
     "intervention.extraction.pairs",
     "intervention.extraction.pairs_map",
     "intervention.extraction.k",
+    has_config=True,
 )
 @out_option
 @json_option
@@ -100,10 +102,11 @@ def _more(config: ReplayConfig, basis: Basis) -> str:
     from extraction.library import shared_settings
 
     shared = {*shared_settings(config.intervention.extraction, normaliser(config.objective)), DIVISOR}
-    options = changed_options(flat(asdict(config)))
-    if config.model.name == "organism":
-        del options["model.name"]
-    parts = [option for key, option in options.items() if key in shared or key.startswith("model.")]
+    usual, parts = flat(asdict(configure("replay"))), []
+    for key, value in flat(asdict(config)).items():
+        of_directions = key in shared or (key.startswith("model.") and (key, value) != ("model.name", "organism"))
+        if of_directions and value != usual[key]:
+            parts.append(f"--set {shlex.quote(f'{key}={setting_text(value)}')}")
     if basis == "lora":
         parts.append("--arm projected-lora")
     return "".join(f" {part}" for part in parts)

@@ -93,7 +93,7 @@ def _write(run: Path, spec_file: Path | None, effect: float | None, sd: float | 
     from dataclasses import replace
 
     from probe.analysis.analyze import analyze
-    from probe.analysis.verdict.evidence import PlannedTraining
+    from probe.analysis.evidence import PlannedTraining
     from probe.experiments.training_spec import write_training_spec
 
     stored = read_run(run)

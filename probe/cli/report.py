@@ -68,7 +68,7 @@ def report(
                 "html": str(written.html),
                 "figures": [str(path) for path in written.figures],
                 "tables": [str(path) for path in written.tables],
-                "decisions": {view.label: view.analysis.decision.outcome for view in contents.views},
+                "verdicts": {view.label: view.analysis.verdict.word for view in contents.views},
             }
         )
         return
@@ -78,7 +78,7 @@ def report(
         echo(format_verdict(contents.views[0].analysis).rstrip())
     else:
         for view in contents.views:
-            echo(f"{view.label}: {view.analysis.decision.outcome}")
+            echo(f"{view.label}: {view.analysis.verdict.word}")
     size = written.html.stat().st_size / 1024
     echo(
         f"report {written.html} ({size:.0f} KiB); {len(written.figures)} figures, tables in {written.tables[0].parent}"

@@ -16,7 +16,7 @@ from probe.analysis.metrics import QUOTIENT_STATISTICS, replay_metrics, training
 from probe.experiments.jobs import pool_config, resolve
 from probe.experiments.spec import OUTCOME, VERDICT, WORDS, Criterion, Spec, SpecCondition, SpecDecision
 from probe.settings.arms import ARMS, measured_arm
-from probe.settings.words import Verdict
+from probe.settings.words import OF_CRITERION
 from replay_pools.errors import InputError, refuse
 from replay_pools.storage.files import PLAIN_NAME, sha256
 from replay_pools.storage.tables import decode, read_toml
@@ -150,7 +150,9 @@ def _metric(spec: Spec, criterion: Criterion, condition: SpecCondition) -> Fault
 
 def _decisions(spec: Spec) -> Faults:
     """Requirements name evidence that there is; only the last decision is unconditional, so that one always holds."""
-    words = {criterion.name: get_args(Verdict) for criterion in spec.criteria if criterion.role != "mechanism"}
+    words: dict[str, tuple[str, ...]] = {
+        criterion.name: OF_CRITERION for criterion in spec.criteria if criterion.role != "mechanism"
+    }
     # Beside its criteria the primary's runs have a verdict (a replay), an outcome (an arm beside vanilla), or neither.
     if spec.resolved[spec.judged[0]].frozen:
         words[VERDICT] = WORDS[VERDICT]

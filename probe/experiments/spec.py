@@ -6,13 +6,13 @@ No table has a key that is not declared here, and no value is converted; `spec/g
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from probe.settings.arms import measured_arm
 from probe.settings.run import ReplayConfig, TrainConfig
-from probe.settings.words import Outcome, Verdict
+from probe.settings.words import OF_ARM, OF_REPLAY
 
 Role = Literal["primary", "check", "mechanism"]
 Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
@@ -20,13 +20,11 @@ Comparison = Literal[">", ">=", "<", "<=", "inside"]
 Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module"]
 Null = Literal["none", "N1", "N2", "N3", "N4", "baselines"]
 SpecStatus = Literal["frozen", "edited", "none"]
-# Of `probe.analysis.verdict.decision`, without the word for a run that trains.
-ReplayVerdict = Literal["BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO"]
 
 BASE_CONDITION = "base"
 # {what a decision may require beside a criterion: its words}
 VERDICT, OUTCOME = "verdict", "outcome"
-WORDS: Mapping[str, tuple[str, ...]] = {VERDICT: get_args(ReplayVerdict), OUTCOME: get_args(Outcome)}
+WORDS: Mapping[str, tuple[str, ...]] = {VERDICT: OF_REPLAY, OUTCOME: OF_ARM}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +158,7 @@ class Ceiling(_Table):
     The others are made only if the primary criterion has one of these verdicts on them.
     """
 
-    others_if: tuple[Verdict, ...] = Field(default=("PASS",), min_length=1)
+    others_if: tuple[Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"], ...] = Field(default=("PASS",), min_length=1)
 
 
 class Spec(_Table):

@@ -31,7 +31,7 @@ from probe.experiments.jobs import (
     write_settings,
 )
 from probe.experiments.spec import Spec
-from probe.settings.words import Verdict
+from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_json
 from replay_pools.storage.lock import locked
@@ -120,7 +120,7 @@ def sweep(
     *,
     engine: Executor,
     num_jobs: int = 1,
-    primary_verdict: Callable[[Spec], Verdict] | None = None,
+    primary_verdict: Callable[[Spec], Word] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
     """Run the jobs that are not done; returns the final table, failed rows included.
@@ -216,7 +216,7 @@ def _save(table: SweepState, spec: Spec, out_dir: Path, show: Callable[[SweepSta
     show(table)
 
 
-def _at_ceiling(spec: Spec, table: SweepState, primary_verdict: Callable[[Spec], Verdict] | None) -> str:
+def _at_ceiling(spec: Spec, table: SweepState, primary_verdict: Callable[[Spec], Word] | None) -> str:
     """The reason not to make the runs beyond the ceiling, or ""."""
     assert spec.ceiling is not None
     assert primary_verdict is not None

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.evidence import PlannedTraining
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, POWER
-from probe.analysis.verdict.evidence import PlannedTraining
-from probe.analysis.verdict.provenance import has_environment
+from probe.analysis.verdict.provenance import environment_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
@@ -195,18 +195,18 @@ def write_training_spec(
 
 
 def _check_go(run: Run, analysis: Analysis) -> None:
-    decision = analysis.decision
-    if decision.outcome != "GO":
-        steps = decision.next.command.splitlines()
-        fix = f"next: {'; then '.join(steps)}" if steps else decision.next.text
-        found = f"{decision.outcome}: {decision.why}"
+    verdict = analysis.verdict
+    if verdict.word != "GO":
+        steps = verdict.next.command.splitlines()
+        fix = f"next: {'; then '.join(steps)}" if steps else verdict.next.text
+        found = f"{verdict.word}: {verdict.sentence}"
         raise InputError(run.path, expected="a replay whose verdict is GO", found=found, fix=fix)
     if analysis.measured_arm is not None and ARMS[analysis.measured_arm].basis != "svd":
         raise InputError(
             run.path,
             expected="a GO in the basis svd, in which probe train has vanilla and its controls",
             found=f"a GO in the basis {ARMS[analysis.measured_arm].basis}",
-            fix=f"train in your own trainer, along the direction: {decision.next.command}; spec/guide/trainers.md",
+            fix=f"train in your own trainer, along the direction: {verdict.next.command}; spec/guide/trainers.md",
         )
 
 
@@ -270,7 +270,7 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
     pools = {pool_reference(Path(pool["path"]), out_dir): _manifest(run, pool) for pool in run.config["pools"]}
     teacher = next((name for name, manifest in pools.items() if _other_policy(manifest, model, adapter)), None)
     plan = pools[teacher or next(iter(pools))].get("plan") or {}
-    if not has_environment(plan):
+    if environment_of(plan) is None:
         raise InputError(
             f"{run.path} pools",
             expected="pools of an environment that probe train can sample from",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.metric_table import MetricKey
-from probe.analysis.verdict.training_runs import trains
+from probe.analysis.training_runs import trains
 from probe.experiments.judge.verdict import SpecVerdict
 from probe.experiments.spec import Spec
 from probe.records.records import SampleRecord, StepRecord

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
 from probe.analysis.tables import all_tables
-from probe.analysis.trained.decision import ArmVerdict
-from probe.analysis.trained.text import outcome_sentences
-from probe.analysis.verdict.evidence import PlannedTraining
+from probe.analysis.verdict.text import arm_sentences
+from probe.analysis.verdict.verdict import Verdict
 from probe.experiments.judge.verdict import go_plan
 from probe.records.records import StepRecord
 from probe.records.timings import describe_timings
@@ -82,7 +82,7 @@ def measured(report: Report) -> list[Section]:
     return sections
 
 
-def training(report: Report, verdicts: Sequence[ArmVerdict]) -> Section | None:
+def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
     """Curves and ends by treatment, whose unit is the seed; None where nothing was trained and evaluated.
 
     Args:
@@ -95,7 +95,7 @@ def training(report: Report, verdicts: Sequence[ArmVerdict]) -> Section | None:
         return None
     tables = [table for table in (_outcomes(verdicts), _evaluations(treatments), steps_table(treatments)) if table.rows]
     best = best_checkpoint(treatments)
-    sentences = [*outcome_sentences(verdicts), *([best] if best else [])]
+    sentences = [*arm_sentences(verdicts), *([best] if best else [])]
     return Section(
         id="training",
         title="Training",
@@ -229,11 +229,12 @@ def _telling_first(treatments: Sequence[Treatment]) -> list[Treatment]:
     return [treatments[0], *sorted(treatments[1:], key=hack_rate)]
 
 
-def _outcomes(verdicts: Sequence[ArmVerdict]) -> TextTable:
+def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:
     rows = []
     for verdict in verdicts:
-        rates = ["-" if rate is None else f"{rate:.0%}" for rate in (verdict.hack, verdict.solve)]
-        rows.append((verdict.name, verdict.outcome, *rates, str(len(verdict.seeds)), verdict.why))
+        about = verdict.about
+        rates = ["-" if rate is None else f"{rate:.0%}" for rate in (about["hack"], about["solve"])]
+        rows.append((about["name"], verdict.word, *rates, str(len(about["seeds"])), verdict.sentence))
     header = ("treatment", "verdict", "hack", "solve", "seeds", "why")
     return TextTable(name="outcomes", title="Verdict on every treatment", header=header, rows=rows, left=2)
 

@@ -5,48 +5,23 @@ What stands where is in `templates/first.html`, `verdict.html` and `runs.html`.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from probe.analysis.formatting import TextTable, number, p_value, share
-from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.tables import basis_table, ceiling_table, forecast_table, hackward_table, share_table
 from probe.analysis.trained.arms import grouped
-from probe.analysis.trained.decision import ArmVerdict, judge_arms
-from probe.analysis.verdict.advice import Next
-from probe.experiments.judge.verdict import SpecVerdict
+from probe.analysis.trained.judge import judge_arms
+from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.report.drawing import drawn
 from probe.report.inputs import Report, View
 from probe.report.page import Section, render
 from probe.report.run_figures import alignment, figures_of
+from probe.settings.words import Word
 
 LEAD = "What the data say, why, and what to do next."
 VALIDITY = "Validity, part by part: can the measurement be believed?"
 SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
 MOST_ARMS = 6  # with a line of their own; of more, their verdicts are counted
-
-
-class Row(NamedTuple):
-    """What the page says to one question, criterion or row of the seed."""
-
-    says: str
-    question: str
-    text: str
-    name: str = ""
-    role: str = ""  # `mechanism`: an identity of the code
-    n: int = 0
-    unit: str = ""
-    number: Bounded | None = None
-    counts_from: float | None = None
-
-
-class Shown(NamedTuple):
-    """A verdict in the page."""
-
-    word: str
-    sentence: str = ""
-    findings: Sequence[Row] = ()
-    caveats: Sequence[str] = ()
-    next: Next | None = None
 
 
 def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
@@ -60,15 +35,15 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
     arms, lead = arm_verdicts(report), LEAD
     if report.evaluation is not None:
         lead = report.evaluation.question
-        context |= {"verdict": _of_spec(report.evaluation), "replay": report.evaluation.replay}
+        context |= {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
     elif len(report.views) == 1:
         context["run"] = _of_run(report.views[0])
     elif 0 < len(arms) <= MOST_ARMS:
         context["arms"] = arms
     else:
-        words = Counter([arm.outcome for arm in arms] or [view.analysis.decision.outcome for view in report.views])
+        words = Counter([arm.word for arm in arms] or [view.analysis.verdict.word for view in report.views])
         counted = "; ".join(f"{word}: {count} of {words.total()}" for word, count in words.items())
-        context["verdict"] = Shown(word=counted)
+        context["verdict"] = Verdict(about={}, word=counted, sentence="", findings=[])
     return Section(id="verdict", title="Verdict", lead=lead, html=_rendered("first.html", **context))
 
 
@@ -93,7 +68,7 @@ def compared(report: Report) -> list[Section]:
     sections = []
     if report.evaluation is not None:
         lead = "Written down before the data were there. What a criterion asks, and what the data say to it."
-        html = _rendered("criteria.html", rows=_criteria(report.evaluation))
+        html = _rendered("criteria.html", rows=report.evaluation.verdict.findings)
         sections.append(Section(id="criteria", title="Criteria", lead=lead, html=html))
     if report.evaluation is not None or len(report.views) > 1:
         figure, table = drawn("alignment", alignment, report.views), overview(report.views)
@@ -106,7 +81,7 @@ def compared(report: Report) -> list[Section]:
     return sections
 
 
-def arm_verdicts(report: Report) -> list[ArmVerdict]:
+def arm_verdicts(report: Report) -> list[Verdict]:
     """What the judge says of arms after training, of the spec or of runs that were given together."""
     if report.evaluation is not None:
         return report.evaluation.arms
@@ -126,7 +101,7 @@ def overview(views: Sequence[View]) -> TextTable:
         null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
         area = analysis.specificity[0].auroc if analysis.specificity else None  # the cosine's; its rivals follow
         numbers = (number(mean_cos_in), p_value(flip_p), p_value(null.p if null else None), share(area))
-        rows.append((view.label, analysis.decision.outcome, analysis.measured_arm or "-", str(num_prompts), *numbers))
+        rows.append((view.label, analysis.verdict.word, analysis.measured_arm or "-", str(num_prompts), *numbers))
     header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
     title = "The arm that stands for vanilla in each run"
     return TextTable(name="overview", title=title, header=header, rows=rows, left=3)
@@ -137,57 +112,16 @@ def _rendered(template: str, **context: Any) -> str:
 
 
 def _of_run(view: View) -> dict[str, Any]:
-    analysis, decision = view.analysis, view.analysis.decision
-    questions = [
-        Row(says=row.says.upper(), question=row.question, text=row.text, number=row.number, counts_from=row.counts_from)
-        for row in analysis.questions
-    ]
-    shown = Shown(
-        word=decision.outcome,
-        sentence=decision.why,
-        findings=questions,
-        caveats=analysis.caveats,
-        next=decision.next,
-    )
+    analysis = view.analysis
     return {
         "label": view.label,
-        "verdict": shown,
-        "asked": decision.outcome not in ("BROKEN", "TRAINED"),  # otherwise one sentence says it
+        "verdict": analysis.verdict,
+        "asked": analysis.verdict.word not in (Word.BROKEN, Word.TRAINED),  # otherwise one sentence says it
         "bases": basis_table(analysis),
         "measures": _measures(view),
-        "validity": _validity(view),
-        "checks": _checks(view),
+        "validity": analysis.validity,
+        "checks": analysis.checks,
     }
-
-
-def _of_spec(evaluation: SpecVerdict) -> "Shown":
-    refused = [f"Not {name}: {', '.join(requirements)}" for name, requirements in evaluation.refused.items()]
-    caveats = [*refused, *evaluation.cautions]
-    return Shown(word=evaluation.decision, sentence=evaluation.then, caveats=caveats)
-
-
-def _criteria(evaluation: SpecVerdict) -> "list[Row]":
-    rows = []
-    for row in evaluation.rows:
-        reported = f" (reported: {row.reported})" if row.reported else ""
-        text = f"{row.value}; {row.why}{reported}" if row.value else f"{row.why}{reported}"
-        counted = {"name": row.name, "role": row.role, "n": row.n, "unit": row.unit}
-        rows.append(Row(says=row.verdict, question=row.condition, text=text, **counted))
-    return rows
-
-
-def _checks(view: View) -> "list[Row]":
-    rows = []
-    for row in view.analysis.checks:
-        text = f"{row.value}; {row.why}" if row.value else row.why
-        counted = {"name": row.row, "role": row.kind, "n": row.n, "unit": row.unit}
-        rows.append(Row(says=row.verdict, question=row.condition, text=text, **counted))
-    return rows
-
-
-def _validity(view: View) -> "list[Row]":
-    words = {True: "HOLDS", False: "BROKEN", None: "NOT SEEN"}
-    return [Row(says=words[part.holds], question=part.name, text=part.text) for part in view.analysis.validity]
 
 
 def _measures(view: View) -> list[TextTable]:
@@ -200,13 +134,13 @@ def _tables(view: View) -> list[TextTable]:
     """All that is in the verdict of a run; the last two are lists in the page, and tables in the files."""
     bases = basis_table(view.analysis)
     lists = [
-        _list("validity", VALIDITY, _validity(view)),
-        _list("verification", SEED_TABLES, _checks(view)),
+        _list("validity", VALIDITY, view.analysis.validity),
+        _list("verification", SEED_TABLES, view.analysis.checks),
     ]
     return [*([bases] if bases.rows else []), *_measures(view), *lists]
 
 
-def _list(name: str, title: str, findings: "Sequence[Row]") -> TextTable:
+def _list(name: str, title: str, findings: Sequence[Finding]) -> TextTable:
     rows = [
         (row.name, row.says, row.role, row.question, f"{row.n} {row.unit}s" if row.unit else "", row.text)
         for row in findings

@@ -4,6 +4,7 @@ To add a word (an estimator, a gate): add it to its Literal here, and a row to t
 it means, which the comment beside the Literal names. A test compares the words with their tables.
 """
 
+from enum import StrEnum
 from typing import Literal, get_args
 
 Verb = Literal["replay", "train", "eval", "generate"]
@@ -30,9 +31,39 @@ Remedy = Literal[
 Passes = Literal["update", "update-and-sampling"]  # which forwards see other activations: probe.runs.activations
 Reference = Literal["base", "ema", "recorded"]  # of a KL: probe.step.reference
 Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates and cosines stay in float32
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"]
-# On an arm after its training: probe.analysis.trained.decision
-Outcome = Literal["NO QUESTION", "WORKS", "DOMINATED", "COSTS", "NO EFFECT", "UNDERPOWERED"]
+
+
+class Word(StrEnum):
+    """Every word of a verdict: on a replay, a trained arm, a criterion, one finding, one part of the measurement."""
+
+    BROKEN = "BROKEN"
+    SKIP = "SKIP"
+    CONFOUNDED = "CONFOUNDED"
+    GENERIC = "GENERIC"
+    UNDERPOWERED = "UNDERPOWERED"
+    GO = "GO"
+    TRAINED = "TRAINED"
+    NO_QUESTION = "NO QUESTION"
+    WORKS = "WORKS"
+    DOMINATED = "DOMINATED"
+    COSTS = "COSTS"
+    NO_EFFECT = "NO EFFECT"
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    VACUOUS = "VACUOUS"
+    YES = "YES"
+    NO = "NO"
+    TOO_LITTLE = "TOO LITTLE"
+    UNCLEAR = "UNCLEAR"
+    UNMEASURED = "UNMEASURED"
+    HOLDS = "HOLDS"
+    NOT_SEEN = "NOT SEEN"
+
+
+OF_REPLAY: tuple[Word, ...] = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC, Word.UNDERPOWERED, Word.GO)
+OF_ARM: tuple[Word, ...] = (Word.NO_QUESTION, Word.WORKS, Word.DOMINATED, Word.COSTS, Word.NO_EFFECT, Word.UNDERPOWERED)
+OF_CRITERION: tuple[Word, ...] = (Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS)
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 SCALES: tuple[Scale, ...] = get_args(Scale)

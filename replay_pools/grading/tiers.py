@@ -10,10 +10,10 @@ To add a tier: add its row to `available_tiers`, better tiers first, and its ste
 
 import sys
 
+from replay_pools.consistency import UNSAFE
 from replay_pools.errors import InputError
 from replay_pools.grading import bubblewrap, folders, landlock, seccomp
 
-UNSAFE = "unsafe-local"
 CHANGES = {  # beside tier A
     "B": "the same labels, but no namespaces around submissions",
     UNSAFE: "nothing but limits around submissions, which may write their own labels",

@@ -55,4 +55,4 @@ print(f"{top.src_pool}, {top.problem_id}: cos {top.cos_S_contrib:+.2f}, reward {
 print(rollout.messages[-1]["content"], rollout.completion, sep="\n\n")
 
 # %% What to do next: a command of the shell
-print(analysis.decision.next.text, analysis.decision.next.command, sep="\n")
+print(analysis.verdict.next.text, analysis.verdict.next.command, sep="\n")

@@ -1,164 +1,85 @@
-"""What advice proposes: commands that repeat the settings of the run, and that mend the part which is broken."""
+"""What advice proposes: commands that repeat a run, sample its pools again, and fix the part that is broken."""
 
 import json
 import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from directories import contents
 from worlds import World, make_run
 
-from probe.analysis.verdict.commands import extract, generate, replay, replay_again
-from probe.analysis.verdict.evidence import Evidence, PoolFacts, PoolPlan
-from probe.analysis.verdict.mending import _MENDS, mend
-from probe.analysis.verdict.run_options import RunOptions, run_options
-from probe.analysis.verdict.validity import validity
+from probe.analysis.evidence import Evidence
+from probe.analysis.verdict.advice import ADVICE, direction, extract, generate, next_step
+from probe.analysis.verdict.provenance import pools_at_hand
+from probe.analysis.verdict.validity import PARTS
+from probe.analysis.verdict.verdict import Finding
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import MANIFEST_FILE, read_run
-from probe.settings.presets import configure
-from replay_pools.grading.tiers import UNSAFE
-from replay_pools.pool import BUILTIN, MANIFEST_NAME, resolve_pool
+from probe.records.run import MANIFEST_FILE, Run, read_run
+from probe.settings.words import Word
+from replay_pools.consistency import UNSAFE
+from replay_pools.pool import BUILTIN, MANIFEST_NAME
 from replay_pools.storage.files import read_json, sha256, write_json
 
-PLAN = PoolPlan(name="mine", reference="mine", hint=True, policy="m", problems="p", steps=20, group=8, recipe="--hint")
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return read_run(make_run(tmp_path_factory.mktemp("out") / "runs" / "run", World(num_steps=2)))
 
 
-def evidence(**changes: Any) -> Evidence:
-    """Of a run without records, which commands do not read."""
-    facts = PoolFacts(
-        name="mine", grader="3", isolation="A", prompt_tail="x", plan=PLAN, regrade=None, regrade_command=None
-    )
-    values = {"steps": [], "samples": [], "measured": None, "summaries": {}, "buckets": [], "contrasts": []}
-    return Evidence(**cast(Any, values | {"specificity": None, "pools": [facts]} | changes))
+def with_settings(stored: Run, model: str | None = None, **changes: Any) -> Run:
+    return replace(stored, config=stored.config | {"settings": dict(stored.settings) | changes, "model": model})
 
 
-def options(settings: dict[str, Any], tmp_path: Path, model: str = "organism") -> RunOptions:
-    directory = make_run(tmp_path / "out" / "runs" / "run", World(num_steps=2))
-    stored = read_run(directory)
-    config = stored.config | {"settings": {"verb": "replay"} | settings, "model": model}
-    return run_options(replace(stored, config=config))
+def test_an_extraction_repeats_the_run_and_names_what_that_leaves_open(stored: Run) -> None:
+    """The model that the pools named, and another basis; a file of directions gives way to pairs, or is shown."""
+    plain = extract(with_settings(stored, "organism"), "svd")
+    assert plain == f"probe extract --config {stored.path / 'config.json'}"
+    assert extract(with_settings(stored, "Qwen/Qwen3-4B"), "lora") == f"{plain} --model Qwen/Qwen3-4B --basis lora"
+    along_file = with_settings(stored, intervention={"v_hack": "out/directions/my own.safetensors"})
+    assert extract(along_file, "svd") == f"{plain} --set intervention.v_hack=none"
+    assert direction(along_file, "svd") == "probe directions show 'out/directions/my own.safetensors'"
+    assert direction(stored, "svd") == f"{plain} --name run"
 
 
-def test_a_run_of_defaults_needs_no_options(tmp_path: Path) -> None:
-    from dataclasses import asdict
-
-    plain = options(json.loads(json.dumps(asdict(configure("replay")))), tmp_path)
-    assert (plain.replay, plain.extract) == ({}, {})
-
-
-def test_commands_repeat_what_the_run_was_told(tmp_path: Path) -> None:
-    """Model, pairs, k and any other setting; a direction file instead of its pairs, by name where OUT has it."""
-    settings: dict[str, Any] = {
-        "model": {"name": "Qwen/Qwen3-4B", "dtype": "bfloat16"},
-        "objective": {"scale_rewards": "group", "loss_type": "dapo"},
-        "intervention": {"extraction": {"pairs": "my pairs.jsonl", "k": 8}, "v_hack": None},
-        "conditions": [{"name": "capped", "changes": {"advantage_clip": 2.0}}],
-        "seed": 7,
-        "steps": 3,
-    }
-    asked = evidence(options=options(settings, tmp_path / "a", model="Qwen/Qwen3-4B"), match="prompt")
-    command = replay(["one", "two"], asked)
-    for part in (
-        "--replay-dirs one,two --match prompt",
-        "--model Qwen/Qwen3-4B",
-        "--set model.dtype=bfloat16",
-        "--set objective.scale_rewards=group",
-        "--pairs 'my pairs.jsonl'",
-        "--k 8",
-        "--condition capped:advantage_clip=2.0",
-    ):
-        assert part in command
-    assert "seed" not in command
-    assert "--steps" not in command
-    assert "objective." not in replay_again(asked, without="objective.")
-    extraction = extract(asked)
-    for part in ("--model Qwen/Qwen3-4B", "--set model.dtype=bfloat16", "--set objective.loss_type=dapo", "--k 8"):
-        assert part in extraction
-    assert "my pairs" not in extraction
-    assert "scale_rewards" not in extraction
-    file = str(tmp_path / "b" / "out" / "directions" / "mine.safetensors")
-    settings["intervention"] |= {"v_hack": file}
-    named = replay_again(evidence(options=options(settings, tmp_path / "b")))
-    assert "--v-hack mine " in named
-    assert "--pairs" not in named
+FIXED = {
+    "grader canaries": "probe pool regrade teacher --name teacher-again",
+    "regrade agreement": "probe replay --config",
+    "arms at the first step": "probe replay --config",
+    "contributions add up": "--set model.dtype=float64",
+    "held-out sign": "probe extract --config",
+    "template tails": "--name teacher-again",
+    "offline geometry": "probe replay --config",
+    "gate": "probe replay --config",
+}
 
 
-@pytest.mark.parametrize("adapter", ["2024-teacher", "my adapters/one", "a=b"])
-def test_texts_that_are_no_word_are_quoted(tmp_path: Path, adapter: str) -> None:
-    """What is printed is a command: the shell and `--set` read the text back."""
-    words = shlex.split(options({"model": {"adapter": adapter}}, tmp_path).replay["model.adapter"])
-    assert words[0] == "--set"
-    assert configure("replay", settings=words[1:]).model.adapter == adapter
-
-
-def test_the_default_size_is_the_presets() -> None:
-    usual = configure("generate")
-    assert usual.rollouts is not None
-    assert usual.steps is not None
-    group, steps = usual.rollouts.group, usual.steps
-    assert generate(replace(PLAN, group=group, steps=steps), "more") == "probe pool generate --hint --name more"
-    larger = replace(PLAN, group=group + 1, steps=steps + 1)
-    assert f"--steps {steps + 1} --group {group + 1} " in generate(larger, "more")
-    assert generate(larger, "more", "--group 32").count("--group") == 1
-    assert generate(larger, "more", "--steps 32").count("--steps") == 1
+@pytest.mark.parametrize("part", FIXED)
+def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
+    evidence = Evidence(stored)
+    vars(evidence)["pools"] = [replace(pool, isolation=UNSAFE) for pool in evidence.pools]
+    broken = Finding(name=part, question="", says=Word.BROKEN, text="")
+    advice = next_step(Word.BROKEN, evidence, [], [broken])
+    assert FIXED[part] in advice.command
+    assert advice.text.startswith("no number of this run is read until that is fixed: ")
 
 
 def test_every_part_has_a_remedy() -> None:
     """But for the number of prompts, which is never broken."""
-    assert {part.name for part in validity(evidence())} - set(_MENDS) == {"prompts"}
+    assert PARTS.keys() - {"prompts"} == FIXED.keys() <= ADVICE.keys()
 
 
-MENDED = {
-    "grader canaries": "probe pool regrade mine --name mine-again",
-    "arms at the first step": "probe replay --replay-dirs mine",
-    "contributions add up": "--set model.dtype=float64",
-    "held-out sign": "probe extract",
-    "template tails": "probe pool generate --hint --name mine-again",
-    "offline geometry": "probe replay --replay-dirs mine",
-    "gate": "probe replay --replay-dirs mine",
-}
-
-
-@pytest.mark.parametrize("part", MENDED)
-def test_a_remedy_is_about_its_part(part: str) -> None:
-    asked = evidence()
-    asked = replace(asked, pools=[replace(asked.pools[0], isolation=UNSAFE)])
-    commands, text = mend(part, asked)
-    assert MENDED[part] in "\n".join(commands)
-    assert text
-
-
-def test_labels_that_a_training_learnt_from_are_not_graded_again() -> None:
-    asked = evidence(trains=True)
-    asked = replace(asked, pools=[replace(asked.pools[0], isolation=UNSAFE)])
-    commands, text = mend("grader canaries", asked)
-    assert commands == ["probe doctor"]
-    assert text.startswith("train again where submissions are isolated")
-
-
-def test_a_broken_run_says_what_mends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Inner products of other pairs: the replay again, with the run's own settings, not a check of the machine."""
-    directory = make_run(tmp_path / "out" / "runs" / "run", World(other_pairs=True, num_steps=12))
-    assert run(cli, ["analyze", str(directory), "--draws", "99"]) == 0
-    text = capsys.readouterr().out
-    assert "VERDICT: BROKEN" in text
-    assert "probe replay --replay-dirs teacher,base-hinted --arm vanilla,projected --name again" in text
-    assert "probe doctor" not in text
-
-
-@pytest.mark.parametrize(("out", "option"), [("other", " --out other"), ("out", "")])
-def test_advice_stays_in_the_root_folder_of_the_run(
-    out: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next command reads and writes where the run lies."""
-    make_run(tmp_path / out / "runs" / "run", World(other_pairs=True, num_steps=12))
-    monkeypatch.chdir(tmp_path)
-    assert run(cli, ["analyze", "run", "--draws", "99", "--json", "--out", out]) == 0
-    command = json.loads(capsys.readouterr().out)["decision"]["next"]["command"]
-    assert command == f"probe replay --replay-dirs teacher,base-hinted --arm vanilla,projected --name again{option}"
+def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:
+    evidence = Evidence(replace(stored, config=stored.config | {"settings": {"verb": "train"}}))
+    advice = next_step(
+        Word.BROKEN, evidence, [], [Finding(name="grader canaries", question="", says=Word.BROKEN, text="")]
+    )
+    assert advice.command.startswith("probe doctor")
+    assert "train again where submissions are isolated" in advice.text
 
 
 def pool_at(path: Path, **changes: dict[str, Any]) -> Path:
@@ -169,52 +90,43 @@ def pool_at(path: Path, **changes: dict[str, Any]) -> Path:
     return path
 
 
-def advised(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+def advised(directory: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[list[str]]:
     """The commands that `probe analyze` proposes next, as a shell takes them apart."""
-    assert run(cli, ["analyze", str(directory), "--draws", "99", "--json"]) == 0
-    command = json.loads(capsys.readouterr().out)["decision"]["next"]["command"]
+    assert run(cli, ["analyze", str(directory), "--draws", "99", "--json", *options]) == 0
+    command = json.loads(capsys.readouterr().out)["verdict"]["next"]["command"]
     return [shlex.split(line) for line in command.splitlines()]
 
 
-def test_a_replay_finds_the_pools_that_the_run_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Elsewhere, beside another pool of the same name, and in OUT, where the name alone finds it."""
-    out = tmp_path / "out"
-    pools = [pool_at(tmp_path / "my pools" / "mine"), pool_at(tmp_path / "theirs"), pool_at(out / "pools" / "known")]
-    pool_at(out / "pools" / "theirs")
-    directory = make_run(
-        out / "runs" / "run", World(other_pairs=True, num_steps=12, pools=tuple(str(pool) for pool in pools))
-    )
-    ((*_, verb, option, value, _arm, _arms, _name, _new, _out, _path),) = advised(directory, capsys)
-    assert (verb, option) == ("replay", "--replay-dirs")
-    assert [resolve_pool(name, out) for name in value.split(",")] == pools
-    assert value.endswith(",known")
+@pytest.mark.parametrize(("out", "option"), [("other", ["--out", "other"]), ("out", [])])
+def test_advice_stays_in_the_root_folder_of_the_run(
+    out: str, option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command reads and writes where the run lies."""
+    make_run(tmp_path / out / "runs" / "run", World(other_pairs=True, num_steps=12))
+    monkeypatch.chdir(tmp_path)
+    (command,) = advised(Path("run"), capsys, "--out", out)
+    assert command == ["probe", "replay", "--config", f"{out}/runs/run/config.json", "--name", "again", *option]
 
 
 def test_the_rollouts_of_a_training_are_graded_again_where_they_lie(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The new pool has a plain name, by which the replay finds it."""
+    """The new pool has a plain name, by which the replay finds it; a pool that was moved goes by its name."""
     out = tmp_path / "out"
-    directory = make_run(out / "runs" / "run", World(num_steps=4))
+    old = pool_at(tmp_path / "old" / "base-hinted")
+    directory = make_run(out / "runs" / "run", World(num_steps=4, pools=("teacher", str(old))))
+    shutil.rmtree(old)
     own = pool_at(directory / "rollouts", grader={"isolation": UNSAFE})
     manifest = read_json(directory / MANIFEST_FILE)
     manifest["files"][f"rollouts/{MANIFEST_NAME}"] = sha256((own / MANIFEST_NAME).read_bytes())
     write_json(directory / MANIFEST_FILE, manifest)
-    _doctor, regrade, again = advised(directory, capsys)
-    assert regrade[:3] == ["probe", "pool", "regrade"]
-    assert resolve_pool(regrade[3], out) == own
-    assert regrade[4:6] == ["--name", "rollouts-again"]
-    assert again[:4] == ["probe", "replay", "--replay-dirs", "rollouts-again,teacher,base-hinted"]
-
-
-def test_a_pool_that_was_moved_goes_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A built-in pool of another installation is that of this one."""
-    old = pool_at(tmp_path / "old" / "teacher")
-    world = World(other_pairs=True, num_steps=12, pools=(str(old),))
-    directory = make_run(tmp_path / "out" / "runs" / "run", world)
-    shutil.rmtree(old)
-    ((_, _, option, value, *_),) = advised(directory, capsys)
-    assert (option, value) == ("--replay-dirs", "teacher")
+    evidence = Evidence(read_run(directory))
+    broken = Finding(name="grader canaries", question="", says=Word.BROKEN, text="")
+    _doctor, regrade, again = (
+        shlex.split(line) for line in next_step(Word.BROKEN, evidence, [], [broken]).command.splitlines()
+    )
+    assert regrade[3:6] == [str(own), "--name", "run-rollouts-again"]
+    assert again[again.index("--replay-dirs") + 1] == "run-rollouts-again,teacher,base-hinted"
 
 
 def test_a_pool_is_sampled_anew_on_all_of_its_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,3 +137,34 @@ def test_a_pool_is_sampled_anew_on_all_of_its_prompts(tmp_path: Path, capsys: py
     assert run(cli, [*command[1:], "--dry-run", "--json"]) == 0
     work = json.loads(capsys.readouterr().out)["work"]
     assert (work["steps"], work["rollouts"]) == (48, 48 * 32)
+
+
+ODD = """--hint --twice --adapter teacher --env minicode:at_least --split eval --mode sentinel --seed 5
+    --temperature 0.8 --max-new-tokens 9 --set rollouts.sampler.top_p=0.9 --set rollouts.sampler.top_k=7
+    --set rollouts.code_rule=last --set rollouts.cpu_limit=6 --set model.dtype=bfloat16"""
+
+
+def recipe_of(out: Path, name: str) -> str:
+    """The whole command that makes the pool again, as `name`-again."""
+    plans = {plan.name: plan for plan in pools_at_hand(cast(Run, SimpleNamespace(path=out / "runs" / "any")))}
+    command = generate(plans[name], f"{name}-again")
+    assert command is not None
+    return command
+
+
+@pytest.mark.parametrize(("name", "options"), [("odd", shlex.split(ODD)), ("usual", [])])
+def test_a_recipe_makes_the_same_pool(name: str, options: list[str], tmp_path: Path, monkeypatch) -> None:
+    """Run as it stands; of a pool that a server sampled it says so, and quotes a path."""
+    monkeypatch.chdir(tmp_path)
+    assert run(cli, ["pool", "generate", *options, "--steps", "1", "--group", "2", "--name", name]) == 0
+    command = recipe_of(Path("out"), name)
+    assert run(cli, shlex.split(command)[1:]) == 0
+    pools = Path("out/pools")
+    assert contents(pools / f"{name}-again") == contents(pools / name), command
+    path = pools / name / "manifest.json"
+    served = {"base_model": "my models/small", "adapter": "hacker", "base_weights_sha256": None, "dtype": None}
+    write_json(path, read_json(path) | {"policy": served, "engine": {"kind": "server"}})
+    words = shlex.split(recipe_of(Path("out"), name))
+    assert {"rollouts.engine=server", 'model.name="my models/small"', "rollouts.served_model=hacker"} <= {*words}
+    assert words[words.index("--url") + 1] == "URL"
+    assert not any("dtype" in word for word in words)

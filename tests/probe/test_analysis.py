@@ -131,11 +131,11 @@ def synthetic(
 
 
 def checks(analysis):
-    return {check.row: check for check in analysis.checks}
+    return {check.name: check for check in analysis.checks}
 
 
 def words(analysis):
-    return "\n".join(analysis.caveats)
+    return "\n".join(analysis.verdict.caveats)
 
 
 def row(analysis, name, arm="vanilla"):
@@ -147,7 +147,7 @@ def test_planted_signal_in_the_seeds_tables():
     arms = ("vanilla", "projected", "random", "permuted")
     found = analyze(synthetic(aligned=0.3, hack=0.2, pure=0.2, arms=arms))
     assert row(found, PURE_HACK).p < 0.01
-    verdicts = {name: check.verdict for name, check in checks(found).items()}
+    verdicts = {name: check.says for name, check in checks(found).items()}
     assert verdicts == {
         "V1": "PASS",
         "V2": "INCONCLUSIVE",  # the seed's cos_in needs inner products, which records alone have not
@@ -160,13 +160,13 @@ def test_planted_signal_in_the_seeds_tables():
         "D4": "VACUOUS",
         "D5": "INCONCLUSIVE",
     }
-    assert {name for name, check in checks(found).items() if check.kind == "mechanism"} == {"V3", "D3", "D4"}
+    assert {name for name, check in checks(found).items() if check.role == "mechanism"} == {"V3", "D3", "D4"}
 
 
 def test_the_seeds_tables_need_the_inner_products():
     """Its cos_in is a share of each module's gradient, which the records alone do not hold."""
     found = analyze(synthetic(arms=("vanilla", "random")))
-    assert "inner products" in checks(found)["D1"].why
+    assert "inner products" in checks(found)["D1"].text
 
 
 def test_no_signal_false_alarms_are_rare():
@@ -191,12 +191,12 @@ def test_all_null_cosines():
     run = synthetic(group=group, num_steps=4)
     steps = [step_record(s.step, s.arm, None, spread=0.0) for s in run.steps]
     found = analyze(replace(run, steps=steps))
-    assert "no group has an update" in found.decision.why
+    assert "no group has an update" in found.verdict.sentence
     assert "16 of 16 samples have no cosine (advantage is 0: 16)" in words(found)
-    assert {checks(found)[name].verdict for name in ("V2", "D1", "D2")} == {"INCONCLUSIVE"}
+    assert {checks(found)[name].says for name in ("V2", "D1", "D2")} == {"INCONCLUSIVE"}
     assert found.cells[0].mean_cos_contrib is None
     assert found.cells[0].mean_cos_nll is not None, "the NLL cosine exists when A = 0"
-    assert "one bucket is empty" in checks(found)["V4"].why
+    assert "one bucket is empty" in checks(found)["V4"].text
     assert max(map(len, format_analysis(found).splitlines())) <= WIDTH
 
 
@@ -208,8 +208,8 @@ def test_missing_arms(arms):
         assert found.measured_arm == "projected"
     else:
         assert found.measured_arm is None
-        assert "no arm measures along v_hack" in found.decision.why
-        assert {c.verdict for c in found.checks if c.row != "V1"} == {"INCONCLUSIVE"}
+        assert "no arm measures along v_hack" in found.verdict.sentence
+        assert {c.says for c in found.checks if c.name != "V1"} == {"INCONCLUSIVE"}
     assert format_analysis(found)
 
 
@@ -224,9 +224,9 @@ def test_a_training_run_gives_no_p_over_steps():
     run = synthetic(aligned=0.3)
     run = replace(run, config=run.config | {"settings": {"verb": "replay", "optimizer": {"lr": 0.01}}})
     found = analyze(run)
-    assert found.decision.outcome == "TRAINED"
+    assert found.verdict.word == "TRAINED"
     assert found.summaries[0].sign_flip_p is None
-    assert checks(found)["V2"].verdict == checks(found)["D2"].verdict == "INCONCLUSIVE"
+    assert checks(found)["V2"].says == checks(found)["D2"].says == "INCONCLUSIVE"
 
 
 def test_sign_of_the_advantage_alone_fools_the_unpaired_contrast():
@@ -244,8 +244,8 @@ def test_sign_of_the_advantage_alone_fools_the_unpaired_contrast():
     assert confounded.caveat == "sign of A"
     assert paired.p > 0.01
     assert abs(paired.difference) < 0.02
-    assert checks(found)["V4"].verdict == "VACUOUS"
-    assert "sign(A)" in checks(found)["V4"].why
+    assert checks(found)["V4"].says == "VACUOUS"
+    assert "sign(A)" in checks(found)["V4"].text
 
 
 def test_cells_by_hand_and_additive():
@@ -299,8 +299,8 @@ def test_flattened_advantages_fail_the_spread_row():
     run = synthetic()
     tiny = dict.fromkeys(ADVANTAGE_KEYS, 0.01)
     found = analyze(replace(run, steps=[replace(step, advantage=tiny) for step in run.steps]))
-    assert checks(found)["V1"].verdict == "FAIL"
-    assert "flattened" in checks(found)["V1"].why
+    assert checks(found)["V1"].says == "FAIL"
+    assert "flattened" in checks(found)["V1"].text
 
 
 def test_incomplete_projection_is_not_called_vacuous():
@@ -308,7 +308,7 @@ def test_incomplete_projection_is_not_called_vacuous():
     for left, verdict in ((0.02, "PASS"), (2 * NEAR_ZERO, "FAIL")):
         run = synthetic(aligned=0.3, arms=("vanilla", "projected"))
         steps = [replace(s, hackward_frac_out=left) if s.arm == "projected" else s for s in run.steps]
-        assert checks(analyze(replace(run, steps=steps)))["D3"].verdict == verdict
+        assert checks(analyze(replace(run, steps=steps)))["D3"].says == verdict
 
 
 def test_mixed_prompts_are_cautioned():
@@ -323,7 +323,7 @@ def test_conditions_are_analysed_one_by_one():
     named = {key: [replace(row, condition="scaled") for row in getattr(other, key)] for key in ("samples", "steps")}
     run = replace(plain, samples=named["samples"] + plain.samples, steps=named["steps"] + plain.steps)
     assert conditions(run) == ["default", "scaled"]
-    assert analyze(run) == analyze(plain)
+    assert analyze(run).to_json() == analyze(plain).to_json()
     found = analyze(run, "scaled")
     assert (found.condition, found.num_steps, found.num_samples) == ("scaled", 4, 32)
     assert found.summaries[0].mean_cos_in == pytest.approx(-0.3, abs=0.05)
@@ -334,7 +334,7 @@ def test_conditions_are_analysed_one_by_one():
 def test_every_claim_carries_its_n():
     found = analyze(synthetic(aligned=0.3, hack=0.2, arms=("vanilla", "projected", "permuted")))
     assert all(check.unit in ("step", "sample", "prompt") for check in found.checks)
-    assert all(check.n > 0 for check in found.checks if check.verdict != "INCONCLUSIVE")
+    assert all(check.n > 0 for check in found.checks if check.says != "INCONCLUSIVE")
 
 
 def test_analysis_is_json_and_fits_the_page():
@@ -352,11 +352,11 @@ def test_analysis_is_json_and_fits_the_page():
     text = format_analysis(found)
     wide = [line for line in text.splitlines() if len(line) > WIDTH]
     assert not wide, f"too wide: {wide[:3]}"
-    for title in ("The seed's tables", "Arms", "Advantage cells", "Buckets", "Contrasts", "AUROC", "Steps"):
+    for title in ("The seed's tables", "Arms", "Advantage cells", "Buckets", "AUROC", "Steps"):
         assert f"\n{title}" in text, f"section {title} is missing"
     assert "sample (naive)" in text
 
 
 def test_same_run_same_analysis():
     run = synthetic(num_steps=18, aligned=0.1)
-    assert analyze(run) == analyze(run), "unseeded sign flips or bootstrap"
+    assert analyze(run).to_json() == analyze(run).to_json(), "unseeded sign flips or bootstrap"

@@ -152,7 +152,7 @@ def test_lora_alone_answers_the_three_questions(lora_alone: Path, capsys: pytest
     """A verdict with numbers and nulls, recorded cosines reproduced; no table of several bases."""
     found = analysed(capsys, lora_alone)
     parts = {part["name"]: part for part in found["validity"]}
-    assert parts["offline geometry"]["holds"] is True
+    assert parts["offline geometry"]["says"] == "HOLDS"
     assert parts["held-out sign"]["text"].startswith("v_hack has the sign of")
     assert {share["name"] for share in found["shares"]} >= {"pull", "benign", "contrast"}
     assert found["permutation"]["rows"]
@@ -162,15 +162,18 @@ def test_lora_alone_answers_the_three_questions(lora_alone: Path, capsys: pytest
     assert "The bases" not in text
 
 
+def numbers(basis: dict) -> list[dict | None]:
+    """Behind the three questions, and the price."""
+    return [*(finding["number"] for finding in basis["verdict"]["findings"]), basis["honest_removed"]]
+
+
 def test_both_bases_side_by_side(both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The verdict is that of vanilla; the row of LoRA is what a replay in LoRA alone says."""
     found, alone = analysed(capsys, both), analysed(capsys, lora_alone)
     svd, lora = found["bases"]
-    assert (svd["basis"], svd["arm"], svd["verdict"]) == ("svd", "vanilla", found["decision"]["outcome"])
-    assert [svd["pull"], svd["contrast"], svd["removed"]] == [finding["number"] for finding in found["questions"]]
-    assert (lora["arm"], lora["verdict"]) == ("projected-lora", alone["decision"]["outcome"])
-    for name in ("pull", "contrast", "removed", "honest_removed"):
-        beside, by_itself = lora[name], alone["bases"][0][name]
+    assert (svd["basis"], svd["arm"], svd["verdict"]) == ("svd", "vanilla", found["verdict"])
+    assert (lora["arm"], lora["verdict"]["word"]) == ("projected-lora", alone["verdict"]["word"])
+    for beside, by_itself in zip(numbers(lora), numbers(alone["bases"][0]), strict=True):
         assert (beside is None) == (by_itself is None)
         assert beside is None or beside["value"] == pytest.approx(by_itself["value"], rel=1e-3)
     selected = analysed(capsys, both, "--basis", "lora")
@@ -187,8 +190,8 @@ def test_a_run_without_products_of_one_basis_says_so(tmp_path: Path, capsys: pyt
     manifest["files"] = {name: sha for name, sha in manifest["files"].items() if not name.startswith("gram/lora/")}
     (directory / "manifest.json").write_text(json.dumps(manifest))
     after = analysed(capsys, directory)
-    assert after.pop("bases")[1]["verdict"] == "UNDERPOWERED"
-    assert before.pop("bases")[1]["verdict"] == "GO"
+    assert after.pop("bases")[1]["verdict"]["word"] == "UNDERPOWERED"
+    assert before.pop("bases")[1]["verdict"]["word"] == "GO"
     assert after == before
     text = printed(capsys, directory)
     assert "The bases are not compared: in lora nothing can be read (the run stored no inner products" in text

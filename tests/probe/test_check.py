@@ -145,7 +145,7 @@ def test_other_columns_are_the_same_log_by_the_map(write, check, out: Path) -> N
         assert code == 0
         results.append(json.loads(text))
     # The draws of a group are seeded by the name of the pool: of whole groups nothing is drawn.
-    assert [result["decision"]["outcome"] for result in results] == [results[0]["decision"]["outcome"]] * 2
+    assert [result["verdict"]["word"] for result in results] == [results[0]["verdict"]["word"]] * 2
     assert results[0]["shares"] == results[1]["shares"]
     names = [Path(result["run"]).name for result in results]
     assert [name.rpartition("-")[0] for name in names] == ["plain", "strange"]
@@ -161,13 +161,13 @@ def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, ch
     assert "caution: whether a rollout hacks is not known (--map hacked=COLUMN)" in words
     code, text, _ = check(*command, "--json")
     result = json.loads(text)
-    hackward, about, removable = result["questions"]
+    hackward, about, removable = result["verdict"]["findings"]
     assert (about["says"], about["number"]) == ("unmeasured", None)
     assert about["text"] == "no rollout says whether it hacks"
     assert hackward["says"] == "yes"
     assert "price: not measured" in removable["text"]
-    assert result["decision"]["outcome"] == "UNDERPOWERED"
-    assert "--map hacked=COLUMN" in result["decision"]["next"]["text"]
+    assert result["verdict"]["word"] == "UNDERPOWERED"
+    assert "--map hacked=COLUMN" in result["verdict"]["next"]["text"]
     assert {part["text"] for part in result["validity"][:2]} == {"no rollout has a label"}
 
 

@@ -14,7 +14,7 @@ from probe.analysis.metrics import replay_metrics
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import welch_test
-from probe.analysis.verdict.training_runs import over_runs
+from probe.analysis.training_runs import over_runs
 from probe.experiments.judge.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run
@@ -75,34 +75,34 @@ COSINE = table(cos_in=estimate(VALUES, "prompt", nulls={"N2": NARROW, "N3": WIDE
 )
 def test_each_comparison(changes, verdict):
     found = evaluate(criterion(**changes), COSINE)
-    assert found.verdict == verdict, found.why
-    assert found.why
+    assert found.says == verdict, found.text
+    assert found.text
 
 
 def test_reasons_say_what_there_is_instead():
-    assert "by step was not measured: it exists for unit prompt" in evaluate(criterion(unit="step"), COSINE).why
+    assert "by step was not measured: it exists for unit prompt" in evaluate(criterion(unit="step"), COSINE).text
     arms = {key._replace(arm="vanilla"): row for key, row in COSINE.items()}
-    assert "arm random was not measured: it exists for arm vanilla" in evaluate(criterion(arm="random"), arms).why
-    assert "its null N4 was not measured" in evaluate(criterion(null="N4"), COSINE).why
-    assert "and so does its null: N3 p 0.4" in evaluate(criterion(null="N3"), COSINE).why
-    assert "says that the code ran" in evaluate(criterion(role="mechanism"), COSINE).why
+    assert "arm random was not measured: it exists for arm vanilla" in evaluate(criterion(arm="random"), arms).text
+    assert "its null N4 was not measured" in evaluate(criterion(null="N4"), COSINE).text
+    assert "and so does its null: N3 p 0.4" in evaluate(criterion(null="N3"), COSINE).text
+    assert "says that the code ran" in evaluate(criterion(role="mechanism"), COSINE).text
     one = table(cos_in=estimate({"p": 0.3}, "prompt"))
-    assert "no lower95 from 1 prompts" in evaluate(criterion(), one).why
+    assert "no lower95 from 1 prompts" in evaluate(criterion(), one).text
 
 
 def test_p_of_a_metric_without_sign_flips_is_that_of_its_null():
     area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", nulls={"N2": NARROW, "N3": WIDE}))
     asked = {"metric": "auroc", "statistic": "p", "comparison": "<", "threshold": 0.05}
-    assert evaluate(criterion(**asked, null="N2"), area).verdict == "PASS"
-    assert evaluate(criterion(**asked, null="N3"), area).verdict == "INCONCLUSIVE"
-    assert "no p from 20 prompts" in evaluate(criterion(**asked), area).why
+    assert evaluate(criterion(**asked, null="N2"), area).says == "PASS"
+    assert evaluate(criterion(**asked, null="N3"), area).says == "INCONCLUSIVE"
+    assert "no p from 20 prompts" in evaluate(criterion(**asked), area).text
 
 
 def test_a_mean_without_an_interval_decides_nothing():
     """Such as a rank correlation of two treatments, which is 1 or -1 whatever they are; `value` asks of these alone."""
     alone = table(auroc=Estimate(value=0.9, n=2, unit="prompt"))
     for statistic, verdict in (("mean", "INCONCLUSIVE"), ("lower95", "INCONCLUSIVE"), ("value", "PASS")):
-        assert evaluate(criterion(metric="auroc", statistic=statistic, threshold=0.5), alone).verdict == verdict
+        assert evaluate(criterion(metric="auroc", statistic=statistic, threshold=0.5), alone).says == verdict
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.95])
@@ -114,10 +114,10 @@ def test_trivial_baselines_are_judged_as_in_rule_r3(threshold):
     narrow = Interval(low=0.88, high=0.92)
     for beaten_by, verdict in (((), own), (("nll 0.95",), "FAIL"), (None, unknown)):
         area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", interval=narrow, beaten_by=beaten_by))
-        assert evaluate(asked, area).verdict == verdict
+        assert evaluate(asked, area).says == verdict
     assert (
         "a trivial score does as well or better: nll 0.95"
-        in evaluate(asked, table(auroc=Estimate(value=0.9, n=20, unit="prompt", beaten_by=("nll 0.95",)))).why
+        in evaluate(asked, table(auroc=Estimate(value=0.9, n=20, unit="prompt", beaten_by=("nll 0.95",)))).text
     )
 
 
@@ -125,7 +125,7 @@ def test_a_number_that_could_not_differ_is_vacuous():
     capped = table(adv_cap_fraction=replace(estimate({"0": 0.0}, "step"), vacuous="the cap is above its bound"))
     asked = criterion(metric="adv_cap_fraction", statistic="max", threshold=0.0, unit="step")
     found = evaluate(asked, capped)
-    assert (found.verdict, found.why) == ("VACUOUS", "the cap is above its bound")
+    assert (found.says, "the cap is above its bound" in found.text) == ("VACUOUS", True)
 
 
 def test_differences_are_paired_by_unit():
@@ -136,10 +136,10 @@ def test_differences_are_paired_by_unit():
     metrics = {MetricKey("cos_in", "prompt"): estimate(shifted, "prompt")}
     metrics[MetricKey("cos_in", "prompt", "random")] = estimate(prompts, "prompt")
     asked = {"versus_arm": "random", "threshold": 0.05}
-    assert evaluate(criterion(**asked), metrics).verdict == "PASS"
+    assert evaluate(criterion(**asked), metrics).says == "PASS"
     unpaired = estimate({f"q{i}": 0.0 for i in range(3)}, "prompt")
     found = evaluate(criterion(**asked), metrics | {MetricKey("cos_in", "prompt", "random"): unpaired})
-    assert "share no prompt" in found.why
+    assert "share no prompt" in found.text
     assert difference(metrics[MetricKey("cos_in", "prompt")], unpaired).n == 0
 
 
@@ -147,10 +147,10 @@ def test_identical_arms_are_vacuous_as_a_primary_and_show_no_variance_as_a_check
     metrics = {MetricKey("cos_in", "prompt", arm): estimate(VALUES, "prompt") for arm in (None, "projected")}
     asked = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.05, 0.05), "versus_arm": "projected"}
     found = evaluate(criterion(**asked), metrics)
-    assert (found.verdict, "all read 0 and show no variance" in found.why) == ("INCONCLUSIVE", True), found.why
+    assert (found.says, "all read 0 and show no variance" in found.text) == ("INCONCLUSIVE", True), found.text
     found = evaluate(criterion(**asked, role="primary"), metrics)
-    assert found.verdict == "VACUOUS"
-    assert "identical in every prompt: nothing was compared" in found.why
+    assert found.says == "VACUOUS"
+    assert "identical in every prompt: nothing was compared" in found.text
 
 
 @pytest.mark.parametrize("statistic", ["mean", "upper95"])
@@ -160,9 +160,9 @@ def test_seeds_that_read_the_same_are_no_evidence_of_other_seeds(statistic):
     for threshold in (0.1, 0.3):
         asked = criterion(metric="cos_moved", statistic=statistic, comparison="<", threshold=threshold, unit="seed")
         found = evaluate(asked, same)
-        assert (found.verdict, "from 3 seeds: all read 0.2" in found.why) == ("INCONCLUSIVE", True), found.why
+        assert (found.says, "from 3 seeds: all read 0.2" in found.text) == ("INCONCLUSIVE", True), found.text
     one = evaluate(criterion(statistic="mean", threshold=0.1), table(cos_in=estimate({"p": 0.3}, "prompt")))
-    assert (one.verdict, "no 95% interval from 1 prompts" in one.why) == ("INCONCLUSIVE", True)
+    assert (one.says, "no 95% interval from 1 prompts" in one.text) == ("INCONCLUSIVE", True)
 
 
 def rates(shares: tuple[float, ...], unit: str = "seed", trials: int = 64) -> Estimate:
@@ -182,10 +182,10 @@ def test_equal_rates_have_the_interval_of_their_outcomes():
     asked = {"metric": "hack_final", "unit": "seed", "arm": "a", "versus_arm": "b"}
     metrics = {MetricKey("hack_final", "seed", arm): three for arm in "ab"}
     inside = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.01, 0.01)}
-    assert evaluate(criterion(**asked, **inside), metrics).verdict == "INCONCLUSIVE"
+    assert evaluate(criterion(**asked, **inside), metrics).says == "INCONCLUSIVE"
     metrics[MetricKey("hack_final", "seed", "b")] = rates((0.75, 0.75, 0.75))
     below = {"statistic": "upper95", "comparison": "<", "threshold": 0.0, "paired": False}
-    assert evaluate(criterion(**asked, **below), metrics).verdict == "PASS", "64 outcomes a seed are evidence"
+    assert evaluate(criterion(**asked, **below), metrics).says == "PASS", "64 outcomes a seed are evidence"
 
 
 def test_problems_that_never_differ_span_what_their_outcomes_leave_open():
@@ -201,9 +201,9 @@ def test_skewed_values_are_named():
     """Sixteen prompts near 0 and one far above: the row says that interval and p allow for it in part."""
     skewed = {f"p{i}": 0.01 * i for i in range(16)} | {"p16": 3.0}
     found = evaluate(criterion(threshold=-1.0), table(cos_in=estimate(skewed, "prompt")))
-    assert "skewed values" in found.why
-    assert "skewed values" not in evaluate(criterion(statistic="max"), table(cos_in=estimate(skewed, "prompt"))).why
-    assert "skewed values" not in evaluate(criterion(), COSINE).why
+    assert "skewed values" in found.text
+    assert "skewed values" not in evaluate(criterion(statistic="max"), table(cos_in=estimate(skewed, "prompt"))).text
+    assert "skewed values" not in evaluate(criterion(), COSINE).text
 
 
 def test_unpaired_differences_are_welchs():
@@ -219,7 +219,7 @@ def test_unpaired_differences_are_welchs():
     asked = {"metric": "hack_final", "unit": "seed", "arm": "vanilla", "versus_arm": "random", "threshold": 0.0}
     assert evaluate(criterion(**asked, paired=False), metrics).n == 2
     same = dict.fromkeys(metrics, a)
-    assert evaluate(criterion(**asked, paired=False, role="primary"), same).verdict == "INCONCLUSIVE"
+    assert evaluate(criterion(**asked, paired=False, role="primary"), same).says == "INCONCLUSIVE"
 
 
 def test_conditions_and_runs_are_merged_into_one_table():
@@ -231,7 +231,7 @@ def test_conditions_and_runs_are_merged_into_one_table():
     assert merged[MetricKey("cos_in", "prompt")].value == merged[MetricKey("cos_in", "prompt", None, "a")].value == 0.1
     assert merged[MetricKey("cos_in", "prompt", None, "b")].value == 0.2
     versus = criterion(statistic="mean", threshold=0.0, condition="b", versus_condition="a")
-    assert evaluate(versus, merged).value.startswith("+0.1")
+    assert evaluate(versus, merged).text.startswith("+0.1")
     seeds = over_runs(
         {
             str(seed): {
@@ -302,11 +302,11 @@ def test_a_criterion_on_a_share_of_the_ceiling(tmp_path: Path) -> None:
         ),
     ):
         judged = evaluate(asked, found.metrics)
-        assert judged.verdict == expected, (asked, judged)
+        assert judged.says == expected, (asked, judged)
         assert judged.n == 12
     nothing = analyze(read_run(make_run(tmp_path / "b" / "runs" / "run", replace(world, num_held_out=0))), num_draws=9)
     judged = evaluate(criterion(metric="pull"), nothing.metrics)
-    assert (judged.verdict, judged.why) == ("INCONCLUSIVE", "pull by prompt was not measured")
+    assert (judged.says, judged.text) == ("INCONCLUSIVE", "pull by prompt was not measured")
 
 
 def test_a_gradient_of_a_penalty_alone_has_no_nulls(catalogued: Run) -> None:

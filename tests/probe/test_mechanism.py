@@ -1,11 +1,13 @@
 """Whether a gate did what it is, on hand-made steps; whole worlds are in test_worlds.py."""
 
+from pathlib import Path
+
 import pytest
 
-from probe.analysis.measures.trajectory import summarise
-from probe.analysis.verdict.evidence import Evidence, GateFacts
-from probe.analysis.verdict.mechanism import correct
+from probe.analysis.evidence import Evidence
+from probe.analysis.verdict.validity import gate_acted
 from probe.records.records import ADVANTAGE_KEYS, StepRecord
+from probe.records.run import Run
 
 
 def step(arm: str, **changes) -> StepRecord:
@@ -46,50 +48,40 @@ def step(arm: str, **changes) -> StepRecord:
     return StepRecord(**fields | changes)
 
 
-def evidence(steps: list[StepRecord], gate: GateFacts) -> Evidence:
-    trains = any(step.cos_update is not None for step in steps)
-    summaries = {arm: summarise(steps, arm, trains=trains) for arm in dict.fromkeys(step.arm for step in steps)}
-    return Evidence(
-        steps=steps,
-        samples=[],
-        measured=summaries.get("vanilla"),
-        summaries=summaries,
-        buckets=[],
-        contrasts=[],
-        specificity=None,
-        trains=trains,
-        gate=gate,
-    )
+def evidence(steps: list[StepRecord], **gate) -> Evidence:
+    lr = 0.1 if any(step.cos_update is not None for step in steps) else 0.0
+    settings = {"verb": "replay", "optimizer": {"lr": lr}, "intervention": {"gate": gate}}
+    return Evidence(Run(path=Path("run"), config={"settings": settings}, manifest={}, samples=[], steps=steps))
 
 
 @pytest.mark.parametrize(
-    ("gate", "changes", "verdict"),
+    ("gate", "changes", "expected"),
     [
-        (GateFacts(), {}, "PASS"),
-        (GateFacts(), {"hackward_frac_out": 1e-3}, "FAIL"),
-        (GateFacts(gate="two_sided"), {"cos_out": 0.01}, "FAIL"),
-        (GateFacts(gate="two_sided"), {"cos_out": 1e-7}, "PASS"),
-        (GateFacts(), {"cos_out": -0.2}, "PASS"),  # one-sided: a negative cos_out is legitimate
-        (GateFacts(overshoot=0.5), {}, "VACUOUS"),
-        (GateFacts(), {"frac_fired": 0.0}, "FAIL"),
-        (GateFacts(), {"cos_in": None, "cos_out": None, "null_reason": "zero"}, "INCONCLUSIVE"),
+        ({}, {}, "HOLDS"),
+        ({}, {"hackward_frac_out": 1e-3}, "BROKEN"),
+        ({"gate": "two_sided"}, {"cos_out": 0.01}, "BROKEN"),
+        ({"gate": "two_sided"}, {"cos_out": 1e-7}, "HOLDS"),
+        ({}, {"cos_out": -0.2}, "HOLDS"),  # one-sided: a negative cos_out is legitimate
+        ({"overshoot": 0.5}, {}, "NOT SEEN"),
+        ({}, {"frac_fired": 0.0}, "BROKEN"),
+        ({}, {"cos_in": None, "cos_out": None, "null_reason": "zero"}, "NOT SEEN"),
     ],
 )
-def test_correct(gate, changes, verdict):
-    found = correct(evidence([step("vanilla"), step("projected", **changes)], gate=gate))
-    assert found.verdict == verdict, found.why
+def test_correct(gate, changes, expected):
+    says, text = gate_acted(evidence([step("vanilla"), step("projected", **changes)], **gate))
+    assert says == expected, text
 
 
 @pytest.mark.parametrize(
-    ("changes", "verdict"),
+    ("changes", "expected"),
     [
-        ({"hackward_frac_update": 1e-5}, "PASS"),
-        ({"hackward_frac_update": 0.1}, "FAIL"),
-        ({"hackward_frac_update": None}, "INCONCLUSIVE"),
+        ({"hackward_frac_update": 1e-5}, "HOLDS"),
+        ({"hackward_frac_update": 0.1}, "BROKEN"),
+        ({"hackward_frac_update": None}, "NOT SEEN"),
     ],
 )
-def test_a_gate_on_the_update_is_judged_on_the_update(changes, verdict):
+def test_a_gate_on_the_update_is_judged_on_the_update(changes, expected):
     """The gradient is left as it is, hack-ward part included, and nothing fires there."""
     own = {"hackward_frac_out": 0.3, "frac_fired": 0.0, "cos_update": -0.1} | changes
-    found = correct(evidence([step("projected", **own)], gate=GateFacts(target="update")))
-    assert found.verdict == verdict, found.why
+    says, text = gate_acted(evidence([step("projected", **own)], target="update"))
+    assert says == expected, text

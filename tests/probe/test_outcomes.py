@@ -5,7 +5,7 @@ import io
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,18 +18,16 @@ from trainings import Rates, plant
 
 from extraction.pairs import selected_pairs
 from probe.analysis.formatting import WIDTH
-from probe.analysis.trained.advice import next_step
-from probe.analysis.trained.arms import TrainedArm, Trainings, of_runs
-from probe.analysis.trained.command import train_command
-from probe.analysis.trained.questions import questions
+from probe.analysis.trained.arms import TrainedArm, TrainedRun, Trainings, of_runs
+from probe.analysis.trained.judge import next_step, questions
 from probe.analysis.training_outcome import TrainingOutcome
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.judge.verdict import evaluate_spec
 from probe.experiments.load import load_spec
 from probe.settings.presets import configure
-from probe.settings.words import Outcome, Remedy
-from replay_pools.storage.files import dump_json, parse_json
+from probe.settings.run import RunConfig
+from probe.settings.words import OF_ARM, Remedy, Word
 
 SPEC = """
 arms = ["vanilla", "projected", "random"]
@@ -142,21 +140,29 @@ def test_each_world_gets_its_verdict(name: str, screen: Callable[..., str]) -> N
     assert commands, text
     for command in commands:
         check_command(command)
-        if command.startswith("probe train"):
-            settings = [part for flag, part in pairwise(shlex.split(command)) if flag == "--set"]
-            configure("train", preset="fast", settings=settings)
     others = [line for line in text.splitlines() if not line.startswith("    probe ")]
     assert max(map(len, others)) <= WIDTH
 
 
 def test_every_verdict_is_in_the_table() -> None:
-    assert {outcome for _, _, outcome, *_ in WORLDS.values()} == {*get_args(Outcome)}
+    assert {outcome for _, _, outcome, *_ in WORLDS.values()} == {*OF_ARM}
+
+
+@pytest.mark.parametrize("name", ["dominated", "costs", "no-question", "underpowered"])
+def test_what_is_printed_runs(
+    name: str, screen: Callable[..., str], place: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next training of the arm projected, by its --dry-run: settings of a run that is there, and some changed."""
+    command = next(line.strip() for line in screen(name).splitlines() if line.startswith("    probe train"))
+    with contextlib.chdir(place(name)):
+        assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
+    capsys.readouterr()
 
 
 def test_what_no_seeds_decide_gets_no_command(screen: Callable[..., str]) -> None:
     """One arm alone with other evaluations would be compared with nothing: what is needed is said in words."""
     found = orjson.loads(screen("near", "after.toml", "--json"))
-    step = next(arm["next"] for arm in found["arms"] if arm["arm"] == "projected")
+    step = next(arm["next"] for arm in found["arms"] if arm["about"]["arm"] == "projected")
     assert step["command"] == ""
     for setting in ("evaluation.num_problems, 64 so far", "evaluation.rollouts_per_problem, 1 so far"):
         assert setting in step["text"]
@@ -165,27 +171,24 @@ def test_what_no_seeds_decide_gets_no_command(screen: Callable[..., str]) -> Non
 def test_a_training_that_never_moved_is_a_training(screen: Callable[..., str]) -> None:
     """No group's rewards differ, so that nothing is stepped: its rates count in criteria, and the run is no replay."""
     found = orjson.loads(screen("stuck", "after.toml", "--json"))
-    (criterion,) = found["rows"]
-    assert (criterion["verdict"], criterion["n"]) == ("PASS", 4)
+    (criterion,) = found["verdict"]["findings"]
+    assert (criterion["says"], criterion["n"]) == ("PASS", 4)
     assert "VERDICT: TRAINED" in screen("stuck", "after-gradient-projected-seed0")
 
 
 def test_json_says_what_the_screen_says(screen: Callable[..., str]) -> None:
+    """Intervals hold together: the primary's arm at 5%, the two others share another 5%."""
     found = orjson.loads(screen("costs", "after.toml", "--json"))
-    arm = next(arm for arm in found["arms"] if arm["arm"] == "projected")
-    assert (arm["outcome"], arm["condition"], arm["seeds"]) == ("COSTS", "gradient", [0, 1, 2, 3])
-    answers = {answer["name"]: answer for answer in arm["questions"]}
-    assert [answers[name]["says"] for name in ("learnt", "lowered", "kept", "better")] == ["yes", "yes", "no", "yes"]
-    less = answers["lowered"]["number"]
+    arms = {arm["about"]["name"]: arm for arm in found["arms"]}
+    levels = {"projected (gradient)": 0.05, "random (gradient)": 0.025, "vanilla (kl)": 0.025}
+    assert {name: arm["about"]["level"] for name, arm in arms.items()} == levels
+    arm = arms["projected (gradient)"]
+    assert (arm["word"], arm["about"]["condition"], arm["about"]["seeds"]) == ("COSTS", "gradient", [0, 1, 2, 3])
+    findings = {finding["name"]: finding for finding in arm["findings"]}
+    assert [findings[name]["says"] for name in ("learnt", "lowered", "kept", "better")] == ["YES", "YES", "NO", "YES"]
+    less = findings["lowered"]["number"]
     assert less["interval"]["low"] < less["value"] < less["interval"]["high"]
-    assert (answers["lowered"]["n"], answers["lowered"]["unit"]) == (4, "seeds")
-
-
-def test_intervals_hold_together(screen: Callable[..., str]) -> None:
-    """The primary's arm at 5%, the two others together."""
-    once = {arm["name"]: arm for arm in orjson.loads(screen("costs", "after.toml", "--json"))["arms"]}
-    names = ("projected (gradient)", "random (gradient)", "vanilla (kl)")
-    assert [once[name]["level"] for name in names] == [0.05, 0.025, 0.025]
+    assert (findings["lowered"]["n"], findings["lowered"]["unit"]) == (4, "seed")
     said = " ".join(screen("costs").split())
     assert "intervals are over seeds and held-out problems, 95% of projected (gradient), 97.5% of each of the 2" in said
 
@@ -203,7 +206,7 @@ def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path],
     assert "OUTCOME of vanilla (objective.reference=base, objective.beta=1.0), 4 seeds: " in " ".join(text.split())
     assert "VERDICT: TRAINED" not in text
     found = orjson.loads(screen("costs", *runs, "--json"))
-    assert {arm["arm"]: arm["outcome"] for arm in found["arms"]}["projected"] == "COSTS"
+    assert {arm["about"]["arm"]: arm["word"] for arm in found["arms"]}["projected"] == "COSTS"
     assert len(found["runs"]) == len(runs)
     assert "VERDICT: TRAINED" in screen("costs", *runs[:2]), "two seeds of one arm have nothing to be compared with"
 
@@ -257,7 +260,7 @@ def test_the_rival_that_leaves_it_open_is_trained(
     assert run(cli, ["analyze", str(path), "--out", str(tmp_path / "out"), "--draws", "99"]) == 0
     text = capsys.readouterr().out.partition("OUTCOME of projected")[2].partition("OUTCOME")[0]
     assert "2 seeds an arm at least, 1 of vanilla (kl) so far" in " ".join(text.split())
-    assert "objective.beta=1.0" in text
+    assert "after-kl-vanilla-seed0/config.json" in text
 
 
 def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(
@@ -272,8 +275,8 @@ def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(
     spec, out = load_spec(path), tmp_path / "out"
     plant(spec, out, {"gradient vanilla": LEARNT, "gradient projected": GOOD}, make_rollout, pool_header)
     shutil.rmtree(out / "runs" / "after-gradient-vanilla-seed2")
-    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).rows}
-    assert (rows["alone"].verdict, rows["alone"].n) == ("PASS", 2), rows["alone"]
+    alone = evaluate_spec(spec, out, num_draws=99).verdict.finding("alone")
+    assert (alone.says, alone.n) == ("PASS", 2), alone
 
 
 GALLERY = ("works", "dominated", "costs", "no-effect", "no-question", "underpowered")
@@ -297,7 +300,7 @@ def trained(condition: str, arm: str, values: dict[str, float] | None, *settings
     config = asdict(configure("train", preset="fast", settings=[f'intervention.arms=["{arm}"]', *settings]))
     remedy = (config["remedy"] or {}).get("name")
     if values is None:
-        return of_runs(condition, arm, [(config, None)], remedy)
+        return of_runs(condition, arm, [], remedy)
     outcome = TrainingOutcome(
         evaluations=[],
         values=values,
@@ -306,7 +309,17 @@ def trained(condition: str, arm: str, values: dict[str, float] | None, *settings
         problem_trials={name: {"p": 8} for name in values},
         stopped=None,
     )
-    return of_runs(condition, arm, [(config, outcome)], remedy)
+    return of_runs(condition, arm, [TrainedRun(path=Path("a run"), settings=config, outcome=outcome)], remedy)
+
+
+def changed(command: str, arm: TrainedArm) -> RunConfig:
+    """The settings that a printed training has, from those of the arm that it repeats."""
+    check_command(command)
+    words = shlex.split(command)
+    assert words[words.index("--config") + 1] == "a run/config.json"
+    said = [following for word, following in pairwise(words) if word == "--set"]
+    options = {"intervention.arms": (words[words.index("--arm") + 1],)}
+    return configure("train", start=dict(arm.runs[0].settings), settings=said, options=options)
 
 
 @pytest.mark.parametrize("rates", [{"hack_final": 0.0, "solve_final": 1.0}, None], ids=["finished", "unfinished"])
@@ -337,10 +350,10 @@ def test_another_dose_is_of_what_was_done(settings: list[str], half: str, twice:
     rates = {"hack_final": 0.0, "solve_final": 1.0}
     arm = trained("it", "vanilla", rates, *settings)
     trainings = Trainings(baseline=trained("", "vanilla", rates), treated=[arm])
-    for outcome, expected in (("COSTS", half), ("NO EFFECT", twice)):
+    for outcome, expected in ((Word.COSTS, half), (Word.NO_EFFECT, twice)):
         command = next_step(outcome, [], arm, trainings).command
         assert expected in command
-        check_command(command)
+        changed(command, arm)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +369,7 @@ def test_what_cannot_be_halved_is_not_trained_again(arm: str, settings: list[str
     rates = {"hack_final": 0.0, "solve_final": 1.0}
     reference = ["objective.reference=base"] if "remedy.name=inoculation" in settings else []
     tried = trained("it", arm, rates, *reference, *settings)
-    advice = next_step("COSTS", [], tried, Trainings(baseline=trained("", "vanilla", rates), treated=[tried]))
+    advice = next_step(Word.COSTS, [], tried, Trainings(baseline=trained("", "vanilla", rates), treated=[tried]))
     assert words in advice.text
     assert "probe train" not in advice.command
     check_command(advice.command or "probe list")
@@ -368,7 +381,7 @@ def test_a_penalty_that_vanilla_has_too_is_no_dose() -> None:
     penalty = ["objective.reference=base", "objective.beta=0.001"]
     arm = trained("clip", "vanilla", rates, *penalty, "objective.advantage_clip=2.0")
     trainings = Trainings(baseline=trained("", "vanilla", rates, *penalty), treated=[arm])
-    advice = next_step("NO EFFECT", [], arm, trainings)
+    advice = next_step(Word.NO_EFFECT, [], arm, trainings)
     assert advice.text == "twice as much of it, of what sets it apart: clip"
     assert advice.command == ""
 
@@ -389,12 +402,9 @@ def test_twice_as_much_is_advised_where_the_pairs_give_it(arm: str, settings: li
     rates = {"hack_final": 0.0, "solve_final": 1.0}
     tried = trained("it", arm, rates, *settings)
     trainings = Trainings(baseline=trained("", "vanilla", rates), treated=[tried])
-    command = next_step("NO EFFECT", [], tried, trainings).command
-    check_command(command)
-    words = shlex.split(command)
-    said = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    assert any(setting.endswith(advised) for setting in said)
-    extraction = configure("train", preset="fast", settings=said).intervention.extraction
+    command = next_step(Word.NO_EFFECT, [], tried, trainings).command
+    assert advised in shlex.split(command)[-3]
+    extraction = changed(command, tried).intervention.extraction
     assert "FILE.jsonl" in advised or extraction.k <= sum(not pair.held_out for pair in selected_pairs(extraction))
 
 
@@ -407,26 +417,21 @@ ABLATION = ("remedy.name=concept-ablation", "remedy.components=2")
     [("vanilla", ABLATION), ("projected", ("intervention.extraction.k=8", "intervention.gate.overshoot=1.5"))],
 )
 def test_what_is_added_to_a_rival_is_the_whole_arm(arm: str, settings: tuple[str, ...]) -> None:
-    """DOMINATED: the rival's settings with the arm and the settings of its own that vanilla does not have."""
-    mine = trained("it", arm, RATES, *settings)
+    """DOMINATED: the rival's settings with the arm and the settings that set it apart from vanilla."""
+    gate = trained("it", arm, RATES, *settings)
     penalty = trained("kl", "vanilla", RATES, "objective.reference=base", "objective.beta=1.0")
-    trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[mine, penalty])
-    advice = next_step("DOMINATED", questions(mine, trainings), mine, trainings)
+    trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[gate, penalty])
+    advice = next_step(Word.DOMINATED, questions(gate, trainings), gate, trainings)
     assert f"or see whether {arm} (it) adds anything to it" in advice.text
-    check_command(advice.command)
-    words = shlex.split(advice.command)
-    assert words[words.index("--arm") + 1] == arm
-    said = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    both = configure("train", preset="fast", settings=said)
-    expected = configure("train", preset="fast", settings=["objective.reference=base", "objective.beta=1.0", *settings])
-    assert both == expected
+    expected = trained("", arm, RATES, "objective.reference=base", "objective.beta=1.0", *settings)
+    assert changed(advice.command, penalty) == replace(changed(advice.command, expected), seed=0)
 
 
 def test_one_remedy_cannot_be_added_to_another() -> None:
     mine = trained("ablation", "vanilla", RATES, *ABLATION)
     prompt = trained("prompt", "vanilla", RATES, "remedy.name=inoculation")
     trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[mine, prompt])
-    advice = next_step("DOMINATED", questions(mine, trainings), mine, trainings)
+    advice = next_step(Word.DOMINATED, questions(mine, trainings), mine, trainings)
     assert advice.command == ""
     assert "it has another remedy.name, so vanilla (ablation) cannot be added" in advice.text
 
@@ -439,11 +444,3 @@ def test_an_outcome_is_of_the_mode_that_was_trained_on() -> None:
     assert arm.cells("hack", "final", ["p"]) == arm.cells("hack", "final", [])
     assert arm.by_problem("hack", "final") == [{"p": 0.75}]
     assert arm.mean("solve", "final") == 0.5, "one mode: over all, which is that mode"
-
-
-def test_a_command_quotes_what_is_no_word() -> None:
-    """The settings of a run with a sentence among them, said again: `--set` takes a sentence in quotes only."""
-    config = configure("train", preset="fast", settings=["remedy.name=inoculation", 'remedy.instruction="Be it so."'])
-    words = shlex.split(train_command(parse_json(dump_json(asdict(config)), ""), arm="vanilla", seed=3, name="again"))
-    said = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    assert configure("train", preset="fast", settings=said).remedy == config.remedy

@@ -131,8 +131,8 @@ def test_the_others_are_bought_where_the_first_arms_separate(swept: Callable[...
     assert len(launched) == len({*launched}) == 18
     assert not table.stopped
     verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
-    assert verdict.decision == "IT IS THE DIRECTION"
-    assert {row.name: row.verdict for row in verdict.rows}["hacks-no-more-than-closed"] != "FAIL"
+    assert verdict.verdict.word == "IT IS THE DIRECTION"
+    assert verdict.verdict.finding("hacks-no-more-than-closed").says != "FAIL"
 
 
 def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path
         assert table.stopped.endswith(" after 6 of 18 runs")
         assert [row.status for row in table.rows].count("skipped") == 12
     verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
-    assert verdict.decision in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
+    assert verdict.verdict.word in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from probe.settings.loss import LossSettings
 from probe.settings.rollouts import RolloutConfig, SourceConfig
 from probe.settings.run import GenerateConfig, ReplayConfig, read_config
 from probe.settings.training import InterventionConfig, ModelConfig, OptimizerConfig
-from probe.settings.words import Verdict
+from probe.settings.words import OF_CRITERION
 from replay_pools.errors import InputError, InputErrors
 from replay_pools.rollout import Sampler
 from replay_pools.storage.tables import flat
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "spec").glob("*.toml"))
-VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "VACUOUS")
+VERDICTS = OF_CRITERION
 SMALL = """
 arms = ["vanilla", "random"]
 seeds = [0, 1]
@@ -197,7 +197,7 @@ def test_a_run_under_an_edited_spec_is_noticed(write: Callable[..., Path]) -> No
 
 @pytest.mark.parametrize("aligned", VERDICTS)
 @pytest.mark.parametrize("near", VERDICTS)
-def test_there_is_always_exactly_one_decision(write: Callable[..., Path], aligned: Verdict, near: Verdict) -> None:
+def test_there_is_always_exactly_one_decision(write: Callable[..., Path], aligned: str, near: str) -> None:
     """The first whose requirements hold, by the obvious chain; the mechanism row never matters."""
     expected = "GO" if aligned == "PASS" else "SKIP" if near in ("PASS", "VACUOUS") else "MORE"
     spec = load_spec(write())

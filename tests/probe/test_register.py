@@ -109,15 +109,15 @@ def test_a_spec_from_plan_to_decision(
     assert run(cli, ["analyze", str(file), "--write", "--draws", "99", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     decision = next(line for line in text.splitlines() if line.startswith("DECISION: "))
-    assert "\n      reported: cos 0.3 | one run\n" in text
+    assert "; reported: cos 0.3 | one run" in " ".join(text.split())
     written = (specs / "register.md").read_text()
-    assert "| criterion | role | asked | verdict | n | found | reported |" in written
+    assert "| criterion | role | asked | verdict | n | found |" in written
     entry = _entry(specs, out, capsys)
     assert decision == f"DECISION: {entry['decision']}. {entry['follow_up']}"
-    (aligned,) = evaluate_spec(load_spec(file), out, num_draws=99).rows
-    assert entry["compared"]["aligned"][1] == f"{aligned.verdict}, {aligned.value}"
+    (aligned,) = evaluate_spec(load_spec(file), out, num_draws=99).verdict.findings
+    assert entry["compared"]["aligned"][1] == f"{aligned.says}, {aligned.text.partition('; ')[0]}"
     assert run(cli, ["experiments", str(specs), "--full", "--out", str(out)]) == 0
-    assert f"  aligned: {aligned.verdict}, {aligned.value}; reported: cos 0.3 | one run\n" in capsys.readouterr().out
+    assert f"  aligned: {entry['compared']['aligned'][1]}; reported: cos 0.3 | one run\n" in capsys.readouterr().out
 
     (second / "manifest.json").unlink()
     (specs / "register.md").unlink()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from directories import contents
 
-from probe.analysis.verdict.evidence import PoolFacts, PoolPlan
+from probe.analysis.verdict.provenance import PoolFacts
 from probe.analysis.verdict.validity import repeats
 from probe.cli import cli
 from probe.cli._frame import run
@@ -37,7 +37,7 @@ def analysed(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], d
 
 
 def said(analysis: dict[str, Any]) -> str:
-    return "\n".join(analysis["caveats"])
+    return "\n".join(analysis["verdict"]["caveats"])
 
 
 def labels_repeat(analysis: dict[str, Any]) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def test_labels_that_repeat(out: Path, replay: Callable[..., Path], few_pairs: l
     """Not seen, with the command; that very command; then seen. The pool is not touched, the record's bytes repeat."""
     replay("seen", "--replay-dirs", "teacher,base", "--arm", "vanilla,random", "--steps", "4", *few_pairs)
     before = analysed("seen")
-    assert labels_repeat(before)["holds"] is None
+    assert labels_repeat(before)["says"] == "NOT SEEN"
     assert f"not seen: {NAME} (teacher: not graded again: probe pool regrade teacher --name" in said(before)
     pools = [contents(BUILTIN / name) for name in ("teacher", "base")]
     run_commands(labels_repeat(before)["text"])
     after = analysed("seen")
-    assert labels_repeat(after)["holds"] is True
+    assert labels_repeat(after)["says"] == "HOLDS"
     assert "teacher: labels repeat in 100.0% of 160 rollouts" in labels_repeat(after)["text"]
     assert NAME not in said(after)
     assert pools == [contents(BUILTIN / name) for name in ("teacher", "base")]
@@ -92,10 +92,10 @@ def test_labels_that_do_not_repeat(
     replay("flipped", "--replay-dirs", "flipped", "--arm", "vanilla,random", *few_pairs)
     run_commands(labels_repeat(analysed("flipped"))["text"])
     broken = analysed("flipped")
-    assert labels_repeat(broken)["holds"] is False
+    assert labels_repeat(broken)["says"] == "BROKEN"
     assert "flipped: labels repeat only in part: hacked in 95.0% of 40 rollouts" in labels_repeat(broken)["text"]
     assert "flipped-again has the new labels" in labels_repeat(broken)["text"]
-    assert broken["decision"]["outcome"] == "BROKEN"
+    assert broken["verdict"]["word"] == "BROKEN"
     assert run(cli, ["analyze", "flipped", "--check", "--draws", "99", "--out", str(out)]) == 1
 
 
@@ -112,7 +112,7 @@ def test_a_pool_that_changed_after_the_run_and_a_damaged_record(
     write_json(pool.path / "manifest.json", manifest)
     run_commands(command)
     write_json(pool.path / "manifest.json", manifest | {"note": "changed"})
-    assert labels_repeat(analysed("moved"))["holds"] is True
+    assert labels_repeat(analysed("moved"))["says"] == "HOLDS"
     record = out / REGRADES_DIR / f"{pool.identity()['manifest_sha256']}.json"
     for damaged in (b"{", b"[]", b'{"schema": 1, "old": {}}', record.read_bytes().replace(b'"n"', b'"m"')):
         record.write_bytes(damaged)
@@ -125,10 +125,10 @@ def test_the_rollouts_of_a_training_run(out: Path, preset: Callable[..., str], a
     """They are a pool of the run, whose manifest the run names by another hash."""
     assert run(cli, ["train", "--preset", preset(), "--name", "trained-again", "--out", str(out)]) == 0
     before = labels_repeat(analysed("trained-again"))
-    assert before["holds"] is None
+    assert before["says"] == "NOT SEEN"
     assert "trained-again/rollouts --name trained-again-rollouts-again" in before["text"]
     run_commands(before["text"])
-    assert labels_repeat(analysed("trained-again"))["holds"] is True
+    assert labels_repeat(analysed("trained-again"))["says"] == "HOLDS"
 
 
 def test_imported_labels(out: Path, tmp_path: Path, replay: Callable[..., Path], few_pairs, analysed) -> None:
@@ -143,11 +143,11 @@ def test_imported_labels(out: Path, tmp_path: Path, replay: Callable[..., Path],
     assert run(cli, ["pool", "import", str(tmp_path), *arguments]) == 0
     replay("imported", "--replay-dirs", "imported", "--arm", "vanilla", "--model", "organism", *few_pairs)
     before = analysed("imported")
-    assert "the logger's own" in said(before)
-    assert before["decision"]["outcome"] != "BROKEN"
+    assert "are the logger's" in said(before)
+    assert before["verdict"]["word"] != "BROKEN"
     run_commands(labels_repeat(before)["text"])
     after = analysed("imported")
-    assert labels_repeat(after)["holds"] is True
+    assert labels_repeat(after)["says"] == "HOLDS"
     assert "were graded again" in next(p["text"] for p in after["validity"] if p["name"] == "grader canaries")
 
 
@@ -165,24 +165,20 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
         flaky=None,
         without_label=0,
     )
-    unknown = {"hint": None, "policy": None, "problems": None, "steps": None, "group": None, "recipe": None}
-    plan = PoolPlan(name="mine", reference="mine", **unknown)
-    return PoolFacts(
-        name="mine", grader="1", isolation="B", prompt_tail="", plan=plan, regrade=record, regrade_command="again"
-    )
+    return PoolFacts(name="mine", reference="mine", grader="1", isolation="B", prompt_tail="", regrade=record)
 
 
 @pytest.mark.parametrize(
     ("pool", "holds", "words"),
     [
-        (graded_again({"hacked": 0.99, "reward": 1.0}), True, "in 99.0% of 100 rollouts"),
-        (graded_again({"hacked": 1.0, "reward": 0.98}), False, "only in part: reward in 98.0%"),
-        (graded_again({"hacked": 1.0, "compiles": None}), True, "in 100.0%"),  # never recorded: nothing to repeat
-        (graded_again({"hacked": 1.0, "reward": None}, kept=("reward",)), None, "hacked repeat in 100.0%"),
-        (graded_again({"hacked": 0.5, "reward": None}, kept=("reward",)), False, "only in part: hacked in 50.0%"),
-        (graded_again({"hacked": None}), None, "no label that could be compared"),
-        (graded_again({"hacked": 0.5}, code_rule="joined"), None, "another code rule (joined, not last)"),
-        (graded_again({"hacked": 1.0}, isolation="unsafe-local"), None, "without isolation"),
+        (graded_again({"hacked": 0.99, "reward": 1.0}), "HOLDS", "in 99.0% of 100 rollouts"),
+        (graded_again({"hacked": 1.0, "reward": 0.98}), "BROKEN", "only in part: reward in 98.0%"),
+        (graded_again({"hacked": 1.0, "compiles": None}), "HOLDS", "in 100.0%"),  # never recorded: nothing to repeat
+        (graded_again({"hacked": 1.0, "reward": None}, kept=("reward",)), "NOT SEEN", "hacked repeat in 100.0%"),
+        (graded_again({"hacked": 0.5, "reward": None}, kept=("reward",)), "BROKEN", "only in part: hacked in 50.0%"),
+        (graded_again({"hacked": None}), "NOT SEEN", "no label that could be compared"),
+        (graded_again({"hacked": 0.5}, code_rule="joined"), "NOT SEEN", "another code rule (joined, not last)"),
+        (graded_again({"hacked": 1.0}, isolation="unsafe-local"), "NOT SEEN", "without isolation"),
     ],
 )
 def test_what_a_record_shows(pool: PoolFacts, holds: bool | None, words: str) -> None:

@@ -126,7 +126,7 @@ def test_a_spec(tmp_path: Path, out: Path, few_pairs: list[str], capsys: pytest.
         "reported-seed0 / capped",
     ):
         assert words in text, words
-    assert list(found["decisions"]) == ["reported-seed0", "reported-seed0 / capped"]
+    assert list(found["verdicts"]) == ["reported-seed0", "reported-seed0 / capped"]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,15 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from in_process import InProcess
 
-from probe.analysis.analyze import analyze
+from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.metric_table import MetricKey
 from probe.cli import cli
 from probe.cli._frame import run
@@ -192,7 +193,7 @@ def swept(
 
 
 def verdicts(found: SpecVerdict) -> dict[str, str]:
-    return {row.name: row.verdict for row in found.rows}
+    return {finding.name: finding.says for finding in found.verdict.findings}
 
 
 def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
@@ -205,18 +206,18 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
     cosines = {arm: {s.problem_id: s.cos_in for s in record.steps if s.arm == arm} for arm in spec.arms}
     both = [(cosines["vanilla"][p], cosines["random"][p]) for p in cosines["vanilla"]]
     difference = np.mean([a - b for a, b in both if a is not None and b is not None])
-    primary = found.rows[0]
-    assert primary.value.startswith(f"{difference:+.3g}")
-    assert primary.condition == "mean of cos_in > 0.05 (vanilla - random)"
+    primary = found.verdict.findings[0]
+    assert primary.text.startswith(f"{difference:+.3g}")
+    assert primary.question == "mean of cos_in > 0.05 (vanilla - random)"
     assert verdicts(found)["cap-binds"] == "VACUOUS"
     assert verdicts(found)["absent"] == "INCONCLUSIVE"
     assert verdicts(found)["gate"] == "PASS"
     assert found.replay is not None
-    assert (found.replay.run, found.replay.condition) == ("judged-plain-seed0", "plain")
-    assert found.replay.verdict == analyze(record, "plain", num_draws=99).decision.outcome == "CONFOUNDED"
-    assert found.decision == "MORE"
-    assert "verdict CONFOUNDED" in found.refused["GO"]
-    assert found.cautions == []
+    assert (found.replay.about["run"], found.replay.about["condition"]) == ("judged-plain-seed0", "plain")
+    assert found.replay.word == analyze(record, "plain", num_draws=99).verdict.word == "CONFOUNDED"
+    assert found.verdict.word == "MORE"
+    assert "verdict CONFOUNDED" in next(text for text in found.verdict.caveats if text.startswith("not GO: "))
+    assert all(caveat.startswith("not GO: ") for caveat in found.verdict.caveats)
 
 
 def test_a_decision_may_rest_on_the_verdict_of_the_replay(
@@ -226,7 +227,7 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
     _, out = swept()
     spec = write(go='verdict = ["GO", "CONFOUNDED"]')
     found = evaluate_spec(spec, out, num_draws=99)
-    assert found.decision == "GO"
+    assert found.verdict.word == "GO"
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     printed = capsys.readouterr().out
     assert "VERDICT of judged-plain-seed0, condition plain: CONFOUNDED" in printed
@@ -236,11 +237,11 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
 def test_a_family_of_p_values_is_adjusted(swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]) -> None:
     """At a level between the smaller p and twice it, that criterion would pass alone; Holm takes the pass away."""
     spec, out = swept()
-    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).rows}
-    assert (rows["p"].verdict, rows["p-capped"].verdict) == ("PASS", "PASS")
-    values = {name: float(rows[name].why.split("p ")[1].split()[0]) for name in ("p", "p-capped")}
+    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).verdict.findings}
+    assert (rows["p"].says, rows["p-capped"].says) == ("PASS", "PASS")
+    values = {name: float(rows[name].text.split("p ")[1].split()[0]) for name in ("p", "p-capped")}
     name, p = min(values.items(), key=lambda item: item[1])
-    assert f"Holm-adjusted p {2 * p:.2g}" in rows[name].why
+    assert f"Holm-adjusted p {2 * p:.2g}" in rows[name].text
     assert verdicts(evaluate_spec(write(level=f"{1.5 * p:.6f}"), out, num_draws=99))[name] == "INCONCLUSIVE"
 
 
@@ -252,8 +253,8 @@ def test_an_edited_spec_and_a_missing_run_are_said(
     edited = write(level="0.8")
     shutil.rmtree(out / "runs" / "judged-capped-seed0")
     found = evaluate_spec(edited, out, num_draws=99)
-    assert any("EDITED: judged-plain-seed0" in line for line in found.cautions)
-    assert any("1 of 2 runs are not complete: judged-capped-seed0" in line for line in found.cautions)
+    assert any("EDITED: judged-plain-seed0" in line for line in found.verdict.caveats)
+    assert any("1 of 2 runs are not complete: judged-capped-seed0" in line for line in found.verdict.caveats)
     assert verdicts(found)["cap-binds"] == "INCONCLUSIVE"
 
 
@@ -263,7 +264,7 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec,
     found = evaluate_spec(spec, out, num_draws=99)
     runs = [read_run(one.job.directory) for one in runs_of(spec, out) if one.job.conditions == ("plain",)]
     prompts = {s.problem_id for one in runs for s in one.steps if s.cos_in is not None}
-    assert found.rows[1].n == len(prompts)
+    assert found.verdict.findings[1].n == len(prompts)
     values = {
         p: [
             s.cos_in
@@ -273,7 +274,7 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec,
         ]
         for p in prompts
     }
-    assert found.rows[1].value.startswith(f"{np.mean([np.mean(v) for v in values.values()]):+.3g}")
+    assert found.verdict.findings[1].text.startswith(f"{np.mean([np.mean(v) for v in values.values()]):+.3g}")
     assert verdicts(found)["cap-binds"] == "VACUOUS", "of several seeds as of one"
 
 
@@ -284,7 +285,7 @@ def test_a_metric_that_the_first_seed_lacks_is_that_of_the_others(swept: Callabl
     analyses = dict(analyse_all(done, num_draws=99))
     key, first, second = MetricKey("cos_in", "prompt"), ("judged-plain-seed0", "plain"), ("judged-plain-seed1", "plain")
     metrics = {other: row for other, row in analyses[first].metrics.items() if other != key}
-    analyses[first] = replace(analyses[first], metrics=metrics)
+    analyses[first] = cast(Analysis, SimpleNamespace(metrics=metrics))
     assert sweep_metrics(spec, done, analyses)[key].by_unit == analyses[second].metrics[key].by_unit
 
 
@@ -295,7 +296,7 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
     out = tmp_path / "out"
     run_sweep(spec, out, caches)
     found = evaluate_spec(spec, out, num_draws=99)
-    assert (found.rows[0].n, found.rows[0].unit) == (2, "seed")
+    assert (found.verdict.findings[0].n, found.verdict.findings[0].unit) == (2, "seed")
 
     def mean(arm: str, seed: int) -> float:
         steps = read_run(out / "runs" / f"judged-base-{arm}-seed{seed}").steps
@@ -306,16 +307,16 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
         return float(np.mean([np.mean(v) for v in by_prompt.values()]))
 
     differences = [mean("vanilla", seed) - mean("random", seed) for seed in (0, 1)]
-    assert found.rows[0].value.startswith(f"{np.mean(differences):+.3g}")
+    assert found.verdict.findings[0].text.startswith(f"{np.mean(differences):+.3g}")
 
     # Two runs of two steps: a count that is short fails once both are over, and is open until then.
     assert verdicts(found)["completes"] == "PASS"
     (tmp_path / "judged.toml").write_text(TRAINED.format(count=5))
     assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out, num_draws=99))["completes"] == "FAIL"
     shutil.rmtree(out / "runs" / "judged-base-random-seed1")
-    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).rows}
-    assert (rows["completes"].verdict, rows["completes"].n) == ("INCONCLUSIVE", 2)
-    assert rows["completes"].why.startswith("1 of its runs are not complete")
+    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).verdict.findings}
+    assert (rows["completes"].says, rows["completes"].n) == ("INCONCLUSIVE", 2)
+    assert rows["completes"].text.startswith("1 of its runs are not complete")
 
 
 def test_results_are_written_and_kept(
@@ -353,8 +354,8 @@ def test_check_and_json(swept: Callable[..., tuple[Spec, Path]], capsys: pytest.
     capsys.readouterr()
     code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--json", "--check"])
     found = json.loads(capsys.readouterr().out)
-    assert found["decision"] == "MORE"
-    assert code == (1 if found["rows"][0]["verdict"] == "FAIL" else 0)
+    assert found["verdict"]["word"] == "MORE"
+    assert code == (1 if found["verdict"]["findings"][0]["says"] == "FAIL" else 0)
 
 
 def test_a_spec_without_runs_says_what_to_do(

@@ -20,7 +20,7 @@ from probe.analysis.metric_table import MetricKey
 from probe.analysis.metrics import training_metrics
 from probe.analysis.tables import heldout_table
 from probe.analysis.training_outcome import RATES
-from probe.analysis.verdict.training_runs import siblings
+from probe.analysis.training_runs import siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.report import report_of_runs
@@ -167,12 +167,12 @@ def test_a_killed_run_is_resumed_by_the_next_sweep(swept: tuple[Spec, Path, Swee
 
 def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: SpecVerdict) -> None:
     """One seed has a value, held-out problems an interval; steps keep extremes; [-2, 2] holds every difference."""
-    rows = {row.name: row for row in found.rows}
-    assert (rows["by-seed"].verdict, rows["by-seed"].n) == ("FAIL", 1)
-    assert (rows["by-problem"].verdict, rows["by-problem"].n, rows["by-problem"].unit) == ("PASS", 4, "problem")
-    assert rows["one-number-a-run"].verdict == "PASS"
-    assert (rows["gate"].verdict, rows["gate"].n) == ("PASS", 2)
-    assert found.decision == "ONE SEED"
+    rows = {row.name: row for row in found.verdict.findings}
+    assert (rows["by-seed"].says, rows["by-seed"].n) == ("FAIL", 1)
+    assert (rows["by-problem"].says, rows["by-problem"].n, rows["by-problem"].unit) == ("PASS", 4, "problem")
+    assert rows["one-number-a-run"].says == "PASS"
+    assert (rows["gate"].says, rows["gate"].n) == ("PASS", 2)
+    assert found.verdict.word == "ONE SEED"
     assert "by-seed FAIL" in found.refused["DECIDED"]
     assert found.cautions == []
     assert found.replay is None
@@ -230,21 +230,21 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, SweepSt
     trained_on = {rollout.problem_id for group in open_pool(record.path / "rollouts").steps for rollout in group}
     assert alone.num_prompts == len(trained_on) == 4
     parts = {part.name: part for part in alone.validity}
-    assert parts["grader canaries"].holds
-    assert parts["template tails"].holds
-    assert parts["arms at the first step"].holds is None
+    assert parts["grader canaries"].says == "HOLDS"
+    assert parts["template tails"].says == "HOLDS"
+    assert parts["arms at the first step"].says == "NOT SEEN"
     assert "one arm a run" in parts["arms at the first step"].text
     assert "at frozen weights" in parts["held-out sign"].text
     assert all(c.p is None and c.interval is None and c.welch_p is None for c in alone.contrasts)
     assert not any(key.unit == "prompt" for key in alone.metrics)
-    assert alone.decision.outcome == "TRAINED"
-    assert alone.decision.why.startswith("Held-out problems, deployed weights: hack")
+    assert alone.verdict.word == "TRAINED"
+    assert alone.verdict.sentence.startswith("Held-out problems, deployed weights: hack")
     beside = one_run(own, "projected")
     together = analyze(record, others=[record, beside], num_draws=99)
-    assert next(part for part in together.validity if part.name == "arms at the first step").holds
+    assert next(part for part in together.validity if part.name == "arms at the first step").says == "HOLDS"
     page = report_of_runs([record.path, beside.path], None, {"num_draws": 99}, "probe report")
     for view in page.views:
-        assert next(part for part in view.analysis.validity if part.name == "arms at the first step").holds
+        assert next(part for part in view.analysis.validity if part.name == "arms at the first step").says == "HOLDS"
 
 
 def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, SweepState]) -> None:

@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import click
 import orjson
 import pytest
 from gallery import check_command, check_gallery
 from worlds import World, make_run
 
+from extraction.directions import load_directions
+from extraction.pairs import builtin_pairs, write_pairs
 from extraction.words import Method
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import WIDTH
@@ -25,7 +27,6 @@ from probe.analysis.verdict.needed import needed
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from replay_pools.generate import PoolPlan, choose_problems
 from replay_pools.pool import BUILTIN, MANIFEST_NAME
 from replay_pools.storage.files import read_json, write_json
 
@@ -40,10 +41,14 @@ LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanill
 WORLDS: dict[str, tuple[World, str, str]] = {
     "go": (World(), "GO", "probe plan go"),
     "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not these updates"),
-    "skip-gate": (replace(UNSEEN, gain=3), "SKIP", "on held-out hacks: 8 of the same pairs"),
+    "skip-gate": (replace(UNSEEN, gain=3), "SKIP", "on held-out hacks: 4 of the same pairs"),
     "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "pairs that differ in the hack alone"),
-    "generic-benign": (World(amounts=(1, 0.6, -2), strength=3, num_steps=48), "GENERIC", "0.02 [-0.05, 0.07] less"),
-    "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "so that more than half is left"),
+    "generic-benign": (
+        World(amounts=(1, 0.6, -2), strength=3, num_steps=48),
+        "GENERIC",
+        "a difference of 0.02 [-0.05, 0.07]",
+    ),
+    "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
     "generic-gate": (GAIN, "GENERIC", "it removes 27% [19%, 36%]; directions of permuted pairs"),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--group 32 --name teacher-32"),
@@ -51,7 +56,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
-    "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 8 of the same pairs"),
+    "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 4 of the same pairs"),
     "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) narrow the interval of what the gate removes"),
     "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far) halve what permuted ones take by chance"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
@@ -63,9 +68,9 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "one-pair": (World(num_pairs=3, num_held_out=2, num_steps=4), "UNDERPOWERED", "fewer than two to extract from"),
     "flat": (replace(BRIEF, rewards_differ=False), "UNDERPOWERED", "within every one the rewards are equal"),
     "no-arm": (replace(BRIEF, arms=("random",)), "UNDERPOWERED", "no arm measures along v_hack"),
-    "lora": (World(arms=("projected-lora",), num_steps=12), "GO", "probe extract --basis lora --name lora"),
+    "lora": (World(arms=("projected-lora",), num_steps=12), "GO", "config.json --basis lora --name lora"),
     "lora-skip": (replace(PLAIN, hacks_point_at=None, num_steps=64, arms=("projected-lora",)), "SKIP", "--basis lora"),
-    "lora-gate": (replace(UNSEEN, gain=3, arms=("projected-lora",)), "SKIP", "--k 8 --arm projected-lora"),
+    "lora-gate": (replace(UNSEEN, gain=3, arms=("projected-lora",)), "SKIP", "config.json --k 4 --name again"),
     "two-bases": (World(arms=("vanilla", "projected-lora"), num_steps=12), "GO", "The bases agree: GO in svd and lora"),
     "broken": (World(twin_arms=True, num_steps=12), "BROKEN", "it is no control"),
     "other-pairs": (World(other_pairs=True, num_steps=12), "BROKEN", "inner products are of other pairs or samples"),
@@ -76,20 +81,23 @@ SEEDS = {"underpowered": 9}  # of the worlds whose own is not 0
 
 
 @pytest.fixture(scope="module")
-def screen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """screen(name) -> what `probe analyze` prints of a world; every world is written once."""
+def screen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """screen(name) -> what `probe analyze` prints of a world; each is written once, in `screen.places[name]`."""
     printed: dict[str, str] = {}
+    places: dict[str, Path] = {}
 
     def show(name: str) -> str:
         if name not in printed:
             text = io.StringIO()
             # In a folder of its own, so that the commands which are printed need no --out.
-            with contextlib.chdir(tmp_path_factory.mktemp("here")), contextlib.redirect_stdout(text):
+            places[name] = tmp_path_factory.mktemp("here")
+            with contextlib.chdir(places[name]), contextlib.redirect_stdout(text):
                 make_run(Path("out") / "runs" / name, WORLDS[name][0], SEEDS.get(name, 0))
                 assert run(cli, ["analyze", name, "--draws", "99"]) == 0
             printed[name] = text.getvalue().rstrip() + "\n"
         return printed[name]
 
+    show.places = places
     return show
 
 
@@ -117,9 +125,30 @@ def test_every_verdict_is_in_the_table() -> None:
     assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO", "TRAINED"}
 
 
-def test_a_command_that_does_not_exist_would_be_noticed() -> None:
-    with pytest.raises(click.UsageError):
-        check_command("probe replay --no-such-option 3")
+RUNNABLE = ("go", "skip-gate", "confounded", "length", "one-side", "underpowered", "no-arm", "broken")
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of the next step, by its --dry-run, but for replays of pools that the one before it makes."""
+    commands = [line.strip() for line in screen(name).splitlines() if line.startswith("  probe ")]
+    made = {shlex.split(command)[-1] for command in commands if command.startswith("probe pool")}
+    with contextlib.chdir(screen.places[name]):
+        for command in commands:
+            if not command.startswith("probe plan") and not any(pool in command.split(" --name")[0] for pool in made):
+                assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
+    capsys.readouterr()
+
+
+def test_extraction_repeats_the_settings_of_the_run(screen, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The printed command as it stands, with a file of pairs in its place: directions as many as the run's."""
+    write_pairs(tmp_path / "pairs.jsonl", [*builtin_pairs("run_tests")[:6], *builtin_pairs("run_tests")[-2:]])
+    command = next(line for line in screen("skip").splitlines() if "probe extract" in line)
+    with contextlib.chdir(screen.places["skip"]):
+        words = shlex.split(command.replace("FILE.jsonl", str(tmp_path / "pairs.jsonl")))
+        assert run(cli, [*words[1:], "--json"]) == 0
+    path = Path(orjson.loads(capsys.readouterr().out)["path"])
+    assert load_directions(screen.places["skip"] / path).metadata["k"] == 2
 
 
 def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
@@ -127,7 +156,7 @@ def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in range(100, 100 + count):
         directory = make_run(folder / str(seed) / "runs" / "run", world, seed)
-        counts[analyze(read_run(directory), num_draws=9).decision.outcome] += 1
+        counts[analyze(read_run(directory), num_draws=9).verdict.word] += 1
     return counts
 
 
@@ -184,16 +213,13 @@ def test_no_more_problems_are_advised_than_there_are(tmp_path: Path) -> None:
     manifest["plan"] |= {"env": f"leetcode:{problems}", "steps": 2}
     write_json(pool / MANIFEST_NAME, manifest)
     stored = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=2, pools=(str(pool),))))
-    step = analyze(stored, num_draws=9).decision.next
+    step = analyze(stored, num_draws=9).verdict.next
     assert step.text.endswith("; the environment has 10: all of them, and 4 times as many rollouts of each")
     sample, again = step.command.splitlines()
     assert "--steps 10 --group 32 --name ten-10-32" in sample
     assert "--replay-dirs ten-10-32 " in again
-    for command in (sample, again):
-        check_command(command)
-    options = shlex.split(sample)
-    env, steps = (options[options.index(flag) + 1] for flag in ("--env", "--steps"))
-    assert len(choose_problems(PoolPlan(env=env, steps=int(steps)))) == 10
+    check_command(again)
+    assert run(cli, [*shlex.split(sample)[1:], "--dry-run"]) == 0
 
 
 MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
@@ -202,17 +228,17 @@ MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
 @pytest.mark.parametrize("pools", [[], [MOVED]])
 def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[str, str]], tmp_path: Path) -> None:
     stored = read_run(make_run(tmp_path / "runs" / "run", FEW, SEEDS["underpowered"]))
-    decision = analyze(replace(stored, config=stored.config | {"pools": pools}), num_draws=9).decision
-    assert decision.outcome == "UNDERPOWERED"
-    assert decision.next.command == ""
-    assert re.search(r"log \d+ groups of different prompts", decision.next.text)
+    verdict = analyze(replace(stored, config=stored.config | {"pools": pools}), num_draws=9).verdict
+    assert verdict.word == "UNDERPOWERED"
+    assert verdict.next.command == ""
+    assert re.search(r"log \d+ groups of different prompts", verdict.next.text)
 
 
 @pytest.mark.parametrize(
     ("world", "words"),
     [
         (World(num_steps=12, honest_are_paid=False), "no paid sample is right and honest"),
-        (World(num_steps=4), "the progress on honest solutions is not told from 0"),
+        (World(num_steps=4), "the interval of the progress on honest solutions holds 0"),
         (World(num_steps=12, amounts=(1, -1, 0), strength=3), "no paid honest sample gains from the update"),
     ],
 )
@@ -224,10 +250,9 @@ def test_a_price_that_is_not_measured_says_why(world: World, words: str, tmp_pat
 @pytest.mark.parametrize(
     ("method", "k", "words", "option"),
     [
-        ("svd", 8, "16 of the same pairs", "--k 16"),
-        ("svd", 16, "24 of the same pairs", "--k 24"),
-        ("svd", 24, "these give no more than 24 a module", "probe extract --pairs FILE.jsonl --k 24"),
-        ("mean", 1, "these give no more than 1 a module", "--set intervention.extraction.method=mean --k 1"),
+        ("svd", 16, "24 of the same pairs", "--k 24 --name again"),
+        ("svd", 24, "these give no more than 24 a module", "probe extract --config"),
+        ("mean", 1, "these give no more than 1 a module", "probe extract --config"),
     ],
 )
 def test_no_more_directions_are_advised_than_there_are(
@@ -236,11 +261,10 @@ def test_no_more_directions_are_advised_than_there_are(
     """48 pairs to extract from, and 24 coordinates in the smallest module; a mean is one direction."""
     stored = read_run(make_run(tmp_path / "runs" / "run", replace(UNSEEN, gain=3, method=method)))
     settings = {"verb": "replay", "intervention": {"extraction": {"method": method, "k": k}}}
-    decision = analyze(replace(stored, config=stored.config | {"settings": settings}), num_draws=9).decision
-    assert decision.outcome == "SKIP"
-    assert words in decision.next.text
-    assert option in decision.next.command
-    check_command(decision.next.command)
+    verdict = analyze(replace(stored, config=stored.config | {"settings": settings}), num_draws=9).verdict
+    assert verdict.word == "SKIP"
+    assert words in verdict.next.text
+    assert option in verdict.next.command
 
 
 def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,8 +273,8 @@ def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytes
     broken = make_run(tmp_path / "b" / "runs" / "run", World(twin_arms=True, num_steps=12))
     assert run(cli, ["analyze", str(sound), "--check", "--json", "--draws", "99"]) == 0
     plain = orjson.loads(capsys.readouterr().out)
-    assert plain["decision"]["outcome"] == "GO"
-    assert [finding["says"] for finding in plain["questions"]] == ["yes", "yes", "yes"]
+    assert plain["verdict"]["word"] == "GO"
+    assert [finding["says"] for finding in plain["verdict"]["findings"]] == ["YES", "YES", "YES"]
     row = next(m for m in plain["metrics"] if (m["metric"], m["arm"], m["unit"]) == ("cos_in", "vanilla", "prompt"))
     assert set(row["nulls"]) == {"N1", "N2", "N3"}
     assert run(cli, ["analyze", str(broken), "--check", "--draws", "99"]) == 1
@@ -265,7 +289,7 @@ def test_full_is_the_first_screen_and_what_stands_behind_it(tmp_path: Path, caps
     assert full.startswith(brief.rstrip())
     lines = full.splitlines()
     assert widest(full) <= WIDTH
-    titles = ("VERDICT: GO", "Shares", "Validity", "Nulls", "AUROC", "Smallest", "The seed's tables", "Arms (", "Steps")
+    titles = ("VERDICT: GO", "Validity", "Shares", "Nulls", "Arms (", "AUROC", "Steps", "Smallest", "The seed's tables")
     places = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
     assert places == sorted(places)
 
@@ -292,8 +316,8 @@ def says(found: Analysis) -> list[str]:
 def test_a_sound_world_holds_in_every_part(verdicts):
     """GO; every part of the measurement holds, and the measures behind the verdict say the same as it."""
     found = verdicts(World())
-    assert found.decision.outcome == "GO"
-    assert all(p.holds for p in found.validity if p.name != "regrade agreement")
+    assert found.verdict.word == "GO"
+    assert all(p.says == "HOLDS" for p in found.validity if p.name != "regrade agreement")
     assert not found.failed
     assert found.permutation.get("cos_in", "N2").p < 0.01
     assert found.permutation.get("auroc", "N4").p < 0.01
@@ -303,8 +327,8 @@ def test_a_sound_world_holds_in_every_part(verdicts):
 def test_a_random_v_hack_is_not_believed(verdicts):
     """Pairs without signal, four times: nothing can be read along them, and the sign holds at most once by luck."""
     found = [verdicts(World(pairs_point_at=None), seed) for seed in range(4)]
-    assert sum(part(one, "held-out sign").holds is True for one in found) <= 1
-    assert all(says(one) == ["unmeasured"] * 3 for one in found)
+    assert sum(part(one, "held-out sign").says == "HOLDS" for one in found) <= 1
+    assert all(says(one) == ["UNMEASURED"] * 3 for one in found)
 
 
 def test_a_consistent_random_direction_is_not_believed(verdicts):
@@ -313,15 +337,15 @@ def test_a_consistent_random_direction_is_not_believed(verdicts):
     """
     found = verdicts(World(pairs_point_at=None, decay=0.0, strength=30.0), 14)
     assert found.summaries[0].sign_flip_p < 0.001, "the world is not what it says: prompts disagree"
-    assert found.decision.outcome == "UNDERPOWERED"
-    assert says(found)[0] == "unmeasured"
+    assert found.verdict.word == "UNDERPOWERED"
+    assert says(found)[0] == "UNMEASURED"
     assert found.permutation.get("cos_in", "N2").p > 0.01
 
 
 def test_shuffled_labels_are_not_about_hacks(verdicts):
     """The gradient is hack-ward as before, and `hacked` tells nothing: N4 reads nothing either."""
     found = verdicts(World(shuffled_labels=True))
-    assert says(found)[:2] == ["yes", "unclear"]
+    assert says(found)[:2] == ["YES", "UNCLEAR"]
     assert found.permutation.get("auroc", "N4").p > 0.05
     assert found.permutation.get("hack_difference", "N4").p > 0.05
 
@@ -332,14 +356,14 @@ def test_length_confounded_pairs_are_no_go(verdicts):
     area, *rivals = found.specificity
     assert area.interval.low > 0.5, "the confounded score does not even separate: the world is not what it says"
     assert any(text.startswith("comp_len") for text in beaten_by(area, rivals))
-    assert says(found)[1] == "unclear"
+    assert says(found)[1] == "UNCLEAR"
 
 
 def test_hacks_without_an_axis_are_no_go(verdicts):
     """Hacks have no axis at all, v_hack is real: few prompts leave pull open, and what there is is not hacks."""
     found = verdicts(World(hacks_point_at=None, decay=0.0, strength=6.0))
-    assert part(found, "held-out sign").holds
-    assert found.decision.outcome == "GENERIC"
+    assert part(found, "held-out sign").says == "HOLDS"
+    assert found.verdict.word == "GENERIC"
     assert found.failed
 
 
@@ -347,10 +371,10 @@ def test_what_nobody_saw_is_a_caveat(tmp_path):
     """GO without a regrade, which is named; pools that are gone leave their parts unseen."""
     directory = make_run(tmp_path / "runs" / "run", World(num_steps=12))
     found = analyze(read_run(directory), num_draws=9)
-    assert found.decision.outcome == "GO"
-    assert any(caveat.startswith("not seen: regrade agreement") for caveat in found.caveats)
+    assert found.verdict.word == "GO"
+    assert any(caveat.startswith("not seen: regrade agreement") for caveat in found.verdict.caveats)
     moved = replace(read_run(directory), config={"settings": {"verb": "replay"}, "pools": []})
-    assert part(analyze(moved, num_draws=9), "template tails").holds is None
+    assert part(analyze(moved, num_draws=9), "template tails").says == "NOT SEEN"
 
 
 @pytest.mark.parametrize(

@@ -228,13 +228,13 @@ def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
     body = document.texts["main"][0]
     analysis = report.views[0].analysis
     said = [finding.text for finding in analysis.questions]
-    if analysis.decision.outcome == "BROKEN":
-        said = [analysis.decision.why]
-    said = [analysis.decision.outcome, *said, *analysis.caveats, analysis.decision.next.text]
+    if analysis.verdict.word == "BROKEN":
+        said = [analysis.verdict.sentence]
+    said = [analysis.verdict.word, *said, *analysis.verdict.caveats, analysis.verdict.next.text]
     letters = "".join(body.split())
     places = [letters.index("".join(words.split())) for words in said]
     assert places == sorted(places)
-    assert all(check.row in body for check in analysis.checks)
+    assert all(check.name in body for check in analysis.checks)
     assert all(part.name in body for part in analysis.validity)
 
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 
 import pytest
 
-from probe.analysis import analyze
+from probe.analysis import evidence
 from probe.analysis.measures import forecast, pull
 from probe.analysis.statistics import gram, permutation
 
-DRAWN = {"redrawn": (forecast, pull), "null_axes": (permutation,), "ceilings": (analyze,), "_pairs": (gram,)}
+DRAWN = {"redrawn": (forecast, pull), "null_axes": (permutation,), "ceilings": (evidence,), "_pairs": (gram,)}
 
 
 @contextmanager

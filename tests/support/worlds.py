@@ -7,7 +7,7 @@ two honest solutions that are paid, two failures that are not. What differs is w
 point at, and what else tells hacks apart.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,7 @@ from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_sam
 from probe.runs.gram_recorder import GramRecorder, gram_hashes
 from probe.runs.join import NO_VARIANCE
 from probe.settings.arms import ARMS
+from probe.settings.presets import configure
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.storage.files import write_json
@@ -147,8 +148,10 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     write_steps(directory, steps)
     # A path takes the place of BUILTIN.
     pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
-    verb = "train" if world.trains else "replay"
-    write_json(directory / CONFIG_FILE, {"settings": {"verb": verb}, "pools": pools, "base_weights_sha256": ""})
+    extraction = {"intervention.extraction.k": k, "intervention.extraction.method": world.method}
+    options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, **extraction}
+    settings = {"verb": "train"} if world.trains else asdict(configure("replay", options=options))
+    write_json(directory / CONFIG_FILE, {"settings": settings, "pools": pools, "base_weights_sha256": ""})
     files = file_hashes(directory) | gram_hashes(directory)
     write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})
     return directory

@@ -21,7 +21,7 @@ import numpy as np
 from probe.analysis.statistics.crossed import Cells, Comparison, change, difference, mean, rate
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.training_outcome import TrainingOutcome
-from probe.analysis.verdict.training_runs import is_training, shared_settings
+from probe.analysis.training_runs import is_training, shared_settings
 from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
@@ -37,6 +37,7 @@ Place = Literal["start", "final"]
 class TrainedRun:
     """What a verdict needs of one run of `probe train`."""
 
+    path: Path
     settings: Mapping[str, Any]  # of its config.json
     outcome: TrainingOutcome  # with the first and the last evaluation
 
@@ -64,7 +65,7 @@ class TrainedArm:
 
     @property
     def has_oracle(self) -> bool:
-        """Whether its remedy acts on the true labels: a yardstick, which nobody has who asks for a remedy."""
+        """Whether its remedy acts on the true labels: a yardstick, not a remedy."""
         return self.remedy is not None and self.remedy.has_oracle
 
     @property
@@ -119,7 +120,7 @@ class Trainings:
         return ALPHA / len(family)
 
     def rivals(self, arm: TrainedArm) -> list[TrainedArm]:
-        """The arms that need neither pairs nor true labels, beside one that needs pairs; of any other arm none."""
+        """Of an arm that needs pairs, the arms that need neither pairs nor true labels; of any other arm none."""
         if not arm.needs_pairs:
             return []
         return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
@@ -128,14 +129,14 @@ class Trainings:
 def of_runs(
     condition: str,
     arm: str,
-    runs: Iterable[tuple[Mapping[str, Any], TrainingOutcome | None]],
+    runs: Iterable[TrainedRun],
     remedy: Remedy | None = None,
 ) -> TrainedArm:
-    """An arm from the settings and the outcomes of its runs: those that were evaluated, each seed once."""
+    """An arm from its runs: those that were evaluated, each seed once."""
     by_seed: dict[int, TrainedRun] = {}
-    for settings, outcome in runs:
-        if outcome is not None and {"hack_final", "solve_final"} <= outcome.values.keys():
-            by_seed.setdefault(int(settings["seed"]), TrainedRun(settings=settings, outcome=outcome))
+    for run in runs:
+        if {"hack_final", "solve_final"} <= run.outcome.values.keys():
+            by_seed.setdefault(int(run.settings["seed"]), run)
     return TrainedArm(
         condition=condition,
         arm=arm,
@@ -146,25 +147,26 @@ def of_runs(
 
 def grouped(runs: Iterable[tuple[Run, TrainingOutcome | None]]) -> Trainings | None:
     """The training runs among some, by arm and settings; None where vanilla is not among them, or is alone."""
-    groups: list[tuple[Mapping[str, Any], str, list[tuple[Mapping[str, Any], TrainingOutcome | None]]]] = []
     trained = [(run, outcome) for run, outcome in runs if is_training(run)]
     if len(trained) < 2:
         return None
+    groups: list[tuple[Mapping[str, Any], str, list[TrainedRun]]] = []  # settings, arm, runs
     for run, outcome in trained:
-        shared, arm = shared_settings(run.config), str(run.settings["intervention"]["arms"][0])
-        same = next((group for group in groups if group[:2] == (shared, arm)), None)
+        key = shared_settings(run.config), str(run.settings["intervention"]["arms"][0])
+        same = next((group for group in groups if group[:2] == key), None)
         if same is None:
-            groups.append((shared, arm, [(run.settings, outcome)]))
-        else:
-            same[2].append((run.settings, outcome))
+            same = (*key, [])
+            groups.append(same)
+        if outcome is not None:
+            same[2].append(TrainedRun(path=run.path, settings=run.settings, outcome=outcome))
     first = next((group for group in groups if group[1] == "vanilla"), None)
     if first is None or len(groups) < 2:
         return None
     treated = []
-    for group in groups:
-        if group is not first:
-            remedy = (group[2][0][0].get("remedy") or {}).get("name")
-            treated.append(of_runs(_different(group[0], first[0]), group[1], group[2], remedy))
+    for settings, arm, of_arm in groups:
+        if (settings, arm) != first[:2]:
+            remedy = (settings.get("remedy") or {}).get("name")
+            treated.append(of_runs(_different(settings, first[0]), arm, of_arm, remedy))
     out = out_of(trained[0][0].path)
     return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated, out=out)
 

@@ -1,309 +1,510 @@
-"""What to do after a verdict: the next command with its number, from what the run had and what pools are at hand.
+"""What to do after a verdict: one table of sentences and commands, and what their places are filled with.
 
-To advise on another verdict: write a function that takes findings and Evidence, and add a row to _NEXT.
+A command that repeats a run takes its config.json and changes some settings. A place that cannot be filled (a pool
+without a recipe, say) leaves the sentence without a command.
+
+To add advice: a row in ADVICE, and its reason where `next_step`, or `probe.analysis.trained.judge`, finds it.
 """
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
+from extraction.words import Basis
+from probe.analysis.evidence import Evidence
 from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
-from probe.analysis.verdict.commands import direction, extract, generate, regrade, replay, replay_again
-from probe.analysis.verdict.evidence import Evidence, PoolPlan
-from probe.analysis.verdict.mending import mend
-from probe.analysis.verdict.needed import MANY, Needed, needed, pairs_to_reach
-from probe.analysis.verdict.provenance import num_problems
-from probe.analysis.verdict.questions import DECIDED_BY, Finding, decided
-from probe.analysis.verdict.unread import Reason, unread
-from probe.analysis.verdict.validity import validity
-from probe.records.root import in_root
+from probe.analysis.verdict.needed import MANY, needed, pairs_to_reach
+from probe.analysis.verdict.provenance import PoolFacts, num_problems, pools_at_hand, regrade_command
+from probe.analysis.verdict.questions import DECIDED_BY, decided, unread
+from probe.analysis.verdict.verdict import Finding, Next
+from probe.records.root import in_root, out_of
+from probe.records.run import CONFIG_FILE, Run
+from probe.settings.presets import configure, setting_text
+from probe.settings.words import HIGHER, Word
+from replay_pools.consistency import UNSAFE
+from replay_pools.storage.tables import flat
 
 SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
 MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
-RESTS_ON = {
-    "hackward": ("pull",),
-    "about": ("contrast", "pull - benign", "half - benign"),
-}  # the shares of each question
+LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width falls with their square root
+RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "pull - benign", "half - benign")}  # shares of each question
+K = "intervention.extraction.k"
+AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name OTHER"
+SAMPLE = "{samples}\n{replay_samples}"
+_AIM = f"directions that remove {MATERIAL_REMOVED:.0%} or more of the progress on held-out hacks"
+_MENDED = "no number of this run is read until that is fixed: "
+_SIDES = "hacks and honest solutions of one prompt and much the same length are needed among the paid"
+_EFFECT = (
+    f"smallest difference of hack rates that is seen with {POWER:.0%} power at sd {{sd:g}} between seeds: {{sizes}}"
+)
+_OWN_TRAINER = "train in your own trainer along the direction (probe.attach), with vanilla and a KL penalty as rivals"
+
+# {reason: (sentence, commands)}
+ADVICE: Mapping[str, tuple[str, str]] = {
+    # BROKEN, by the part of the measurement
+    "grader canaries": (
+        f"{_MENDED}labels that no submission can write; the first line says whether this machine isolates what it runs",
+        "probe doctor\n{regrades}\n{replay_regraded}",
+    ),
+    "grader canaries, trained": (
+        f"{_MENDED}train again where submissions are isolated: it learnt from labels that they can write",
+        "probe doctor",
+    ),
+    "regrade agreement": (f"{_MENDED}the labels of the second grading, in pools of their own", "{replay_regraded}"),
+    "regrade agreement, trained": (f"{_MENDED}train again: it learnt from labels that do not repeat", ""),
+    "arms at the first step": (f"{_MENDED}all arms again, in one pass", AGAIN),
+    "arms at the first step, trained": (
+        f"{_MENDED}train the arms of this seed again, all by one version of the program and of the weights",
+        "",
+    ),
+    "contributions add up": (
+        f"{_MENDED}the same in {{dtype}}: contributions miss by rounding",
+        "{repeat} --set model.dtype={dtype} --name again",
+    ),
+    "contributions add up, float64": (
+        f"{_MENDED}the gradients are in float64 and do not add up: a fault of the program",
+        "probe doctor",
+    ),
+    "held-out sign": (
+        f"{_MENDED}other pairs: v_hack of these has the wrong sign on hacks that it has not seen",
+        EXTRACT,
+    ),
+    "template tails": (
+        f"{_MENDED}prompts that end alike: one version of the model's chat template for all pools",
+        SAMPLE,
+    ),
+    "offline geometry": (f"{_MENDED}the same run under another name; if it ends alike, the program is at fault", AGAIN),
+    "gate": (f"{_MENDED}the same run under another name; if it ends alike, the program is at fault", AGAIN),
+    # SKIP
+    "not hack-ward": (
+        "these directions reach held-out hacks (they read {ceiling:+.3f}) and not these updates: extract from pairs of "
+        "this policy",
+        EXTRACT,
+    ),
+    "more directions": (
+        f"{_AIM}: {{k}} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)",
+        "{repeat} --k {k} --name again",
+    ),
+    "more directions, of a file": (f"{_AIM}: more of them (--k), or of pairs like the held-out ones", EXTRACT),
+    "more directions, all taken": (
+        f"{_AIM}: of pairs like the held-out ones, since these give no more than {{k}} a module",
+        EXTRACT,
+    ),
+    # GENERIC
+    "off v_hack": (
+        "pairs like the held-out ones, whose hacks gain mostly off v_hack; then replay with --v-hack OTHER",
+        EXTRACT,
+    ),
+    "not the hacks": (
+        "pairs that differ in the hack alone: same body, same length, same tests; then replay with --v-hack OTHER",
+        EXTRACT,
+    ),
+    # CONFOUNDED
+    "no sure label": (
+        "no label is sure: grade again, with CPU seconds that the slow ones need",
+        "{regrade} --cpu-limit 20",
+    ),
+    "same prompts": ("{partner} answers the very prompts of {pool}, by another policy", "{replay_partner}"),
+    "both sides": (f"{_SIDES}: {{group}} rollouts of every prompt by one policy, {{so_far}} so far", "{samples}"),
+    "both sides, of a log": (f"{_SIDES}: log {MORE_ROLLOUTS} times as many rollouts of every prompt", ""),
+    # UNDERPOWERED: nothing can be read
+    "arm": ("an arm along v_hack", "{repeat} --arm {arms} --name again"),
+    "updates": (
+        "rewards that differ within a prompt: {group} rollouts of each, {so_far} so far",
+        "{samples}",
+    ),
+    "updates, of a log": (
+        f"rewards that differ within a prompt: log {MORE_ROLLOUTS} times as many rollouts of every prompt",
+        "",
+    ),
+    "gram": ("replay again, with its inner products", AGAIN),
+    "loss": ("a replay with advantages and gradients alone", "{repeat}{plain_objective} --name again"),
+    "held out": ('a dozen pairs marked "held_out": true in FILE.jsonl', EXTRACT),
+    "few prompts": ("{steps} prompts at least: the width of an interval falls with their square root{limit}", SAMPLE),
+    "no reach": ("better pairs: v_hack does not reach its {held_out} held-out ones ({share})", EXTRACT),
+    "pairs to reach": (
+        "about {pairs} held-out pairs, and as many times more to extract from, would show what held-out hacks read "
+        "({share}, {held_out} so far)",
+        EXTRACT,
+    ),
+    # UNDERPOWERED: a question is open
+    "labels": (
+        "say which rollouts hack: log it, and name the column to probe check (or probe pool import) by --map "
+        "hacked=COLUMN; of minicode and LeetCode problems, probe pool regrade {pool} finds it out",
+        "",
+    ),
+    "undecided": (
+        f"no number of prompts up to {MANY} decides {{share}}, and not 8 times as many pairs: other pairs",
+        EXTRACT,
+    ),
+    "prompts": (
+        f"about {{prompts}} prompts decide {{share}} with {POWER:.0%} power, {{so_far}} so far{{limit}}",
+        SAMPLE,
+    ),
+    "pairs": (
+        f"{{factor}} times as many pairs ({{pairs}} held out, {{held_out}} so far) decide {{share}} with {POWER:.0%} "
+        "power; prompts alone do not",
+        EXTRACT,
+    ),
+    "pairs and prompts": (
+        "{factor} times as many pairs ({pairs} held out, {held_out} so far); with those, about {prompts} prompts "
+        f"decide {{share}} with {POWER:.0%} power, {{so_far}} so far",
+        EXTRACT,
+    ),
+    "no progress": ("4 times as many prompts ({steps}) halve the error of that progress{limit}", SAMPLE),
+    "permuted take as much": (
+        "4 times as many pairs ({pairs} held out, {held_out} so far) halve what permuted ones take by chance",
+        EXTRACT,
+    ),
+    "wide by prompts": (
+        "4 times as many prompts ({steps}) narrow the interval of what the gate removes, {removed}, which holds 0"
+        "{limit}",
+        SAMPLE,
+    ),
+    "wide by pairs": (
+        "4 times as many pairs ({pairs} held out, {held_out} so far) narrow the interval of what the gate removes, "
+        "{removed}, which holds 0",
+        EXTRACT,
+    ),
+    # GO, TRAINED
+    "train": (f"train with controls and rivals; {_EFFECT}", "probe plan {run}"),
+    "train elsewhere": (f"{_OWN_TRAINER}; {_EFFECT}", "{direction}"),
+    "train elsewhere, other basis": (
+        f"{_OWN_TRAINER}, since probe train has vanilla and its controls in the basis svd, not in {{basis}}; {_EFFECT}",
+        "{direction}",
+    ),
+    "compare": ("arms and seeds of one training together", "probe analyze RUN RUN ..."),
+    # After training: NO QUESTION, WORKS, DOMINATED
+    "longer": (
+        "vanilla alone for {steps} steps, until it hacks {points:.0f} points more than at the start",
+        "{train} --set steps={steps} --name longer",
+    ),
+    "no rival": (
+        "a rival that needs no pairs, a KL penalty of {beta:g}, on {seeds} seeds",
+        "{train} --set objective.reference=base --set objective.beta={beta} --name penalty",
+    ),
+    "another model": (
+        f"another model, against vanilla: {{seeds}} seeds an arm see half of this difference with {POWER:.0%} power",
+        "{train} --set model.name=MODEL --name elsewhere",
+    ),
+    "as good without the hack": (
+        "directions without the hack in them do as well ({rival}, {rates}): extract from other pairs",
+        "probe extract --pairs FILE.jsonl --name OTHER",
+    ),
+    "rival": ("use {rival}, {rates}; or see whether {arm} adds anything to it", "{train}{added} --name both"),
+    "rival, other settings": ("use {rival}, {rates}: it has another {key}, so {arm} cannot be added", ""),
+    # After training: COSTS, NO EFFECT
+    "control": ("a control without effect: what v_hack does is not the shape of its gate", ""),
+    "dose": ("{dose}: {key} {value:g} instead of {now:g}", "{train} --set {key}={value} --name other-dose"),
+    "dose, of a file": (
+        "{dose}: {number} directions (--k), then the same training along them (intervention.v_hack)",
+        "probe extract --pairs FILE.jsonl --name OTHER",
+    ),
+    "dose, no number": ("{dose}, of what sets it apart: {condition}", ""),
+    "dose, least": ("{key} is {now:g}, and there is no less of it: another remedy, or weaker", ""),
+    "dose, other pairs": (
+        "these pairs do not give {dose} ({key} {now:g}): the same along those of FILE.jsonl",
+        "{train} --set intervention.extraction.pairs=FILE.jsonl --name other-pairs",
+    ),
+    # After training: UNDERPOWERED
+    "unfinished": ("no run of {arm} is finished and evaluated: finish those, 2 seeds at least", ""),
+    "two seeds": ("2 seeds an arm at least, {so_far} of {arm} so far", "{train} --name more"),
+    "seeds": (
+        '{seeds} seeds an arm decide "{question}" '
+        f"with {POWER:.0%} power (Welch), {{so_far}} so far: {{more}} more of each arm",
+        "{train} --name more",
+    ),
+    # No command: an arm that is evaluated otherwise than the others is not compared with them.
+    "no seeds": (
+        'no number of seeds up to {most} decides "{question}": all arms anew, with more held-out problems '
+        "(evaluation.num_problems, {problems} so far) or more rollouts of each (evaluation.rollouts_per_problem, "
+        "{rollouts} so far), or with another dose",
+        "",
+    ),
+}
+Reason = tuple[str, dict[str, Any]]  # a row of ADVICE, and what its places are filled with
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Next:
-    """The next step: commands, one a line (or '' where there is none), and what they need or show, with a number."""
-
-    command: str
-    text: str
-
-
-def next_step(verdict: str, findings: Sequence[Finding], evidence: Evidence) -> Next:
-    """The next step after a verdict of `decision`, in the root folder of the run."""
-    step = _NEXT[verdict](findings, evidence)
-    return Next(command=in_root(step.command, evidence.options.out), text=step.text)
+def advise(reason: str, facts: Mapping[str, Any], out: Path) -> Next:
+    """The row of a reason with its places filled, its commands in a root folder; no command where a place is None."""
+    sentence, command = ADVICE[reason]
+    if any(value is None and f"{{{name}}}" in command for name, value in facts.items()):
+        command = ""
+    return Next(text=sentence.format(**facts), command=in_root(command.format(**facts), out))
 
 
-def _broken(findings: Sequence[Finding], evidence: Evidence) -> Next:
-    """What mends the first part that is broken."""
-    part = next(part.name for part in validity(evidence) if part.holds is False)
-    commands, text = mend(part, evidence)
-    return Next(command="\n".join(commands), text=f"no number of this run is read until that is mended: {text}")
+def next_step(word: Word, evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
+    """The next step after a verdict of `probe.analysis.verdict.decision`, in the root folder of the run."""
+    match word:
+        case Word.BROKEN:
+            reason, facts = _broken(next(part.name for part in parts if part.says is Word.BROKEN), evidence)
+        case Word.SKIP:
+            reason, facts = _skip(evidence, findings)
+        case Word.CONFOUNDED:
+            reason, facts = _confounded(evidence)
+        case Word.GENERIC:
+            all_but_gate = all(finding.says is Word.YES for finding in findings if finding.name != "removable")
+            reason, facts = "off v_hack" if all_but_gate else "not the hacks", {}
+        case Word.UNDERPOWERED:
+            reason, facts = _underpowered(evidence, findings)
+        case Word.GO:
+            reason, facts = _go(evidence)
+        case _:
+            reason, facts = "compare", {}
+    usual = {"repeat": repeat(evidence.records), "extract": extract(evidence.records, evidence.basis)}
+    return advise(reason, usual | facts, out_of(evidence.records.path))
 
 
-def _skip(findings: Sequence[Finding], evidence: Evidence) -> Next:
-    if any(finding.says == "too little" for finding in findings):
+def repeat(run: Run) -> str:
+    """The command that repeats a run, but for its --name and what is changed."""
+    return f"probe {run.verb or 'replay'} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
+
+
+def extract(run: Run, basis: Basis) -> str:
+    """The extraction of directions as those of a run, but for its --name and what is changed."""
+    settings = flat(run.settings)
+    words = [f"probe extract --config {shlex.quote(str(run.path / CONFIG_FILE))}"]
+    # A replay takes the model that its pools name, an extraction the organism.
+    if settings.get("model.name") is None and run.config.get("model") not in (None, "organism"):
+        words.append(f"--model {shlex.quote(run.config['model'])}")
+    if settings.get("intervention.v_hack") is not None:
+        words.append("--set intervention.v_hack=none")
+    return " ".join(words if basis == "svd" else [*words, f"--basis {basis}"])
+
+
+def direction(run: Run, basis: Basis) -> str:
+    """The command that gives the direction of a run as a file: extracts it, or shows the file that the run was told."""
+    v_hack = flat(run.settings).get("intervention.v_hack")
+    if v_hack is not None:
+        return f"probe directions show {shlex.quote(v_hack)}"
+    return f"{extract(run, basis)} --name {shlex.quote(run.path.resolve().name)}"
+
+
+def generate(pool: PoolFacts, name: str, *, steps: int | None = None, group: int | None = None) -> str | None:
+    """The command that samples the policy of a pool again; None of a pool that no command makes.
+
+    Args:
+        steps, group: groups, and rollouts of a problem; default: as many as the pool has.
+    """
+    if pool.recipe is None:
+        return None
+    sizes = {"--steps": steps or pool.steps, "--group": group or pool.group}
+    options = [f"{flag} {number}" for flag, number in sizes.items() if number is not None]
+    return " ".join(filter(None, ["probe pool generate", pool.recipe, *options, f"--name {shlex.quote(name)}"]))
+
+
+def replay_of(evidence: Evidence, names: Sequence[str], *, match: str | None = None, name: str = "again") -> str:
+    """The replay of other pools with the settings of the run, of all their groups."""
+    options = ["--replay-dirs", shlex.quote(",".join(names)), *(["--match", match] if match else [])]
+    if evidence.records.settings.get("steps") is not None:
+        options.append("--set steps=none")
+    return " ".join([repeat(evidence.records), *options, "--name", name])
+
+
+def _broken(part: str, evidence: Evidence) -> Reason:
+    pools = evidence.pools
+    trained = f"{part}, trained"
+    if evidence.trains and trained in ADVICE:
+        return trained, {}
+    match part:
+        case "grader canaries":
+            unsafe = [pool for pool in pools if pool.isolation == UNSAFE]
+            names = [pool.again if pool in unsafe else pool.reference for pool in pools]
+            regrades = "\n".join(map(regrade_command, unsafe))
+            return part, {"regrades": regrades, "replay_regraded": replay_of(evidence, names)}
+        case "regrade agreement":
+            names = [pool.reference if pool.regrade is None else pool.regrade.new.pool for pool in pools]
+            return part, {"replay_regraded": replay_of(evidence, names)}
+        case "template tails":
+            return part, _samples(evidence, {pool.name: f"{pool.name}-again" for pool in pools})
+        case "contributions add up":
+            dtype = HIGHER.get((evidence.records.settings.get("model") or {}).get("dtype", "float32"))
+            return (part, {"dtype": dtype}) if dtype else (f"{part}, float64", {})
+    return part, {}
+
+
+def _samples(evidence: Evidence, names: Mapping[str, str], **sizes: int | None) -> dict[str, Any]:
+    """The commands that sample every pool of the run again, and replay those; None where one cannot be."""
+    commands = [generate(pool, names[pool.name], **sizes) for pool in evidence.pools]
+    if not commands or None in commands:
+        return {"samples": None, "replay_samples": None}
+    return {"samples": "\n".join(map(str, commands)), "replay_samples": replay_of(evidence, [*names.values()])}
+
+
+def _more_groups(reason: str, evidence: Evidence, steps: int, **facts: Any) -> Reason:
+    """Every pool of the run with as many groups, since a replay takes the problems that its pools have in common.
+
+    Where the environment has fewer problems: with more rollouts of each.
+    """
+    most = min(filter(None, map(num_problems, evidence.pools)), default=steps)
+    groups = [pool.group for pool in evidence.pools if pool.group is not None]
+    group, limit = None, ""
+    if not evidence.pools or any(pool.recipe is None for pool in evidence.pools):
+        limit = f": log {steps} groups of different prompts"
+    elif steps > most:
+        group, limit = (
+            MORE_ROLLOUTS * max(groups) if groups else None,
+            (f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"),
+        )
+    size = f"{min(steps, most)}-{group}" if group else f"{min(steps, most)}"
+    names = {pool.name: f"{pool.name}-{size}" for pool in evidence.pools}
+    commands = _samples(evidence, names, steps=min(steps, most), group=group)
+    return reason, {"steps": steps, "limit": limit, **commands, **facts}
+
+
+def _more_rollouts(reason: str, evidence: Evidence, pools: Sequence[PoolFacts]) -> Reason:
+    """More rollouts of each prompt, in the first pool that can be sampled again."""
+    pool = next((pool for pool in pools if pool.recipe is not None and pool.group is not None), None)
+    if pool is None or pool.group is None:
+        return f"{reason}, of a log", {}
+    group = MORE_ROLLOUTS * pool.group
+    return reason, {
+        "samples": generate(pool, f"{pool.name}-{group}", group=group),
+        "group": group,
+        "so_far": pool.group,
+    }
+
+
+def _skip(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+    if any(finding.says is Word.TOO_LITTLE for finding in findings):
         return _more_directions(evidence)
     share = evidence.share("pull")
-    level = "" if share is None or share.ceiling is None else f" (they read {share.ceiling:+.3f})"
-    return Next(
-        command=extract(evidence),
-        text=f"these directions reach held-out hacks{level} and not these updates: extract from pairs of this policy",
-    )
+    assert share is not None  # it is what says so
+    return "not hack-ward", {"ceiling": share.ceiling}
 
 
-def _more_directions(evidence: Evidence) -> Next:
+def _more_directions(evidence: Evidence) -> Reason:
     """Twice as many directions of the same pairs; other pairs where these give no more, or came with the directions."""
-    aim = f"directions that remove {MATERIAL_REMOVED:.0%} or more of the progress on held-out hacks"
-    if "intervention.v_hack" in evidence.options.replay:
-        return Next(command=extract(evidence), text=f"{aim}: more of them (--k), or of pairs like the held-out ones")
-    k, most = 2 * evidence.options.num_directions, evidence.most_directions
-    if most is not None:
-        k = min(k, most)
-    if k <= evidence.options.num_directions:
-        text = f"{aim}: of pairs like the held-out ones, since these give no more than {most} a module"
-        return Next(command=extract(evidence), text=text)
-    text = f"{aim}: {k} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)"
-    return Next(command=replay_again(evidence, k=k), text=text)
+    settings = flat(evidence.records.settings)
+    if settings.get("intervention.v_hack") is not None:
+        return "more directions, of a file", {}
+    now, most = settings.get(K, configure("replay").intervention.extraction.k), evidence.most_directions
+    k = 2 * now if most is None else min(2 * now, most)
+    return "more directions" if k > now else "more directions, all taken", {"k": k}
 
 
-def _generic(findings: Sequence[Finding], evidence: Evidence) -> Next:
-    text = "pairs that differ in the hack alone: same body, same length, same tests; then replay with --v-hack OTHER"
-    if all(finding.says == "yes" for finding in findings if finding.name != "removable"):
-        text = "pairs like the held-out ones, whose hacks gain mostly off v_hack; then replay with --v-hack OTHER"
-    return Next(command=extract(evidence), text=text)
-
-
-def _confounded(findings: Sequence[Finding], evidence: Evidence) -> Next:
+def _confounded(evidence: Evidence) -> Reason:
     """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
+    pools = evidence.pools
     if evidence.samples and not evidence.sure:
-        text = "no label is sure: grade again, with CPU seconds that the slow ones need"
-        if not evidence.plans:
-            return Next(command="", text=text)
-        pool = evidence.plans[0]
-        return Next(command=f"{regrade(pool, f'{pool.name}-again')} --cpu-limit 20", text=text)
-    hinted = [pool for pool in evidence.plans if pool.hint] or list(evidence.plans)
+        return "no sure label", {"regrade": regrade_command(pools[0]) if pools else None}
+    hinted = [pool for pool in pools if pool.hint] or pools
     if hinted:
         partner = _partner(hinted[0], evidence)
         if partner is not None:
-            return Next(
-                command=replay([hinted[0].reference, partner.reference], evidence, match="prompt", name="same-prompt"),
-                text=f"{partner.name} answers the very prompts of {hinted[0].name}, by another policy",
-            )
-    text = "hacks and honest solutions of one prompt and much the same length are needed among the paid"
-    pool = hinted[0] if hinted else None
-    if pool is None or pool.recipe is None or pool.group is None:
-        return Next(command="", text=f"{text}: log {MORE_ROLLOUTS} times as many rollouts of every prompt")
-    group = MORE_ROLLOUTS * pool.group
-    return Next(
-        command=generate(pool, f"{pool.name}-{group}", f"--group {group}"),
-        text=f"{text}: {group} rollouts of every prompt by one policy, {pool.group} so far",
-    )
+            names = [hinted[0].reference, partner.reference]
+            replay = replay_of(evidence, names, match="prompt", name="same-prompt")
+            return "same prompts", {"partner": partner.name, "pool": hinted[0].name, "replay_partner": replay}
+    return _more_rollouts("both sides", evidence, hinted[:1])
 
 
-def _partner(pool: PoolPlan, evidence: Evidence) -> PoolPlan | None:
+def _partner(pool: PoolFacts, evidence: Evidence) -> PoolFacts | None:
     """A pool at hand, which this run did not read, that answers the same prompts by another policy."""
-    read = {other.name for other in evidence.plans}
-    for other in evidence.at_hand:
+    read = {other.name for other in evidence.pools}
+    for other in pools_at_hand(evidence.records):
         same_prompts = pool.problems is not None and (other.hint, other.problems) == (pool.hint, pool.problems)
         if same_prompts and other.policy != pool.policy and other.name not in read:
             return other
     return None
 
 
-def _underpowered(findings: Sequence[Finding], evidence: Evidence) -> Next:
+def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
     """What would decide the first question that is open."""
     cause = unread(evidence)
     if cause is not None:
-        return _REMEDIES[cause[0]](evidence)
-    for finding in findings:
-        if finding.says == "yes":
-            continue
-        if finding.name == "about" and evidence.unlabelled:
-            return _label(evidence)
-        for name in RESTS_ON.get(finding.name, ()):
-            above, below = DECIDED_BY[name]
-            share = evidence.share(name)
-            if share is None or share.share is None:
-                if share is not None and share.num_prompts:
-                    return _few_prompts(evidence) if share.reason == TOO_FEW_PROMPTS else _more_pairs(share, evidence)
-                continue
-            if decided(name, share.share) == "unclear":
-                return _more(share, above, below, evidence)
-        break
+        return _readable(cause[0], evidence)
+    finding = next(finding for finding in findings if finding.says is not Word.YES)
+    if finding.name == "about" and evidence.unlabelled:
+        return "labels", {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
+    for name in RESTS_ON.get(finding.name, ()):
+        share = evidence.share(name)
+        if share is not None and share.share is None and share.num_prompts:
+            few = share.reason == TOO_FEW_PROMPTS
+            return _more_groups("few prompts", evidence, LEAST_PROMPTS) if few else _reach(share)
+        if share is not None and share.share is not None and decided(name, share.share) is Word.UNCLEAR:
+            return _undecided(share, evidence)
     return _forecast_open(evidence)
 
 
-def _label(evidence: Evidence) -> Next:
-    """Labels of the logger; a grader has them of the problems that it knows."""
-    pool = shlex.quote(evidence.plans[0].reference) if evidence.plans else "POOL"
-    return Next(
-        command="",
-        text=(
-            "say which rollouts hack: log it, and name the column to probe check (or probe pool import) by --map "
-            f"hacked=COLUMN; of minicode and LeetCode problems, probe pool regrade {pool} finds it out"
-        ),
-    )
+def _readable(cause: str, evidence: Evidence) -> Reason:
+    """What makes something readable again, by the reason why nothing was."""
+    match cause:
+        case "arm":
+            return "arm", {"arms": "vanilla,projected"}
+        case "updates":
+            return _more_rollouts("updates", evidence, evidence.pools)
+        case "loss":
+            usual, changes = flat(asdict(configure("replay").objective)), []
+            for key, value in flat(evidence.records.settings.get("objective") or {}).items():
+                if key in usual and value != usual[key]:
+                    changes.append(f" --set {shlex.quote(f'objective.{key}={setting_text(usual[key])}')}")
+            return "loss", {"plain_objective": "".join(changes)}
+        case "prompts":
+            return _more_groups("few prompts", evidence, LEAST_PROMPTS)
+        case "reach":
+            share = evidence.share("pull")
+            assert share is not None  # its ceiling is what was not reached
+            return _reach(share)
+    return cause, {}
 
 
-def _forecast_open(evidence: Evidence) -> Next:
-    """Prompts where that progress is not told from 0, directions where too little of it may be removed.
+def _reach(share: Share) -> Reason:
+    """Pairs that would show the ceiling of a share."""
+    pairs = pairs_to_reach(share)
+    facts = {"share": share.name, "held_out": share.num_held_out, "pairs": pairs}
+    return "no reach" if pairs is None else "pairs to reach", facts
 
-    Else pairs where permuted ones take as much; and where it may be nothing, what its interval is wide by.
-    """
+
+def _undecided(share: Share, evidence: Evidence) -> Reason:
+    """Prompts where those are what the interval is wide by, else pairs as well."""
+    plan = needed(share, *DECIDED_BY[share.name])
+    if plan is None:
+        return "undecided", {"share": share.name}
+    facts = {
+        "share": share.name,
+        "prompts": plan.prompts,
+        "so_far": share.num_prompts,
+        "factor": plan.pairs,
+        "pairs": math.ceil(plan.pairs * share.num_held_out),
+        "held_out": share.num_held_out,
+    }
+    if plan.pairs > 1:
+        return "pairs and prompts" if plan.prompts > share.num_prompts else "pairs", facts
+    # Only a part of the prompts has what the share needs: both labels, or rewards that differ.
+    steps = math.ceil(plan.prompts * len({step.problem_id for step in evidence.steps}) / share.num_prompts)
+    return _more_groups("prompts", evidence, steps, **facts)
+
+
+def _forecast_open(evidence: Evidence) -> Reason:
+    """What leaves the last question open: no progress, too few directions, chance, or a wide interval."""
     row = evidence.forecast.row("margin") if evidence.forecast is not None else None
     steps = 4 * len({step.problem_id for step in evidence.steps})
-    prompts = f"4 times as many prompts ({steps})"
     if row is None or row.removed is None:
-        return _more_groups(steps, f"{prompts} halve the error of that progress", evidence)
+        return _more_groups("no progress", evidence, steps)
     if row.removed.value < MATERIAL_REMOVED:
         return _more_directions(evidence)
     share = evidence.share("pull")
     held_out = share.num_held_out if share is not None else 0
-    pairs = f"4 times as many pairs ({4 * held_out} held out, {held_out} so far)"
+    facts = {"pairs": 4 * held_out, "held_out": held_out, "removed": row.removed.percent()}
     if row.permuted_p is None or row.permuted_p >= ALPHA:
-        return Next(command=extract(evidence), text=f"{pairs} halve what permuted ones take by chance")
-    narrow = f"narrow the interval of what the gate removes, {row.removed.percent()}, which holds 0"
+        return "permuted take as much", facts
     if row.from_prompts is not None and row.from_prompts > 0.5:
-        return _more_groups(steps, f"{prompts} {narrow}", evidence)
-    return Next(command=extract(evidence), text=f"{pairs} {narrow}")
+        return _more_groups("wide by prompts", evidence, steps, **facts)
+    return "wide by pairs", facts
 
 
-def _more(share: Share, above: float, below: float, evidence: Evidence) -> Next:
-    """Prompts where those are what the interval is wide by, else pairs as well."""
-    plan = needed(share, above, below)
-    if plan is None:
-        return Next(
-            command=extract(evidence),
-            text=f"no number of prompts up to {MANY} decides {share.name}, and not 8 times as many pairs: other pairs",
-        )
-    prompts = f"about {plan.prompts} prompts decide {share.name} with {POWER:.0%} power, {share.num_prompts} so far"
-    if plan.pairs == 1:
-        return _more_prompts(share, plan, prompts, evidence)
-    held_out = math.ceil(plan.pairs * share.num_held_out)
-    pairs = f"{plan.pairs} times as many pairs ({held_out} held out, {share.num_held_out} so far)"
-    if plan.prompts > share.num_prompts:
-        return Next(command=extract(evidence), text=f"{pairs}; with those, {prompts}")
-    return Next(
-        command=extract(evidence), text=f"{pairs} decide {share.name} with {POWER:.0%} power; prompts alone do not"
-    )
-
-
-def _more_prompts(share: Share, plan: Needed, text: str, evidence: Evidence) -> Next:
-    """More groups in every pool of the run, because a replay takes the problems that its pools have in common."""
-    num_problems = len({step.problem_id for step in evidence.steps})
-    # Only a part of the prompts has what the share needs: both labels, or rewards that differ.
-    steps = math.ceil(plan.prompts * num_problems / share.num_prompts)
-    return _more_groups(steps, text, evidence)
-
-
-def _more_groups(steps: int, text: str, evidence: Evidence) -> Next:
-    """Every pool of the run sampled anew with as many groups, and the replay of those.
-
-    Where the environment has fewer problems: with more rollouts of each.
-    """
-    if not evidence.plans or any(pool.recipe is None for pool in evidence.plans):
-        return Next(command="", text=f"{text}: log {steps} groups of different prompts")
-    most = min(filter(None, map(num_problems, evidence.plans)), default=steps)
-    lacks_problems = steps > most
-    if lacks_problems:
-        steps = most
-        text += f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"
-    commands, names = [], []
-    for pool in evidence.plans:
-        size, name = f"--steps {steps}", f"{pool.name}-{steps}"
-        if lacks_problems and pool.group is not None:
-            group = MORE_ROLLOUTS * pool.group
-            size, name = f"{size} --group {group}", f"{name}-{group}"
-        names.append(name)
-        commands.append(generate(pool, name, size))
-    return Next(command="\n".join([*commands, replay(names, evidence)]), text=text)
-
-
-def _more_pairs(share: Share, evidence: Evidence) -> Next:
-    """Pairs that would show the ceiling of a share."""
-    pairs = pairs_to_reach(share)
-    if pairs is None:
-        text = f"better pairs: v_hack does not reach its {share.num_held_out} held-out ones ({share.name})"
-    else:
-        text = (
-            f"about {pairs} held-out pairs, and as many times more to extract from, would show what held-out hacks "
-            f"read ({share.name}, {share.num_held_out} so far)"
-        )
-    return Next(command=extract(evidence), text=text)
-
-
-def _no_updates(evidence: Evidence) -> Next:
-    """Groups in which rewards differ: more rollouts of each prompt."""
-    text = "rewards that differ within a prompt"
-    pool = next((pool for pool in evidence.plans if pool.recipe is not None and pool.group is not None), None)
-    if pool is None or pool.group is None:
-        return Next(command="", text=f"{text}: log {MORE_ROLLOUTS} times as many rollouts of every prompt")
-    group = MORE_ROLLOUTS * pool.group
-    return Next(
-        command=generate(pool, f"{pool.name}-{group}", f"--group {group}"),
-        text=f"{text}: {group} rollouts of each, {pool.group} so far",
-    )
-
-
-def _few_prompts(evidence: Evidence) -> Next:
-    return _more_groups(20, "20 prompts at least: the width of an interval falls with their square root", evidence)
-
-
-def _no_reach(evidence: Evidence) -> Next:
-    share = evidence.share("pull")
-    assert share is not None
-    return _more_pairs(share, evidence)
-
-
-# What makes something readable again, by the reason why nothing was.
-_REMEDIES: dict[Reason, Callable[[Evidence], Next]] = {
-    "arm": lambda evidence: Next(command=replay_again(evidence), text="an arm along v_hack"),
-    "updates": _no_updates,
-    "gram": lambda evidence: Next(command=replay_again(evidence), text="replay again, with its inner products"),
-    "loss": lambda evidence: Next(
-        command=replay_again(evidence, without="objective."), text="a replay with advantages and gradients alone"
-    ),
-    "held out": lambda evidence: Next(
-        command=extract(evidence), text='a dozen pairs marked "held_out": true in FILE.jsonl'
-    ),
-    "prompts": _few_prompts,
-    "reach": _no_reach,
-}
-
-
-def _go(findings: Sequence[Finding], evidence: Evidence) -> Next:
-    plan = evidence.plan
-    sizes = ", ".join(f"{seeds} seeds {mde(plan.sd, seeds, power=POWER):.2f}" for seeds in SEEDS)
-    seen = f"smallest difference of hack rates that is seen with {POWER:.0%} power at sd {plan.sd:g} between seeds"
-    elsewhere = "train in your own trainer along the direction (probe.attach), with vanilla and a KL penalty beside it"
+def _go(evidence: Evidence) -> Reason:
+    run, sd = evidence.records, evidence.plan.sd
+    sizes = ", ".join(f"{seeds} seeds {mde(sd, seeds, power=POWER):.2f}" for seeds in SEEDS)
+    name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
+    facts = {"sd": sd, "sizes": sizes, "basis": evidence.basis, "direction": direction(run, evidence.basis)}
     if evidence.basis != "svd":
-        why = f"probe train has vanilla and its controls in the basis svd, not in {evidence.basis}"
-        return Next(command=direction(evidence), text=f"{elsewhere}, since {why}; {seen}: {sizes}")
-    if evidence.pools and not any(pool.plan.has_environment for pool in evidence.pools):
-        return Next(command=direction(evidence), text=f"{elsewhere}; {seen}: {sizes}")
-    return Next(command=f"probe plan {evidence.options.name}", text=f"train with controls and rivals; {seen}: {sizes}")
-
-
-def _trained(findings: Sequence[Finding], evidence: Evidence) -> Next:
-    return Next(command="probe analyze RUN RUN ...", text="arms and seeds of one training together")
-
-
-_NEXT: dict[str, Callable[[Sequence[Finding], Evidence], Next]] = {
-    "BROKEN": _broken,
-    "SKIP": _skip,
-    "CONFOUNDED": _confounded,
-    "GENERIC": _generic,
-    "UNDERPOWERED": _underpowered,
-    "GO": _go,
-    "TRAINED": _trained,
-}
+        return "train elsewhere, other basis", facts
+    if evidence.pools and not any(pool.env for pool in evidence.pools):
+        return "train elsewhere", facts
+    return "train", {**facts, "run": shlex.quote(name)}

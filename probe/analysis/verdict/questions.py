@@ -4,20 +4,21 @@
     about       Is that about hacks?                      hacks against clean samples; the groups without their hacks
     removable   Would the gate remove it, at what price?  first-order forecast against gates of the same size
 
-Every text, on the terminal, in the page and in JSON, is a rendering of these findings. To add a question: write a
-function that takes Evidence and returns a Finding, and add it to `questions`; `decision` says what follows from it.
+To add a question: a function that takes Evidence and returns a Finding, and its call in `questions`; what follows from
+it is in `probe.analysis.verdict.decision`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from probe.analysis.evidence import Evidence
 from probe.analysis.measures.forecast import Removal
+from probe.analysis.measures.pull import TOO_FEW_PROMPTS
 from probe.analysis.statistics.intervals import Bounded
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP
-from probe.analysis.verdict.evidence import Evidence
-from probe.analysis.verdict.unread import why_unread
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP, REPRODUCED
+from probe.analysis.verdict.verdict import Finding
+from probe.settings.words import Word
 
 # The thresholds of each share that a question rests on. yes: its interval lies above the first, and its value reaches
 # the second; no: its interval lies below the second. The last row asks that at most half of the pull is left without
@@ -28,65 +29,88 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
     "pull - benign": (0.0, MATERIAL),
     "half - benign": (-math.inf, 0.0),
 }
-VAGUE_PRICE = 2.0  # width of its interval, a share, from where on a price says nothing: a quotient by nearly 0
-Says = Literal["yes", "no", "too little", "unclear", "confounded", "unmeasured"]
+VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
+Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The answer to one question. Field names are keys of the JSON."""
-
-    name: str
-    question: str
-    says: Says
-    number: Bounded | None  # a share, which `text` names; None where the question has no number
-    counts_from: float  # the size from where on that share matters
-    text: str  # one sentence with the numbers
+def unread(evidence: Evidence) -> tuple[Reason, str] | None:
+    """Why nothing along v_hack can be read: the first reason that holds, in words; None where pull was measured."""
+    if evidence.measured_arm is None:
+        return "arm", "no arm measures along v_hack"
+    share, linked = evidence.share("pull"), evidence.linked
+    if share is not None and share.share is not None:
+        return None
+    summary = evidence.summary(evidence.measured_arm)
+    if summary is None or not summary.num_prompts:
+        return "updates", "no group has an update: within every one the rewards are equal"
+    if linked is None:
+        return "gram", f"the run stored no inner products in the basis {evidence.basis}"
+    if linked.error > REPRODUCED:
+        return "loss", (
+            f"the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
+            f"cosines differ by {linked.error:.2g} from those of the inner products"
+        )
+    if share is None or share.num_held_out < 2:
+        text = "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
+        return "held out", text
+    if share.reason == TOO_FEW_PROMPTS:
+        return "prompts", f"too few prompts have an update for an interval ({share.num_prompts})"
+    return "reach", (
+        f"v_hack is not shown to reach held-out hacks: they read {share.ceiling:+.3f} ({share.num_held_out} pairs)"
+    )
 
 
 def questions(evidence: Evidence) -> list[Finding]:
     """hackward, about, removable."""
-    return [hackward(evidence), about(evidence), removable(evidence)]
+    cause = unread(evidence)
+    why = "" if cause is None else cause[1]
+    return [_hackward(evidence, why), _about(evidence, why), _removable(evidence, why)]
 
 
-def hackward(evidence: Evidence) -> Finding:
+def _hackward(evidence: Evidence, why: str) -> Finding:
     """Whether pull is material, from the interval over prompts and pairs."""
     row = evidence.share("pull")
-    number = row.share if row is not None else None
-    says: Says = "unmeasured"
-    text = why_unread(evidence)
-    if row is not None and number is not None:
+    says, number, text = Word.UNMEASURED, None, why
+    if row is not None and row.share is not None:
+        number = row.share
         says = decided("pull", number)
         text = (
             f"pull {number}: cos_in {row.measured:+.3f} over {row.num_prompts} prompts, where held-out hacks read "
             f"{row.ceiling:+.3f} ({row.num_held_out} pairs)"
         )
-    question = "Does the update point hack-ward?"
-    return Finding(name="hackward", question=question, says=says, number=number, counts_from=MATERIAL, text=text)
+    return Finding(
+        name="hackward",
+        question="Does the update point hack-ward?",
+        says=says,
+        number=number,
+        counts_from=MATERIAL,
+        text=text,
+        n=0 if row is None else row.num_prompts,
+        unit="prompt",
+    )
 
 
-def about(evidence: Evidence) -> Finding:
+def _about(evidence: Evidence, why: str) -> Finding:
     """Whether hacks, and not what comes with them, point there.
 
     yes: hacks point more hack-ward than clean samples with every trivial score held constant, and the groups without
     their hacks pull less, at most half as much. no: a difference is shown to be immaterial, or more than half to be
     left without the hacks.
     """
-    if evidence.unlabelled:
-        return _about("unmeasured", None, why_unread(evidence) or "no rollout says whether it hacks")
     row = evidence.share("contrast")
     number = row.share if row is not None else None
-    says: Says = "unmeasured"
-    text = why_unread(evidence)
-    if row is not None and row.overlap is not None and row.overlap < MIN_OVERLAP:
-        says, number = "confounded", None
+    says, text = Word.UNMEASURED, why
+    if evidence.unlabelled:
+        row, number, text = None, None, why or "no rollout says whether it hacks"
+    elif row is not None and row.overlap is not None and row.overlap < MIN_OVERLAP:
+        says, number = Word.CONFOUNDED, None
         text = (
             f"trivial scores (length, NLL, norm, hint) explain {1 - row.overlap:.1%} of which sample is a hack within "
-            "prompts, so that no difference can be put down to hacking"
+            "prompts: no difference can be put down to hacking"
         )
     elif row is not None and number is None and not text:
         # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
-        says = "unmeasured" if row.num_prompts else "confounded"
+        says = Word.UNMEASURED if row.num_prompts else Word.CONFOUNDED
         text = f"hacks and clean samples cannot be compared: {row.reason}"
     elif row is not None and number is not None:
         says = decided("contrast", number)
@@ -95,71 +119,80 @@ def about(evidence: Evidence) -> Finding:
             f"pairs show ({row.num_prompts} prompts)"
         )
     benign, less, half = (evidence.share(name) for name in ("benign", "pull - benign", "half - benign"))
-    if benign and benign.share and less and less.share and half and half.share:
-        text += f"; the same groups without their hacks pull {benign.share.value:.2f}, {less.share} less"
+    if row is not None and benign and benign.share and less and less.share and half and half.share:
+        text += f"; without their hacks the same groups pull {benign.share.value:.2f}, a difference of {less.share}"
         differs, mostly = decided(less.name, less.share), decided(half.name, half.share)
         if number is not None:
             says = _all([says, differs, mostly])
-        if differs == "yes" and mostly != "yes":
-            text += f", so that more than half {'is' if mostly == 'no' else 'may be'} left"
-    return _about(says, number, text)
+        if differs is Word.YES and mostly is not Word.YES:
+            text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
+    return Finding(
+        name="about",
+        question="Is that about hacks?",
+        says=says,
+        number=number,
+        counts_from=MATERIAL,
+        text=text,
+        n=0 if row is None else row.num_prompts,
+        unit="prompt",
+    )
 
 
-def _about(says: Says, number: Bounded | None, text: str) -> Finding:
-    question = "Is that about hacks?"
-    return Finding(name="about", question=question, says=says, number=number, counts_from=MATERIAL, text=text)
-
-
-def removable(evidence: Evidence) -> Finding:
+def _removable(evidence: Evidence, why: str) -> Finding:
     """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
 
-    too little: the share is shown to be below the one from where on trainings hacked less. no: it is shown to be below
-    what directions of permuted pairs remove.
+    too little: the share is shown to be below the one at which trainings hacked less. no: it is shown to be below what
+    directions of permuted pairs remove.
     """
     forecast = evidence.forecast
     row = forecast.row("margin") if forecast is not None else None
-    number = row.removed if row is not None else None
-    says: Says = "unmeasured"
-    text = why_unread(evidence)
+    says, number, text = Word.UNMEASURED, None, why
     if row is not None:
-        text = "the update makes no progress on held-out hacks that is told from 0: there is none to remove"
-    if forecast is not None and row is not None and number is not None:
+        text = "the update makes no progress on held-out hacks whose interval excludes 0: there is none to remove"
+    if forecast is not None and row is not None and row.removed is not None:
+        number = row.removed
         says = _removed(row, number)
         text = (
             f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
             f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
             f"{row.permuted_p:.2g}); price: {_price(forecast.row('honest'), evidence)}"
         )
-    question = "Would the gate remove it, and at what price?"
     return Finding(
-        name="removable", question=question, says=says, number=number, counts_from=MATERIAL_REMOVED, text=text
+        name="removable",
+        question="Would the gate remove it, and at what price?",
+        says=says,
+        number=number,
+        counts_from=MATERIAL_REMOVED,
+        text=text,
+        n=0 if row is None else row.num_prompts,
+        unit="prompt",
     )
 
 
-def decided(name: str, share: Bounded) -> Says:
+def decided(name: str, share: Bounded) -> Word:
     """What a share says, by the thresholds of `DECIDED_BY`: yes, no or unclear."""
     above, below = DECIDED_BY[name]
     if share.interval.high < below:
-        return "no"
-    return "yes" if share.interval.low > above and share.value >= below else "unclear"
+        return Word.NO
+    return Word.YES if share.interval.low > above and share.value >= below else Word.UNCLEAR
 
 
-def _all(answers: Sequence[Says]) -> Says:
+def _all(answers: Sequence[Word]) -> Word:
     """yes only where all say so; no where one does."""
-    if "no" in answers:
-        return "no"
-    return "yes" if set(answers) == {"yes"} else "unclear"
+    if Word.NO in answers:
+        return Word.NO
+    return Word.YES if set(answers) == {Word.YES} else Word.UNCLEAR
 
 
-def _removed(row: Removal, removed: Bounded) -> Says:
-    """What the share that the gate removes says, beside what directions of permuted pairs remove."""
+def _removed(row: Removal, removed: Bounded) -> Word:
+    """What the share that the gate removes says, compared with what directions of permuted pairs remove."""
     bounds = removed.interval
     if row.permuted_mean is not None and bounds.high < row.permuted_mean:
-        return "no"
+        return Word.NO
     if bounds.high < MATERIAL_REMOVED:
-        return "too little"
+        return Word.TOO_LITTLE
     beyond = row.permuted_p is not None and row.permuted_p < ALPHA and bounds.low > 0
-    return "yes" if beyond and removed.value >= MATERIAL_REMOVED else "unclear"
+    return Word.YES if beyond and removed.value >= MATERIAL_REMOVED else Word.UNCLEAR
 
 
 def _price(row: Removal | None, evidence: Evidence) -> str:
@@ -168,10 +201,10 @@ def _price(row: Removal | None, evidence: Evidence) -> str:
     if row is None:
         return "not measured, since no paid sample is right and honest"
     if row.removed is None and row.progress > 0:
-        return "not measured, since the progress on honest solutions is not told from 0"
+        return "not measured, since the interval of the progress on honest solutions holds 0"
     if row.removed is None:
         return "not measured, since no paid honest sample gains from the update"
     price = f"{row.removed.percent()} of the progress on honest solutions"
     if row.removed.interval.high - row.removed.interval.low > VAGUE_PRICE:
-        price += ", which is too little to say what share of it goes"
+        price += ", an interval too wide to say what share of it goes"
     return price

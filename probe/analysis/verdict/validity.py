@@ -1,126 +1,120 @@
 """Whether there is a measurement that can be believed, part by part (METHOD section 7).
 
-To add a part: write a function that takes Evidence and returns (holds, text), and a row in _PARTS at the end.
+To add a part: a function that takes Evidence and returns (HOLDS | BROKEN | NOT SEEN, text), a row in PARTS, and, where
+it can break, a row of `probe.analysis.verdict.advice.ADVICE`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import isclose
 
-from probe.analysis.statistics.thresholds import MIN_PROMPTS, OTHER_GRADIENTS, REGRADED, REPRODUCED, SAME
-from probe.analysis.verdict.evidence import Evidence, PoolFacts
-from probe.analysis.verdict.mechanism import correct
+from probe.analysis.evidence import Evidence
+from probe.analysis.statistics.thresholds import (
+    GATED,
+    GATED_UPDATE,
+    MIN_PROMPTS,
+    OTHER_GRADIENTS,
+    REGRADED,
+    REPRODUCED,
+    SAME,
+)
+from probe.analysis.verdict.provenance import PoolFacts, regrade_command
+from probe.analysis.verdict.verdict import Finding
+from probe.records.root import out_of
 from probe.settings.arms import ARMS
-from replay_pools.consistency import UNKNOWN
-from replay_pools.grading.tiers import UNSAFE
+from probe.settings.words import Word
+from replay_pools.consistency import UNKNOWN, UNSAFE
+
+Part = tuple[Word, str]
+HOLDS, BROKEN, NOT_SEEN = Word.HOLDS, Word.BROKEN, Word.NOT_SEEN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidityPart:
-    """One part: True holds, False is broken, None could not be seen."""
-
-    name: str
-    holds: bool | None
-    text: str
-
-
-def validity(evidence: Evidence) -> list[ValidityPart]:
+def validity(evidence: Evidence) -> list[Finding]:
     """Every part, in METHOD's order."""
     parts = []
-    for name, judge in _PARTS.items():
-        holds, text = judge(evidence)
-        parts.append(ValidityPart(name=name, holds=holds, text=text))
+    for name, (question, judge) in PARTS.items():
+        says, text = judge(evidence)
+        parts.append(Finding(name=name, question=question, says=says, text=text))
     return parts
 
 
-def _num_prompts(evidence: Evidence) -> int:
-    """Prompts with a policy gradient: the most of any arm, because a control arm meets as many as the measured one."""
-    return max((summary.num_prompts for summary in evidence.summaries.values()), default=0)
-
-
-def _canaries(evidence: Evidence) -> tuple[bool | None, str]:
+def _canaries(evidence: Evidence) -> Part:
     if evidence.unlabelled:
-        return None, "no rollout has a label"
+        return NOT_SEEN, "no rollout has a label"
     unknown = [pool.name for pool in evidence.pools if pool.grader is None]
     if unknown or not evidence.pools:
-        return None, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
+        return NOT_SEEN, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
     unsafe = [pool.name for pool in evidence.pools if pool.isolation == UNSAFE]
     if unsafe:
-        return False, f"{', '.join(unsafe)} graded without isolation: labels that a submission may have written itself"
+        return BROKEN, f"{', '.join(unsafe)} graded without isolation: a submission may have written its own label"
     logged = [pool for pool in evidence.pools if pool.isolation == UNKNOWN]
-    unjudged = [pool.name for pool in logged if repeats(pool)[0] is None]
+    unjudged = [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]
     if unjudged:
-        who = f"labels of {', '.join(unjudged)} are the logger's own"
-        return None, f"{who}; probe pool regrade judges anew those of minicode and LeetCode problems"
+        who = f"labels of {', '.join(unjudged)} are the logger's"
+        return NOT_SEEN, f"{who}; probe pool regrade grades minicode and LeetCode problems again"
     if logged:
-        return True, f"labels of {', '.join(pool.name for pool in logged)} are the logger's own and were graded again"
-    return True, "generation refuses a grader whose canary fails"
+        names = ", ".join(pool.name for pool in logged)
+        return HOLDS, f"labels of {names} are the logger's and were graded again"
+    return HOLDS, "generation refuses a grader whose canary fails"
 
 
-def _regraded(evidence: Evidence) -> tuple[bool | None, str]:
-    """Broken when one pool's labels do not repeat, unseen when those of one were not all graded again."""
+def _regraded(evidence: Evidence) -> Part:
+    """Broken when the labels of one pool do not repeat, unseen when those of one were not all graded again."""
     if not evidence.pools:
-        return None, "no pool recorded"
+        return NOT_SEEN, "no pool recorded"
     if evidence.unlabelled:
-        return None, "no rollout has a label"
-    judged = {pool.name: repeats(pool) for pool in evidence.pools}
-    verdicts = [holds for holds, _ in judged.values()]
-    worst: bool | None = True
-    if False in verdicts:
-        worst = False
-    elif None in verdicts:
-        worst = None
-    text = "; ".join(f"{name}: {text}" for name, (holds, text) in judged.items() if holds is worst)
-    return worst, text if worst is None else f"{text}; {REGRADED:.0%} needed"
+        return NOT_SEEN, "no rollout has a label"
+    out = out_of(evidence.records.path)
+    judged = {pool.name: repeats(pool, regrade_command(pool, out)) for pool in evidence.pools}
+    verdicts = [says for says, _ in judged.values()]
+    worst = next((says for says in (BROKEN, NOT_SEEN) if says in verdicts), HOLDS)
+    text = "; ".join(f"{name}: {text}" for name, (says, text) in judged.items() if says is worst)
+    return worst, text if worst is NOT_SEEN else f"{text}; {REGRADED:.0%} needed"
 
 
-def repeats(pool: PoolFacts) -> tuple[bool | None, str]:
-    """Whether a second grading of a pool repeats every label that the first one recorded."""
+def repeats(pool: PoolFacts, command: str = "") -> Part:
+    """Whether a second grading of a pool repeats every label of the first; `command` would make one."""
     record = pool.regrade
+    if record is None and not pool.known:
+        return NOT_SEEN, "moved or changed before it was graded again"
     if record is None:
-        return None, _why_unseen(pool)
+        # The problems of a foreign pool are its logger's: the command may need their file.
+        hint = " (LeetCode problems: --problems FILE)" if pool.isolation == UNKNOWN else ""
+        return NOT_SEEN, f"not graded again: {command}{hint}"
     old, new = record.old, record.new
     if new.isolation == UNSAFE:
-        return None, f"graded again without isolation, as {new.pool}"
+        return NOT_SEEN, f"graded again without isolation, as {new.pool}"
     if new.code_rule != old.code_rule:
-        return None, f"graded again by another code rule ({new.code_rule}, not {old.code_rule}), as {new.pool}"
+        return NOT_SEEN, f"graded again by another code rule ({new.code_rule}, not {old.code_rule}), as {new.pool}"
     rates = {row.label: row.rate for row in record.rows if row.rate is not None}
     if not rates:
-        return None, f"{new.pool} has no label that could be compared"
+        return NOT_SEEN, f"{new.pool} has no label that could be compared"
     num_rollouts = max(row.n for row in record.rows)
     if min(rates.values()) < REGRADED:
         low = ", ".join(f"{label} in {rate:.1%}" for label, rate in rates.items() if rate < REGRADED)
         graders = f"grader {old.version}, then {new.version}"
         text = f"labels repeat only in part: {low} of {num_rollouts} rollouts ({graders})"
-        return False, f"{text}; {new.pool} has the new labels"
+        return BROKEN, f"{text}; {new.pool} has the new labels"
     least = f"in {min(rates.values()):.1%} of {num_rollouts} rollouts"
     if record.kept:
         kept = f"{', '.join(record.kept)} not graded again without its problems (--problems FILE)"
-        return None, f"{', '.join(rates)} repeat {least}; {kept}"
-    return True, f"labels repeat {least}"
+        return NOT_SEEN, f"{', '.join(rates)} repeat {least}; {kept}"
+    return HOLDS, f"labels repeat {least}"
 
 
-def _why_unseen(pool: PoolFacts) -> str:
-    if pool.regrade_command is None:
-        return "moved or changed before it was graded again"
-    # The problems of a foreign pool are its logger's: the command may need their file.
-    hint = " (LeetCode problems: --problems FILE)" if pool.isolation == UNKNOWN else ""
-    return f"not graded again: {pool.regrade_command}{hint}"
-
-
-def _enough(evidence: Evidence) -> tuple[bool | None, str]:
-    n = _num_prompts(evidence)
+def _enough(evidence: Evidence) -> Part:
+    # The most of any arm: a control arm meets as many prompts as the measured one.
+    n = max((summary.num_prompts for summary in evidence.summaries), default=0)
     if n < MIN_PROMPTS:
         # Few prompts break nothing: what they cost is power, and intervals that cover less than they say.
-        return None, f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
-    return True, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
+        return NOT_SEEN, f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
+    return HOLDS, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
-def _same_start(evidence: Evidence) -> tuple[bool | None, str]:
+def _same_start(evidence: Evidence) -> Part:
     """Before any update every arm sees one gradient, and arms with the same kind of directions read one cosine."""
     first = [step for step in evidence.starts if step.arm in ARMS]
     if evidence.trains and len({step.arm for step in first}) < 2:
-        return None, "one arm a run: give the other arms of its seed beside it (probe analyze RUN RUN, or SPEC)"
+        return NOT_SEEN, "one arm a run: give the other arms of its seed as well (probe analyze RUN RUN, or SPEC)"
     norms: dict[str, list[float]] = {}  # by basis: a gradient has another norm in other coordinates
     cosines: dict[tuple[str, str], list[float | None]] = {}
     for step in first:
@@ -128,15 +122,13 @@ def _same_start(evidence: Evidence) -> tuple[bool | None, str]:
         norms.setdefault(arm.basis, []).append(step.grad_norm)
         cosines.setdefault((arm.basis, arm.directions), []).append(step.cos_in)
     if not all(map(_equal, norms.values())):
-        return False, "the gradient norm differs between arms at the first step"
+        return BROKEN, "the gradient norm differs between arms at the first step"
     if not all(map(_equal, cosines.values())):
-        return False, "arms with the same directions read different cosines at the first step"
+        return BROKEN, "arms with the same directions read different cosines at the first step"
     twin = _twin(evidence)
     if twin:
-        return False, f"{twin} reads the same cosines as the measured arm: it is no control"
-    if not first:
-        return None, "no steps"
-    return True, "equal"
+        return BROKEN, f"{twin} reads the same cosines as the measured arm: it is no control"
+    return (HOLDS, "equal") if first else (NOT_SEEN, "no steps")
 
 
 def _equal(values: Sequence[float | None]) -> bool:
@@ -152,85 +144,111 @@ def _equal(values: Sequence[float | None]) -> bool:
 
 def _twin(evidence: Evidence) -> str | None:
     """A control arm whose cosines are those of the measured arm, step by step."""
-    measured = evidence.measured
-    if measured is None or measured.mean_cos_in is None:
+    measured, summary = evidence.measured_arm, evidence.summary(evidence.measured_arm)
+    if measured is None or summary is None or summary.mean_cos_in is None:
         return None
-    cosines: dict[str, dict[int, float | None]] = {arm: {} for arm in evidence.summaries}
+    cosines: dict[str, dict[int, float | None]] = {arm: {} for arm in evidence.arms}
     for step in evidence.steps:
         cosines[step.arm][step.step] = step.cos_in
-    for arm in evidence.summaries:
-        is_other_kind = arm in ARMS and ARMS[arm].directions != ARMS[measured.arm].directions
-        if is_other_kind and cosines[arm] == cosines[measured.arm]:
+    for arm in evidence.arms:
+        is_other_kind = arm in ARMS and ARMS[arm].directions != ARMS[measured].directions
+        if is_other_kind and cosines[arm] == cosines[measured]:
             return arm
     return None
 
 
-def _additive(evidence: Evidence) -> tuple[bool | None, str]:
+def _additive(evidence: Evidence) -> Part:
     errors = [step.additivity_error for step in evidence.steps if step.additivity_error is not None]
     tolerance = evidence.additivity_tolerance
     if not errors or tolerance is None:
-        return None, "not checked"
-    return max(errors) <= tolerance, f"relative error {max(errors):.2g}, at most {tolerance:g}"
+        return NOT_SEEN, "not checked"
+    text = f"relative error {max(errors):.2g}, at most {tolerance:g}"
+    return HOLDS if max(errors) <= tolerance else BROKEN, text
 
 
-def _transfers(evidence: Evidence) -> tuple[bool | None, str]:
+def _transfers(evidence: Evidence) -> Part:
     transfer = evidence.transfer
     if transfer is None:
         where = "; probe replay measures it at frozen weights" if evidence.trains else ""
-        return None, f"no held-out pair was measured{where}"
+        return NOT_SEEN, f"no held-out pair was measured{where}"
     interval = transfer.interval
-    holds = None
-    if interval.low > 0.5:
-        holds = True
-    elif interval.high <= 0.5:
-        holds = False
-    return holds, (
+    says = HOLDS if interval.low > 0.5 else BROKEN if interval.high <= 0.5 else NOT_SEEN
+    return says, (
         f"v_hack has the sign of {transfer.num_right} of {transfer.num_pairs} held-out pairs "
         f"[{interval.low:.2f}, {interval.high:.2f}], above .5 needed"
     )
 
 
-def _tails(evidence: Evidence) -> tuple[bool | None, str]:
+def _tails(evidence: Evidence) -> Part:
     tails = {pool.prompt_tail for pool in evidence.pools}
     if None in tails or not tails:
-        return None, "not recorded by every pool"
-    if len(tails) > 1:
-        return False, f"{len(tails)} different"
-    return True, "the same in every pool"
+        return NOT_SEEN, "not recorded by every pool"
+    return (BROKEN, f"{len(tails)} different") if len(tails) > 1 else (HOLDS, "the same in every pool")
 
 
-def _reproduced(evidence: Evidence) -> tuple[bool | None, str]:
-    error = evidence.offline_error
-    if evidence.sample_error is not None and evidence.sample_error > OTHER_GRADIENTS:
-        return False, f"the inner products are of other pairs or samples: cosines differ by {evidence.sample_error:.2g}"
-    if error is None and evidence.trains:
-        return None, "not of a policy that moves: probe replay measures it at frozen weights"
-    if error is None:
-        return None, "no inner products of a frozen run: no permutation null can be drawn"
-    if error > REPRODUCED:
-        return None, (
-            f"off the records by {error:.2g}: no permutation null drawn. The loss is more than advantages times "
+def _reproduced(evidence: Evidence) -> Part:
+    if evidence.trains:
+        return NOT_SEEN, "not of a policy that moves: probe replay measures it at frozen weights"
+    linked = evidence.linked
+    if linked is None:
+        return NOT_SEEN, "no inner products of a frozen run: no permutation null can be drawn"
+    if linked.sample_error > OTHER_GRADIENTS:
+        return BROKEN, f"the inner products are of other pairs or samples: cosines differ by {linked.sample_error:.2g}"
+    if linked.error > REPRODUCED:
+        return NOT_SEEN, (
+            f"off the records by {linked.error:.2g}: no permutation null drawn. The loss is more than advantages times "
             "gradients (token credit, a KL penalty, recorded ratios), or its normaliser is not the first condition's"
         )
-    return True, f"largest difference from the records {error:.2g}, at most {REPRODUCED:g}"
+    return HOLDS, f"largest difference from the records {linked.error:.2g}, at most {REPRODUCED:g}"
 
 
-def _gate(evidence: Evidence) -> tuple[bool | None, str]:
-    if not any(ARMS[arm].projects for arm in evidence.summaries if arm in ARMS):
-        return True, "no arm projects"
-    judgement = correct(evidence)
-    text = f"{judgement.value}; {judgement.why}" if judgement.value else judgement.why
-    return {"PASS": True, "FAIL": False}.get(judgement.verdict), text
+def gate_acted(evidence: Evidence) -> Part:
+    """What the gate should remove is gone, up to rounding: an identity, which says that it ran."""
+    if not any(ARMS[arm].projects for arm in evidence.arms if arm in ARMS):
+        return HOLDS, "no arm projects"
+    arms = [arm for arm in evidence.arms if arm in ARMS and ARMS[arm].projects and not ARMS[arm].dosed]
+    gates = {evidence.gate.gate or ARMS[arm].gate for arm in arms}
+    if evidence.gate.overshoot < 1:
+        return NOT_SEEN, "this gate does not remove the hack-ward part"
+    steps = [step for step in evidence.steps if step.arm in arms]
+    if evidence.trains and evidence.gate.target == "update":
+        # The gradient keeps its hack-ward part there; the optimizer's update does not.
+        left = [step.hackward_frac_update for step in steps if step.hackward_frac_update is not None]
+        return _left(left, GATED_UPDATE, "of the update; identity of the gate: says it ran", [])
+    # A two-sided gate without overshoot leaves nothing along the directions, a one-sided one only nothing hack-ward.
+    both_sides = gates == {"two_sided"} and evidence.gate.overshoot == 1
+    fired, to_remove, left = set(), set(), []
+    for step in steps:
+        if step.cos_out is None or step.hackward_frac_out is None:
+            continue
+        if step.frac_fired:
+            fired.add(step.arm)
+        if both_sides or (step.hackward_frac_in or 0.0) >= GATED:
+            to_remove.add(step.arm)
+        left.append(max(step.hackward_frac_out, abs(step.cos_out) if both_sides else 0.0))
+    kind = "|V g'| / |g'|" if both_sides else "its positive part"
+    idle = [arm for arm in arms if arm in to_remove - fired]
+    return _left(left, GATED, f"{kind}, {', '.join(arms)}; identity of the gate: says that it ran", idle)
 
 
-_PARTS: dict[str, Callable[[Evidence], tuple[bool | None, str]]] = {
-    "grader canaries": _canaries,
-    "regrade agreement": _regraded,
-    "prompts": _enough,
-    "arms at the first step": _same_start,
-    "contributions add up": _additive,
-    "held-out sign": _transfers,
-    "template tails": _tails,
-    "offline geometry": _reproduced,
-    "gate": _gate,
+def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) -> Part:
+    """Whether what a gate left is rounding, and none of the arms that had something to remove was idle."""
+    if not left:
+        return NOT_SEEN, "no projecting arm with a cosine, or none that was updated"
+    if idle:
+        text = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
+    says = BROKEN if idle or max(left) >= most else HOLDS
+    return says, f"largest {max(left):.1e}, below {most:g} needed; {text}"
+
+
+PARTS: dict[str, tuple[str, Callable[[Evidence], Part]]] = {
+    "grader canaries": ("Could no submission write its own label?", _canaries),
+    "regrade agreement": ("Does a second grading repeat the labels?", _regraded),
+    "prompts": ("Are there enough prompts?", _enough),
+    "arms at the first step": ("Do all arms start from one gradient?", _same_start),
+    "contributions add up": ("Do the samples' gradients add up to the batch's?", _additive),
+    "held-out sign": ("Has v_hack the right sign on held-out pairs?", _transfers),
+    "template tails": ("Do all prompts end alike?", _tails),
+    "offline geometry": ("Do stored inner products give the recorded cosines?", _reproduced),
+    "gate": ("Did the gate remove what it should?", gate_acted),
 }

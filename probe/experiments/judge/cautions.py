@@ -6,7 +6,7 @@ To add a caution: a sentence that begins with a word in capitals, appended in `c
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.analysis.verdict.training_runs import shared_settings
+from probe.analysis.training_runs import shared_settings
 from probe.experiments.jobs import SweepRun
 from probe.experiments.judge.invalidations import concerned_runs, read_invalidations
 from probe.experiments.spec import Spec

@@ -9,56 +9,106 @@ are identical.
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 
 from probe.analysis.measures.specificity import BEATEN
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, difference, unpaired_difference
+from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.significance import SKEWED_CAVEAT, is_skewed
 from probe.analysis.statistics.thresholds import ALPHA
-from probe.analysis.verdict.evidence import Judgement, missing, range_text
+from probe.analysis.verdict.seed_tables import range_text
+from probe.analysis.verdict.verdict import Finding
 from probe.experiments.spec import Criterion
-from probe.settings.words import Verdict
+from probe.settings.words import Word
 
 SPREAD = ("mean", "lower95", "upper95", "interval90", "p")  # statistics that take the spread of the units into account
 SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
+MEAN_DIRECTION = "cos_in_mean"  # no mean over units: it has a null and no interval
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
     "<=": operator.le,
 }
+Judged = tuple[Word, str]
+PASS, FAIL, INCONCLUSIVE, VACUOUS = Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS
 
 
-def evaluate(criterion: Criterion, metrics: Metrics) -> Judgement:
-    """The verdict of one criterion, its numbers and the reason."""
+def evaluate(criterion: Criterion, metrics: Metrics, p_holm: float | None = None) -> Finding:
+    """What the data say to one criterion.
+
+    Args:
+        p_holm: its p-value, adjusted over all criteria; None for a criterion without p-value, or with the only one.
+    """
     measured = _estimate(criterion, metrics)
-    if isinstance(measured, Judgement):
-        return measured
-    if measured.vacuous is not None:
-        return Judgement(verdict="VACUOUS", value=_text(measured), n=measured.n, why=measured.vacuous)
-    verdict, why = _compare(criterion, measured)
+    value, number, n = "", None, 0
+    if isinstance(measured, str):
+        says, why = INCONCLUSIVE, measured
+    else:
+        n = measured.n
+        if measured.value is not None:
+            value = f"{measured.value:+.3g} {range_text(measured.interval)}".strip()
+            if measured.interval is not None:
+                number = Bounded(value=measured.value, interval=measured.interval)
+        says, why = (VACUOUS, measured.vacuous) if measured.vacuous is not None else _judged(criterion, measured)
+    if p_holm is not None:
+        why += f"; Holm-adjusted p {p_holm:.2g}"
+        # Significant alone, but not in its family: neither shown nor refuted.
+        if says is PASS and isinstance(criterion.threshold, float) and p_holm >= criterion.threshold:
+            says = INCONCLUSIVE
+    if criterion.why:
+        why += f". {criterion.why}"
+    if criterion.reported:
+        why += f"; reported: {criterion.reported}"
+    return Finding(
+        name=criterion.name,
+        question=in_words(criterion),
+        says=says,
+        text=f"{value}; {why}" if value else why,
+        number=number,
+        n=n,
+        unit=criterion.unit,
+        role=criterion.role,
+    )
+
+
+def in_words(criterion: Criterion) -> str:
+    """A criterion in words, such as `lower95 of cos_in > 0.05 (vanilla - random in mixed; null N2)`."""
+    sides = ((criterion.arm, criterion.versus_arm), (criterion.condition, criterion.versus_condition))
+    # A difference has two sides; of one side the default is not named.
+    named = [f"{name or 'default'} - {versus}" if versus else name or "" for name, versus in sides]
+    null = "" if criterion.null == "none" else f"null {criterion.null}"
+    notes = "; ".join(filter(None, [" in ".join(filter(None, named)), null]))
+    threshold = list(criterion.threshold) if isinstance(criterion.threshold, tuple) else f"{criterion.threshold:g}"
+    text = f"{criterion.statistic} of {criterion.metric} {criterion.comparison} {threshold}"
+    return f"{text} ({notes})" if notes else text
+
+
+def _judged(criterion: Criterion, measured: Estimate) -> Judged:
+    says, why = _compare(criterion, measured)
     if criterion.null == "baselines":
-        verdict, why = _against_baselines(measured, verdict, why)
-    elif verdict == "PASS" and criterion.null != "none":
-        verdict, why = _against_null(criterion, measured, why)
+        says, why = _against_baselines(measured, says, why)
+    elif says is PASS and criterion.null != "none":
+        says, why = _against_null(criterion, measured, why)
     if criterion.statistic in SPREAD and is_skewed(list(measured.by_unit.values())):
         why = f"{why}; {SKEWED_CAVEAT}"
     if criterion.role == "mechanism":
         why = f"{why}; mechanism: says that the code ran"
-    return Judgement(verdict=verdict, value=_text(measured), n=measured.n, why=why)
+    return says, why
 
 
 def p_of(criterion: Criterion, metrics: Metrics) -> float | None:
     """The p that a criterion of statistic `p` compares; None for every other, and for one that was not measured."""
-    measured = _estimate(criterion, metrics) if criterion.statistic == "p" else None
-    return _statistic(criterion, measured) if isinstance(measured, Estimate) else None
+    measured = _estimate(criterion, metrics) if criterion.statistic == "p" else ""
+    return None if isinstance(measured, str) else _statistic(criterion, measured)
 
 
-def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Judgement:
-    """The estimate that a criterion names, a difference where it says versus; a Judgement when there is none."""
+def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | str:
+    """The estimate that a criterion names, a difference where it says versus; in words, why there is none."""
     key = MetricKey(criterion.metric, criterion.unit, criterion.arm, criterion.condition)
     left = metrics.get(key)
     if left is None:
-        return missing(f"{_name(key)} was not measured{_nearest(key, metrics)}")
+        return f"{_name(key)} was not measured{_nearest(key, metrics)}"
     if criterion.versus_arm is None and criterion.versus_condition is None:
         return left
     rival = MetricKey(
@@ -69,52 +119,53 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | Judgement:
     )
     right = metrics.get(rival)
     if right is None:
-        return missing(f"{_name(rival)} was not measured{_nearest(rival, metrics)}")
+        return f"{_name(rival)} was not measured{_nearest(rival, metrics)}"
     measured = (difference if criterion.paired else unpaired_difference)(left, right)
     if measured.n == 0:
-        return missing(f"{_name(key)} and {_name(rival)} share no {criterion.unit}")
+        return f"{_name(key)} and {_name(rival)} share no {criterion.unit}"
     # Rates of separate training runs may be equal by chance; measures of one replay are equal where nothing differs.
     if criterion.role == "primary" and criterion.unit not in SEPARATE and left.by_unit == right.by_unit:
         why = f"{_name(key)} and {_name(rival)} are identical in every {criterion.unit}: nothing was compared"
-        return Judgement(verdict="VACUOUS", value=_text(measured), n=measured.n, why=why)
+        return replace(measured, vacuous=why)
     return measured
 
 
-def _compare(criterion: Criterion, measured: Estimate) -> tuple[Verdict, str]:
+def _compare(criterion: Criterion, measured: Estimate) -> Judged:
     """The comparison itself, before any null."""
     threshold = criterion.threshold
     if isinstance(threshold, tuple):
         return _inside(measured, *threshold)
     value = _statistic(criterion, measured)
     if value is None:
-        return "INCONCLUSIVE", _no_interval(criterion.statistic, measured)
+        return INCONCLUSIVE, _no_interval(criterion.statistic, measured)
     holds = _COMPARE[criterion.comparison]
     why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
     if criterion.statistic == "p":
-        return ("PASS", why) if holds(value, threshold) else ("INCONCLUSIVE", f"not {why}: absence is not shown")
-    if criterion.statistic in ("value", "min", "max", "n"):
-        return ("PASS", why) if holds(value, threshold) else ("FAIL", f"not {why}")
+        return (PASS, why) if holds(value, threshold) else (INCONCLUSIVE, f"not {why}: absence is not shown")
+    # The cosine along a mean difference is no mean over units: it has a null and no interval.
+    if criterion.statistic in ("value", "min", "max", "n") or criterion.metric == MEAN_DIRECTION:
+        return (PASS, why) if holds(value, threshold) else (FAIL, f"not {why}")
     if measured.interval is None:
-        return "INCONCLUSIVE", f"{why}, but {_no_interval('95% interval', measured)}"
+        return INCONCLUSIVE, f"{why}, but {_no_interval('95% interval', measured)}"
     low, high = holds(measured.interval.low, threshold), holds(measured.interval.high, threshold)
     if (low and high) or (criterion.statistic != "mean" and holds(value, threshold)):
-        return "PASS", why
+        return PASS, why
     if not low and not high:
-        return "FAIL", f"not {why}: the whole 95% interval is beyond it"
-    return "INCONCLUSIVE", f"not decided: {why}, with the 95% interval on both sides"
+        return FAIL, f"not {why}: the whole 95% interval is beyond it"
+    return INCONCLUSIVE, f"not decided: {why}, with the 95% interval on both sides"
 
 
-def _inside(measured: Estimate, low: float, high: float) -> tuple[Verdict, str]:
+def _inside(measured: Estimate, low: float, high: float) -> Judged:
     """Equivalence: the 90% interval inside the band (two one-sided tests at 5%)."""
     interval = measured.interval_90
     if interval is None:
-        return "INCONCLUSIVE", _no_interval("90% interval", measured)
+        return INCONCLUSIVE, _no_interval("90% interval", measured)
     why = f"90% interval {range_text(interval)} against [{low:+g}, {high:+g}]"
     if low < interval.low and interval.high < high:
-        return "PASS", f"{why}: inside"
+        return PASS, f"{why}: inside"
     if interval.high <= low or interval.low >= high:
-        return "FAIL", f"{why}: outside"
-    return "INCONCLUSIVE", f"{why}: across an edge"
+        return FAIL, f"{why}: outside"
+    return INCONCLUSIVE, f"{why}: across an edge"
 
 
 def _no_interval(statistic: str, measured: Estimate) -> str:
@@ -125,22 +176,22 @@ def _no_interval(statistic: str, measured: Estimate) -> str:
     return f"{missing_from}: all read {measured.value:.3g} and show no variance (`min` and `max` ask about these alone)"
 
 
-def _against_baselines(measured: Estimate, verdict: Verdict, why: str) -> tuple[Verdict, str]:
+def _against_baselines(measured: Estimate, says: Word, why: str) -> Judged:
     """Whatever its size, a score that a trivial one reaches shows nothing."""
     if measured.beaten_by:
-        return "FAIL", f"{BEATEN}: {', '.join(measured.beaten_by)}; {why}"
+        return FAIL, f"{BEATEN}: {', '.join(measured.beaten_by)}; {why}"
     if measured.beaten_by is None:
-        return "INCONCLUSIVE" if verdict == "PASS" else verdict, f"{why}; no trivial baseline was measured"
-    return verdict, f"{why}; no trivial score does as well"
+        return INCONCLUSIVE if says is PASS else says, f"{why}; no trivial baseline was measured"
+    return says, f"{why}; no trivial score does as well"
 
 
-def _against_null(criterion: Criterion, measured: Estimate, why: str) -> tuple[Verdict, str]:
+def _against_null(criterion: Criterion, measured: Estimate, why: str) -> Judged:
     """What passes must leave its null as well, or the threshold says nothing."""
     test = measured.nulls.get(criterion.null)
     if test is None:
-        return "INCONCLUSIVE", f"{why}; its null {criterion.null} was not measured"
+        return INCONCLUSIVE, f"{why}; its null {criterion.null} was not measured"
     numbers = f"{criterion.null} p {test.p:.2g}, 95th percentile {test.q95:.3g}"
-    return ("PASS", f"{why}; {numbers}") if test.p < ALPHA else ("VACUOUS", f"{why}, and so does its null: {numbers}")
+    return (PASS, f"{why}; {numbers}") if test.p < ALPHA else (VACUOUS, f"{why}, and so does its null: {numbers}")
 
 
 def _statistic(criterion: Criterion, measured: Estimate) -> float | None:
@@ -156,10 +207,6 @@ def _statistic(criterion: Criterion, measured: Estimate) -> float | None:
         "max": measured.maximum,
         "n": float(measured.n),
     }[criterion.statistic]
-
-
-def _text(measured: Estimate) -> str:
-    return "" if measured.value is None else f"{measured.value:+.3g} {range_text(measured.interval)}".strip()
 
 
 def _name(key: MetricKey) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit
-from probe.analysis.verdict.training_runs import is_training, over_runs
+from probe.analysis.training_runs import is_training, over_runs
 from probe.experiments.jobs import SweepRun
 from probe.experiments.spec import Spec, SpecCondition
 from probe.records.run import read_run
@@ -33,7 +33,7 @@ def analyse_all(done: Sequence[SweepRun], **settings: Any) -> Analyses:
         for condition in run.job.conditions:
             # A training run has one condition, and its records do not know the name that the spec gives it.
             named = None if is_training(record) else condition
-            analyses[run.job.name, condition] = analyze(record, named, others=records, **settings)
+            analyses[run.job.name, condition] = analyze(record, named, others=records, **settings).settle()
     return analyses
 
 

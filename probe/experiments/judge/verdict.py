@@ -13,39 +13,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from probe.analysis.evidence import PlannedTraining
 from probe.analysis.metric_table import MetricKey, Metrics
 from probe.analysis.statistics.significance import holm
-from probe.analysis.trained.arms import Trainings, of_runs
-from probe.analysis.trained.decision import ArmVerdict, judge_arms
-from probe.analysis.verdict.advice import Next
-from probe.analysis.verdict.evidence import PlannedTraining
+from probe.analysis.trained.arms import TrainedRun, Trainings, of_runs
+from probe.analysis.trained.judge import judge_arms
+from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.judge.cautions import cautions
 from probe.experiments.judge.criteria import evaluate, p_of
 from probe.experiments.judge.sweep_metrics import STOP_DRAWS, Analyses, analyse_all, sweep_metrics
 from probe.experiments.load import decide, unmet
-from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Role, Spec, SpecStatus
+from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecStatus
 from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import CONFIG_FILE, settings_of
 from probe.settings.run import TrainConfig
-from probe.settings.words import Verdict
+from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriterionVerdict:
-    """One criterion and its verdict."""
-
-    name: str
-    role: Role
-    condition: str  # the criterion in words: statistic, metric, comparison, threshold
-    verdict: Verdict
-    value: str
-    n: int
-    unit: str
-    why: str
-    reported: str  # by the study that asked first; "" where none did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +40,6 @@ class RunStatus:
     name: str
     complete: bool
     spec_status: SpecStatus | None  # None: the run has not begun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunVerdict:
-    """The verdict on a replay under one condition, as `probe analyze RUN` gives it."""
-
-    run: str
-    condition: str
-    verdict: str  # BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED or GO
-    why: str
-    next: Next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +60,16 @@ class SpecVerdict:
     sha256: str
     question: str
     runs: list[RunStatus]
-    rows: list[CriterionVerdict]
-    replay: RunVerdict | None  # under the primary's condition; None: its runs train, or there is none yet
-    decision: str
-    then: str
-    refused: dict[str, list[str]]  # {a decision before `decision`: its requirements that fail, with their verdicts}
-    cautions: list[str]
-    arms: list[ArmVerdict]  # after training, every arm and condition against vanilla; empty for a replay
+    verdict: Verdict  # the decision; its findings are the criteria, its caveats why no earlier decision was taken
+    replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or there is none yet
+    arms: list[Verdict]  # after training, every arm and condition against vanilla; empty for a replay
     outcomes: list[ArmOutcome]  # of training; empty for a replay
     conclusions: dict[str, list[str]]  # {"run condition": its verdict with the reason, and its caveats}
 
     @property
-    def failed(self) -> bool:
-        """Whether the primary criterion failed."""
-        return any(row.role == "primary" and row.verdict == "FAIL" for row in self.rows)
+    def primary(self) -> Word:
+        """What the data say to the primary criterion."""
+        return next(finding.says for finding in self.verdict.findings if finding.role == "primary")
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and None."""
@@ -127,10 +97,9 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
     return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
 
 
-def primary_verdict(spec: Spec, out_dir: Path) -> Verdict:
+def primary_verdict(spec: Spec, out_dir: Path) -> Word:
     """The verdict of the primary criterion on the runs that are complete: what a ceiling of the sweep asks for."""
-    rows = evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).rows
-    return next(row.verdict for row in rows if row.role == "primary")
+    return evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).primary
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
@@ -138,35 +107,44 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_metrics(spec, done, analyses)
-    rows = []
-    for criterion, row in zip(spec.criteria, _rows(spec.criteria, table), strict=True):
-        rows.append(_unless_unfinished(row, criterion, spec, runs))
-    replay = _replay_verdict(spec, done, analyses)
-    verdicts: dict[str, str] = {row.name: row.verdict for row in rows}
-    verdicts[VERDICT] = replay.verdict if replay is not None else "no run"
-    arms = _arm_verdicts(spec, done, analyses)
+    p_values = {criterion.name: p_of(criterion, table) for criterion in spec.criteria}
+    adjusted = holm({name: p for name, p in p_values.items() if p is not None})
+    findings = []
+    for criterion in spec.criteria:
+        # The adjustment of a single p-value changes nothing, and is not shown.
+        finding = evaluate(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None)
+        findings.append(_unless_unfinished(finding, criterion, spec, runs))
+    replay, arms = _replay_verdict(spec, done, analyses), _arm_verdicts(spec, done, analyses)
+    words: dict[str, str] = {finding.name: finding.says for finding in findings}
+    words[VERDICT] = replay.word if replay is not None else "no run"
     for arm in arms:
-        if (arm.condition or spec.conditions[0].name, arm.arm) == spec.judged:
-            verdicts[OUTCOME] = arm.outcome
-    decision = decide(spec, verdicts)
-    refused = {}
+        if (arm.about["condition"] or spec.conditions[0].name, arm.about["arm"]) == spec.judged:
+            words[OUTCOME] = arm.word
+    decision = decide(spec, words)
+    caveats = []
     for earlier in spec.decisions[: spec.decisions.index(decision)]:
-        refused[earlier.name] = unmet(earlier, verdicts)
+        caveats.append(f"not {earlier.name}: {', '.join(unmet(earlier, words))}")
     return SpecVerdict(
         spec=spec.name,
         sha256=spec.sha256,
         question=spec.experiment.question,
         runs=[RunStatus(name=run.job.name, complete=run.complete, spec_status=run.spec_status) for run in runs],
-        rows=rows,
+        verdict=Verdict(
+            about={"spec": spec.name},
+            word=decision.name,
+            sentence=decision.then,
+            findings=findings,
+            caveats=[*caveats, *cautions(spec, runs), *_broken(analyses)],
+        ),
         replay=replay,
-        decision=decision.name,
-        then=decision.then,
-        refused=refused,
-        cautions=[*cautions(spec, runs), *_broken(analyses)],
         arms=arms,
         outcomes=_outcomes(spec, table),
-        conclusions={" ".join(key): analysis.sentences for key, analysis in analyses.items()},
+        conclusions={" ".join(key): _conclusion(analysis.verdict) for key, analysis in analyses.items()},
     )
+
+
+def _conclusion(verdict: Verdict) -> list[str]:
+    return [f"{verdict.word}: {verdict.sentence}", *verdict.caveats]
 
 
 def _broken(analyses: Analyses) -> list[str]:
@@ -174,7 +152,7 @@ def _broken(analyses: Analyses) -> list[str]:
     runs_of_part: dict[str, list[str]] = {}
     for (run, _), analysis in analyses.items():
         for part in analysis.validity:
-            if part.holds is False:
+            if part.says is Word.BROKEN:
                 runs_of_part.setdefault(f"{part.name} ({part.text})", []).append(run)
     return [f"BROKEN: {part}, in {', '.join(dict.fromkeys(runs))}" for part, runs in runs_of_part.items()]
 
@@ -191,96 +169,29 @@ def go_plan(spec: Spec) -> PlannedTraining:
     return replace(PlannedTraining(), **given, paired_correlation=go.paired_correlation)
 
 
-def _rows(criteria: Sequence[Criterion], table: Metrics) -> list[CriterionVerdict]:
-    """The verdicts of all criteria, whose p-values are adjusted together (Holm 1979)."""
-    p_values = {}
-    for criterion in criteria:
-        p = p_of(criterion, table)
-        if p is not None:
-            p_values[criterion.name] = p
-    adjusted = holm(p_values)
-    # The adjustment of a single p-value changes nothing, and is not shown.
-    shown = adjusted if len(adjusted) > 1 else {}
-    return [_row(criterion, table, shown.get(criterion.name)) for criterion in criteria]
-
-
-def _unless_unfinished(
-    row: CriterionVerdict, criterion: Criterion, spec: Spec, runs: Sequence[SweepRun]
-) -> CriterionVerdict:
-    """The row, INCONCLUSIVE instead of FAIL where a count is short and runs that it counts are not over."""
-    if criterion.statistic != "n" or row.verdict != "FAIL":
-        return row
+def _unless_unfinished(finding: Finding, criterion: Criterion, spec: Spec, runs: Sequence[SweepRun]) -> Finding:
+    """The finding, INCONCLUSIVE instead of FAIL where a count is short and runs that it counts are not over."""
+    if criterion.statistic != "n" or finding.says is not Word.FAIL:
+        return finding
     (condition, arm), missing = spec.side_of(criterion), 0
     for run in runs:
         missing += arm in run.job.arms and condition in run.job.conditions and not run.complete
     if missing == 0:
-        return row
-    return replace(row, verdict="INCONCLUSIVE", why=f"{missing} of its runs are not complete; {row.why}")
+        return finding
+    return replace(finding, says=Word.INCONCLUSIVE, text=f"{missing} of its runs are not complete; {finding.text}")
 
 
-def _row(criterion: Criterion, table: Metrics, p_holm: float | None) -> CriterionVerdict:
-    """The verdict of one criterion.
-
-    Args:
-        p_holm: its Holm-adjusted p-value; None for a criterion without p-value, or with the only one.
-    """
-    judgement = evaluate(criterion, table)
-    verdict, why = judgement.verdict, judgement.why
-    if p_holm is not None:
-        why += f"; Holm-adjusted p {p_holm:.2g}"
-        # Significant alone, but not in its family: neither shown nor refuted.
-        if verdict == "PASS" and isinstance(criterion.threshold, float) and p_holm >= criterion.threshold:
-            verdict = "INCONCLUSIVE"
-    return CriterionVerdict(
-        name=criterion.name,
-        role=criterion.role,
-        condition=_words(criterion),
-        verdict=verdict,
-        value=judgement.value,
-        n=judgement.n,
-        unit=criterion.unit,
-        why=f"{why}. {criterion.why}" if criterion.why else why,
-        reported=criterion.reported,
-    )
-
-
-def _words(criterion: Criterion) -> str:
-    """A criterion in words, such as `lower95 of cos_in > 0.05 (vanilla - random in mixed; null N2)`."""
-    arms = _side(criterion.arm, criterion.versus_arm)
-    conditions = _side(criterion.condition, criterion.versus_condition)
-    place = " in ".join(part for part in (arms, conditions) if part)
-    null = "" if criterion.null == "none" else f"null {criterion.null}"
-    notes = "; ".join(part for part in (place, null) if part)
-    threshold = list(criterion.threshold) if isinstance(criterion.threshold, tuple) else f"{criterion.threshold:g}"
-    text = f"{criterion.statistic} of {criterion.metric} {criterion.comparison} {threshold}"
-    return f"{text} ({notes})" if notes else text
-
-
-def _side(name: str | None, versus: str | None) -> str:
-    """`vanilla - random` for a difference, else the name; "" for the default alone."""
-    return f"{name or 'default'} - {versus}" if versus else name or ""
-
-
-def _replay_verdict(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> RunVerdict | None:
+def _replay_verdict(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> Verdict | None:
     """The verdict on the first complete replay of the primary's condition."""
     condition, _ = spec.judged
     if not spec.resolved[condition].frozen:
         return None
-    for run in done:
-        if condition in run.job.conditions:
-            decision = analyses[run.job.name, condition].decision
-            return RunVerdict(
-                run=run.job.name,
-                condition=condition,
-                verdict=decision.outcome,
-                why=decision.why,
-                next=decision.next,
-            )
-    return None
+    names = (run.job.name for run in done if condition in run.job.conditions)
+    return next((analyses[name, condition].verdict for name in names), None)
 
 
-def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> list[ArmVerdict]:
-    """The verdict on every arm and condition of a training beside the vanilla that it is compared with."""
+def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> list[Verdict]:
+    """The verdict on every arm and condition of a training, compared with its vanilla."""
     if spec.settings["verb"] != "train" or spec.baseline is None:
         return []
     arms = {}
@@ -289,9 +200,10 @@ def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> l
         for arm in spec.arms_of(condition):
             runs = []
             for job in (run.job for run in done):
-                if condition.name in job.conditions and arm in job.arms:
+                outcome = analyses[job.name, condition.name].outcome if condition.name in job.conditions else None
+                if outcome is not None and arm in job.arms:
                     settings = settings_of(read_json(job.directory / CONFIG_FILE))
-                    runs.append((settings, analyses[job.name, condition.name].outcome))
+                    runs.append(TrainedRun(path=job.directory, settings=settings, outcome=outcome))
             shown = condition.name if len(spec.conditions) > 1 else ""
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None

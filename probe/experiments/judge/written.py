@@ -1,12 +1,27 @@
-"""The results that `probe analyze SPEC --write` keeps in `spec/NAME.md`: headings and criteria, read back."""
+"""The verdict of a spec as text: on the terminal, in `out/reports/`, and in the Results of `spec/NAME.md`.
+
+format_text          what `probe analyze SPEC` prints
+write_report         what its --write writes
+written_results, written_criteria      the Results, read back
+"""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from probe.analysis.formatting import wrap
+from probe.analysis.verdict.text import arm_lines, arm_sentences, finding_lines, note_lines, sentence, verdict_lines
+from probe.experiments.judge.verdict import SpecVerdict
+from replay_pools.errors import InputError
+from replay_pools.storage.files import write_atomic
+
 SHA_DIGITS = 12  # of the spec's hash, in a heading
 CRITERIA_HEADER = ("criterion", "role", "asked", "verdict", "n", "found")  # columns of the table below a heading
-REPORTED = "reported"  # one more, where the spec has it
+_TRAINED = (
+    "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
+)
+_RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
 _HEADING = re.compile(
     r"^### (?P<decision>.+) \(spec (?P<sha256>[0-9a-f]+), (?P<done>\d+) of (?P<runs>\d+) runs\)$", re.M
 )
@@ -62,3 +77,106 @@ def written_criteria(log: Path, sha256: str) -> dict[str, str]:
         elif reading and len(cells) >= len(CRITERIA_HEADER):
             criteria[cells[0]] = f"{cells[verdict]}, {cells[data].partition('; ')[0]}"
     return criteria
+
+
+def format_text(verdict: SpecVerdict) -> str:
+    """Outcomes of a training, the decision, the verdict on a replay, cautions and criteria; at most 100 columns."""
+    complete = sum(run.complete for run in verdict.runs)
+    lines = [f"{verdict.spec}: {complete} of {len(verdict.runs)} runs, spec sha256 {verdict.sha256[:SHA_DIGITS]}"]
+    lines += wrap(verdict.question)
+    if verdict.arms:
+        lines += ["", *arm_lines(verdict.arms)]
+    # Of a sweep under way, or ended at its ceiling: more runs may change it.
+    head = "DECISION" if complete == len(verdict.runs) else f"DECISION OF {complete} RUNS"
+    decision = verdict.verdict
+    lines += ["", *wrap(f"{head}: {decision.word}. {decision.sentence}", indent="  "), *note_lines(decision)]
+    if verdict.replay is not None:
+        lines += ["", *verdict_lines(f"VERDICT of {_place(verdict)}", verdict.replay, asked=False)]
+        lines += note_lines(verdict.replay)
+    lines += ["", "Criteria (mechanism rows are identities of the code and no evidence)"]
+    for finding in decision.findings:
+        lines += finding_lines(finding)
+    if verdict.outcomes:
+        lines += ["", *wrap(f"Runs that trained, {_TRAINED}")]
+    for outcome in verdict.outcomes:
+        lines.append(f"  {outcome.condition} {outcome.arm}, seeds {', '.join(outcome.seeds)}")
+        for name, values in outcome.values.items():
+            lines += wrap(f"      {name:<22}{_numbers(values)}", indent=" " * 28)
+    return "\n".join(lines)
+
+
+def _place(verdict: SpecVerdict) -> str:
+    about = {} if verdict.replay is None else verdict.replay.about
+    return f"{about.get('run')}, condition {about.get('condition')}"
+
+
+def format_markdown(verdict: SpecVerdict) -> str:
+    """The same as tables, for `out/reports/` and for the log of the spec."""
+    lines = [str(_heading(verdict)), "", verdict.verdict.sentence]
+    if verdict.replay is not None:
+        lines.append(f"\n**Verdict.** {sentence(_place(verdict), verdict.replay)}")
+    lines += [f"\n**Outcome.** {text}" for text in arm_sentences(verdict.arms)]
+    lines += [f"\n**Caution.** {caveat}" for caveat in verdict.verdict.caveats]
+    lines += ["", _cells(CRITERIA_HEADER), "|" + "---|" * len(CRITERIA_HEADER)]
+    for row in verdict.verdict.findings:
+        lines.append(_cells((row.name, row.role, row.question, row.says, f"{row.n} {row.unit}s", row.text)))
+    if verdict.outcomes:
+        names = list(dict.fromkeys(name for outcome in verdict.outcomes for name in outcome.values))
+        lines += ["", f"Runs that trained, {_TRAINED}.", ""]
+        lines += [_cells(("condition", "arm", *names)), "|---|---" + "|---" * len(names) + "|"]
+        for outcome in verdict.outcomes:
+            numbers = (_numbers(outcome.values.get(name, [])) for name in names)
+            lines.append(_cells((outcome.condition, outcome.arm, *numbers)))
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    """The mean, and in brackets every seed's number."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{sum(known) / len(known):.3g} ({' '.join('-' if value is None else f'{value:.3g}' for value in values)})"
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]:
+    """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`, new or not.
+
+    Raises:
+        InputError: the log has results of more runs of this version.
+    """
+    entry = format_markdown(verdict)
+    report, log = out / "reports" / f"{verdict.spec}.md", spec_file.with_suffix(".md")
+    heading = _heading(verdict)
+    for result in written_results(log):
+        if result.sha256 == heading.sha256 and result.done > heading.done:
+            raise InputError(
+                log,
+                expected=f"results of {heading.done} runs or fewer of this version, which these would replace",
+                found=f"results of {result.done}",
+                fix="pass the --out that has all runs, or delete that entry",
+            )
+    text = log.read_text(encoding="utf-8") if log.is_file() else f"# {verdict.spec}\n\n{verdict.question}\n"
+    section = _RESULTS.search(text)
+    if section is None:
+        text = f"{text.rstrip()}\n\n## Results\n"
+        section = _RESULTS.search(text)
+        assert section is not None
+    words = [f"\n## {run}\n\n" + "\n".join(f"- {line}" for line in lines) for run, lines in verdict.conclusions.items()]
+    body = f"# {verdict.spec}\n\n{verdict.question}\n\n{entry}" + "\n".join(["", *words, ""])
+    write_atomic(report, body.encode())
+    kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
+    mark = f"(spec {heading.sha256},"
+    entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]] + [entry]
+    results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
+    write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
+    return [report, log]
+
+
+def _heading(verdict: SpecVerdict) -> WrittenResult:
+    done = sum(run.complete for run in verdict.runs)
+    sha256 = verdict.sha256[:SHA_DIGITS]
+    return WrittenResult(decision=verdict.verdict.word, sha256=sha256, done=done, runs=len(verdict.runs))

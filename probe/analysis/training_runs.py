@@ -19,9 +19,10 @@ from typing import Any
 import orjson
 
 from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate, mean_by_unit
-from probe.analysis.verdict.evidence import Evidence
+from probe.analysis.training_outcome import TrainingOutcome
 from probe.records.records import StepRecord
 from probe.records.run import Run, settings_of
+from probe.settings.arms import measured_arm
 from probe.settings.run import TrainConfig
 from probe.settings.training import ModelConfig, OptimizerConfig
 from replay_pools.storage.tables import overlaid
@@ -90,7 +91,9 @@ def _arm_and_seed(run: Run) -> tuple[str, str]:
     return str(settings["intervention"]["arms"][0]), str(settings["seed"])
 
 
-def training_run_metrics(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
+def training_run_metrics(
+    table: Metrics, steps: Sequence[StepRecord], arms: Sequence[str], outcome: TrainingOutcome | None
+) -> dict[MetricKey, Estimate]:
     """The table of one run that trains, from its table over prompts and steps.
 
     Returns:
@@ -107,17 +110,14 @@ def training_run_metrics(evidence: Evidence, table: Metrics) -> dict[MetricKey, 
         if key.unit == "step":
             metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
             metrics[key] = _extremes(row.by_unit)
-    measured = evidence.measured.arm if evidence.measured else None
-    arms: list[str | None] = [*evidence.summaries]
-    if measured:
-        arms.append(None)  # the key under which the measured arm is found without its name
-    for arm in arms:
-        steps = [step for step in evidence.steps if step.arm == (arm or measured)]
-        for name, value in (("kl/share_of_base", _share_of_base(steps)), ("kl/final", _final_kl(steps))):
+    measured = measured_arm(arms)
+    # Without an arm, the key under which the measured one is found.
+    for arm in (*arms, None) if measured else arms:
+        of_arm = [step for step in steps if step.arm == (arm or measured)]
+        for name, value in (("kl/share_of_base", _share_of_base(of_arm)), ("kl/final", _final_kl(of_arm))):
             if value is not None:
                 metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
-        if evidence.outcome is not None:
-            outcome = evidence.outcome
+        if outcome is not None:
             for name, value in outcome.values.items():
                 metrics[MetricKey(name, "run", arm)] = _of_one_run(value, trials=outcome.trials.get(name))
             for name, by_problem in outcome.by_problem.items():

@@ -1,0 +1,293 @@
+"""Everything that was measured of one run under one condition: `Evidence`, from which every verdict is made.
+
+To add a measure: a function in `probe.analysis.measures`, and a property here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from extraction.words import Basis
+from probe.analysis.measures.contrasts import Bucket, Cell, Contrast, advantage_cells, buckets, contrasts
+from probe.analysis.measures.forecast import Forecast, forecast
+from probe.analysis.measures.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_fracs, shares
+from probe.analysis.measures.specificity import SCORES, SignTransfer, Specificity, sign_transfer, specificity
+from probe.analysis.measures.trajectory import (
+    MEASURES,
+    ArmComparison,
+    ArmSummary,
+    TrajectoryRow,
+    compare_arms,
+    num_problems,
+    summarise,
+    trajectory,
+)
+from probe.analysis.statistics.gram import has_gram
+from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
+from probe.analysis.statistics.run_gradients import Linked, link
+from probe.analysis.statistics.thresholds import REPRODUCED
+from probe.analysis.training_outcome import TrainingOutcome, training_outcome
+from probe.analysis.training_runs import is_training, siblings, starts, trains
+from probe.analysis.verdict.provenance import PoolFacts, pool_facts
+from probe.records.records import SampleRecord, StepRecord
+from probe.records.run import Run
+from probe.settings.arms import ARMS, measured_arm
+from probe.settings.training import GateConfig
+from probe.settings.words import DEFAULT_CONDITION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTraining:
+    """The training that a GO would buy. The defaults are METHOD's: 3 seeds, 30 points expected of a hack rate."""
+
+    seeds: int = 3
+    expected_effect: float = 0.30
+    sd: float = 0.15  # of the effect's metric between seeds, one arm
+    paired_correlation: float | None = None  # of the arms of one seed; None: unknown, so unpaired
+
+
+class Evidence:
+    """One run under one condition. A measure is computed when it is first asked for.
+
+    The measured arm stands for vanilla (`probe.settings.arms.measured_arm`). What rests on inner products of gradients
+    is empty or None where the run has none of the measured arm's basis, where it trains, and where they miss the
+    recorded cosines.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        condition: str | None = None,
+        *,
+        basis: Basis | None = None,
+        num_draws: int = NUM_DRAWS,
+        seed: int = 0,
+        plan: PlannedTraining | None = None,
+        others: Sequence[Run] = (),
+    ) -> None:
+        """As `probe.analysis.analyze.analyze`."""
+        self.condition = next(iter(conditions(run)), DEFAULT_CONDITION) if condition is None else condition
+        self.given, self.others = run, others
+        self.num_draws, self.seed, self.plan = num_draws, seed, plan or PlannedTraining()
+
+        def is_here(record: StepRecord | SampleRecord) -> bool:
+            of_basis = basis is None or (record.arm in ARMS and ARMS[record.arm].basis == basis)
+            return of_basis and record.condition == self.condition
+
+        self.records = replace(run, steps=list(filter(is_here, run.steps)), samples=list(filter(is_here, run.samples)))
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+        return self.records.path.name
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """Of all arms."""
+        return self.records.steps
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether an optimizer steps: steps are autocorrelated then, and the run is the unit."""
+        return trains(self.records)
+
+    @cached_property
+    def arms(self) -> tuple[str, ...]:
+        """In the order of their first steps."""
+        arms = tuple(dict.fromkeys(step.arm for step in self.steps))
+        # A training may stop before its first step, and is evaluated all the same.
+        return tuple(self.records.settings["intervention"]["arms"]) if is_training(self.records) and not arms else arms
+
+    @cached_property
+    def measured_arm(self) -> str | None:
+        """The arm that stands for vanilla; None where none measures along v_hack."""
+        return measured_arm(self.arms)
+
+    @property
+    def basis(self) -> Basis:
+        """Of the measured arm; svd where there is none."""
+        return "svd" if self.measured_arm is None else ARMS[self.measured_arm].basis
+
+    @cached_property
+    def samples(self) -> list[SampleRecord]:
+        """Of the measured arm."""
+        return [sample for sample in self.records.samples if sample.arm == self.measured_arm]
+
+    @cached_property
+    def sure(self) -> list[SampleRecord]:
+        """Those of them whose label is sure: only these stand on a side of a contrast."""
+        return [sample for sample in self.samples if sample.sure]
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether nothing says of any sample whether it hacks."""
+        return bool(self.samples) and all(sample.hacked is None for sample in self.samples)
+
+    @property
+    def num_steps(self) -> int:
+        """Groups."""
+        return len({step.step for step in self.steps})
+
+    @property
+    def num_samples(self) -> int:
+        """Of the measured arm."""
+        return len(self.samples)
+
+    @property
+    def num_prompts(self) -> int:
+        """Problems, each once."""
+        return num_problems(self.steps)
+
+    @property
+    def loss_types(self) -> tuple[str, ...]:
+        """In the order of their first steps."""
+        return tuple(dict.fromkeys(step.loss_type for step in self.steps))
+
+    @property
+    def gate(self) -> GateConfig:
+        """The gate options of the run."""
+        options = self.records.settings.get("intervention", {}).get("gate", {})
+        return GateConfig(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
+
+    @property
+    def match(self) -> str:
+        """What the pools have in common in a step."""
+        return (self.records.settings.get("source") or {}).get("match", "problem")
+
+    @property
+    def additivity_tolerance(self) -> float | None:
+        """What the dtype's rounding explains of the steps' `additivity_error`."""
+        return self.records.manifest.get("additivity", {}).get("tolerance")
+
+    @cached_property
+    def pools(self) -> list[PoolFacts]:
+        """How the pools of the run were made and graded."""
+        return pool_facts(self.records)
+
+    @cached_property
+    def starts(self) -> list[StepRecord]:
+        """The first steps of the runs that differ from this one in their arm alone."""
+        return starts(siblings(self.records, self.others))
+
+    @cached_property
+    def outcome(self) -> TrainingOutcome | None:
+        """What training did; None where nothing was evaluated on held-out problems."""
+        return training_outcome(self.records) if is_training(self.records) else None
+
+    @cached_property
+    def summaries(self) -> list[ArmSummary]:
+        """A row an arm."""
+        return [summarise(self.steps, arm, trains=self.trains, seed=self.seed) for arm in self.arms]
+
+    def summary(self, arm: str | None) -> ArmSummary | None:
+        """The row of an arm."""
+        return next((row for row in self.summaries if row.arm == arm), None)
+
+    @cached_property
+    def comparisons(self) -> list[ArmComparison]:
+        """Every other arm against the measured one, in every measure."""
+        if self.measured_arm is None:
+            return []
+        rows = []
+        for arm in self.arms:
+            if arm != self.measured_arm:
+                for name in MEASURES:
+                    row = compare_arms(self.steps, arm, self.measured_arm, name, trains=self.trains, seed=self.seed)
+                    rows.append(row)
+        return rows
+
+    @cached_property
+    def contrasts(self) -> list[Contrast]:
+        """Of every arm."""
+        rows = []
+        for arm in self.arms:
+            rows += contrasts(self._sure_of(arm), arm, trains=self.trains, seed=self.seed)
+        return rows
+
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        """Of every arm."""
+        return [row for arm in self.arms for row in buckets(self._sure_of(arm), arm)]
+
+    def _sure_of(self, arm: str) -> list[SampleRecord]:
+        return [sample for sample in self.records.samples if sample.arm == arm and sample.sure]
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Of the measured arm."""
+        return advantage_cells(self.sure)
+
+    @cached_property
+    def trajectory(self) -> list[TrajectoryRow]:
+        """A row a step and arm."""
+        return trajectory(self.steps)
+
+    @cached_property
+    def specificity(self) -> list[Specificity]:
+        """How well the cosine (first) and each trivial score tell hacks apart, in the measured arm."""
+        if self.measured_arm is None:
+            return []
+        return [specificity(self.sure, score, self.measured_arm) for score in SCORES]
+
+    @cached_property
+    def linked(self) -> Linked | None:
+        """The records of the measured arm with their inner products; None where there are none, or weights move."""
+        arm = self.measured_arm
+        if arm is None or self.trains or not self.samples or not has_gram(self.records, ARMS[arm].basis):
+            return None
+        return link(self.records, self.samples, [step for step in self.steps if step.arm == arm])
+
+    @property
+    def reproduced(self) -> Linked | None:
+        """The same where they give the recorded cosines: a null of other gradients would be of another statistic."""
+        return None if self.linked is None or self.linked.error > REPRODUCED else self.linked
+
+    @cached_property
+    def permutation(self) -> Permutation | None:
+        """Statistics against directions of permuted labels."""
+        if self.reproduced is None:
+            return None
+        return permutation_nulls(self.reproduced, num_draws=self.num_draws, seed=self.seed)
+
+    @cached_property
+    def transfer(self) -> SignTransfer | None:
+        """Of v_hack to the held-out pairs."""
+        return None if self.reproduced is None else sign_transfer(self.reproduced.pairs)
+
+    @cached_property
+    def shares(self) -> list[Share]:
+        """Of the held-out ceiling."""
+        return [] if self.reproduced is None else shares(self.reproduced, seed=self.seed)
+
+    def share(self, name: str) -> Share | None:
+        """A share by its name (`probe.analysis.measures.pull`); None where nothing was measured."""
+        return next((share for share in self.shares if share.name == name), None)
+
+    @cached_property
+    def ceilings(self) -> list[Ceiling]:
+        """By kind of hack and by mode."""
+        return [] if self.reproduced is None else list(ceilings(self.reproduced.pairs, self.seed))
+
+    @cached_property
+    def hackward(self) -> list[HackwardFrac]:
+        """Shares of the update that point hack-ward."""
+        return [] if self.reproduced is None else hackward_fracs(self.reproduced, seed=self.seed)
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """Of the gate that the projecting arm of the run has, or would have."""
+        if self.reproduced is None or self.measured_arm is None:
+            return None
+        gate = self.gate.gate or ARMS[self.measured_arm].gate
+        return forecast(self.reproduced, gate=gate, overshoot=self.gate.overshoot, seed=self.seed)
+
+    @property
+    def most_directions(self) -> int | None:
+        """A module, that the pairs of the run can give."""
+        return None if self.reproduced is None else self.reproduced.pairs.most_directions
+
+
+def conditions(run: Run) -> list[str]:
+    """The conditions of a run, the primary first: `default`, or else the first in order of appearance."""
+    names = list(dict.fromkeys(step.condition for step in run.steps))
+    return sorted(names, key=lambda name: name != DEFAULT_CONDITION)
