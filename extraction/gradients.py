@@ -26,7 +26,6 @@ from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
-from extraction.words import Layout
 
 Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see Tap
 Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
@@ -40,8 +39,6 @@ class SampleGradients:
     token_logprobs: Tensor  # (G, T), 0 outside of the completion
     nll: Tensor  # (G,) -sum_t logp_it, unweighted
     token_dots: Tensor | None  # (G, T) <direction, what position t adds to g_i>, float64; None without a direction
-    layout: Layout  # `packed`, or `padded` for a model that does not keep packed samples apart
-    num_passes: int  # forwards and backwards
 
 
 def per_sample_gradients(
@@ -106,8 +103,6 @@ def per_sample_gradients(
         token_logprobs=token_logprobs,
         nll=-token_logprobs.sum(dim=1),
         token_dots=token_dots,
-        layout=plan.layout,
-        num_passes=plan.num_needed,
     )
 
 

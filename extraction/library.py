@@ -321,9 +321,7 @@ def attach_basis(
 
     LoRA keeps A frozen, so that a direction keeps its meaning while B is trained.
     """
-    of_basis: dict[str, Any] = (
-        {"rank": lora_rank, "train_a": False} if basis == "lora" else {"rank": svd_rank, "storage": svd_storage}
-    )
+    of_basis: dict[str, Any] = {"rank": lora_rank} if basis == "lora" else {"rank": svd_rank, "storage": svd_storage}
     return attach(
         policy.model,
         basis=basis,

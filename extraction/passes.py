@@ -41,7 +41,6 @@ class PassPlan:
 
     layout: Layout
     budget: int  # most tokens in a pass, unless a single sample has more
-    num_needed: int  # passes that hold the batch
     all_passes: Sequence[tuple[list[int], bool]]  # (samples, is_needed): those needed, then spare ones
 
     def is_too_long(self, rows: Rows) -> bool:
@@ -76,7 +75,7 @@ def make_plan(
     passes = plan_passes(batch.lengths.tolist(), budget, layout)
     spare = agree(len(passes)) - len(passes)
     all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
-    return PassPlan(layout=layout, budget=budget, num_needed=len(passes), all_passes=all_passes)
+    return PassPlan(layout=layout, budget=budget, all_passes=all_passes)
 
 
 def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from extraction.adapters.delta_s import DeltaSLayer
-from extraction.adapters.interface import Coordinates, check_fingerprint
+from extraction.adapters.interface import Coordinates
 from extraction.adapters.lora import (
     ADAPTER,
     DEFAULT_RANK,
@@ -36,8 +36,6 @@ from extraction.adapters.targets import ALL, find_targets
 from extraction.words import Basis, Storage
 from replay_pools.errors import InputError
 
-__all__ = ["SVD_CACHE", "Basis", "Coordinates", "attach", "check_fingerprint"]
-
 SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
 
 
@@ -51,7 +49,7 @@ def attach(
     alpha: float | None = None,
     targets: Sequence[str] = (ALL,),
     seed: int = 0,
-    train_a: bool = True,
+    train_a: bool = False,
     storage: Storage = "float32",
     start_adapter: str | None = None,
 ) -> Coordinates:
@@ -66,7 +64,7 @@ def attach(
         alpha: LoRA only; default `rank`, so that the adapter is not rescaled.
         targets: which Linears (`find_targets`).
         seed: of LoRA's A. delta_S starts at 0 and has none.
-        train_a: LoRA only; False freezes A, so that B alone is trained.
+        train_a: LoRA only; True trains A too, for a training that no direction is extracted from.
         storage: svd only, dtype of U and Vh; `bfloat16` halves their memory and is another basis
             (`Coordinates.rounding`).
         start_adapter: checksum of an adapter that is merged into `model`, which may have changed more than the targets.

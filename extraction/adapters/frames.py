@@ -15,19 +15,17 @@ To add a basis: a subclass of `Frame`, and a branch in `make_frames`.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from extraction.adapters import svd
 from extraction.adapters.interface import Tap
-from extraction.adapters.lora import along_b, orthonormal_frames, reduce_b
-from extraction.adapters.singular import along_direct, reduce_direct
+from extraction.adapters.lora import orthonormal_frames, outer_tap
+from extraction.adapters.singular import direct_tap
 from extraction.adapters.svd import combine, digest, factorise_all
 from extraction.adapters.targets import weight_matrix
 from replay_pools.errors import InputError
@@ -83,13 +81,7 @@ class SvdFrame(Frame):
 
     def tap(self, module: str) -> Tap:
         """sum_t (Vh x_t) * (U^T dL/dy_t)."""
-        frame = {"U": self.U, "Vh": self.Vh}
-        return Tap(
-            module=module,
-            keep=lambda x, _y: x,
-            reduce=partial(reduce_direct, **frame),
-            along=partial(along_direct, **frame),
-        )
+        return direct_tap(module, self.U, self.Vh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +109,7 @@ class LoraFrame(Frame):
 
     def tap(self, module: str) -> Tap:
         """s sum_t dL/dy_t (A x_t)^T, flattened."""
-        options = {"scale": self.scale, "dtype": self.dtype}
-        return Tap(
-            module=module,
-            keep=lambda x, _y: F.linear(x, self.A.to(x.dtype)),
-            reduce=partial(reduce_b, **options),
-            along=partial(along_b, **options),
-        )
+        return outer_tap(module, self.A, self.scale, self.dtype)
 
 
 def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
@@ -161,7 +147,7 @@ def make_frames(
         cache_dir: folder of the SVD cache; None computes without one.
 
     Raises:
-        InputError: weights that are not those of the fingerprint, or directions of LoRA with a trained A.
+        InputError: weights that are not those of the fingerprint.
     """
     weights = {name: weight_matrix(base_layer(layer), name).detach() for name, layer in layers.items()}
     sha256 = combine({name: digest(weight) for name, weight in weights.items()})
@@ -172,29 +158,16 @@ def make_frames(
             found=f"directions of other weights, {fingerprint['weights_sha256'][:16]}...",
             fix="load the model, and its dtype, that they were extracted from, or run probe extract on this one",
         )
+    frames: dict[str, Frame] = {}
     if fingerprint["basis"] == "svd":
-        return _svd_frames(weights, fingerprint, cache_dir)
-    if fingerprint["train_a"]:
-        raise InputError(
-            where,
-            expected="directions of delta_S, or of LoRA with a frozen A",
-            found="ones of LoRA with a trained A, which mean something on that adapter alone",
-            fix="run probe extract",
-        )
-    rank, scale, frames = fingerprint["rank"], fingerprint["alpha"] / fingerprint["rank"], {}
+        # Both singular frames of every weight: one that is not stored would follow from W only until W is trained.
+        storage = fingerprint.get("storage", "float32")
+        for name, entry in factorise_all(weights, cache_dir, rank=fingerprint["rank"], storage=storage).items():
+            frames[name] = SvdFrame(*svd.frames(entry.factors, weights[name]), entry.factors.S.dtype)
+        return frames
+    rank, scale = fingerprint["rank"], fingerprint["alpha"] / fingerprint["rank"]
     drawn = orthonormal_frames([(rank, weight.shape[1]) for weight in weights.values()], fingerprint["init_seed"])
     for (name, weight), A in zip(weights.items(), drawn, strict=True):
         dtype = torch.promote_types(weight.dtype, torch.float32)
         frames[name] = LoraFrame(A.to(weight.device, dtype), scale, len(weight), dtype)
-    return frames
-
-
-def _svd_frames(
-    weights: Mapping[str, Tensor], fingerprint: Mapping[str, Any], cache_dir: Path | None
-) -> dict[str, Frame]:
-    """Both singular frames of every weight: one that is not stored would follow from W only until W is trained."""
-    storage = fingerprint.get("storage", "float32")
-    frames: dict[str, Frame] = {}
-    for name, entry in factorise_all(weights, cache_dir, rank=fingerprint["rank"], storage=storage).items():
-        frames[name] = SvdFrame(*svd.frames(entry.factors, weights[name]), entry.factors.S.dtype)
     return frames

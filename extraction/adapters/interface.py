@@ -2,7 +2,7 @@
 
     basis    adapter of a module                  coordinates                     code
     svd      delta_S (r,)                         delta_S                         extraction.adapters.singular
-    lora     A (rank, d_in), B (d_out, rank)      [A; B] flattened, or B alone    extraction.adapters.lora
+    lora     A (rank, d_in), B (d_out, rank)      B flattened, A frozen           extraction.adapters.lora
 
 Shapes: G samples, T tokens, r coordinates of a module; d_in, d_out of a module's weight.
 All gradients are of a LOSS: a descent step moves along -g.

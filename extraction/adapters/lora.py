@@ -1,20 +1,17 @@
 """LoraCoordinates: peft's LoRA, y = W x + s B A x with s = alpha / rank, as flat coordinates of every module.
 
-    dL/dA = s sum_t (B^T dL/dy_t) x_t^T      dL/dB = s sum_t dL/dy_t (A x_t)^T
+    dL/dB = s sum_t dL/dy_t (A x_t)^T
 
-Shapes: G samples, T tokens, A (rank, d_in), B (d_out, rank). Coordinates are [A; B] flattened row by row, A first:
-r = rank (d_in + d_out) of a module.
+Shapes: G samples, T tokens, A (rank, d_in), B (d_out, rank). Coordinates are B flattened row by row, r = rank d_out.
 
-At the start B = 0, so the adapted model is the base model and the gradient of A is exactly 0: directions extracted
-at initialisation live in B alone. A has orthonormal rows drawn from a seed and alpha defaults to the rank (s = 1):
-then dL/dB is the weight gradient read in an orthonormal frame, dL/dW A^T. When A is trained too, that frame turns
-under the directions; with `train_a=False` A stays frozen, the coordinates are B alone, and a direction keeps its
-meaning.
+At the start B = 0, so the adapted model is the base model. A has orthonormal rows drawn from a seed and alpha defaults
+to the rank (s = 1): then dL/dB is the weight gradient read in an orthonormal frame, dL/dW A^T. A stays frozen, since a
+frame that turns would turn the meaning of directions. With `train_a=True`, for training alone, it is trained too:
+coordinates are [A; B], and there are no per-sample gradients.
 Hu et al. 2021, arXiv 2106.09685.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -141,59 +138,29 @@ class LoraCoordinates(Coordinates):
         return (A, B) if self._identity["train_a"] else (B,)
 
     def taps(self) -> list[Tap]:
-        """One tap per module; where dL/dA is 0 or not needed, it holds A x (T, rank) instead of x."""
-        lean = self.is_zero() or not self._identity["train_a"]
-        return [self._tap(module, lean) for module in self.layers]
-
-    def _tap(self, module: str, lean: bool) -> Tap:
-        """The tap of a module: of B alone where `lean`, else of A and B."""
-        A, B, scale = self.factors(module)
-        if lean:
-            # At B = 0 with A trained, the gradient of A is 0 and stays what the accumulator starts with.
-            start = A.numel() if self._identity["train_a"] else 0
-            return Tap(
-                module=module,
-                start=start,
-                keep=lambda x, _y: F.linear(x, A.to(x.dtype)),
-                reduce=partial(reduce_b, scale=scale, dtype=B.dtype),
-                along=partial(along_b, scale=scale, dtype=B.dtype),
-            )
-        return Tap(
-            module=module,
-            keep=lambda x, _y: x,
-            reduce=partial(reduce_both, A=A, B=B, scale=scale),
-            along=partial(along_both, A=A, B=B, scale=scale),
-        )
+        """One tap per module, of B; gradients of A are none of the coordinates of directions."""
+        assert not self._identity["train_a"], "per-sample gradients are those of B: attach with train_a=False"
+        taps = []
+        for module in self.layers:
+            A, B, scale = self.factors(module)
+            taps.append(outer_tap(module, A, scale, B.dtype))
+        return taps
 
     def is_zero(self) -> bool:
         """B = 0 everywhere, whatever A is."""
         return not bool(torch.stack([self.factors(module)[1].any() for module in self.layers]).any())
 
 
-def reduce_b(rotated: Tensor, gradient: Tensor, segments: Segments, *, scale: float, dtype: torch.dtype) -> Tensor:
-    """s sum_t dL/dy_t (A x_t)^T of every sample, added in `dtype`: (T, rank), (T, d_out) -> (G, d_out rank)."""
-    samples = zip(segments.split(gradient), segments.split(rotated), strict=True)
-    return scale * torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in samples]).flatten(1)
+def outer_tap(module: str, A: Tensor, scale: float, dtype: torch.dtype) -> Tap:
+    """s sum_t dL/dy_t (A x_t)^T, added in `dtype`: what is held is A x (T, rank)."""
 
+    def reduce(rotated: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
+        samples = zip(segments.split(gradient), segments.split(rotated), strict=True)
+        return scale * torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in samples]).flatten(1)
 
-def along_b(rotated: Tensor, gradient: Tensor, u: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
-    """<u, s dL/dy_t (A x_t)^T> of every token: (T, rank), (T, d_out), (r,) -> (T,)."""
-    # <u, g z^T> = (u^T g) . z: no outer product per token is formed.
-    turned = gradient.to(dtype) @ u.to(dtype).view(gradient.shape[1], rotated.shape[1])
-    return scale * (turned * rotated.to(dtype)).sum(1)
+    def along(rotated: Tensor, gradient: Tensor, u: Tensor) -> Tensor:
+        # <u, g z^T> = (u^T g) . z: no outer product per token is formed.
+        turned = gradient.to(dtype) @ u.to(dtype).view(gradient.shape[1], rotated.shape[1])
+        return scale * (turned * rotated.to(dtype)).sum(1)
 
-
-def reduce_both(x: Tensor, gradient: Tensor, segments: Segments, *, A: Tensor, B: Tensor, scale: float) -> Tensor:
-    """[s sum_t (B^T dL/dy_t) x_t^T; s sum_t dL/dy_t (A x_t)^T] of every sample, (G, rank (d_in + d_out))."""
-    of_b = reduce_b(F.linear(x, A.to(x.dtype)), gradient, segments, scale=scale, dtype=B.dtype)
-    # The same sum of outer products, of B^T dL/dy_t and x_t.
-    of_a = reduce_b(x, gradient @ B.to(gradient.dtype), segments, scale=scale, dtype=A.dtype)
-    return torch.cat([of_a, of_b], dim=1)
-
-
-def along_both(x: Tensor, gradient: Tensor, u: Tensor, *, A: Tensor, B: Tensor, scale: float) -> Tensor:
-    """<u, [s (B^T dL/dy_t) x_t^T; s dL/dy_t (A x_t)^T]> of every token, (T,)."""
-    u_of_a, u_of_b = u.split([A.numel(), B.numel()])
-    dots_of_b = along_b(F.linear(x, A.to(x.dtype)), gradient, u_of_b, scale=scale, dtype=B.dtype)
-    dots_of_a = along_b(x, gradient @ B.to(gradient.dtype), u_of_a, scale=scale, dtype=A.dtype)
-    return dots_of_b + dots_of_a
+    return Tap(module=module, keep=lambda x, _y: F.linear(x, A.to(x.dtype)), reduce=reduce, along=along)

@@ -21,9 +21,8 @@ Shapes: G samples, T tokens, r coordinates of a module; U (d_out, r), S (r,), Vh
 with R the largest r of all modules: one with fewer is filled up with zeros, since servers know one rank and one scale.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, final
@@ -41,7 +40,7 @@ from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.interface import Coordinates, Tap, wrap
 from extraction.adapters.svd import MAX_CONDITION, combine, condition
 from extraction.adapters.targets import weight_matrix
-from extraction.batch import Segments, wide_product
+from extraction.batch import wide_product
 from extraction.words import Basis, Storage
 from replay_pools.storage.tensors import seal
 
@@ -77,29 +76,14 @@ class DeltaSCoordinates(Coordinates):
         """The tap of a module with S' = `scale` (r,), which may be divided by where it is well-conditioned."""
         layer = self.layer(module)
         if may_divide and layer.U is None and layer.Vh is not None:
-            return Tap(
-                module=module,
-                reduce=partial(reduce_rotated, frame=layer.Vh, scale=scale),
-                along=partial(along_rotated, frame=layer.Vh, scale=scale),
-            )
+            return rotated_tap(module, layer.Vh, scale)
         if may_divide and layer.Vh is None and layer.U is not None:
             # The identity is about W' x: a bias is no part of it.
             bias = getattr(layer.base_layer, "bias", None)
-            return Tap(
-                module=module,
-                keep=lambda _x, y: y if bias is None else y - bias,
-                reduce=partial(reduce_rotated, frame=layer.U.T, scale=scale),
-                along=partial(along_rotated, frame=layer.U.T, scale=scale),
-            )
+            return rotated_tap(module, layer.U.T, scale, keep=lambda _x, y: y if bias is None else y - bias)
         # A frame may be missing here too, where delta_S has moved a singular value of W' near 0: it follows from W and
         # S, which are as well-conditioned as before.
-        U, Vh = layer.frames()
-        return Tap(
-            module=module,
-            keep=lambda x, _y: x,
-            reduce=partial(reduce_direct, U=U, Vh=Vh),
-            along=partial(along_direct, U=U, Vh=Vh),
-        )
+        return direct_tap(module, *layer.frames())
 
     def rounding(self) -> dict[str, Any] | None:
         """The worst defect of orthonormality, and the cosine errors of trial gradients, over the modules."""
@@ -137,35 +121,35 @@ class DeltaSCoordinates(Coordinates):
         return not bool(torch.stack([parameter.any() for parameter in self.parameters()]).any())
 
 
-def reduce_rotated(a: Tensor, b: Tensor, segments: Segments, *, frame: Tensor, scale: Tensor) -> Tensor:
-    """sum_t (Q a_t) * (Q b_t) / S' of every sample, with Q = `frame` (r, d): (T, d), (T, d) -> (G, r)."""
-    return segments.sums(*rotated(a, b, frame)) / scale
+def rotated_tap(
+    module: str, frame: Tensor, scale: Tensor, keep: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> Tap:
+    """sum_t (Q a_t) * (Q b_t) / S' with Q = `frame` (r, d), of what is held and what comes back, (T, d) both."""
+
+    def rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        Q = frame.to(a.dtype)
+        return F.linear(a, Q), F.linear(b, Q)
+
+    return Tap(
+        module=module,
+        keep=keep,
+        reduce=lambda a, b, segments: segments.sums(*rotated(a, b)) / scale,
+        along=lambda a, b, u: wide_product(*rotated(a, b)) @ (u / scale),
+    )
 
 
-def along_rotated(a: Tensor, b: Tensor, u: Tensor, *, frame: Tensor, scale: Tensor) -> Tensor:
-    """<u, (Q a_t) * (Q b_t) / S'> of every token: (T, d), (T, d), (r,) -> (T,)."""
-    return wide_product(*rotated(a, b, frame)) @ (u / scale)
+def direct_tap(module: str, U: Tensor, Vh: Tensor) -> Tap:
+    """sum_t (Vh x_t) * (U^T dL/dy_t), of x (T, d_in) and dL/dy (T, d_out)."""
 
+    def direct(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, Vh.to(x.dtype)), gradient @ U.to(gradient.dtype)
 
-def reduce_direct(x: Tensor, gradient: Tensor, segments: Segments, *, U: Tensor, Vh: Tensor) -> Tensor:
-    """sum_t (Vh x_t) * (U^T dL/dy_t) of every sample: (T, d_in), (T, d_out) -> (G, r)."""
-    return segments.sums(*direct(x, gradient, U, Vh))
-
-
-def along_direct(x: Tensor, gradient: Tensor, u: Tensor, *, U: Tensor, Vh: Tensor) -> Tensor:
-    """<u, (Vh x_t) * (U^T dL/dy_t)> of every token: (T, d_in), (T, d_out), (r,) -> (T,)."""
-    return wide_product(*direct(x, gradient, U, Vh)) @ u
-
-
-def rotated(a: Tensor, b: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
-    """Q a_t and Q b_t: (T, d), (T, d), (r, d) -> (T, r), (T, r)."""
-    frame = frame.to(a.dtype)
-    return F.linear(a, frame), F.linear(b, frame)
-
-
-def direct(x: Tensor, gradient: Tensor, U: Tensor, Vh: Tensor) -> tuple[Tensor, Tensor]:
-    """Vh x_t and U^T dL/dy_t: (T, d_in), (T, d_out) -> (T, r), (T, r)."""
-    return F.linear(x, Vh.to(x.dtype)), gradient @ U.to(gradient.dtype)
+    return Tap(
+        module=module,
+        keep=lambda x, _y: x,
+        reduce=lambda x, gradient, segments: segments.sums(*direct(x, gradient)),
+        along=lambda x, gradient, u: wide_product(*direct(x, gradient)) @ u,
+    )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """GradientProbe: cosines and the gate, on the gradients that another trainer made.
 
-    before_step    g of the model (`MeasuredModel`): cosines before and after the gate; with `project`, `.grad` is gated
+    before_step    g of the model: cosines before and after the gate; with `project`, `.grad` is gated
     after_step     u = coordinates before the step - coordinates after it, the realised update: its cosine
 
 The trainer makes the gradients: its loss, accumulation and mean over processes. The mean has to come before the gate,
@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from extraction.adapters.coordinates import existing_coordinates
 from extraction.adapters.interface import check_fingerprint
 from extraction.directions import Directions, load_directions
-from probe.integrations.measured import MeasuredAdapter, MeasuredModel, MeasuredWeights
+from probe.integrations.measured import MeasuredAdapter, MeasuredWeights
 from probe.records.records import GradientRecord
 from probe.settings.arms import GATES
 from probe.settings.words import Gate
@@ -88,16 +88,20 @@ class GradientProbe:
             raise InputError("overshoot", expected="at least 0", found=str(overshoot))
         where, directions = _loaded(directions)
         self._model = _whole(model)
-        cache_dir = None if cache_dir is None else Path(cache_dir)
-        self._measured = _measured(where, self._model, directions, project, cache_dir, scaler)
+        fingerprint = directions.metadata["fingerprint"]
+        # The adapter of the directions where the model has that, its weights otherwise.
+        coordinates = existing_coordinates(self._model, like=fingerprint)
+        if coordinates is None:
+            cache_dir = None if cache_dir is None else Path(cache_dir)
+            self._measured = MeasuredWeights(
+                where, self._model, directions, project=project, cache_dir=cache_dir, scaler=scaler
+            )
+        else:
+            check_fingerprint(where, expected=coordinates.fingerprint(), found=fingerprint)
+            self._measured = MeasuredAdapter(coordinates)
         _check_sizes(where, directions, self._measured.sizes)
         self._vectors = directions.to(self._measured.device).vectors
-        self._gated = partial(
-            project_modules,
-            directions=self._vectors,
-            gate=gate,
-            overshoot=overshoot,
-        )
+        self._gated = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
         self._project, self._path = project, None if path is None else Path(path)
         if self._path is not None and self._path.exists():
             raise InputError(self._path, expected="a new file", found="one that exists", fix="name another")
@@ -107,16 +111,14 @@ class GradientProbe:
         """Check the optimizer and begin to watch the model; returns the optimizer, without accelerate's wrapper.
 
         Raises:
-            InputError: no torch optimizer, one of DeepSpeed, or one that does not step what is measured.
+            InputError: no torch optimizer (as those of DeepSpeed), or one that does not step what is measured.
         """
         if isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
-        # By name of the package, which need not be installed. Its optimizers hold shards of the gradients.
-        packages = [base.__module__.partition(".")[0] for base in type(optimizer).__mro__]
-        if "deepspeed" in packages:
-            raise InputError("optimizer", expected="a torch optimizer", found="one of DeepSpeed", fix=SHARDED_FIX)
+        # Those of DeepSpeed, which hold shards of the gradients, are none.
         if not isinstance(optimizer, Optimizer):
-            raise InputError("optimizer", expected="a torch optimizer", found=type(optimizer).__name__)
+            found = type(optimizer).__qualname__
+            raise InputError("optimizer", expected="a torch optimizer", found=found, fix=SHARDED_FIX)
         # By identity: == of two tensors compares their values.
         stepped: set[int] = set()
         for group in optimizer.param_groups:
@@ -227,23 +229,6 @@ def _loaded(directions: Directions | str | Path) -> tuple[str, Directions]:
         problem = "no direction: all fell below the noise floor" if fingerprint else "no fingerprint"
         raise InputError(where, expected="directions with the fingerprint of their basis", found=problem)
     return where, directions
-
-
-def _measured(
-    where: str,
-    model: nn.Module,
-    directions: Directions,
-    project: bool,
-    cache_dir: Path | None,
-    scaler: torch.amp.GradScaler | None,
-) -> MeasuredModel:
-    """What is measured of `model`: the adapter of the directions where it has that, its weights otherwise."""
-    fingerprint = directions.metadata["fingerprint"]
-    coordinates = existing_coordinates(model, like=fingerprint)
-    if coordinates is not None:
-        check_fingerprint(where, expected=coordinates.fingerprint(), found=fingerprint)
-        return MeasuredAdapter(coordinates)
-    return MeasuredWeights(where, model, directions, project=project, cache_dir=cache_dir, scaler=scaler)
 
 
 def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -> None:

@@ -1,9 +1,9 @@
-"""MeasuredModel: what is read of a model in a step, as {module: (r,)} in the coordinates of a direction file.
+"""What is read of a model in a step, as {module: (r,)} in the coordinates of a direction file.
 
     MeasuredAdapter     the model carries the adapter of the directions (delta_S, or their LoRA): its `.grad`
     MeasuredWeights     any other model (a plain one, or any peft model), in the basis of the directions
 
-To measure something else: a subclass, and a branch in `gradient_probe._measured`.
+Both have the same methods. To measure something else: a third class, and a branch in `GradientProbe`.
 
 Of weights the gradient of the loss with respect to W is measured, in coordinates c(dL/dW) (`adapters.frames`;
 with svd directions diag(U^T dL/dW V)). It is that of the loss, whatever is trained: a LoRA moves W along a part of it.
@@ -46,48 +46,13 @@ from probe.integrations.taps import Taps
 from replay_pools.errors import InputError
 
 
-class MeasuredModel(ABC):
-    """A model whose steps are measured; r coordinates of a module.
+class MeasuredAdapter:
+    """The adapter of the directions: its coordinates are parameters, with everything in their `.grad`.
 
     Attributes:
         sizes: {module: r}.
         device: of the gradients.
     """
-
-    sizes: dict[str, int]
-    device: torch.device
-
-    @abstractmethod
-    def stepped(self) -> dict[str, tuple[nn.Parameter, ...]]:
-        """{module: parameters that the optimizer has to step}."""
-
-    @abstractmethod
-    def gradients(self, loss_scale: float = 1.0) -> dict[str, Tensor]:
-        """{module: (r,)} since gradients were last zeroed; `loss_scale` is the factor that is on every `.grad`."""
-
-    @abstractmethod
-    def replace_gradients(self, gated: Mapping[str, Tensor]) -> None:
-        """Change `.grad` in place so that the step has the components of `gated` along the directions."""
-
-    @abstractmethod
-    def remember(self) -> None:
-        """Keep what `update` needs of the weights before a step."""
-
-    @abstractmethod
-    def update(self) -> dict[str, Tensor] | None:
-        """{module: (r,)}, the weights remembered minus those after the step; None where that cannot be told."""
-
-    @abstractmethod
-    def start(self, witness: nn.Parameter) -> None:
-        """Begin to watch forwards and backwards; `.grad` of `witness` says when gradients are zeroed."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop watching."""
-
-
-class MeasuredAdapter(MeasuredModel):
-    """The adapter of the directions: its coordinates are parameters, with everything in their `.grad`."""
 
     def __init__(self, coordinates: Coordinates) -> None:
         self._coordinates = coordinates
@@ -95,11 +60,11 @@ class MeasuredAdapter(MeasuredModel):
         self.device = coordinates.parameters()[0].device
 
     def stepped(self) -> dict[str, tuple[nn.Parameter, ...]]:
-        """The parameters of the adapter."""
+        """{module: parameters that the optimizer has to step}."""
         return {module: self._coordinates.trainable(module) for module in self.sizes}
 
     def gradients(self, loss_scale: float = 1.0) -> dict[str, Tensor]:
-        """`.grad` of every module, flattened; 0 for none."""
+        """{module: (r,)}, `.grad` flattened; 0 for none. `loss_scale` is the factor that is on every `.grad`."""
         _ = loss_scale
         return self._coordinates.gradients()
 
@@ -108,11 +73,11 @@ class MeasuredAdapter(MeasuredModel):
         self._coordinates.replace_gradients(gated)
 
     def remember(self) -> None:
-        """The coordinates."""
+        """Keep what `update` needs of the weights before a step."""
         self._before = self._coordinates.values()
 
     def update(self) -> dict[str, Tensor]:
-        """By subtraction."""
+        """{module: (r,)}, the coordinates remembered minus those after the step."""
         after = self._coordinates.values()
         return {module: before - after[module] for module, before in self._before.items()}
 
@@ -228,7 +193,7 @@ class LoraPart(Part):
         return self._scale * (self.frame.coordinates(old_B - B, old_A) + self.frame.coordinates(B, old_A - A))
 
 
-class MeasuredWeights(MeasuredModel):
+class MeasuredWeights:
     """The weights of a model in the coordinates of a direction file.
 
     Args:
@@ -276,7 +241,7 @@ class MeasuredWeights(MeasuredModel):
         self._vectors = {module: V.to(self.device) for module, V in directions.vectors.items()}
 
     def stepped(self) -> dict[str, tuple[nn.Parameter, ...]]:
-        """Trained weights and LoRA factors in the modules of the directions."""
+        """{module: trained weight or LoRA factors}."""
         return {module: part.parameters for module, part in self._parts.items()}
 
     def gradients(self, loss_scale: float = 1.0) -> dict[str, Tensor]:
@@ -303,7 +268,7 @@ class MeasuredWeights(MeasuredModel):
         self._before = {module: part.copies() for module, part in self._parts.items()}
 
     def update(self) -> dict[str, Tensor] | None:
-        """The change of the weights; None where an adapter is trained that is not plain LoRA."""
+        """{module: (r,)}, weights before minus after; None where an adapter is trained that is not plain LoRA."""
         before, self._before = self._before, {}
         if self._taps is not None:
             self._taps.stepped()
@@ -318,7 +283,7 @@ class MeasuredWeights(MeasuredModel):
         return update
 
     def start(self, witness: nn.Parameter) -> None:
-        """Hook the taps."""
+        """Begin to watch forwards and backwards; `.grad` of `witness` says when gradients are zeroed."""
         if self._taps is not None:
             self._taps.start(witness)
 

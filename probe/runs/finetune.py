@@ -151,7 +151,12 @@ class _Training:
     def __init__(self, policy: Policy, settings: FinetuneSettings) -> None:
         self._policy, self._settings = policy, settings
         self.coordinates = attach(
-            policy.model, basis="lora", model_id=policy.base_model, rank=settings.rank, seed=settings.seed
+            policy.model,
+            basis="lora",
+            model_id=policy.base_model,
+            rank=settings.rank,
+            seed=settings.seed,
+            train_a=True,
         )
         self._optimizer = torch.optim.AdamW(self.coordinates.parameters(), weight_decay=0.0)
         self.losses: list[float] = []  # of the steps that are done

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from ways import frames_of
 
-from extraction.adapters import attach, delta_s
+from extraction.adapters import delta_s
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.svd import Factorised, Factors, largest
 from extraction.adapters.targets import find_targets, weight_matrix

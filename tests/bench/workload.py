@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.batch import Batch, make_batch
@@ -55,7 +55,7 @@ def model_of(shape: Shape) -> LlamaForCausalLM:
 
 def adapted(basis: str, shape: Shape, rank: int | None = None) -> Coordinates:
     """The model in one basis, at zero."""
-    options = {"rank": RANK, "train_a": False} if basis == "lora" else {"rank": rank, "cache_dir": OUT / "svd"}
+    options = {"rank": RANK} if basis == "lora" else {"rank": rank, "cache_dir": OUT / "svd"}
     return attach(model_of(shape), basis=basis, model_id="bench", **options)
 
 

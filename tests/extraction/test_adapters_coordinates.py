@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import check_fingerprint
 from replay_pools.errors import InputError
 
@@ -87,7 +87,7 @@ def test_same_values_same_fingerprint(build_model):
         ("lora", {"seed": 1}, "init_seed"),
         ("lora", {"targets": ["q_proj"]}, "targets"),
         ("lora", {"architecture": "llama"}, "weights_sha256"),
-        ("lora", {"train_a": False}, "train_a"),
+        ("lora", {"train_a": True}, "train_a"),
         ("svd", {"rank": 5}, "rank"),
         ("svd", {"rank": None}, "rank"),
         ("svd", {"storage": "bfloat16"}, "storage"),

@@ -5,7 +5,7 @@ import torch
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSConfig, DeltaSLayer, dithered
 from extraction.adapters.targets import weight_matrix
 

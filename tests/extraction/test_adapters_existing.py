@@ -9,7 +9,7 @@ from extraction.adapters.delta_s import DeltaSConfig
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 
-OPTIONS = {"svd": {"cache_dir": None}, "lora": {"rank": 3, "alpha": 5.0, "seed": 4, "train_a": False}}
+OPTIONS = {"svd": {"cache_dir": None}, "lora": {"rank": 3, "alpha": 5.0, "seed": 4}}
 
 
 def adapt(build_model, architecture, basis, dtype=torch.float32, **options):

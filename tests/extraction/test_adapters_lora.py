@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from replay_pools.errors import InputError
 
 IDS = torch.tensor([[3, 9, 27, 20, 60]])
@@ -26,8 +26,8 @@ def test_starts_at_the_base_model_with_an_orthonormal_frame(build_model, archite
 
 
 def test_coordinates_are_a_then_b(build_model, architecture):
-    """(r,) = [A; B] flattened row by row, r = rank (d_in + d_out), in the order of named_modules."""
-    coordinates = lora(build_model, architecture)
+    """With train_a, (r,) = [A; B] flattened row by row, r = rank (d_in + d_out), in the order of named_modules."""
+    coordinates = lora(build_model, architecture, train_a=True)
     assert list(coordinates.sizes) == [
         n for n, _ in build_model(architecture).named_modules() if n in coordinates.sizes
     ]
@@ -39,18 +39,18 @@ def test_coordinates_are_a_then_b(build_model, architecture):
 
 def test_seed_alone_decides_a(build_model):
     """Same seed, same A, whatever the global generator did; another seed, another A; the generator is untouched."""
-    first = lora(build_model, seed=5).values()
+    first = lora(build_model, seed=5, train_a=True).values()
     torch.manual_seed(99)
     state = torch.get_rng_state()
-    second, third = lora(build_model, seed=5).values(), lora(build_model, seed=6).values()
+    second, third = (lora(build_model, seed=seed, train_a=True).values() for seed in (5, 6))
     assert torch.equal(torch.get_rng_state(), state), "attach draws from the global generator"
     assert all(torch.equal(first[m], second[m]) for m in first)
     assert not any(torch.equal(first[m], third[m]) for m in first)
 
 
 def test_frozen_a(build_model):
-    """train_a=False: the coordinates are B alone and A stays frozen through disable_adapter()."""
-    coordinates = lora(build_model, train_a=False)
+    """The coordinates are B alone and A stays frozen through disable_adapter()."""
+    coordinates = lora(build_model)
     assert not any(coordinates.factors(module)[0].requires_grad for module in coordinates.sizes)
     with coordinates.model.disable_adapter():
         pass
@@ -64,7 +64,7 @@ def test_frozen_a(build_model):
 @pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
 def test_precision(build_model, dtype, wide):
     """A and B are float32 in a bf16 model and float64 in a float64 model."""
-    assert {p.dtype for p in lora(build_model, dtype=dtype).parameters()} == {wide}
+    assert {p.dtype for p in lora(build_model, dtype=dtype, train_a=True).parameters()} == {wide}
 
 
 @pytest.mark.parametrize("rank", [0, 25])

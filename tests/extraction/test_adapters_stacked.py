@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import StackedCoordinates
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
@@ -15,7 +15,7 @@ def parts(build_model, architecture):
     options = [
         {"basis": "svd", "cache_dir": None},
         {"basis": "lora", "rank": 3},
-        {"basis": "lora", "rank": 2, "train_a": False},
+        {"basis": "lora", "rank": 2},
     ]
     return [attach(build_model(architecture, torch.float64), model_id="tiny", **own) for own in options]
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from extraction import passes
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.passes import FEWEST, MOST, checkpointed, token_bytes, tokens_that_fit
 
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import StackedCoordinates
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 
-CASES = ["svd-zero", "svd-moved", "lora-zero", "lora-moved", "lora-frozen-a"]
+CASES = ["svd-zero", "svd-moved", "lora-zero", "lora-moved"]
 
 
 def make(build_model, architecture, case):
     basis, state = case.split("-", 1)
-    options = {"cache_dir": None} if basis == "svd" else {"rank": 3, "alpha": 6.0, "train_a": state != "frozen-a"}
+    options = {"cache_dir": None} if basis == "svd" else {"rank": 3, "alpha": 6.0}
     coordinates = attach(build_model(architecture, torch.float64), basis=basis, model_id="tiny", **options)
     if state != "zero":
         generator = torch.Generator().manual_seed(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli

@@ -59,7 +59,7 @@ class Adapted:
 @pytest.fixture(scope="module", params=["svd", "lora"])
 def adapted(request: pytest.FixtureRequest, out: Path) -> Adapted:
     """Two random directions a module; the first module keeps none, as after a noise floor."""
-    options = {"rank": 4, "train_a": False} if request.param == "lora" else {"cache_dir": out / "cache" / "svd"}
+    options = {"rank": 4} if request.param == "lora" else {"cache_dir": out / "cache" / "svd"}
     coordinates = attach(load_policy("organism").model, basis=request.param, model_id="organism", **options)
     first = next(iter(coordinates.sizes))
     empty = {m: torch.zeros(0 if m == first else 2, r) for m, r in coordinates.sizes.items()}
@@ -222,7 +222,7 @@ def test_refusals(adapted: Adapted) -> None:
     )
     nothing = Directions(vectors={"m": torch.zeros(0, 3)}, singular_values={}, votes={}, metadata=other.metadata)
     cases: list[tuple[dict, str]] = [
-        ({"optimizer": DeepSpeedZeroOptimizer()}, "found one of DeepSpeed; a gate needs whole gradients"),
+        ({"optimizer": DeepSpeedZeroOptimizer()}, "found DeepSpeedZeroOptimizer; a gate needs whole gradients"),
         ({"optimizer": object()}, "expected a torch optimizer, found object"),
         ({"optimizer": SGD(parameters[1:], lr=1)}, "q_proj: expected every trained parameter of the module"),
         ({"directions": other}, f"weights_sha256={adapted.coordinates.fingerprint()['weights_sha256']}, found"),
@@ -244,7 +244,7 @@ def test_refusals(adapted: Adapted) -> None:
 
 def test_sharded_parameters_are_refused(adapted: Adapted, tmp_path: Path) -> None:
     """FSDP 2 for real, in one process: every parameter becomes a DTensor."""
-    model = attach(load_policy("organism").model, basis="lora", model_id="organism", rank=4, train_a=False).model
+    model = attach(load_policy("organism").model, basis="lora", model_id="organism", rank=4).model
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         fully_shard(model)

@@ -276,7 +276,7 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
     )
     sizes = {row.what: row.num_bytes for row in rows}
     assert sizes["weights (float32)"] == weights
-    for basis, options in (("svd", {}), ("lora", {"rank": 4, "train_a": False})):
+    for basis, options in (("svd", {}), ("lora", {"rank": 4})):
         own = load_policy("organism")
         coordinates = attach(own.model, basis=basis, model_id="organism", **options)  # type: ignore[arg-type]
         numbers = sum(coordinates.sizes.values())

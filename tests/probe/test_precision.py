@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.adapters import attach
+from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import split_model
@@ -20,7 +20,7 @@ from probe.step.additivity import TOLERANCES, batch_error, module_error, summari
 from replay_pools.policy.load import load_policy
 from replay_pools.storage.files import decode_jsonl
 
-BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 3, "train_a": False}}
+BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 3}}
 SHARED = ["--arm", "vanilla", "--steps", "2"]
 
 

@@ -26,7 +26,7 @@ def batch() -> Batch:
 
 @pytest.fixture(params=["svd", "lora"])
 def coordinates(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]) -> Coordinates:
-    options = {"rank": 2, "train_a": False} if request.param == "lora" else {}
+    options = {"rank": 2} if request.param == "lora" else {}
     return make_tiny(request.param, moved=0.0, **options)
 
 

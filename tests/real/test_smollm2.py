@@ -129,7 +129,7 @@ def test_both_bases_replay_with_finite_cosines_and_exact_additivity(model: str, 
 def test_per_sample_gradients_equal_the_loop_of_single_sample_backwards(model: str, out: Path, basis: str) -> None:
     """Reference: for each rollout alone, autograd of its summed NLL through the adapter's own parameters."""
     policy = load_policy(model)
-    options = {"rank": 8, "train_a": False} if basis == "lora" else {"cache_dir": out / "cache" / "svd"}
+    options = {"rank": 8} if basis == "lora" else {"cache_dir": out / "cache" / "svd"}
     coordinates = attach(policy.model, basis=basis, model_id="smollm2", **options)
     rollouts = open_pool(out / "pools" / "plain").steps[0][:3]
     batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], policy.pad_id)
