@@ -132,12 +132,11 @@ def given_keys(ctx: click.Context) -> set[str]:
     return {*given_settings(ctx), *(key for text in texts for key in flat(parse_setting(text)))}
 
 
-def run_config(ctx: click.Context, verb: Verb, out: Path, *, start: Mapping[str, Any] | None = None) -> Any:
+def configured(ctx: click.Context, verb: Verb, *, start: Mapping[str, Any] | None = None) -> Any:
     """The settings of a run, of the class of its verb, from the options of a command.
 
     Args:
         verb: of the settings.
-        out: where a direction file that is given by its name is looked up.
         start: settings in the place of a preset; those of `--config` where that was given.
 
     Raises:
@@ -151,12 +150,22 @@ def run_config(ctx: click.Context, verb: Verb, out: Path, *, start: Mapping[str,
         start = dict(_stored(verb, said[CONFIG]))
         if options or settings:
             start["preregistered"] = None  # a run with other settings is not the one that a spec announced
-    config = configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
+    return configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
+
+
+def run_config(ctx: click.Context, verb: Verb, out: Path) -> Any:
+    """`configured`, with a direction file that is given by its name looked up in `out`/directions.
+
+    Raises:
+        InputError: as `configured`; no such file, or pairs beside one.
+    """
+    config = configured(ctx, verb)
     intervention = getattr(config, "intervention", None)
     if intervention is None or intervention.v_hack is None:
         return config
-    if "intervention.extraction.pairs" in options:
-        actual = repr(options["intervention.extraction.pairs"])
+    given = given_settings(ctx)
+    if "intervention.extraction.pairs" in given:
+        actual = repr(given["intervention.extraction.pairs"])
         raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=actual)
     # A preset or a spec, whose runs come by --config, may name a file of OUT/directions as the flag does.
     v_hack = resolve_directions(Path(intervention.v_hack), out)

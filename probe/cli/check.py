@@ -15,7 +15,7 @@ from probe.cli._analysis_options import one_blas_thread
 from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._replayable import check_coordinates, check_loss, check_machine, group_size, log_faults
 from probe.cli._running import running
-from probe.cli._settings import SettingsCommand, given_keys, run_config, settings_options
+from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.cli.report import report_command, report_of_runs
 from probe.records.root import elsewhere
 from probe.settings.run import ReplayConfig
@@ -85,7 +85,7 @@ def check(
     from replay_pools.logs.columns import parse_mapping
 
     mapping = parse_mapping(",".join(mappings))
-    config = run_config(ctx, "replay", out)
+    config = configured(ctx, "replay")
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
     given = given_keys(ctx)
     wrong = [DECIDED[key] for key in DECIDED if key in given]

@@ -8,7 +8,7 @@ import click
 from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
 from probe.cli._output import echo_evaluations
 from probe.cli._progress import say, shown_progress
-from probe.cli._settings import SettingsCommand, given_settings, run_config, say_defaults, settings_options
+from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
 from probe.cli.completion import one_run
 from probe.records.run import resolve_run
 from replay_pools.errors import InputError
@@ -56,7 +56,7 @@ def evaluate(
         if own := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
             raise InputError(own[0], expected="none beside RUN, which has its own", found=repr(given[own[0]]))
         trained, step = deployed_policy(resolve_run(run, out))
-    config = run_config(ctx, "eval", out, start=None if trained is None else asdict(trained))
+    config = configured(ctx, "eval", start=None if trained is None else asdict(trained))
     if trained is not None:
         check_unseen(trained, config)
     elif config.evaluation.modes:  # what `--without-hint` asks without
