@@ -248,7 +248,7 @@ def test_a_go_in_the_lora_basis_has_no_training_with_vanilla(here: Path, capsys:
     make_run(here / "out" / "runs" / "run", World(arms=("projected-lora",), num_steps=12))
     error = refused(capsys, "run")
     assert "expected a GO in the basis svd, in which probe train has vanilla and its controls, found a GO in" in error
-    assert "probe extract --basis lora --name run" in error
+    assert "--basis lora --name run" in error
     assert not Path("spec").exists()
 
 
