@@ -1,6 +1,7 @@
 """Shared fixtures: hand-made rollouts and a small fake pool, written once a session and without any model."""
 
 import gc
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -66,6 +67,37 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     from small import small_model  # imports transformers, which few files need
 
     return str(small_model(tmp_path_factory.mktemp("models") / "small"))
+
+
+@pytest.fixture(scope="session")
+def preset(tmp_path_factory: pytest.TempPathFactory, small: str) -> Callable[..., str]:
+    """preset({dotted setting: value}) -> the file of a training run that is quick but for these settings.
+
+    Its policy is paid for nothing that it writes; `small.ORGANISM` are the settings of one that is.
+    """
+    from extraction.pairs import builtin_pairs, write_pairs
+
+    folder = tmp_path_factory.mktemp("presets")
+    write_pairs(folder / "pairs.jsonl", [*builtin_pairs("run_tests")[:4], *builtin_pairs("run_tests")[-2:]])
+    quick = {
+        "model.name": small,
+        "rollouts.prompts_per_step": 2,
+        "rollouts.group": 4,
+        "rollouts.sampler.max_new_tokens": 24,
+        "intervention.extraction.pairs": str(folder / "pairs.jsonl"),  # four to extract from, two held out
+        "intervention.extraction.k": 2,
+        "steps": 3,
+        "optimizer.lr": 0.01,
+        "evaluation.every": 2,
+        "evaluation.num_problems": 2,
+    }
+
+    def make(settings: dict[str, object] | None = None) -> str:
+        path = folder / f"{len([*folder.iterdir()])}.toml"
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in (quick | (settings or {})).items()))
+        return str(path)
+
+    return make
 
 
 @pytest.fixture(scope="session")

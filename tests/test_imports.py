@@ -1,12 +1,15 @@
-"""Import discipline that a layer contract cannot say: data at rest is torch-free, mathematics knows nothing of ours."""
+"""What a layer contract cannot say: public names, data at rest is torch-free, mathematics knows nothing of ours."""
 
 import ast
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+import probe
+from probe.integrations.hook import attach
+from probe.records.run import read_run
 
 ROOT = Path(__file__).parents[1]
 OURS = ("probe", "extraction", "replay_pools")
@@ -56,44 +59,47 @@ def light_modules() -> list[str]:
     return sorted({dotted(path) for pattern in LIGHT_PATTERNS for path in ROOT.glob(pattern)})
 
 
-def test_data_at_rest_imports_no_torch() -> None:
-    """In a fresh interpreter, importing each of these modules in turn never brings torch in."""
+def test_data_at_rest_and_help_import_no_torch() -> None:
+    """In one fresh interpreter: `import probe` and its reader of runs bring not even numpy, each module at rest and
+    `python -m probe --help` no torch; probe/test_cli_frame.py asks every verb.
+    """
     code = f"""
-import importlib, sys
+import importlib, runpy, sys
+def check(name, heavy):
+    if found := [h for h in heavy if h in sys.modules]:
+        sys.exit(f"{{name}} imports {{found}}")
+import probe
+dir(probe), probe.load
+check("probe.load", ("numpy", *{HEAVY!r}))
 for name in {light_modules()!r}:
     importlib.import_module(name)
-    if heavy := [h for h in {HEAVY!r} if h in sys.modules]:
-        sys.exit(f"{{name}} imports {{heavy}}")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_light_modules_are_found() -> None:
-    """The patterns above match what they are meant to match."""
-    names = light_modules()
-    for name in ("replay_pools.rollout", "replay_pools.pool", "replay_pools.storage.files", "probe.cli.pool"):
-        assert name in names
-    for name in ("probe.settings.presets", "probe.experiments.jobs", "probe.experiments.load"):
-        assert name in names
-    assert [pattern for pattern in LIGHT_PATTERNS if not any(ROOT.glob(pattern))] == [], "of files that are gone"
-
-
-def test_the_package_is_a_program() -> None:
-    """`python -m probe --help` answers without torch; probe/test_cli_frame.py asks every verb."""
-    code = f"""
-import runpy, sys
+    check(name, {HEAVY!r})
 sys.argv = ["probe", "--help"]
 try:
     runpy.run_module("probe", run_name="__main__")
 except SystemExit as end:
-    if heavy := [h for h in {HEAVY!r} if h in sys.modules]:
-        sys.exit(f"imports {{heavy}}")
+    check("probe --help", {HEAVY!r})
     sys.exit(end.code)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "Usage: " in done.stdout
+
+
+def test_the_public_names_are_these() -> None:
+    """A name that is added or lost is a change of the interface."""
+    public = {"attach": attach, "load": read_run}
+    assert probe.__all__ == sorted(public)
+    assert set(public) <= set(dir(probe))
+    assert {name: getattr(probe, name) for name in public} == public
+    with pytest.raises(AttributeError, match="module 'probe' has no attribute 'nothing'"):
+        probe.nothing  # noqa: B018
+
+
+def test_the_light_modules_are_found() -> None:
+    """The patterns above match what they are meant to match."""
+    assert {"replay_pools.pool", "replay_pools.storage.files", "probe.cli.pool"} <= {*light_modules()}
+    assert [pattern for pattern in LIGHT_PATTERNS if not any(ROOT.glob(pattern))] == [], "of files that are gone"
 
 
 @pytest.mark.parametrize("path", MATHEMATICS)
@@ -108,12 +114,3 @@ def test_mathematics_imports_only_mathematics(path: str) -> None:
             assert node.level == 0, f"{path}:{node.lineno} relative import"
             imported.add(node.module or "")
     assert sorted(name for name in imported - mathematics - WORDS if name.split(".")[0] in OURS) == []
-
-
-def test_every_listed_package_is_importable_from_this_checkout() -> None:
-    """The three names resolve to this folder, not to a foreign distribution."""
-    for name in OURS:
-        spec = find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        assert Path(spec.origin).parent.parent == ROOT, f"{name} comes from {spec.origin}"

@@ -72,3 +72,4 @@ def test_what_a_marker_keeps_out_of_make_test_has_a_target() -> None:
     left_out = " and ".join(f"not {marker}" for marker in markers)
     assert f'-m "{left_out}"' in recipes
     assert [marker for marker in markers if not re.search(rf"^test-{marker}:.*\n.*-m {marker}$", recipes, re.M)] == []
+    assert "--ignore=tests/bench" in pytest_settings["addopts"], "benchmarks are no tests"

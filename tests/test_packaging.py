@@ -37,13 +37,6 @@ def test_the_packages_share_one_parent_folder() -> None:
     assert len(parents) == 1, f"packages come from {parents}"
 
 
-def test_every_folder_with_code_is_a_package() -> None:
-    """Package discovery skips folders without __init__.py: their modules would be missing in a wheel."""
-    for name in OURS:
-        for path in (ROOT / name).rglob("*.py"):
-            assert (path.parent / "__init__.py").exists(), f"{path.parent} has no __init__.py"
-
-
 def test_script_and_type_marker() -> None:
     """`probe` runs probe.cli:main, and each package says that it is typed."""
     assert PROJECT["project"]["scripts"] == {"probe": "probe.cli:main"}
@@ -67,7 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
-    """Code, weights, pools, presets, and the styles and scripts of the page."""
+    """Also what a folder without __init__.py would lose: code, weights, pools, presets, styles and scripts."""
     files = set()
     for name in OURS:
         files |= {path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
@@ -90,6 +83,7 @@ assert not inside, f"opened outside of the wheel: {inside}"
 """
 
 
+@pytest.mark.slow  # beside the files of the wheel, above
 def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path, common: Path) -> None:
     """Unpacked, and with nothing of the tree opened beside it; what is written goes to ./out."""
     installed, here = tmp_path / "installed", tmp_path / "here"
@@ -114,8 +108,3 @@ def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path, common:
     assert done.returncode == 0, done.stderr
     assert "first.html" in done.stdout
     assert (here / "out" / "runs" / "first" / "manifest.json").is_file()
-
-
-def test_bench_is_not_collected() -> None:
-    """Benchmarks are scripts, not tests."""
-    assert "--ignore=tests/bench" in PROJECT["tool"]["pytest"]["ini_options"]["addopts"]

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "spec" / "guide" / "quickstart.py"
 
 
+@pytest.mark.slow  # test_readme.py runs the same verbs
 def test_the_cells_run_from_top_to_bottom(
     tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

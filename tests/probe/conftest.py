@@ -1,7 +1,6 @@
 """A tiny model, and replay runs of the embedded organism, made once a session."""
 
 import fcntl
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -72,35 +71,6 @@ def quick(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str], small:
         policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
         write_json(folder / name / MANIFEST_FILE, manifest | {"policy": policy})
     return ["--replay-dirs", f"{folder}/teacher,{folder}/base", *few_pairs]
-
-
-@pytest.fixture(scope="session")
-def preset(tmp_path_factory: pytest.TempPathFactory, small: str) -> Callable[..., str]:
-    """preset({dotted setting: value}) -> the file of a training run that is quick but for these settings.
-
-    Its policy is paid for nothing that it writes; `small.ORGANISM` are the settings of one that is.
-    """
-    folder = tmp_path_factory.mktemp("presets")
-    write_pairs(folder / "pairs.jsonl", [*builtin_pairs("run_tests")[:4], *builtin_pairs("run_tests")[-2:]])
-    quick = {
-        "model.name": small,
-        "rollouts.prompts_per_step": 2,
-        "rollouts.group": 4,
-        "rollouts.sampler.max_new_tokens": 24,
-        "intervention.extraction.pairs": str(folder / "pairs.jsonl"),  # four to extract from, two held out
-        "intervention.extraction.k": 2,
-        "steps": 3,
-        "optimizer.lr": 0.01,
-        "evaluation.every": 2,
-        "evaluation.num_problems": 2,
-    }
-
-    def make(settings: dict[str, object] | None = None) -> str:
-        path = folder / f"{len([*folder.iterdir()])}.toml"
-        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in (quick | (settings or {})).items()))
-        return str(path)
-
-    return make
 
 
 @pytest.fixture(scope="session")

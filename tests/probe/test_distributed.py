@@ -47,7 +47,7 @@ dtype = "float64"
 [rollouts]
 prompts_per_step = 2
 group = 4
-sampler.max_new_tokens = 24
+sampler.max_new_tokens = 12
 iterations = 2
 refills = 1
 teacher.off_step = 2
@@ -66,7 +66,7 @@ extraction.k = 2
 lr = 0.001
 [evaluation]
 every = 4
-num_problems = 2
+num_problems = 1
 """
 
 
@@ -171,7 +171,7 @@ def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Pa
     assert contents(directory) == contents(trained_by_two)
 
 
-def check_sharded_base(cache: str) -> None:
+def check_sharded_base(model: str, cache: str) -> None:
     """In every rank: gradients, scores, additivity and samples with a sharded base are those without it.
 
     One rank needs a pass more than the other, so that they would wait for one another forever if each made its own.
@@ -196,7 +196,7 @@ def check_sharded_base(cache: str) -> None:
         for basis in ("svd", "lora"):
             found = []
             for sharded in (False, True):
-                policy = load_policy("organism")
+                policy = load_policy(model)
                 coordinates = attach_basis(policy, basis, lora_rank=4, cache_dir=Path(cache))
                 bases = Bases(coordinates=[coordinates], tokens_per_batch=11)
                 if sharded:
@@ -227,9 +227,9 @@ def check_sharded_base(cache: str) -> None:
             raise AssertionError("ranks that have diverged went on")
 
 
-def test_a_sharded_base_gives_the_same_gradients_and_samples(out: Path) -> None:
+def test_a_sharded_base_gives_the_same_gradients_and_samples(small: str, out: Path) -> None:
     source = textwrap.dedent(inspect.getsource(check_sharded_base))
-    assert finish(start(2, f"{source}\ncheck_sharded_base({str(out / 'cache')!r})")) == [0, 0]
+    assert finish(start(2, f"{source}\ncheck_sharded_base({small!r}, {str(out / 'cache')!r})")) == [0, 0]
 
 
 @pytest.mark.slow  # beside the gradients of a sharded base, above
@@ -253,9 +253,9 @@ def test_shares_are_contiguous_disjoint_and_of_like_length(num_rows: int, size: 
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_spare_passes_add_nothing(out: Path) -> None:
+def test_spare_passes_add_nothing(small: str, out: Path) -> None:
     """Bit-equal to the passes that are needed."""
-    coordinates = attach_basis(load_policy("organism"), "svd", cache_dir=out / "cache")
+    coordinates = attach_basis(load_policy(small), "svd", cache_dir=out / "cache")
     batch = make_batch([[5, 6], [7]], [[8], [8, 9, 2]], pad_id=0)
     needed, more = (per_sample_gradients(coordinates, batch, agree=agree) for agree in (int, lambda num: num + 2))
     assert all(torch.equal(more.gradients[module], own) for module, own in needed.gradients.items())
@@ -264,17 +264,16 @@ def test_spare_passes_add_nothing(out: Path) -> None:
     assert torch.equal(more, needed)
 
 
-def test_what_several_ranks_cannot_do_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(cli, ["replay", "--set", "model.shard_base=true", "--out", str(tmp_path)]) == 2
-    assert "model.shard_base: expected torchrun with 2 or more processes, found one process" in capsys.readouterr().err
+def test_what_several_ranks_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     config = configure("train", preset="smoke", options={"rollouts.prompts_per_step": 2})
-    with pytest.raises(InputError, match="expected at most 2 processes, one a group of a step"):
+    with pytest.raises(InputError, match="one a group of a step"):
         train(config, tmp_path / "run", out_dir=tmp_path, world=World(size=3))
     config = replace(config, rollouts=replace(config.rollouts, engine="server"))
-    with pytest.raises(InputError, match="rollouts.engine server: expected one process, found 2"):
+    with pytest.raises(InputError, match=r"rollouts\.engine"):
         train(config, tmp_path / "run", out_dir=tmp_path, url="http://127.0.0.1:9", world=World(size=2))
+    options = ["--set", "model.shard_base=true", "--out", str(tmp_path)]
+    assert run(cli, ["replay", *options]) == 2
+    assert "model.shard_base" in capsys.readouterr().err
     with joined("cpu") as world:
         assert world is SOLO, "without torchrun's environment there is one process"
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -282,5 +281,5 @@ def test_what_several_ranks_cannot_do_is_refused(
         pass
     for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
-    with pytest.raises(InputError, match="every process takes a GPU of its own"), joined("cuda:1"):
+    with pytest.raises(InputError, match="GPU of its own"), joined("cuda:1"):
         pass

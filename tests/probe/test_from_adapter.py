@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from interrupts import interrupted_at
-from small import ORGANISM
 
 from extraction.library import attach_basis
 from extraction.pairs import selected_pairs
@@ -17,15 +16,13 @@ from probe.records.run import read_run
 from probe.runs.assemble import configured_policy
 from probe.settings.run import read_config
 from probe.settings.training import ModelConfig
-from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
-from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
-from replay_pools.pool import open_pool, resolve_pool
+from replay_pools.policy.load import load_policy
+from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.storage.files import read_json
 
-TEACHER = ORGANISM_WEIGHTS / "teacher"
 # The entropy bonus moves the policy whether or not any group has reward variance.
-MOVES = ORGANISM | {
+MOVES = {
     "objective.entropy_coef": 1.0,
     "steps": 2,
     "optimizer.lr": 0.02,
@@ -37,11 +34,11 @@ def sampled(pool: Path) -> list[list[int]]:
     return [list(rollout.completion_ids) for step in open_pool(pool).steps for rollout in step]
 
 
-def held_out_logprob(adapter: str, run_directory: Path) -> float:
+def held_out_logprob(model: str, adapter: str, run_directory: Path) -> float:
     """Mean log-probability per token of the clean held-out completions under a policy that is loaded anew."""
     config = read_config(read_json(run_directory / "config.json")["settings"], run_directory)
     pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
-    policy = configured_policy(ModelConfig(name="organism", adapter=adapter), run_directory.parent.parent / "cache")
+    policy = configured_policy(ModelConfig(name=model, adapter=adapter), run_directory.parent.parent / "cache")
     total, count = 0.0, 0
     for pair in pairs:
         prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(pair.clean)
@@ -58,15 +55,21 @@ def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Seque
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the teacher's adapter that nothing else reads."""
-    return shutil.copytree(TEACHER, tmp_path_factory.mktemp("adapters") / "start")
+def teacher(small: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter of the small model, away from it in every module."""
+    folder = tmp_path_factory.mktemp("adapters")
+    coordinates = attach_basis(load_policy(small), "lora", lora_rank=2, cache_dir=folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        coordinates.load_values({m: v + 0.3 * torch.randn_like(v) for m, v in coordinates.values().items()})
+    coordinates.save(folder / "start")
+    return folder / "start"
 
 
 @pytest.fixture
-def teacher_copy(tmp_path: Path) -> Path:
+def teacher_copy(teacher: Path, tmp_path: Path) -> Path:
     """One that a test may change."""
-    return shutil.copytree(TEACHER, tmp_path / "teacher")
+    return shutil.copytree(teacher, tmp_path / "teacher")
 
 
 @pytest.fixture(scope="module")
@@ -92,47 +95,48 @@ def second(first: tuple[Path, list[str]], out: Path, preset: Callable[..., str])
     return out / "runs" / "from-trained"
 
 
-def test_the_start_is_the_policy_with_that_adapter(first: tuple[Path, list[str]], teacher: Path, out: Path) -> None:
+def test_the_start_is_the_policy_with_that_adapter(
+    first: tuple[Path, list[str]], teacher: Path, small: str, out: Path
+) -> None:
     """The evaluation of step 0 samples what `probe eval --adapter` does, the KL begins at 0 and moves; the record has
     the adapter's checksum.
     """
     trained = read_run(first[0])
     assert trained.config["adapter_sha256"] == adapter_sha(teacher)
     assert [step.kl["mean"] == 0 for step in trained.steps] == [True, False], "the reference is not the start"
-    options = ["eval", "--adapter", "teacher", "--problems", "2"]
-    options += ["--set", "rollouts.sampler.max_new_tokens=48", "--out", str(out)]
-    assert run(cli, [*options, "--name", "of-teacher"]) == 0
+    options = ["eval", "--model", small, "--problems", "2", "--set", "rollouts.sampler.max_new_tokens=24"]
+    options += ["--out", str(out), "--name"]
     at_start = sampled(first[0] / "evaluations" / "step_000000" / "run_tests")
+    assert run(cli, [*options, "of-teacher", "--adapter", str(teacher)]) == 0
     assert at_start == sampled(out / "evals" / "of-teacher" / "run_tests")
-    del options[1:3]
-    assert run(cli, [*options, "--name", "of-base"]) == 0
+    assert run(cli, [*options, "of-base"]) == 0
     assert at_start != sampled(out / "evals" / "of-base" / "run_tests"), "base and teacher are not told apart"
 
 
 def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
-    first: tuple[Path, list[str]], second: Path, out: Path
+    first: tuple[Path, list[str]], second: Path, teacher: Path, small: str, out: Path
 ) -> None:
     """Of both links: base, teacher, delta_S; and LoRA on top of these. Each moved away from its start."""
     for directory in (first[0], second):
         name = f"again-{directory.name}"
         assert run(cli, ["eval", directory.name, "--problems", "2", "--name", name, "--out", str(out)]) == 0
         assert read_json(out / "evals" / name / "evaluation.json")["step"] == 2
-        deployed = configured_policy(ModelConfig(name="organism", adapter=str(directory / "adapter")), out / "cache")
+        deployed = configured_policy(ModelConfig(name=small, adapter=str(directory / "adapter")), out / "cache")
         (rollout,) = open_pool(out / "evals" / name / "run_tests").steps[0]
         logprobs = logprobs_of(deployed.model, rollout.prompt_ids, rollout.completion_ids)
         assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
-    links = ["teacher", str(first[0] / "adapter"), str(second / "adapter")]
-    loaded = [held_out_logprob(adapter, first[0]) for adapter in links]
+    links = [str(teacher), str(first[0] / "adapter"), str(second / "adapter")]
+    loaded = [held_out_logprob(small, adapter, first[0]) for adapter in links]
     inside = [[row["frozen"]["logprob_clean"] for row in read_run(path).evals] for path in (first[0], second)]
     assert inside == [pytest.approx(loaded[:2], abs=1e-5), pytest.approx(loaded[1:], abs=1e-5)]
     assert min(abs(loaded[0] - loaded[1]), abs(loaded[1] - loaded[2])) > 1e-3, "a policy that did not move"
 
 
-def test_a_pool_of_the_runs_adapter(second: Path, out: Path) -> None:
+def test_a_pool_of_the_runs_adapter(second: Path, teacher: Path, small: str, out: Path) -> None:
     """Its recorded log-probabilities are those of base, teacher, delta_S and LoRA, each put on the one before."""
-    options = ["pool", "generate", "--adapter", str(second / "adapter"), "--name", "of-from-trained", "--steps", "1"]
-    assert run(cli, [*options, "--group", "2", "--out", str(out)]) == 0
-    model = load_policy("organism", adapter="teacher").model
+    options = ["pool", "generate", "--model", small, "--adapter", str(second / "adapter"), "--name", "of-from-trained"]
+    assert run(cli, [*options, "--steps", "1", "--group", "2", "--max-new-tokens", "24", "--out", str(out)]) == 0
+    model = load_policy(small, adapter=str(teacher)).model
     # The links of the chain without `start` folders, put on one another by hand.
     for number, link in enumerate((second / "adapter" / "start", second / "adapter")):
         alone = out / f"link-{number}"
@@ -145,51 +149,25 @@ def test_a_pool_of_the_runs_adapter(second: Path, out: Path) -> None:
         assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
 
 
-def test_a_run_does_not_go_on_from_a_changed_adapter(
-    first: tuple[Path, list[str]], teacher: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Last of those that read the copy: the command is refused with the two checksums, the run stays usable."""
-    path = teacher / "adapter_config.json"
-    path.write_bytes(path.read_bytes() + b"\n")
-    assert run(cli, [*first[1], "from-teacher"]) == 2
-    assert "expected the run being resumed to have adapter_sha256 = " in capsys.readouterr().err
-    shutil.rmtree(teacher)
-    assert run(cli, [*first[1], "from-teacher"]) == 2
-    assert "adapter_config.json" in capsys.readouterr().err
-    adapter = str(first[0] / "adapter")
-    assert configured_policy(ModelConfig(name="organism", adapter=adapter), out / "cache").adapter_sha == adapter_sha(
-        Path(adapter)
-    )
-
-
-def test_directions_of_the_base_are_not_those_of_an_adapted_policy(out: Path) -> None:
-    """The adapter may have changed modules that are no targets: with equal targets the bases still differ."""
-    base, adapted = load_policy("organism"), load_policy("organism", adapter="teacher")
-    prints = [
-        attach_basis(policy, "lora", cache_dir=out / "cache", lora_rank=2).fingerprint() for policy in (base, adapted)
-    ]
-    assert "start_adapter" not in prints[0]
-    assert prints[1]["start_adapter"] == adapter_sha(TEACHER) == adapted.adapter_sha
-
-
-@pytest.mark.parametrize("arm", ["vanilla", "projected-lora"])
+@pytest.mark.parametrize("arm", ["vanilla", pytest.param("projected-lora", marks=pytest.mark.slow)])
 def test_a_replay_measures_the_policy_with_its_adapter(
-    arm: str, out: Path, teacher_copy: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+    arm: str, out: Path, teacher_copy: Path, small: str, quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The likelihoods of its records are those of base and adapter; directions of the base are refused; so is a changed
-    adapter.
+    """The likelihoods of its records are those of base and adapter; directions of the base are refused (with equal
+    targets, too, since an adapter may change other modules); so is a changed adapter.
     """
     basis = {"vanilla": "svd", "projected-lora": "lora"}[arm]
+    few_pairs = quick[2:]
     adapted = ["--set", f"model.adapter={teacher_copy}", "--set", "model.lora_rank=2"]
-    options = ["replay", "--replay-dirs", "teacher,base", "--steps", "1", "--per-pool", "2", "--arm", arm, *adapted]
+    options = ["replay", *quick[:2], "--steps", "1", "--per-pool", "2", "--arm", arm, *adapted]
     options += [*few_pairs[2:], "--out", str(out), "--name"]
     whole = [*options, f"adapted-{arm}", *few_pairs[:2]]
     assert run(cli, whole) == 0
     measured = read_run(out / "runs" / f"adapted-{arm}")
     assert measured.config["adapter_sha256"] == adapter_sha(teacher_copy)
-    models = [load_policy("organism", adapter=name).model for name in ("teacher", None)]
+    models = [load_policy(small, adapter=name).model for name in (str(teacher_copy), None)]
     for sample in measured.samples:
-        group = open_pool(resolve_pool(sample.src_pool, out)).steps[sample.src_step]
+        group = open_pool(BUILTIN / sample.src_pool).steps[sample.src_step]
         rollout = next(rollout for rollout in group if rollout.sample_id == sample.src_sample)
         of_teacher, of_base = (
             -float(logprobs_of(model, rollout.prompt_ids, rollout.completion_ids).mean()) for model in models
@@ -197,7 +175,8 @@ def test_a_replay_measures_the_policy_with_its_adapter(
         assert sample.nll == pytest.approx(of_teacher, abs=1e-4)
         assert abs(of_teacher - of_base) > 1e-3, "base and teacher are not told apart"
 
-    extract = ["extract", "--basis", basis, *few_pairs, "--set", "model.lora_rank=2", "--out", str(out), "--name"]
+    extract = ["extract", "--model", small, "--basis", basis, *few_pairs, "--set", "model.lora_rank=2"]
+    extract += ["--out", str(out), "--name"]
     assert run(cli, [*extract, f"of-base-{arm}"]) == 0
     assert run(cli, [*extract, f"of-adapted-{arm}", *adapted]) == 0
     assert f"--set model.adapter={teacher_copy}" in capsys.readouterr().out
@@ -214,12 +193,25 @@ def test_a_replay_measures_the_policy_with_its_adapter(
     assert "adapter_sha256 = " in capsys.readouterr().err
 
 
-def test_no_adapter_is_no_start(tmp_path: Path, out: Path, preset: Callable[..., str], capsys) -> None:
+@pytest.mark.parametrize("adapter", ["taecher", "."])
+def test_no_adapter_is_no_start(adapter: str, out: Path, preset: Callable[..., str], capsys) -> None:
     """A dry run refuses it too: it is looked at before any weights are loaded."""
-    for adapter, expected in ((str(tmp_path), "a directory with adapter_config.json"), ("taecher", "adapter_config")):
-        settings = ORGANISM | {"model.adapter": adapter}
-        options = ["train", "--preset", preset(settings), "--name", "no-start", "--out", str(out)]
-        assert run(cli, [*options, "--dry-run"]) == 2
-        assert expected in capsys.readouterr().err
-    with pytest.raises(InputError, match="adapter_config"):
-        adapter_sha(tmp_path / "nothing")
+    options = ["--preset", preset({"model.adapter": adapter}), "--name", "no-start", "--out", str(out), "--dry-run"]
+    assert run(cli, ["train", *options]) == 2
+    assert "adapter_config" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_from_a_changed_adapter(
+    first: tuple[Path, list[str]], teacher: Path, small: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Last of those that read it: the command is refused with the two checksums, the run stays usable."""
+    path = teacher / "adapter_config.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert run(cli, [*first[1], "from-teacher"]) == 2
+    assert "expected the run being resumed to have adapter_sha256 = " in capsys.readouterr().err
+    shutil.rmtree(teacher)
+    assert run(cli, [*first[1], "from-teacher"]) == 2
+    assert "adapter_config.json" in capsys.readouterr().err
+    adapter = first[0] / "adapter"
+    loaded = configured_policy(ModelConfig(name=small, adapter=str(adapter)), out / "cache")
+    assert loaded.adapter_sha == adapter_sha(adapter)

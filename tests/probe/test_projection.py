@@ -110,25 +110,6 @@ def test_removed_norm_is_that_of_what_a_gate_removes(gate):
     torch.testing.assert_close(removed_norm(gradients, directions, gate=gate, overshoot=1.5), removed)
 
 
-def test_one_vector_is_the_batch_of_one():
-    """Without leading dimensions the measures are scalars, equal to those of the first row."""
-    gradients, V = example()
-    one = project_modules({m: g[0] for m, g in gradients.items()}, V, gate="one_sided")
-    many = project_modules(gradients, V, gate="one_sided")
-    for name, value in one.measures().items():
-        assert value.shape == ()
-        torch.testing.assert_close(value, many.measures()[name][0])
-
-
-def test_one_sided_leaves_nothing_hackward():
-    """cos_out <= 0 and hackward_frac_out = 0 by identity, which is why neither is evidence."""
-    found = project_modules(*example(num_samples=50), gate="one_sided")
-    assert found.after.hackward_frac.max() < 1e-12
-    assert found.after.cos.max() < 1e-12
-    assert (found.after.cos <= found.before.cos + 1e-12).all()
-    assert (found.after.cos < -0.01).any(), "negative cosines are legitimate and should appear here"
-
-
 def test_measures_stay_in_range():
     """A gradient equal to u in every module is the extreme: every cosine 1, the hack-ward share 1."""
     _, V = example()
@@ -222,12 +203,6 @@ def test_haar_variance_by_simulation():
     tolerance = 5 * math.sqrt(2 / draws)  # relative standard error of a variance, five of them
     torch.testing.assert_close(sampled.var(0), exact, rtol=tolerance, atol=0)
     assert sampled.mean(0).abs().max() < 0.03
-
-
-def test_haar_variance_of_a_zero_gradient_is_nan():
-    gradients, V = example()
-    found = haar_variance({m: torch.zeros_like(g) for m, g in gradients.items()}, V)
-    assert torch.isnan(found).all()
 
 
 def test_errors_name_the_module():

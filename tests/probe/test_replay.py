@@ -119,15 +119,6 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
     [
         ["--set", "objective.loss_type=dr_grpo"],
         ["--set", "objective.loss_type=dapo", "--set", "objective.scale_rewards=group"],
-        ["--set", "objective.loss_type=nll"],
-        [
-            "--set",
-            "objective.advantage_estimator=maxrl",
-            "--set",
-            "objective.advantage_clip=0.5",
-            "--set",
-            "objective.min_group_std=0.1",
-        ],
         ["--set", "intervention.gate.gate=two_sided", "--set", "intervention.gate.overshoot=1.5", "--match", "none"],
     ],
     ids=" ".join,
@@ -189,16 +180,6 @@ def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(tmp_path: Path) -> None:
 def test_a_replay_that_diverges_says_where_it_stopped(
     out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [
-        "--name",
-        "diverged-replay",
-        "--arm",
-        "vanilla",
-        "--set",
-        "optimizer.lr=1e30",
-        "--steps",
-        "4",
-        *quick,
-    ]
+    options = ["--name", "diverged-replay", "--arm", "vanilla", "--set", "optimizer.lr=1e30", "--steps", "4", *quick]
     assert run(cli, ["replay", "--out", str(out), *options]) == 0
     assert "STOPPED after 1 steps: grad_norm is nan in step 1" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,8 @@ from killer import KILLER
 from safetensors.torch import load_file
 from small import ORGANISM
 
-from probe.analysis.verdict.provenance import pool_facts
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.records import RUN_SCHEMA
 from probe.records.run import read_run
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json
@@ -72,15 +69,8 @@ def test_a_run_trains_records_and_evaluates(whole: Path) -> None:
     assert all(r.hint for pool in pools for group in pool.steps for r in group)
 
 
-def test_no_command_samples_a_policy_that_moved_again(whole: Path) -> None:
-    """A training's rollouts are those of as many policies as it has batches."""
-    assert [(pool.name, pool.plan.recipe) for pool in pool_facts(read_run(whole))] == [("rollouts", None)]
-
-
-def test_a_finished_run_prints_its_card_again(
-    whole: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """--config names the same run; with another seed it is another run, and an unknown table is refused."""
+def test_a_finished_run_prints_its_card_again(whole: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--config names the same run; with another seed it is another run."""
     options = ["train", "--config", str(whole / "config.json"), "--out", str(out), "--name", whole.name]
     capsys.readouterr()
     assert run(cli, [*options, "--json"]) == 0
@@ -90,9 +80,6 @@ def test_a_finished_run_prints_its_card_again(
     assert (card["arm"], card["steps"], card["evals"]) == ("projected", 3, read_evals(whole))
     assert run(cli, [*options, "--seed", "3"]) == 2
     assert whole.name in capsys.readouterr().err
-    (tmp_path / "kl.toml").write_text("[loss.kl]\nbeta = 0.001")
-    assert run(cli, ["train", "--preset", str(tmp_path / "kl.toml"), "--out", str(out)]) == 2
-    assert "loss: expected a known key" in capsys.readouterr().err
 
 
 # Everything at once: two steps on every batch, the first batch with a teacher; ratio, adapted KL from a moving EMA,
@@ -261,13 +248,11 @@ def test_a_step_that_breaks_leaves_no_rollouts(
     """The pool holds what the recorded steps trained on, and not the batch of the step that has no record."""
     reasons = iter([None, "the gradient is not finite"])
     monkeypatch.setattr("probe.step.step._broken", lambda *_: next(reasons))
-    options = ["train", "--preset", preset(ORGANISM | {"steps": 3}), "--name", "broken", "--out", str(out)]
-    assert run(cli, options) == 0
+    assert run(cli, ["train", "--preset", preset({"evaluation.every": 9}), "--name", "broken", "--out", str(out)]) == 0
     record = read_run(out / "runs" / "broken")
     assert record.manifest["stopped"] == "the gradient is not finite in step 1"
     assert [step.step for step in record.steps] == [0]
-    steps = {rollout.step for group in open_pool(out / "runs" / "broken" / "rollouts").steps for rollout in group}
-    assert len(steps) == record.settings["rollouts"]["prompts_per_step"]
+    assert len(open_pool(out / "runs" / "broken" / "rollouts").steps) == record.settings["rollouts"]["prompts_per_step"]
 
 
 def test_a_teacher_must_not_be_called_as_the_own_pool(
@@ -277,17 +262,3 @@ def test_a_teacher_must_not_be_called_as_the_own_pool(
     settings = {"rollouts.teacher.pool": str(whole / "rollouts")}
     assert run(cli, ["train", "--preset", preset(settings), "--name", "two-pools", "--out", str(out)]) == 2
     assert "a name other than rollouts" in capsys.readouterr().err
-
-
-def test_a_run_of_an_older_schema_is_not_evaluated(
-    whole: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is refused as such, and not for a setting that had another name then."""
-    older = shutil.copytree(whole, tmp_path / "older")
-    manifest, config = (orjson.loads((older / name).read_bytes()) for name in ("manifest.json", "config.json"))
-    manifest["schema"] -= 1
-    config["settings"]["control"]["limits"]["kl_max"] = config["settings"]["control"]["limits"].pop("kl_mean_max")
-    for name, table in (("manifest.json", manifest), ("config.json", config)):
-        (older / name).write_bytes(orjson.dumps(table))
-    assert run(cli, ["eval", str(older), "--name", "of-older", "--out", str(out)]) == 2
-    assert f"expected a run of schema {RUN_SCHEMA}, found schema {RUN_SCHEMA - 1}" in capsys.readouterr().err
