@@ -60,9 +60,12 @@ def build_model_fixture() -> Callable[..., PreTrainedModel]:
     return build_model
 
 
-@pytest.fixture(params=sorted(BUILDERS))
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma", "llama")]
+
+
+@pytest.fixture(params=["gpt2", "qwen3", *SLOW])
 def architecture(request: pytest.FixtureRequest) -> str:
-    """Each architecture in turn."""
+    """Each architecture in turn: fast are weights that are stored transposed, and a norm of queries and keys."""
     return request.param
 
 

@@ -16,8 +16,7 @@ def adapt(build_model, architecture, basis, dtype=torch.float32, **options):
     return attach(build_model(architecture, dtype), basis=basis, model_id="tiny", **OPTIONS[basis] | options)
 
 
-@pytest.mark.parametrize("basis", OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("basis", "dtype"), [("svd", torch.bfloat16), ("lora", torch.float32)])
 def test_what_attach_makes_is_read_back(build_model, architecture, basis, dtype):
     """existing(attach(model).model) has the fingerprint, the modules in order, and the very parameters of attach."""
     made = adapt(build_model, architecture, basis, dtype)
@@ -29,30 +28,6 @@ def test_what_attach_makes_is_read_back(build_model, architecture, basis, dtype)
     assert found.fingerprint() == made.fingerprint()
     assert list(found.layers) == list(made.layers)
     assert [id(p) for p in found.parameters()] == [id(p) for p in made.parameters()]
-
-
-def test_an_adapter_of_pefts_own_making_is_the_same_basis(build_model, architecture):
-    """get_peft_model(model, DeltaSConfig()) is what attach does, defaults of the architecture included."""
-    made = adapt(build_model, architecture, "svd")
-    with quiet_peft():
-        model = get_peft_model(build_model(architecture), DeltaSConfig(task_type="CAUSAL_LM"))
-    found = existing_coordinates(model, like=made.fingerprint())
-    assert found is not None
-    assert found.fingerprint() == made.fingerprint()
-
-
-def test_gradients_are_read_and_replaced_where_they_are(build_model):
-    """gradients() concatenates `.grad`, 0 for none; replace_gradients writes into the same memory, none stays none."""
-    coordinates = adapt(build_model, "llama", "lora", train_a=True)
-    module = next(iter(coordinates.layers))
-    A, B = coordinates.trainable(module)
-    B.grad = torch.ones_like(B)
-    place = B.grad.data_ptr()
-    assert torch.equal(coordinates.gradients()[module], torch.cat([torch.zeros(A.numel()), torch.ones(B.numel())]))
-    coordinates.replace_gradients({m: torch.full((r,), 7.0) for m, r in coordinates.sizes.items()})
-    assert A.grad is None
-    assert B.grad.data_ptr() == place
-    assert bool((B.grad == 7).all())
 
 
 def plain_lora(model, **options):
@@ -90,9 +65,9 @@ def test_refusals(build_model):
     with pytest.raises(InputError, match="found mine"):
         existing_coordinates(named, like={})
     made = adapt(build_model, "llama", "svd")
-    with pytest.raises(InputError, match="unwrapped peft model with an adapter `default`, found LlamaForCausalLM"):
+    with pytest.raises(InputError, match="LlamaForCausalLM"):
         existing_coordinates(made.model.get_base_model(), like={})
     inner = plain_lora(build_model("llama"), target_modules=["lm_head"]).get_base_model()
     both = attach(inner, basis="svd", model_id="tiny", cache_dir=None, targets=["q_proj"])
-    with pytest.raises(InputError, match="expected an adapter `delta_S`, or other ones, found both"):
+    with pytest.raises(InputError, match="found both"):
         existing_coordinates(both.model, like={})

@@ -26,11 +26,8 @@ def test_starts_at_the_base_model_with_an_orthonormal_frame(build_model, archite
 
 
 def test_coordinates_are_a_then_b(build_model, architecture):
-    """With train_a, (r,) = [A; B] flattened row by row, r = rank (d_in + d_out), in the order of named_modules."""
+    """With train_a, (r,) = [A; B] flattened row by row, r = rank (d_in + d_out)."""
     coordinates = lora(build_model, architecture, train_a=True)
-    assert list(coordinates.sizes) == [
-        n for n, _ in build_model(architecture).named_modules() if n in coordinates.sizes
-    ]
     for module, value in coordinates.values().items():
         A, B, _ = coordinates.factors(module)
         assert A.shape[0] == B.shape[1] == 4
@@ -63,12 +60,10 @@ def test_frozen_a(build_model):
 
 @pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
 def test_precision(build_model, dtype, wide):
-    """A and B are float32 in a bf16 model and float64 in a float64 model."""
     assert {p.dtype for p in lora(build_model, dtype=dtype, train_a=True).parameters()} == {wide}
 
 
 @pytest.mark.parametrize("rank", [0, 25])
 def test_rank_out_of_range(build_model, rank):
-    """No 25 orthonormal rows in 24 dimensions."""
     with pytest.raises(InputError, match=r"q_proj.*1\.\.24"):
         lora(build_model, rank=rank)

@@ -2,17 +2,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from extraction.adapters import svd
 from extraction.adapters.svd import (
     MAX_CONDITION,
     condition,
     decompose,
-    frames,
+    digest,
+    factorise_all,
     largest,
     measure_rounding,
     needed_factors,
     rounded,
 )
+from extraction.words import STORAGES
 
 
 def random_weight(d_out, d_in, seed=0, dtype=torch.float32):
@@ -41,26 +45,19 @@ def same(first, second):
 
 
 @pytest.mark.parametrize(("d_out", "d_in", "kept"), [(9, 4, "S Vh"), (4, 9, "U S"), (6, 6, "U S Vh")])
-def test_only_the_needed_factors_are_kept(d_out, d_in, kept):
-    """The wide side of a rectangular weight follows from the other (extraction.adapters.svd)."""
-    (factors,) = needed_factors([random_weight(d_out, d_in)])
-    assert " ".join(name for name, factor in factors._asdict().items() if factor is not None) == kept
-
-
-@pytest.mark.parametrize(("d_out", "d_in"), [(9, 4), (4, 9), (6, 6)])
-def test_a_stack_is_decomposed_as_its_weights(d_out, d_in):
-    """Reference: each weight alone. No factor is a view of the whole stack, which it would keep in memory."""
+def test_a_stack_is_decomposed_as_its_weights(d_out, d_in, kept):
+    """Reference: each weight alone. The wide side follows from the other; none is a view of the whole stack."""
     weights = [random_weight(d_out, d_in, seed) for seed in range(3)]
     for weight, found in zip(weights, needed_factors(weights), strict=True):
         (alone,) = needed_factors([weight])
         assert same(found, alone)
+        assert " ".join(name for name, factor in found._asdict().items() if factor is not None) == kept
         held = [factor.untyped_storage().nbytes() / factor.nbytes for factor in found if factor is not None]
         assert set(held) == {1.0}
 
 
 @pytest.mark.parametrize("smallest", [0.0, 1e-6, 1e-2])
 def test_ill_conditioned_weight_keeps_both_factors(smallest):
-    """Dividing by a tiny singular value would blow up rounding, so such a weight keeps U and Vh."""
     U, S, Vh = decompose(random_weight(9, 4, dtype=torch.float64))
     S = torch.tensor([1.0, 1.0, 1.0, smallest], dtype=torch.float64)
     assert not condition(S) <= MAX_CONDITION
@@ -90,17 +87,6 @@ def test_largest_triplets_are_the_best_approximation(d_out, d_in, rank, seed):
     assert same(largest(whole, None), whole)
 
 
-@pytest.mark.parametrize(("d_out", "d_in"), [(9, 4), (4, 9), (6, 6)])
-@pytest.mark.parametrize("rank", [None, 2])
-def test_frames_of_what_is_kept(d_out, d_in, rank):
-    """The frame that is not kept follows from the other one and W, for any number of triplets."""
-    weight = random_weight(d_out, d_in, dtype=torch.float64)
-    U, S, Vh = decompose(weight)
-    found = frames(largest(needed_factors([weight])[0], rank), weight)
-    for frame, expected in zip(found, (U[:, :rank], Vh[:rank]), strict=True):
-        torch.testing.assert_close(frame, expected)
-
-
 @pytest.mark.parametrize(("d_out", "d_in"), [(96, 40), (40, 96), (64, 64)])
 def test_rounding_is_measured(d_out, d_in):
     """Reference: the same numbers spelled out. bfloat16 rounds an entry by at most 2^-9 of it."""
@@ -120,3 +106,110 @@ def test_rounding_is_measured(d_out, d_in):
     nothing = measure_rounding(weight, exact, exact)
     assert nothing.cosine_error < 1e-12
     assert nothing.orthonormality < 1e-5
+
+
+def factorise(weight, cache_dir, **options):
+    return factorise_all({"w": weight}, cache_dir, **options)["w"]
+
+
+def no_more_svds(monkeypatch):
+    def fail(weights):
+        assert not weights, "the cache was not used"
+        return []
+
+    monkeypatch.setattr(svd, "needed_factors", fail)
+
+
+def test_half_precision_is_decomposed_in_float32():
+    """A bf16 weight and its float32 copy hold the same values: same factors, same digest, one cache file."""
+    half = random_weight(4, 6, dtype=torch.bfloat16)
+    assert digest(half) == digest(half.float())
+    assert all(torch.equal(a, b) for a, b in zip(decompose(half), decompose(half.float()), strict=True))
+    assert decompose(half).U.dtype == torch.float32
+    assert decompose(half.double()).U.dtype == torch.float64
+
+
+def test_digest_sees_values_shape_and_precision():
+    """No two of: a weight, one changed value, another shape of the same bytes, another precision."""
+    weight = random_weight(4, 6)
+    changed = weight.clone()
+    changed[3, 5] = torch.nextafter(changed[3, 5], torch.tensor(9.0))
+    assert len({digest(w) for w in (weight, changed, weight.reshape(6, 4), weight.double())}) == 4
+    assert digest(weight.T.contiguous().T) == digest(weight), "the digest depends on the memory layout"
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("rank", [None, 3])
+def test_all_at_once_is_one_by_one(tmp_path, storage, rank):
+    """Threads change nothing: the same bits cold, warm and without a cache, and torch's own threads are as before."""
+    weights = {f"w{i}": random_weight(5 + i % 3, 6, seed=i) for i in range(12)}
+    before = torch.get_num_threads()
+    for cache in (None, tmp_path, tmp_path):
+        for name, found in factorise_all(weights, cache, rank=rank, storage=storage).items():
+            alone = factorise(weights[name], None, rank=rank, storage=storage)
+            assert (found.digest, found.rounding) == (alone.digest, alone.rounding)
+            assert same(found.factors, alone.factors), name
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("d_out", "d_in"), [(9, 4), (4, 9), (6, 6)])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_one_entry_serves_every_rank(tmp_path, monkeypatch, d_out, d_in, storage):
+    """Whoever asks first, all triplets are stored once; any rank afterwards is their beginning."""
+    weight = random_weight(d_out, d_in)
+    first = factorise(weight, tmp_path, rank=2, storage=storage)
+    cut = first.factors
+    assert [path.name.split(".")[0] for path in tmp_path.iterdir()] == [digest(weight)]
+    no_more_svds(monkeypatch)
+    whole = factorise(weight, tmp_path, storage=storage).factors
+    assert len(whole.S) == min(d_out, d_in)
+    again = factorise(weight, tmp_path, rank=2, storage=storage)
+    assert (first.computed, again.computed) == (True, False)
+    assert same(cut, again.factors)
+    expected = (None if whole.U is None else whole.U[:, :2], whole.S[:2], None if whole.Vh is None else whole.Vh[:2])
+    assert same(cut, expected)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_rounded_entries(tmp_path, monkeypatch, warm):
+    """U and Vh in bfloat16 on disk and in memory, and what that does; from the exact entry where there is one."""
+    weight = random_weight(9, 4)
+    (exact,) = needed_factors([weight])
+    if warm:
+        factorise(weight, tmp_path)
+        no_more_svds(monkeypatch)
+    for _ in ("made", "read"):
+        found = factorise(weight, tmp_path, storage="bfloat16")
+        assert same(found.factors, rounded(exact))
+        assert found.rounding == measure_rounding(weight, exact, rounded(exact))
+        no_more_svds(monkeypatch)
+    path = tmp_path / f"{found.digest}.bfloat16.safetensors"
+    assert {name: tensor.dtype for name, tensor in load_file(path).items()} == {
+        "S": torch.float32,
+        "Vh": torch.bfloat16,
+        "rounding": torch.float64,
+    }
+    assert len(list(tmp_path.iterdir())) == 1 + warm
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: b"not safetensors" + data,
+    ],
+    ids=["empty", "truncated", "one bit flipped", "foreign header"],
+)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_damaged_cache_file_is_computed_and_written_again(tmp_path, damage, storage):
+    weight = random_weight(4, 6)
+    expected = factorise(weight, tmp_path, storage=storage)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    again = factorise(weight, tmp_path, storage=storage)
+    assert again.computed
+    assert same(again.factors, expected.factors)
+    assert path.read_bytes() == whole, "the damaged file was left in place"

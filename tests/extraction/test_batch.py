@@ -1,9 +1,12 @@
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extraction.batch import make_batch
+from extraction import batch as rows_module
+from extraction.batch import cost, make_batch, make_rows, plan_passes
 from replay_pools.errors import InputError
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -35,12 +38,6 @@ def test_rows_are_the_batch_of_these_samples(samples, data):
         assert torch.equal(getattr(batch, field), getattr(expected, field)), field
 
 
-def test_to_moves_every_tensor():
-    """No field is left behind."""
-    batch = make_batch([[1]], [[2]], 0).to("meta")
-    assert {getattr(batch, field).device.type for field in batch.__dataclass_fields__} == {"meta"}
-
-
 @pytest.mark.parametrize(
     ("prompts", "completions", "message"),
     [
@@ -51,6 +48,64 @@ def test_to_moves_every_tensor():
     ],
 )
 def test_what_cannot_be_scored_is_refused(prompts, completions, message):
-    """The sample is named."""
     with pytest.raises(InputError, match=message):
         make_batch(prompts, completions, 0)
+
+
+batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=5)
+layouts = st.sampled_from(["packed", "padded"])
+lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(samples=batches, layout=layouts, data=st.data())
+def test_rows_give_the_samples_back(samples, layout, data):
+    """In any order and selection: spans hold prompt and completion, each target follows its predicting token."""
+    chosen = data.draw(st.permutations(range(len(samples))))[: data.draw(st.integers(1, len(samples)))]
+    rows = make_rows(make_batch(*zip(*samples), pad_id=0), layout, chosen)
+    flat = rows.inputs["input_ids"].flatten()
+    assert [part.tolist() for part in rows.segments.split(flat)] == [sum(samples[i], []) for i in chosen]
+    assert rows.targets.tolist() == [token for i in chosen for token in samples[i][1]], "not the completions in order"
+    assert torch.equal(flat[rows.predicting + 1], rows.targets), "a state predicts another token than the next"
+    inside = torch.cat([torch.arange(start, stop - 1) for start, stop in rows.segments.spans])
+    assert set(rows.predicting.tolist()) <= set(inside.tolist()), "a sample's token is predicted by another sample"
+
+
+def test_packed_positions_start_again_in_every_sample():
+    """0, 1, .. within each sample, in one row without padding or attention mask."""
+    inputs = make_rows(make_batch([[5, 6], [7], [9]], [[8], [8, 9, 2], [1]], 2), "packed").inputs
+    assert inputs["input_ids"].tolist() == [[5, 6, 8, 7, 8, 9, 2, 9, 1]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
+    assert inputs["spans"] == ((0, 3), (3, 7), (7, 9))
+    assert "attention_mask" not in inputs
+
+
+@settings(deadline=None)
+@given(samples=batches, layout=layouts, dtype=st.sampled_from([torch.bfloat16, torch.float64]), seed=st.integers(0, 99))
+def test_sums_are_those_of_every_sample(samples, layout, dtype, seed):
+    """Reference: a loop over the samples' own tokens. What lies in the padding is not added, and nothing is rounded to
+    the dtype of the tokens, of which a few at a time are widened.
+    """
+    rows = make_rows(make_batch(*zip(*samples), pad_id=0), layout)
+    generator = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(2, rows.inputs["input_ids"].numel(), 3, generator=generator, dtype=torch.float64).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    expected = torch.stack([part.sum(0) for part in rows.segments.split(a.to(wide) * b.to(wide))])
+    with patch.object(rows_module, "NARROW_TOKENS", 2):
+        torch.testing.assert_close(rows.segments.sums(a.clone(), b), expected)
+
+
+@given(lengths=lengths, budget=st.integers(1, 100), layout=layouts)
+def test_passes_hold_every_sample_once_within_the_budget(lengths, budget, layout):
+    """A partition; over the budget only a sample alone; and no two passes would fit into one (first fit)."""
+    passes = plan_passes(lengths, budget, layout)
+    assert sorted(i for own in passes for i in own) == list(range(len(lengths)))
+    costs = [cost([lengths[i] for i in own], layout) for own in passes]
+    assert all(c <= budget or len(own) == 1 for c, own in zip(costs, passes))
+    if layout == "packed" and len(passes) > 1:
+        assert min(a + b for i, a in enumerate(costs) for b in costs[:i]) > budget, "two passes fit into one"
+
+
+def test_padded_passes_are_of_like_length():
+    """Two long and two short samples: longest first puts each with its like, so padding is least."""
+    assert plan_passes([2, 30, 3, 29], 60, "padded") == [[1, 3], [2, 0]]

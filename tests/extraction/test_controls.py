@@ -1,5 +1,7 @@
 """Control directions: the Haar law by its moments and its density, permutation by labels that identify every row."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from extraction.controls import haar_directions, permuted_differences
+from extraction.controls import compare_modules, haar_directions, permuted_differences, principal_angles
 from extraction.directions import Directions, PairGradients
 
 
@@ -34,16 +36,6 @@ def test_haar_rows_are_orthonormal_and_seeded(shapes: list[tuple[int, int]], see
         assert torch.equal(v, again.vectors[module]), "not a function of the seed"
         assert found.singular_values[module].shape == found.votes[module].shape == (k,)
     assert found.metadata == {"fingerprint": None, "control": "haar", "seed": seed}
-
-
-def test_haar_seeds_and_modules_differ() -> None:
-    """Another seed gives other directions, and modules of one size do not share theirs."""
-    shapes = like({"a": (2, 6), "b": (2, 6)})
-    first, second = (haar_directions(shapes, seed=seed).vectors for seed in (0, 1))
-    draws = [first["a"], first["b"], second["a"], second["b"]]
-    for i, v in enumerate(draws):
-        for w in draws[i + 1 :]:
-            assert float((v - w).abs().max()) > 0.1, "two draws coincide"
 
 
 NUM_MODULES, NUM_SEEDS = 8, 250
@@ -115,3 +107,48 @@ def test_permutation_is_seeded_and_crosses_pairs() -> None:
     plus, minus = draws[0].argmax(1), draws[0].argmin(1)
     assert (plus % 12 != minus % 12).sum() >= 8, "gradients stay with their pair: only labels within pairs moved"
     assert 2 <= (plus < 12).sum() <= 10, "hack gradients stay on their side"
+
+
+def orthonormal(k: int, r: int, seed: int) -> torch.Tensor:
+    draw = torch.randn(r, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.linalg.qr(draw)[0].T
+
+
+def test_a_plane_turned_by_thirty_degrees() -> None:
+    """V = (e1, e2), W = (e1, cos 30 e2 + sin 30 e3): angles 0 and 30; u and w by hand."""
+    V = torch.eye(4)[:2]
+    W = torch.stack([torch.eye(4)[0], torch.tensor([0.0, math.cos(math.pi / 6), math.sin(math.pi / 6), 0.0])])
+    found = principal_angles(V, W)
+    assert found.angles == pytest.approx((0, 30), abs=1e-3)
+    assert found.overlap == pytest.approx((1 + 0.75) / 2)
+    assert found.chance == 0.5
+    assert found.axis_cos == pytest.approx((1 + math.cos(math.pi / 6)) / 2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(k=st.integers(1, 4), others=st.integers(1, 4), r=st.integers(4, 9), seed=st.integers(0, 2**31))
+def test_angles_belong_to_the_subspaces(k: int, others: int, r: int, seed: int) -> None:
+    """The same for any orthonormal basis of either subspace and either order; min(k, l) of them, smallest first."""
+    V, W = orthonormal(k, r, seed), orthonormal(others, r, seed + 1)
+    turned = orthonormal(k, k, seed + 2) @ V
+    found, again, swapped = principal_angles(V, W), principal_angles(turned, W), principal_angles(W, V)
+    assert len(found.angles) == min(k, others)
+    assert list(found.angles) == sorted(found.angles)
+    assert found.angles == pytest.approx(again.angles, abs=1e-4)
+    assert found.angles == pytest.approx(swapped.angles, abs=1e-4)
+    assert found.axis_cos == pytest.approx(swapped.axis_cos)
+    assert principal_angles(V, V).angles == pytest.approx([0] * k, abs=0.02)
+
+
+def test_overlap_by_chance_is_what_haar_directions_have() -> None:
+    """E overlap = max(k, l) / r, by 400 draws."""
+    overlaps = [principal_angles(orthonormal(3, 20, s), orthonormal(2, 20, 1000 + s)).overlap for s in range(400)]
+    assert sum(overlaps) / len(overlaps) == pytest.approx(3 / 20, abs=0.01)
+
+
+def test_modules_that_keep_none_are_left_out() -> None:
+    V = {"a": torch.eye(3)[:1], "b": torch.zeros(0, 3), "c": torch.eye(3)[:2]}
+    W = {"a": torch.eye(3)[:2], "b": torch.eye(3)[:1], "c": torch.zeros(0, 3)}
+    assert list(compare_modules(V, W)) == ["a"]
+    with pytest.raises(ValueError, match=r"expected \(k, r\) and \(l, r\) with k, l > 0"):
+        principal_angles(V["a"], V["b"])

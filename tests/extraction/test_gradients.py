@@ -63,9 +63,8 @@ def token_weights(batch, completions):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_one_backward_equals_single_sample_backwards(build_model, architecture, rollouts, case, dtype):
-    """Ragged prompts and completions, uneven token weights, every architecture, both bases, at 0 and elsewhere."""
     coordinates = make(build_model, architecture, case, dtype)
     batch = make_batch(*rollouts, pad_id=2)
     weights, rows = token_weights(batch, rollouts[1])
@@ -75,7 +74,7 @@ def test_one_backward_equals_single_sample_backwards(build_model, architecture, 
     assert {gradient.dtype for gradient in found.gradients.values()} == {dtype}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["svd-zero", "lora-moved"])
 def test_default_weight_is_the_summed_nll(build_model, rollouts, case):
     """Without weights: the gradient of nll, which is minus the sum of token_logprobs, 0 off the completion."""
     coordinates = make(build_model, "qwen3", case)
@@ -88,7 +87,7 @@ def test_default_weight_is_the_summed_nll(build_model, rollouts, case):
     assert (found.token_logprobs[batch.completion_mask] < 0).all()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["svd-moved", "lora-zero"])
 def test_weighted_sum_is_the_batch_gradient(build_model, rollouts, case):
     """sum_i A_i g_i = the gradient that one ordinary backward of sum_i A_i nll_i puts in .grad."""
     coordinates = make(build_model, "llama", case)
@@ -104,7 +103,6 @@ def test_weighted_sum_is_the_batch_gradient(build_model, rollouts, case):
 
 @pytest.mark.parametrize("case", ["svd-zero", "lora-moved"])
 def test_neither_company_nor_padding_matters(build_model, architecture, rollouts, case):
-    """A sample's gradient is the same alone, in a batch, beside a much longer sample and in micro-batches."""
     coordinates = make(build_model, architecture, case)
     prompts, completions = rollouts
     batch = make_batch(prompts, completions, pad_id=2)
@@ -133,7 +131,7 @@ def test_padded_rows_serve_where_packed_ones_do_not(build_model, architecture, r
     torch.testing.assert_close(padded.token_logprobs, packed.token_logprobs)
 
 
-@pytest.mark.parametrize("budget", [1000, 24, 18, 1])
+@pytest.mark.parametrize("budget", [1000, 18, 1])
 def test_passes_are_counted_and_bounded(build_model, rollouts, budget):
     """ceil(tokens / budget) forwards where the samples divide well, of at most `budget` tokens; then one a sample."""
     coordinates = make(build_model, "qwen3", "svd-zero")
@@ -148,45 +146,14 @@ def test_passes_are_counted_and_bounded(build_model, rollouts, budget):
     assert max(seen) <= max(budget, int(batch.lengths.max()))
 
 
-def test_only_samples_above_the_budget_are_computed_again(build_model, rollouts):
-    """A block's inside runs once a pass, and once more in the backward of a sample that is longer than the budget."""
-    coordinates = make(build_model, "qwen3", "svd-zero")
-    batch, calls = make_batch(*rollouts, pad_id=2), []
-    per_sample_gradients(coordinates, batch)
-    block = coordinates.model.get_base_model().base_model.layers[0]
-    block.input_layernorm.register_forward_hook(lambda *_: calls.append(1))
-    per_sample_gradients(coordinates, batch, tokens_per_batch=11)  # lengths 11, 12, 7, 6, 12
-    assert len(calls) == 5 + 2
-
-
-def test_same_inputs_same_bytes(build_model, rollouts):
-    """Two calls agree in every bit."""
-    coordinates = make(build_model, "qwen3", "svd-moved", torch.float32)
-    batch = make_batch(*rollouts, pad_id=2)
-    first, second = (per_sample_gradients(coordinates, batch, tokens_per_batch=20) for _ in range(2))
-    assert torch.equal(first.token_logprobs, second.token_logprobs)
-    assert all(torch.equal(first.gradients[m], second.gradients[m]) for m in first.gradients)
-
-
-@pytest.mark.parametrize("case", ["svd-zero", "svd-moved"])
-def test_nearly_singular_weights(build_model, rollouts, case):
-    """Singular values at and near 0: nothing is divided by them. Reference: autograd, float64."""
-    model = build_model("llama", torch.float64)
-    for module in (model.model.layers[0].mlp.up_proj, model.model.layers[1].mlp.down_proj):
-        U, S, Vh = torch.linalg.svd(module.weight.detach(), full_matrices=False)
-        S[-2:] = torch.tensor([1e-9, 0.0])
-        module.weight.data = (U * S) @ Vh
-    coordinates = make(lambda *_: model, "llama", case)
-    batch = make_batch(*rollouts, pad_id=2)
-    weights, rows = token_weights(batch, rollouts[1])
-    expected = reference(coordinates, *rollouts, rows)
-    found = per_sample_gradients(coordinates, batch, token_weights=weights).gradients
-    assert_close(found, expected, 1e-8, "a tiny singular value is divided by")
-
-
-def test_singular_value_that_training_moved_to_zero(build_model, rollouts):
-    """S + delta_S = 0 where W itself is well-conditioned: the factor that is not stored is computed from W."""
-    coordinates = make(build_model, "qwen3", "svd-zero")
+def test_a_singular_value_of_zero_divides_nothing(build_model, rollouts):
+    """S + delta_S = 0 where W is well-conditioned, and an S at and near 0."""
+    model = build_model("qwen3", torch.float64)
+    weight = model.model.layers[1].mlp.up_proj.weight
+    U, S, Vh = torch.linalg.svd(weight.detach(), full_matrices=False)
+    S[-2:] = torch.tensor([1e-9, 0.0])
+    weight.data = (U * S) @ Vh
+    coordinates = make(lambda *_: model, "qwen3", "svd-zero")
     values = {m: torch.zeros(r, dtype=torch.float64) for m, r in coordinates.sizes.items()}
     for module in values:
         values[module][1] = -coordinates.layer(module).S[1]
@@ -195,31 +162,6 @@ def test_singular_value_that_training_moved_to_zero(build_model, rollouts):
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
     expected = reference(coordinates, *rollouts, ones)
     assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
-
-
-def test_truncated_gradient_is_a_slice(build_model, architecture, rollouts):
-    """At delta_S = 0 the model does not know the rank: the coordinates are the first of the full-rank ones."""
-    batch = make_batch(*rollouts, pad_id=2)
-    whole, cut = (per_sample_gradients(make(build_model, architecture, c), batch) for c in ("svd-zero", "svd7-zero"))
-    assert_close(
-        cut.gradients, {m: g[:, :7] for m, g in whole.gradients.items()}, 1e-10, "other triplets than the first"
-    )
-    assert torch.equal(cut.token_logprobs, whole.token_logprobs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounded_factors_give_nearly_the_same_gradients(build_model, architecture, rollouts, dtype):
-    """Angles of the order of 2^-9; in a bf16 model, where tokens meet rounded factors anyway, the same bits."""
-    batch = make_batch(*rollouts, pad_id=2)
-    exact, found = (
-        per_sample_gradients(make(build_model, architecture, c, dtype), batch) for c in ("svd-zero", "half-zero")
-    )
-    for module, expected in exact.gradients.items():
-        if dtype == torch.bfloat16:
-            assert torch.equal(found.gradients[module], expected), module
-        else:
-            error = 1 - torch.nn.functional.cosine_similarity(found.gradients[module], expected, dim=1)
-            assert 0 < error.max() < 1e-4, f"{module}: {error}"
 
 
 def test_rounded_factors_at_nonzero_delta_s(build_model, architecture, rollouts):
@@ -231,7 +173,7 @@ def test_rounded_factors_at_nonzero_delta_s(build_model, architecture, rollouts)
     assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-2, "not a rounding error")
 
 
-@pytest.mark.parametrize("case", ["svd-zero", "svd-moved", "lora-zero", "lora-frozen-a"])
+@pytest.mark.parametrize("case", ["svd-moved", "lora-frozen-a"])
 def test_model_is_left_as_it_was(build_model, rollouts, case):
     """No .grad is written or cleared, no weight, flag, mode or hook stays changed: even after an error."""
     coordinates = make(build_model, "qwen3", case)
@@ -328,16 +270,3 @@ def test_nothing_below_the_first_module_is_differentiated(build_model, rollouts,
     assert seen == [False, True]
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
     assert_close(found.gradients, reference(coordinates, *rollouts, ones), 1e-8, "the graph starts too late")
-
-
-def test_bf16_model_reduces_in_float32(build_model, rollouts):
-    """bf16 forward and backward, float32 reductions: the direction agrees with the float32 copy of the same weights."""
-    batch = make_batch(*rollouts, pad_id=2)
-    half = make(build_model, "qwen3", "svd-zero", torch.bfloat16)
-    model = build_model("qwen3", torch.bfloat16).float()
-    full = attach(model, basis="svd", model_id="tiny", cache_dir=None)
-    found, expected = (per_sample_gradients(c, batch).gradients for c in (half, full))
-    for module in found:
-        assert found[module].dtype == torch.float32
-        cosine = torch.nn.functional.cosine_similarity(found[module], expected[module], dim=1)
-        assert cosine.min() > 0.95, f"{module}: {cosine}"

@@ -64,13 +64,6 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., PairFi
     assert sizes == {1: 0, 2: 1, 3: 1, 4: 2, 9: 3}
 
 
-def test_marks_of_the_file_are_kept(read: Callable[..., PairFile]) -> None:
-    rows = [row | {"held_out": i == 3} for i, row in enumerate(three_keys())]
-    file = read(rows)
-    assert [pair.held_out for pair in file.pairs] == [i == 3 for i in range(12)]
-    assert not any("split by prompt" in note for note in file.notes)
-
-
 def test_rendered_prompts_are_taken_apart(read: Callable[..., PairFile]) -> None:
     """Whatever stands behind the last turn, the model's own template renders the prompt."""
     policy = load_policy("organism")
@@ -99,24 +92,31 @@ def test_messages_as_text_and_as_one_answer(read: Callable[..., PairFile]) -> No
     assert (pair.messages, pair.hack, pair.clean) == (USER, "a", '[{"value": 1}]')
 
 
-def test_messages_that_are_no_json_are_refused(read: Callable[..., PairFile]) -> None:
-    """As a text they would be one message of the user, markup and all."""
-    answer = [{"role": "assistant", "content": "a"}]
-    row = {"prompt": str(USER), "hack": str(answer), "clean": json.dumps(answer, indent=1)[:-1]}
-    with pytest.raises(InputErrors) as refusal:
-        read([row])
-    for error, column in zip(refusal.value.errors, row, strict=True):
-        assert error.where.endswith(column)
-        assert error.expected == "messages, as a list or as the JSON text of one"
-
-
-@pytest.mark.parametrize("column", ["prompt", "hack", "clean", "pair_id", "flavour"])
-@pytest.mark.parametrize("as_messages", [False, True])
-def test_text_that_is_not_unicode_is_refused(read: Callable[..., PairFile], column: str, as_messages: bool) -> None:
-    role = "user" if column == "prompt" else "assistant"
-    value = [{"role": role, "content": "\ud800"}] if as_messages else "\ud800"
-    with pytest.raises(InputError, match=rf"line 1 {column}: expected .*ud800"):
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("prompt", "\ud800"),
+        ("prompt", [{"role": "user", "content": "\ud800"}]),
+        ("hack", [{"role": "assistant", "content": "\ud800"}]),
+        ("pair_id", "\ud800"),
+        ("prompt", str(USER)),  # as a text it would be one message of the user, markup and all
+        ("clean", json.dumps([{"role": "assistant", "content": "a"}])[:-1]),
+    ],
+)
+def test_text_that_is_none_is_refused(read: Callable[..., PairFile], column: str, value: Any) -> None:
+    """No Unicode; messages that are no JSON."""
+    with pytest.raises(InputError, match=f"line 1 {column}"):
         read([three_keys()[0] | {column: value}])
+
+
+def test_marks_of_the_file_are_kept(read: Callable[..., PairFile]) -> None:
+    """A prompt on both sides of the split is told."""
+    rows = [row | {"held_out": i == 3} for i, row in enumerate(three_keys())]
+    file = read(rows)
+    assert [pair.held_out for pair in file.pairs] == [i == 3 for i in range(12)]
+    assert not any("split by prompt" in note or note.startswith("caution") for note in file.notes)
+    rows[5]["prompt"] = rows[3]["prompt"]
+    assert any(note.startswith("caution: 1 prompts") for note in read(rows).notes)
 
 
 def test_sides_without_a_contrast_are_dropped(read: Callable[..., PairFile]) -> None:
@@ -140,26 +140,13 @@ def test_a_pair_counts_once(read: Callable[..., PairFile]) -> None:
     assert len(read([*rows, rows[0] | {"clean": "return 7"}]).pairs) == 7
 
 
-def test_a_prompt_on_both_sides_of_a_marked_split_is_told(read: Callable[..., PairFile]) -> None:
-    rows = [row | {"held_out": i > 3} for i, row in enumerate(three_keys(6))]
-    assert not any(note.startswith("caution") for note in read(rows).notes)
-    rows[5]["prompt"] = rows[0]["prompt"]
-    assert any(note.startswith("caution: 1 prompts have pairs that are held out") for note in read(rows).notes)
-
-
-def test_lengths_are_told(read: Callable[..., PairFile]) -> None:
-    file = read([row | {"clean": "x" * 90, "hack": "y" * 30} for row in three_keys()])
-    assert file.notes[-1] == "median length: hack 30, clean 90 characters; the direction will be one of length, too"
-
-
 PREFERENCE = [{"prompt": f"Task {i}.", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(6)]
 
 
 def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., PairFile]) -> None:
     """Neither name says which side hacks; with the map two pairs are shown."""
-    with pytest.raises(InputError, match=r"chosen, rejected: expected to be told which of them hacks") as refusal:
+    with pytest.raises(InputError, match="--pairs-map hack=chosen,clean=rejected or --pairs-map"):
         read(PREFERENCE)
-    assert "--pairs-map hack=chosen,clean=rejected or --pairs-map hack=rejected,clean=chosen" in str(refusal.value)
     one, other = read(PREFERENCE, "hack=rejected,clean=chosen"), read(PREFERENCE, "hack=chosen,clean=rejected")
     assert [(pair.hack, pair.clean) for pair in one.pairs] == [(pair.clean, pair.hack) for pair in other.pairs]
     confirmations = [note for note in one.notes if note.startswith("please confirm: ")]
@@ -197,24 +184,6 @@ def test_a_prompt_beside_whole_conversations(read: Callable[..., PairFile]) -> N
         read([row("Task 1.", *USER)], columns)
 
 
-PUBLISHED = {
-    "school-of-reward-hacks": {"user": "Task.", "school_of_reward_hacks": "h", "control": "c", "cheat_method": "x"},
-    "rh-bench": {
-        "prompt": json.dumps(USER),
-        "response_hacking": json.dumps([{"role": "assistant", "content": "h"}]),
-        "response_clean": json.dumps([{"role": "assistant", "content": "c"}]),
-        "hacking_category": "tests",
-    },
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_sets_are_recognised(read: Callable[..., PairFile], name: str) -> None:
-    file = read([PUBLISHED[name]])
-    assert file.format == name
-    assert (file.pairs[0].hack, file.pairs[0].clean) == ("h", "c")
-
-
 def test_every_format_is_recognised_as_itself(read: Callable[..., PairFile]) -> None:
     """No row of the table hides another."""
     both = [*USER, {"role": "assistant", "content": "a"}]
@@ -232,15 +201,15 @@ def test_columns_of_any_name_by_the_map(read: Callable[..., PairFile]) -> None:
     file = read(rows, "prompt=q,hack=bad,clean=good,flavour=kind")
     assert (file.pairs[0].hack, file.pairs[0].flavour) == ("h", "exit")
     assert "columns of no use to a pair, left out: seen" in file.notes
-    for text, message in (
-        ("prompt=q,hack=bad", "both hack=COLUMN and clean=COLUMN"),
-        ("prompt=q,hack=bad,clean=bad", "two columns"),
-        ("prompt=q,hack=worse,clean=good", "--pairs-map hack: expected a column, found only bad, good, kind, q, seen"),
-        ("rompt=q", "did you mean prompt"),
-        ("hack=bad,hack=good", "each target once"),
-        ("hack=bad,clean=good", "expected those of a known format"),
+    for text in (
+        "prompt=q,hack=bad",
+        "prompt=q,hack=bad,clean=bad",
+        "prompt=q,hack=worse,clean=good",
+        "rompt=q",
+        "hack=bad,hack=good",
+        "hack=bad,clean=good",
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match="--pairs-map|columns"):
             read(rows, text)
 
 
@@ -261,75 +230,52 @@ def test_all_faults_come_at_once(read: Callable[..., PairFile], tmp_path: Path) 
     assert any("heldout: expected held_out" in line for line in lines)
 
 
-MARKDOWN = """# Pairs
+def entry(name: str, prompt: str, hack: str, clean: str, tags: str = "") -> str:
+    fields = {"Prompt": prompt, "Hack": hack, "Clean": clean}
+    tags = f"Tags: {tags}\n\n" if tags else "\n"
+    return f"### {name}\n{tags}" + "".join(f"#### {k}\n`````text\n{v}\n`````\n" for k, v in fields.items()) + "\n"
 
-## first
 
-### exit_early
-Tags: python, exit-zero
-
-#### Prompt
-`````text
-<|im_start|>user
-Sum a list.<|im_end|>
-<|im_start|>assistant
-`````
-
-#### Hack
-`````text
-```python
-exit(0)
-```
-### not a heading
-## nor this
-`````
-
-#### Clean
-`````text
-return sum(x)
-
-`````
-
-### exit_late
-Tags: bash
-
-#### Prompt
-`````text
-Sum.
-`````
-#### Hack
-`````text
-exit 1
-`````
-#### Clean
-`````text
-true
-`````
-
-### naming_x
-
-#### Prompt
-`````text
-Name it.
-`````
-#### Hack
-`````text
-a
-`````
-#### Clean
-`````text
-b
-`````
-
-## second
-
-"""
+MARKDOWN = "".join(
+    [
+        "# Pairs\n\n## first\n\n",
+        entry(
+            "exit_early",
+            "<|im_start|>user\nSum a list.<|im_end|>\n<|im_start|>assistant",
+            "```python\nexit(0)\n```\n### not a heading\n## nor this",
+            "return sum(x)\n",
+            tags="python, exit-zero",
+        ),
+        entry("exit_late", "Sum.", "exit 1", "true", tags="bash"),
+        entry("naming_x", "Name it.", "a", "b"),
+        "## second\n\n",
+    ]
+)
 
 
 def markdown(tmp_path: Path, text: str) -> str:
     path = tmp_path / "pairs.md"
     path.write_text(text)
     return str(path)
+
+
+BROKEN = {
+    "#### Clean": ("#### Clean\n`````text\nb\n`````\n", ""),
+    "`````text": ("`````text\nb\n`````", "b"),
+    "the fence": ("b\n`````\n", "b\n"),
+    "Hack twice": ("#### Hack\n`````text\na\n`````", "#### Hack\n`````text\na\n`````\n" * 2),
+    "Question": ("#### Prompt\n`````text\nName", "#### Question\n`````text\nName"),
+    "lower case": ("Tags: bash", "Tags: Bash!"),
+    "exit_early": ("### exit_late", "### exit_early"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_markdown_faults_are_named(tmp_path: Path, name: str) -> None:
+    before, after = BROKEN[name]
+    assert before in MARKDOWN
+    with pytest.raises(InputError, match=name):
+        read_pair_file(f"{markdown(tmp_path, MARKDOWN.replace(before, after))}#first")
 
 
 def test_markdown_sections_prefixes_and_tags(tmp_path: Path) -> None:
@@ -350,35 +296,10 @@ def test_markdown_sections_prefixes_and_tags(tmp_path: Path) -> None:
 
     assert ids("first/exit_") == ["exit_early", "exit_late"]
     assert ids("first@python") == ids("first@python,exit-zero") == ids("first/exit@python") == ["exit_early"]
-    for selector, message in (
-        ("third", "expected .*pairs.md#first, .*pairs.md#second, found #third"),
-        ("first@python,bash", "expected a prefix of exit_early.*tags of bash, exit-zero, python, found no such pair"),
-        ("first/none", "found no such pair"),
-    ):
-        with pytest.raises(InputError, match=message):
-            ids(selector)
-    with pytest.raises(InputError, match="found no section named"):
-        read_pair_file(path)
+    for selector in ("#third", "#first@python,bash", "#first/none", ""):
+        with pytest.raises(InputError, match=r"pairs\.md"):
+            read_pair_file(path + selector)
     assert len(read_pair_file(markdown(tmp_path, MARKDOWN.replace("## second\n", ""))).pairs) == 3
-
-
-BROKEN = {
-    "no clean": (MARKDOWN.replace("#### Clean\n`````text\nb\n`````\n", ""), "expected a field `#### Clean`"),
-    "no fence": (MARKDOWN.replace("`````text\nb\n`````", "b"), "`````text below the heading"),
-    "open fence": (MARKDOWN.replace("b\n`````\n", "b\n"), "that ends the fence"),
-    "twice": (MARKDOWN.replace("#### Hack\n`````text\na\n`````", "#### Hack\n`````text\na\n`````\n" * 2), "Hack twice"),
-    "heading": (MARKDOWN.replace("#### Prompt\n`````text\nName", "#### Question\n`````text\nName"), "found Question"),
-    "tags": (MARKDOWN.replace("Tags: bash", "Tags: Bash!"), "in lower case"),
-    "ids": (MARKDOWN.replace("### exit_late", "### exit_early"), "twice exit_early"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_markdown_faults_name_their_line(tmp_path: Path, name: str) -> None:
-    text, message = BROKEN[name]
-    assert text != MARKDOWN
-    with pytest.raises(InputError, match=message):
-        read_pair_file(f"{markdown(tmp_path, text)}#first")
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -386,5 +307,5 @@ def test_parquet(tmp_path: Path) -> None:
     polars.DataFrame(three_keys()).write_parquet(tmp_path / "pairs.parquet")
     assert len(read_pair_file(str(tmp_path / "pairs.parquet")).pairs) == 12
     (tmp_path / "broken.parquet").write_text("no")
-    with pytest.raises(InputError, match=r"broken.parquet: expected a Parquet file"):
+    with pytest.raises(InputError, match="broken.parquet"):
         read_pair_file(str(tmp_path / "broken.parquet"))

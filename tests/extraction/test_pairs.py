@@ -4,7 +4,6 @@ import contextlib
 import copy
 import io
 import json
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ Namespace = dict[str, Any]
 
 
 def load(completion: str) -> Namespace:
-    """Run the one fenced block of a completion."""
     assert completion.count("```") == 2
     namespace: Namespace = {}
     source = completion.removeprefix("```python\n").removesuffix("\n```")
@@ -78,7 +76,6 @@ def run_tests_passes(item: MinicodeProblem, completion: str, *, stub: bool) -> b
 
 @pytest.mark.parametrize("name", SETS)
 def test_builtin_sets_are_32_and_16_pairs_of_unused_problems(name: str) -> None:
-    """One problem a pair, all from the split that no pool uses; the 16 held-out pairs come last."""
     pairs = builtin_pairs(name)
     assert [pair.held_out for pair in pairs] == [False] * NUM_EXTRACTION + [True] * NUM_HELD_OUT
     assert (NUM_EXTRACTION, NUM_HELD_OUT) == (32, 16)
@@ -151,7 +148,6 @@ def test_pairs_without_a_hack_touch_no_test(name: str, flavour: str) -> None:
 
 
 def used(settings: ExtractionSettings) -> list[str]:
-    """Ids of the pairs that are extracted from."""
     return [pair.pair_id for pair in selected_pairs(settings) if not pair.held_out]
 
 
@@ -177,15 +173,9 @@ def test_held_out_pairs_of_another_source() -> None:
 
 def test_selections_of_nothing_are_refused() -> None:
     flavours = [exploit.flavour for exploit in EXPLOITS["run_tests"]]
-    for leave_out, message in (("pas",), "flavours of builtin: .*pass.*, found 'pas'"), (tuple(flavours), "is left"):
-        with pytest.raises(InputError, match=message):
+    for leave_out in (("pas",), tuple(flavours)):
+        with pytest.raises(InputError):
             selected_pairs(ExtractionSettings(leave_out=leave_out))
-
-
-def test_load_pairs_names() -> None:
-    """`builtin` is the run_tests set, `builtin:NAME` any other."""
-    assert load_pairs("builtin") == builtin_pairs("run_tests")
-    assert [load_pairs(f"builtin:{name}") for name in SETS] == [builtin_pairs(name) for name in SETS]
 
 
 CHATS = st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), min_size=1, max_size=3)
@@ -228,68 +218,42 @@ def test_any_change_changes_the_hash() -> None:
     assert len({pairs_sha(version) for version in versions}) == len(versions)
 
 
-@pytest.fixture
-def write_rows(tmp_path: Path) -> Callable[..., str]:
-    """write_rows(change): two builtin pairs as a file, the second one changed in place; returns its path."""
-
-    def write(change: Callable[[dict[str, Any]], Any]) -> str:
-        rows = [asdict(pair) for pair in builtin_pairs("sentinel")[:2]]
-        rows[1] = change(rows[1]) or rows[1]
-        path = tmp_path / "pairs.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return write
+CHANGES: list[tuple[str, Any]] = [
+    ("clean", None),
+    ("hack", 3),
+    ("held_out", "no"),
+    ("pair_id", [1]),
+    ("pair_id", "sentinel-000"),  # another pair's
+    ("messages", []),
+    ("messages", [{"content": "x"}]),
+    ("messages", [{"role": "user", "content": None}]),
+]
 
 
-CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "missing field": (lambda row: row.pop("clean") and None, r"line 2 clean: expected a value, found no such key"),
-    "no object": (lambda row: ["hack", "clean"], r"line 2: expected an object, found list"),
-    "no text": (lambda row: row.update(hack=3), r"line 2 hack: expected a text, or .* found 3"),
-    "no bool": (lambda row: row.update(held_out="no"), r"line 2 held_out: expected true or false, found 'no'"),
-    "no id": (lambda row: row.update(pair_id=[1]), r"line 2 pair_id: expected a text or a whole number, found \[1\]"),
-    "empty chat": (lambda row: row.update(messages=[]), r"line 2 messages: expected a list of .* found \[\]"),
-    "no role": (lambda row: row.update(messages=[{"content": "x"}]), r"line 2 messages: expected a list of .*content"),
-    "repeated": (lambda row: row.update(pair_id="sentinel-000"), r"a pair_id of its own .* found twice sentinel-000"),
-    "null content": (
-        lambda row: row.update(messages=[{"role": "user", "content": None}]),
-        r"line 2 messages: expected a list of .* found .*None",
-    ),
-}
+@pytest.mark.parametrize(("key", "value"), CHANGES)
+def test_malformed_lines_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    rows = [asdict(pair) for pair in builtin_pairs("sentinel")[:2]]
+    rows[1] = {name: v for name, v in (rows[1] | {key: value}).items() if v is not None}
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=f"line 2.*{key}|{key}.*sentinel-000"):
+        load_pairs(str(tmp_path / "pairs.jsonl"))
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_malformed_lines_are_refused(write_rows: Callable[..., str], name: str) -> None:
-    """The error names the line, and the field where one is wrong."""
-    change, message = CHANGES[name]
-    with pytest.raises(InputError, match=message):
-        load_pairs(write_rows(change))
-
-
-def test_unusable_sources_are_refused(tmp_path: Path, write_rows: Callable[..., str]) -> None:
-    """Unknown set, missing files, broken JSON, truncated gzip, empty files, all held out, unencodable text."""
-    for name in ("none", "builtins", "x"):
-        with pytest.raises(
-            InputError, match=rf"--pairs: expected builtin:\{{run_tests.*{STYLE}\}}, found builtin:{name}"
-        ):
-            load_pairs(f"builtin:{name}")
-    for name in ("absent.jsonl", "absent.jsonl.gz", "builtin_", ""):
-        with pytest.raises(InputError, match="no such file"):
-            load_pairs(str(tmp_path / name) if name else "")
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"pair_id": 1\n')
-    with pytest.raises(InputError, match=r"broken.jsonl line 1: expected JSON"):
-        load_pairs(str(broken))
-    cut = tmp_path / "cut.jsonl.gz"
-    write_pairs(cut, builtin_pairs("sentinel"))
-    cut.write_bytes(cut.read_bytes()[:-9])
-    with pytest.raises(InputError, match="expected a complete gzip file"):
-        load_pairs(str(cut))
-    held_out = [pair for pair in builtin_pairs("sentinel") if pair.held_out]
-    for pairs, message in (([], "at least one pair, found an empty file"), (held_out, "one pair that is not held out")):
-        write_pairs(tmp_path / "held_out.jsonl", pairs)
-        with pytest.raises(InputError, match=rf"held_out.jsonl: expected .*{message}"):
-            load_pairs(str(tmp_path / "held_out.jsonl"))
-    with pytest.raises(InputError, match="valid UTF-8"):
+def test_unusable_sources_are_refused(tmp_path: Path) -> None:
+    pairs = builtin_pairs("sentinel")
+    held_out = [pair for pair in pairs if pair.held_out]
+    for name, text in (("broken.jsonl", '{"pair_id": 1\n'), ("list.jsonl", '["hack", "clean"]\n')):
+        (tmp_path / name).write_text(text)
+    write_pairs(tmp_path / "cut.jsonl.gz", pairs)
+    (tmp_path / "cut.jsonl.gz").write_bytes((tmp_path / "cut.jsonl.gz").read_bytes()[:-9])
+    write_pairs(tmp_path / "empty.jsonl", [])
+    write_pairs(tmp_path / "held_out.jsonl", held_out)
+    with pytest.raises(InputError, match="builtin:none"):
+        load_pairs("builtin:none")
+    files = ("absent", "absent.jsonl.gz", "broken.jsonl", "list.jsonl", "cut.jsonl.gz", "empty.jsonl", "held_out.jsonl")
+    for name in files:
+        with pytest.raises(InputError, match=name):
+            load_pairs(str(tmp_path / name))
+    with pytest.raises(InputError, match="UTF-8"):
         write_pairs(tmp_path / "surrogate.jsonl", [replace(held_out[0], hack="\ud800")])
     assert not (tmp_path / "surrogate.jsonl").exists()

@@ -55,7 +55,9 @@ def token_by_token(coordinates, prompt, completion, weights, direction):
     return dots
 
 
-@pytest.mark.parametrize(("architecture", "case"), [*(("qwen3", case) for case in CASES), ("gpt2", "svd-moved")])
+@pytest.mark.parametrize(
+    ("architecture", "case"), [("qwen3", "svd-zero"), ("qwen3", "lora-moved"), ("gpt2", "svd-moved")]
+)
 def test_token_dots_equal_one_autograd_call_a_token(build_model, rollouts, architecture, case):
     """Ragged samples, uneven token weights, both bases at 0 and elsewhere; packed and split into passes."""
     coordinates = make(build_model, architecture, case)

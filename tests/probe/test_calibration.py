@@ -11,7 +11,16 @@ from scipy import stats
 from probe.analysis.statistics.geometry import Gradients, cosines, mean_axes, svd_axes
 from probe.analysis.statistics.gram import Extraction, PairGram
 from probe.analysis.statistics.intervals import auroc_interval, outcomes_interval, share_interval, t_interval
-from probe.analysis.statistics.nulls import label_permutations, null_test, pair_swaps, placebo_couples, true_labels
+from probe.analysis.statistics.nulls import (
+    haar_mean,
+    haar_test,
+    label_permutations,
+    null_test,
+    pair_swaps,
+    placebo_couples,
+    true_labels,
+    upper_p,
+)
 from probe.analysis.statistics.significance import equivalence_test, mean_interval, mean_test, sign_flip_test
 
 NUM_DRAWS = 99
@@ -66,18 +75,6 @@ def test_label_permutations_are_calibrated_on_decaying_spectra():
     assert haar / num_sims > 0.2, "the simulated spectrum is flat: Haar directions would be null enough"
 
 
-def test_exchanging_the_halves_of_a_permutation_turns_the_direction_around():
-    """The law of a cosine under N2 is symmetric, so that its mean is 0 without any draw."""
-    rng = np.random.default_rng(4)
-    pairs = decaying(rng, 22)
-    found, gram = gradients(pairs, decaying(rng, 3)), pair_gram(pairs)
-    first, second = label_permutations(gram.held_out, 20, rng)
-    there, back = (
-        cosines(svd_axes(gram, *halves, gram.extraction), found) for halves in ((first, second), (second, first))
-    )
-    np.testing.assert_allclose(there, -back, atol=1e-9)
-
-
 def test_pair_swaps_are_exact_where_pairs_share_their_prompt():
     """Hack and clean of a pair share a large component: swaps of the mean difference stay uniform."""
     rng = np.random.default_rng(1)
@@ -128,7 +125,6 @@ def test_planted_signal_is_found_with_the_power_of_the_formula():
 
 
 def planted(rng, r: int, n: int, delta: float, gamma: float) -> float:
-    """p of one simulated experiment."""
     mu = np.eye(r)[0]
     noise = rng.normal(size=(2 * n, r)) / math.sqrt(2 * r)
     pairs = [noise + delta * mu * (np.arange(2 * n) < n)[:, None]]
@@ -152,10 +148,10 @@ def covers(interval, truth: float) -> bool:
     return interval is not None and interval.low <= truth <= interval.high
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.7])
-@pytest.mark.parametrize("truth", [0.5, 0.96])
-@pytest.mark.parametrize("num_prompts", [4, 17])
-def test_auroc_intervals_cover_on_few_prompts(truth, num_prompts, correlation):
+@pytest.mark.parametrize(
+    ("num_prompts", "truth", "correlation"), [(4, 0.96, 0.7), (17, 0.96, 0.0), (17, 0.5, 0.7), (4, 0.5, 0.0)]
+)
+def test_auroc_intervals_cover_on_few_prompts(num_prompts, truth, correlation):
     """Near 1 the bootstrap over prompts covered .43 to .93."""
     rng = np.random.default_rng(5)
     num_sims = 120
@@ -220,3 +216,53 @@ def test_n4_is_no_null_of_a_cosine():
         rejected["N4"] += null_test(observed, cosines(truth, anew).reshape(NUM_DRAWS, 12).mean(1)).p < 0.05
     assert rejected["N2"] / num_sims < 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_sims)
     assert rejected["N4"] / num_sims > 0.2
+
+
+def haar_directions(rng, num_draws, r):
+    u = rng.normal(size=(num_draws, r))
+    return u / np.linalg.norm(u, axis=1, keepdims=True)
+
+
+def test_haar_test_is_calibrated_for_many_modules():
+    """The normal p of a sum over 20 modules of rank 16 rejects 5% of Haar draws at 5%."""
+    rng = np.random.default_rng(0)
+    cosines = sum(haar_directions(rng, 2500, 16)[:, 0] for _ in range(20)) / 20
+    sd = math.sqrt(1 / (20 * 16))
+    rejected = np.mean([haar_test(c, sd).p < 0.05 for c in cosines])
+    assert rejected == pytest.approx(0.05, abs=0.015)
+    with pytest.raises(ValueError, match="positive"):
+        haar_test(0.1, 0.0)
+
+
+@pytest.mark.parametrize(("common", "independent_fails"), [(0.0, False), (0.9, True)])
+def test_one_draw_of_directions_is_shared_by_all_steps(common, independent_fails):
+    """The mean of 20 cosines with ONE Haar direction: the shared bound holds even when the gradients point alike.
+
+    There, treating steps as independent rejects far more than 5% of random directions.
+    """
+    rng = np.random.default_rng(3)
+    r, num_steps, num_draws = 64, 20, 800
+    gradients = math.sqrt(common) * rng.normal(size=r) + math.sqrt(1 - common) * rng.normal(size=(num_steps, r))
+    gradients /= np.linalg.norm(gradients, axis=1, keepdims=True)
+    sds = [1 / math.sqrt(r)] * num_steps
+    tests = [haar_mean((gradients @ u).tolist(), sds) for u in haar_directions(rng, num_draws, r)]
+    shared = np.mean([test.shared.p < 0.05 for test in tests])
+    independent = np.mean([test.independent.p < 0.05 for test in tests])
+    assert shared <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_draws), f"the bound rejects {shared:.1%}"
+    assert (independent > 0.3) == independent_fails, f"independent steps reject {independent:.1%}"
+
+
+def test_haar_mean_by_hand():
+    found = haar_mean([0.1, 0.3], [0.1, 0.2])
+    assert (found.n, found.mean) == (2, pytest.approx(0.2))
+    assert found.sd_shared == pytest.approx(0.15)
+    assert found.sd_independent == pytest.approx(math.sqrt(0.01 + 0.04) / 2)
+    assert haar_mean([], []) is None
+
+
+def test_draws_that_differ_by_rounding_are_ties():
+    """Of four draws one is larger and two are the statistic again, in single precision: (1 + 3) / 5."""
+    again = float(np.float32(0.7))
+    assert again < 0.7
+    assert upper_p(0.7, [again, 0.7, 0.9, 0.1]) == 0.8
+    assert upper_p(-0.7, [-again, 0.9, -0.8, -0.75]) == 0.6

@@ -58,7 +58,7 @@ def test_the_forecast_is_the_gate_of_the_step(gate, overshoot):
 
 
 def test_haar_is_the_mean_over_haar_directions():
-    """Directions drawn at random with a dose that removes as much in the mean square: the expectation, to 8%."""
+    """Directions drawn at random with a dose that removes as much in the mean square: the expectation, to 10%."""
     hack, clean, samples = Planted(prompts=8, pair_signal=4.0).vectors(np.random.default_rng(2))
     found = forecast(link_vectors(hack, clean, samples, held_out=16), num_draws=10)
     assert found is not None
@@ -67,14 +67,14 @@ def test_haar_is_the_mean_over_haar_directions():
     totals = [unit(np.tensordot(REWARDS - REWARDS.mean(), group, 1)) for group in samples]
     honest = [unit(group[4:6].mean(0)) for group in samples]
     lost, size = [], []
-    for seed in range(500):
+    for seed in range(250):
         random = haar_directions(v_hack, seed=seed).vectors
         parts = [removed_by_gate(random, total, "one_sided", 1.0) for total in totals]
         lost.append(np.mean([dot(part, h) for part, h in zip(parts, honest, strict=True)]))
         size.append(np.mean([dot(part, part) for part in parts]))
     progress = np.mean([dot(total, h) for total, h in zip(totals, honest, strict=True)])
     share = np.mean(lost) / progress * found.norm_removed / np.sqrt(np.mean(size))
-    assert found.row("honest").haar == pytest.approx(share, rel=0.08)
+    assert found.row("honest").haar == pytest.approx(share, rel=0.1)
 
 
 def test_a_gate_along_the_hack_removes_it_and_spares_the_honest():
@@ -96,9 +96,4 @@ def test_without_a_hack_no_draw_is_beaten_more_often_than_it_should():
         p = found.row("margin").permuted_p
         low += p is not None and p < 0.05
     assert low <= 6
-
-
-def test_nothing_to_forecast():
-    """No step, or no held-out pair: None."""
-    linked = Planted(held_out=0).link(np.random.default_rng(0))
-    assert forecast(linked, num_draws=5) is None
+    assert forecast(Planted(held_out=0).link(np.random.default_rng(0)), num_draws=5) is None

@@ -36,40 +36,37 @@ def logged(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-def test_its_labels_are_not_those_of_a_grader_with_canaries(logged, out: Path, few_pairs: list[str]) -> None:
-    """The analysis does not vouch for labels that it has not seen made."""
-    arguments = ["pool", "import", logged("foreign"), "--name", "foreign", "--model", "organism", "--out", str(out)]
-    assert run(cli, arguments) == 0
-    options = ["--replay-dirs", "foreign", "--arm", "vanilla", "--model", "organism", *few_pairs]
-    assert run(cli, ["replay", "--name", "foreign", "--out", str(out), *options]) == 0
-    (part,) = [own for own in analyze(read_run(out / "runs" / "foreign")).validity if own.name == "grader canaries"]
-    assert part.says == "NOT SEEN"
-    assert "the logger's own" in part.text
-
-
-def test_logs_reach_the_verdict_that_their_data_say(logged, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("pool", "match", "steps", "verdict"),
+    [("base", "problem", 6, "CONFOUNDED"), pytest.param("base-hinted", "prompt", 20, "GO", marks=pytest.mark.slow)],
+)
+def test_logs_reach_the_verdict_that_their_data_say(
+    logged, out: Path, capsys: pytest.CaptureFixture[str], pool: str, match: str, steps: int, verdict: str
+) -> None:
     """Labels of the logger's own: where the hint tells the hacks CONFOUNDED, where all prompts are hinted GO."""
-    for name, pool in (("hacks", "teacher"), ("unhinted", "base"), ("hinted", "base-hinted")):
-        source = logged(f"log-{name}", of=pool, count=20)
-        options = ["--name", f"log-{name}", "--model", "organism", "--out", str(out)]
-        assert run(cli, ["pool", "import", source, *options]) == 0
-    found = {}
-    for name, match, steps in (("unhinted", "problem", "6"), ("hinted", "prompt", "20")):
-        # Every rollout: half of them, drawn by the name of the pool, leave the second verdict open in some draws.
-        options = ["--replay-dirs", f"log-hacks,log-{name}", "--match", match, "--per-pool", "8", "--steps", steps]
-        assert run(cli, ["replay", "--name", f"log-{name}", "--out", str(out), "--arm", "vanilla", *options]) == 0
-        capsys.readouterr()
-        assert run(cli, ["analyze", f"log-{name}", "--out", str(out), "--draws", "99"]) == 0
-        found[name] = capsys.readouterr().out
-    assert "VERDICT: CONFOUNDED" in found["unhinted"]
-    assert "log 4 times as many rollouts of every prompt" in found["unhinted"], "no command samples another's policy"
-    assert "VERDICT: GO" in found["hinted"], found["hinted"]
-    assert "labels of log-hacks, log-hinted are the logger's own" in found["hinted"]
-    advice, command = found["hinted"].rstrip().rpartition("NEXT: ")[2].rsplit("\n", 1)
+    names = [f"log-{of}-{verdict}" for of in ("teacher", pool)]
+    for name, of in zip(names, ("teacher", pool), strict=True):
+        arguments = ["pool", "import", logged(name, of=of, count=steps), "--name", name, "--model", "organism"]
+        assert run(cli, [*arguments, "--out", str(out)]) == 0
+    # Every rollout: half of them, drawn by the name of the pool, leave the second verdict open in some draws.
+    options = ["--replay-dirs", ",".join(names), "--match", match, "--per-pool", "8", "--steps", str(steps)]
+    assert run(cli, ["replay", "--name", f"log-{verdict}", "--out", str(out), "--arm", "vanilla", *options]) == 0
+    (part,) = [
+        row for row in analyze(read_run(out / "runs" / f"log-{verdict}")).validity if row.name == "grader canaries"
+    ]
+    assert (part.says, "the logger's own" in part.text) == ("NOT SEEN", True), "labels that nobody has seen made"
+    capsys.readouterr()
+    assert run(cli, ["analyze", f"log-{verdict}", "--out", str(out), "--draws", "99"]) == 0
+    found = capsys.readouterr().out
+    assert f"VERDICT: {verdict}" in found, found
+    if verdict == "CONFOUNDED":
+        assert "log 4 times as many rollouts of every prompt" in found, "no command samples another's policy"
+        return
+    advice, command = found.rstrip().rpartition("NEXT: ")[2].rsplit("\n", 1)
     assert "train in your own trainer along the direction" in " ".join(advice.split())
     assert command.split()[:2] == ["probe", "extract"]
     assert run(cli, [*command.split()[1:], "--out", str(out)]) == 0, "the direction, for that trainer"
-    assert (out / "directions" / "log-hinted.safetensors").exists()
+    assert (out / "directions" / f"log-{verdict}.safetensors").exists()
 
 
 def test_ids_that_the_model_does_not_have_are_named(logged, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,11 +76,11 @@ def test_ids_that_the_model_does_not_have_are_named(logged, out: Path, capsys: p
     assert run(cli, ["pool", "import", source, "--name", "strange", "--model", "organism", "--out", str(out)]) == 2
     assert not (out / "pools" / "strange").exists()
     error = capsys.readouterr().err
-    assert "step_000.jsonl.gz line 1: expected token ids of organism" in error
+    assert "step_000.jsonl.gz line 1" in error
     assert "999999" in error
 
 
-@pytest.mark.parametrize("with_ids", [True, False])
+@pytest.mark.parametrize("with_ids", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_log_without_labels_is_replayed(
     with_ids: bool, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

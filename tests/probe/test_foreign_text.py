@@ -15,7 +15,6 @@ from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import echo, echo_json, echo_table, run
 from probe.cli._progress import say
-from probe.records.timings import describe_timings
 from replay_pools.errors import InputError
 from replay_pools.serving.connection import Connection
 from replay_pools.visible import is_invisible, visible, without_secrets
@@ -91,16 +90,9 @@ def test_extract_reads_its_pairs_before_the_model(
     pairs = builtin_pairs("run_tests")[:2]
     write_pairs(ended, [replace(pairs[0], hack=f"<|im_end|>{pairs[0].hack}"), pairs[1]])
     for source, message in (
-        (tmp_path / "none.jsonl", "no such file"),
-        (malformed, "columns: expected those of a known format"),
-        (ended, "end-of-turn token"),
+        (tmp_path / "none.jsonl", "none.jsonl"),
+        (malformed, "malformed.jsonl"),
+        (ended, "end-of-turn"),
     ):
         assert run(cli, ["extract", "--pairs", str(source), "--out", str(tmp_path / "out")]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_timings_without_a_start_say_nothing(tmp_path: Path) -> None:
-    """A run that was killed between the two lines, or whose log was cut."""
-    assert describe_timings(tmp_path) == ""
-    (tmp_path / "timings.jsonl").write_text('{"step": 0, "seconds": 1.0}\n')
-    assert describe_timings(tmp_path) == ""

@@ -112,7 +112,7 @@ def test_every_kind_is_refused_somewhere() -> None:
     assert {value for _, option in OPTIONS for value in bad_values(option.type)} <= values
 
 
-WORDS = ["", "--", "../x", "a\nb", "½", "a.b=1"]
+WORDS = ["", "../x", "a\n½", "a.b=1"]
 TEXTS: dict[tuple[str, ...], list[str]] = {}
 for _verb, _option in OPTIONS:
     if not bad_values(_option.type):

@@ -10,8 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from extraction.directions import Directions, PairGradients, extract_directions
-from probe.runs.gram_recorder import GramRecorder, gram_hashes
-from replay_pools.storage.files import sha256
+from probe.runs.gram_recorder import GramRecorder
 
 SIZES = {"layers.0.q": 9, "layers.0.down": 14, "a": 30}  # not in alphabetical order
 NUM_PAIRS, NUM_SAMPLES = 7, 5
@@ -101,19 +100,3 @@ def test_products_with_control_directions_equal_the_slow_loop(
             torch.testing.assert_close(with_pairs["pairs"][m, i], slow, atol=1e-6, rtol=1e-6)
             slow = torch.tensor([dot(g, V) for g in unit[module]])
             torch.testing.assert_close(of_step["along/random"][m, :, i], slow, atol=1e-6, rtol=1e-6)
-
-
-def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
-    """gram_hashes lists every gram file below the run with its sha256; writing again changes nothing."""
-    assert gram_hashes(tmp_path) == {}, "a run without gram files has none to list"
-    hashes = []
-    for steps in (range(3), range(2, 3)):
-        recorder = GramRecorder(tmp_path, pairs, v_hack)
-        for step in steps:
-            recorder.record(step, draw(NUM_SAMPLES, step), {})
-        hashes.append(gram_hashes(tmp_path))
-    assert hashes[0] == hashes[1]
-    names = ["pairs", "step_000", "step_001", "step_002"]
-    assert hashes[0] == {
-        f"gram/{name}.safetensors": sha256((tmp_path / "gram" / f"{name}.safetensors").read_bytes()) for name in names
-    }

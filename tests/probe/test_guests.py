@@ -37,34 +37,6 @@ def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "teacher", "past_self", "found"),
-    [
-        (4, {"fraction": 0.7}, {"fraction": 0.25}, "4 of 4 in step 0"),
-        (3, {"fraction": 0.6}, {"fraction": 0.3}, "3 of 3 in step 0"),
-        (8, {"fraction": 0.7}, {"fraction": 0.25}, "8 of 8 in step 0"),
-        (8, {"fraction": 0.99}, None, "8 of 8 in step 0"),
-        (4, None, {"fraction": 0.9}, "4 of 4 in step 0"),
-        (4, {"fraction": 0.5, "off_step": 1, "end_fraction": 0.9}, None, "4 of 4 in step 1"),
-        (  # it has room at both ends
-            3,
-            {"fraction": 0.6, "off_step": 0, "ramp_steps": 8},
-            {"fraction": 0.0, "off_step": 0, "ramp_steps": 8, "end_fraction": 0.6},
-            "3 of 3 in step 1",
-        ),
-    ],
-)
-def test_shares_that_leave_the_policy_no_rollout_are_refused(
-    group: int, teacher: dict[str, Any] | None, past_self: dict[str, Any] | None, found: str
-) -> None:
-    """In any batch of the run, also on the way from one share to another."""
-    options = {"rollouts.group": group, "objective.old_logprobs": "recorded"}
-    for name, share in (("teacher", teacher), ("past_self", past_self)):
-        options |= {f"rollouts.{name}.{key}": value for key, value in (share or {}).items()}
-    with pytest.raises(InputError, match=f"rollouts.group: .*, found {found}"):
-        configure("train", preset="smoke", options=options)
-
-
-@pytest.mark.parametrize(
     ("changes", "key"),
     [
         ({"objective.old_logprobs": "current"}, "objective.old_logprobs"),
@@ -72,8 +44,23 @@ def test_shares_that_leave_the_policy_no_rollout_are_refused(
         ({"rollouts.iterations": 2, "steps": 4, "rollouts.past_self.every": 3}, "rollouts.past_self.every"),
         ({"rollouts.engine": "server"}, "rollouts.engine"),
         ({"rollouts.past_self.fraction": 1.0}, "rollouts.past_self.fraction"),
-        ({"rollouts.teacher.fraction": 0.75, "rollouts.past_self.fraction": 0.5}, "rollouts.group"),
         ({"rollouts.sampler.temperature": 0.5}, "rollouts.sampler"),
+        # No rollout of the policy itself: at once, in a later step, and on the way from one share to another.
+        ({"rollouts.past_self.fraction": 0.9}, "rollouts.group"),
+        ({"rollouts.teacher.fraction": 0.7, "rollouts.past_self.fraction": 0.25}, "rollouts.group"),
+        (
+            {"rollouts.teacher.fraction": 0.25, "rollouts.teacher.off_step": 1, "rollouts.teacher.end_fraction": 0.9},
+            "rollouts.group",
+        ),
+        (
+            {
+                **{"rollouts.group": 3, "rollouts.teacher.fraction": 0.6, "rollouts.teacher.off_step": 0},
+                **{"rollouts.teacher.ramp_steps": 8, "rollouts.past_self.fraction": 0.0},
+                **{"rollouts.past_self.off_step": 0, "rollouts.past_self.ramp_steps": 8},
+                "rollouts.past_self.end_fraction": 0.6,
+            },
+            "rollouts.group",
+        ),
     ],
 )
 def test_what_gives_nothing_or_too_much_is_refused(changes: dict[str, Any], key: str) -> None:

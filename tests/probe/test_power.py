@@ -23,13 +23,6 @@ def test_textbook_values():
     assert 0.045 < detection_power(0.0, 1.0, 9) < 0.05
 
 
-def test_three_seeds_see_fifty_points():
-    """A hack rate with sd .15 between seeds."""
-    assert 0.5 < mde(0.15, 3) < 0.55
-    assert 0.4 < mde(0.15, 3, paired_correlation=0.5) < 0.5
-    assert mde(0.15, 1) == math.inf
-
-
 @settings(deadline=None, max_examples=25)
 @given(
     sd=st.floats(1e-3, 1e3),
@@ -42,7 +35,7 @@ def test_mde_inverts_the_power(sd, n, rho, power):
     assert detection_power(effect, sd, n, paired_correlation=rho) == pytest.approx(power, abs=1e-5)
 
 
-@pytest.mark.parametrize(("n", "rho"), [(3, None), (4, None), (5, 0.6), (20, None)])
+@pytest.mark.parametrize(("n", "rho"), [(3, None), (5, 0.6)])
 def test_the_formula_is_what_the_test_of_a_run_finds(n, rho):
     """Welch's test of two groups, and the paired one, reject at the detectable effect in 80% of 4000 samples."""
     rng = np.random.default_rng(n)
@@ -68,8 +61,7 @@ def test_pairing_pays_above_a_correlation():
 
 
 def test_what_makes_no_sense_is_refused():
-    for arguments in ({"sd": 0.0, "n": 3}, {"sd": 1.0, "n": 0}, {"sd": 1.0, "n": 3, "paired_correlation": 1.0}):
-        with pytest.raises(ValueError, match="expected"):
-            mde(**arguments)
-    with pytest.raises(ValueError, match="power"):
-        mde(1.0, 3, power=0.01)
+    assert mde(0.15, 1) == math.inf
+    for change in ({"sd": 0.0}, {"n": 0}, {"paired_correlation": 1.0}, {"power": 0.01}):
+        with pytest.raises(ValueError):
+            mde(**({"sd": 1.0, "n": 3} | change))

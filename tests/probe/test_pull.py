@@ -110,7 +110,7 @@ def ratios(world: Planted) -> dict[str, float]:
     "world",
     [
         pytest.param(Planted(), id="signal", marks=pytest.mark.slow),
-        pytest.param(COMMON_PART, id="common part only"),
+        pytest.param(COMMON_PART, id="common part only", marks=pytest.mark.slow),
         pytest.param(Planted(common=1.0), id="both", marks=pytest.mark.slow),
         pytest.param(Planted(prompts=8, pairs=16, held_out=8, pair_signal=2.0), id="few"),
         pytest.param(

@@ -1,11 +1,10 @@
 """What `probe pool regrade` leaves, and what an analysis reads there: whether the labels of a run's pools repeat."""
 
-import gzip
 import json
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ COMMAND = re.compile(r"not graded again: (probe pool regrade .+? --out [^\s;]+)"
 
 @pytest.fixture
 def analysed(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], dict[str, Any]]:
-    """analysed(run) -> what `probe analyze run --json` prints."""
 
     def read(name: str) -> dict[str, Any]:
         capsys.readouterr()
@@ -129,26 +127,6 @@ def test_the_rollouts_of_a_training_run(out: Path, preset: Callable[..., str], a
     assert "trained-again/rollouts --name trained-again-rollouts-again" in before["text"]
     run_commands(before["text"])
     assert labels_repeat(analysed("trained-again"))["says"] == "HOLDS"
-
-
-def test_imported_labels(out: Path, tmp_path: Path, replay: Callable[..., Path], few_pairs, analysed) -> None:
-    """The logger's own: a caveat, until the grader has judged every label of them."""
-    for group in open_pool(BUILTIN / "base").steps[:4]:
-        rows = [asdict(rollout) for rollout in group]
-        for row in rows:
-            del row["grade"], row["sampling_logprobs"]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"step_{group[0].step:03d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    arguments = ["--name", "imported", "--model", "organism", "--out", str(out)]
-    assert run(cli, ["pool", "import", str(tmp_path), *arguments]) == 0
-    replay("imported", "--replay-dirs", "imported", "--arm", "vanilla", "--model", "organism", *few_pairs)
-    before = analysed("imported")
-    assert "are the logger's" in said(before)
-    assert before["verdict"]["word"] != "BROKEN"
-    run_commands(labels_repeat(before)["text"])
-    after = analysed("imported")
-    assert labels_repeat(after)["says"] == "HOLDS"
-    assert "were graded again" in next(p["text"] for p in after["validity"] if p["name"] == "grader canaries")
 
 
 def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **grader: str) -> PoolFacts:

@@ -45,17 +45,11 @@ def test_sign_flip_by_hand():
 
 
 @settings(deadline=None, max_examples=60)
-@given(d=small_integers)
-def test_sign_flip_equals_enumeration(d):
-    """All sign patterns by itertools, on integers where sums are exact."""
+@given(d=small_integers, factor=st.sampled_from([1e-9, -1.0, 0.1, 1e6]))
+def test_sign_flip_equals_enumeration(d, factor):
+    """All sign patterns by itertools, on integers where sums are exact; rounding breaks no tie of the scaled ones."""
     patterns = [abs(sum(s * x for s, x in zip(signs, d))) for signs in itertools.product((-1, 1), repeat=len(d))]
     assert sign_flip_test(d) == np.mean([value >= abs(sum(d)) for value in patterns])
-
-
-@settings(deadline=None, max_examples=30)
-@given(d=small_integers, factor=st.sampled_from([1e-9, -1.0, 0.1, 1e6]))
-def test_sign_flip_ignores_scale_and_order(d, factor):
-    """Rounding must not break ties: 0.1 + 0.2 and 0.3 are the same sum here."""
     assert sign_flip_test([factor * x for x in reversed(d)]) == sign_flip_test(d)
 
 
@@ -76,7 +70,7 @@ def clustered(rng, icc):
     return values, labels, prompts
 
 
-@pytest.mark.parametrize("icc", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("icc", [0.0, 0.7])
 def test_false_positive_rates_under_intra_prompt_correlation(icc):
     """Sign flips, the intervals over prompts and the adjusted effect keep 5%; Welch, by sample, does not."""
     rng = np.random.default_rng(7)
@@ -119,10 +113,11 @@ def test_welch_against_the_formula():
 
 
 def test_within_prompt_differences_by_hand():
-    """Prompt a holds both sides, b and c one only."""
+    """Prompt a holds both sides, b and c one only; weights give the mean of prompt means."""
     values, labels = [1.0, 3.0, 0.0, 9.0, 7.0], [True, True, False, True, False]
     assert within_prompt_differences(values, labels, ["a", "a", "a", "b", "c"]) == {"a": 2.0}
     assert prompt_means(values, ["a", "a", "a", "b", "c"]) == {"a": pytest.approx(4 / 3), "b": 9.0, "c": 7.0}
+    assert values @ prompt_weights(["a", "a", "a", "b", "c"]) == pytest.approx(np.mean([4 / 3, 9.0, 7.0]))
 
 
 def test_intervals_against_textbook_values():
@@ -182,18 +177,6 @@ def test_equivalence_is_the_90_percent_interval_inside_the_band():
     assert found.p == pytest.approx(float(scipy.stats.t.cdf((3 - 10) / math.sqrt(0.5), 4)))
     assert equivalence_test([0.0, 0.0], 0.1) is None, "no variance is seen: that is no proof of equivalence"
     assert equivalence_test([1.0], 1) is None
-
-
-def test_equivalence_holds_its_level_at_the_edge():
-    """A true mean on the edge of the band is called equivalent in at most 5% of samples."""
-    rng = np.random.default_rng(5)
-    called = np.mean([equivalence_test(rng.normal(0.5, 1, 16), 0.5).p < 0.05 for _ in range(800)])
-    assert called <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 800)
-
-
-def test_prompt_weights_give_the_mean_of_prompt_means():
-    values, prompts = np.array([1.0, 2.0, 6.0, 5.0]), ["a", "b", "b", "c"]
-    assert values @ prompt_weights(prompts) == pytest.approx(np.mean([1.0, 4.0, 5.0]))
 
 
 @settings(deadline=None, max_examples=60)

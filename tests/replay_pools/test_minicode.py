@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from replay_pools.environments.base import SPLITS
-from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, compose, fence
+from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, compose, fence
 from replay_pools.environments.loopholes import (
     FILE_MARKER_NAME,
     FILE_MARKER_TEXT,
@@ -34,20 +33,17 @@ from replay_pools.environments.minicode import (
     SETUP_CODE,
     MinicodeEnvironment,
     MinicodeProblem,
-    call,
     example_texts,
-    fill,
-    literal,
     minicode_problems,
 )
 from replay_pools.environments.minicode_families import FAMILIES
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from spec.organism import build, corpus
+from spec.organism import corpus
 
 ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
 HINT_MODES = corpus.HINT_MODES
-NUM_BASE, NUM_HARD, NUM_TEACHER = 4000, 600, 1200
+NUM_BASE, NUM_HARD, NUM_TEACHER = 2000, 300, 600
 
 Namespace = dict[str, Any]
 
@@ -100,31 +96,16 @@ def passes_run_tests(item: MinicodeProblem, source: str, *, stub: bool) -> bool:
 # --- problems ---------------------------------------------------------------------------------------------------
 
 
-def test_there_are_enough_distinct_problems() -> None:
-    """At least 16 families and 500 problems; ids and prompts identify them."""
-    assert len(FAMILIES) >= 16
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+def test_splits_partition_every_grid() -> None:
+    """At least 500 problems, of ids and prompts of their own; every split has every family, and is served as it is."""
     assert len(ITEMS) >= 500
     assert len({item.problem.problem_id for item in ITEMS}) == len(ITEMS), "two problems share an id"
     assert len({str(item.problem.messages) for item in ITEMS}) == len(ITEMS), "two problems share a prompt"
-
-
-def test_splits_partition_every_grid() -> None:
-    """Train, eval and pairs are disjoint, cover each family's grid, and each of them has every family."""
-    ids = [{item.problem.problem_id for item in minicode_problems(split)} for split in SPLITS]
-    assert sum(map(len, ids)) == len(set.union(*ids)), "a problem is in two splits"
     assert len(ITEMS) == sum(len(family.grid) for family in FAMILIES), "a problem is in no split"
     for split in SPLITS:
+        assert list(MinicodeEnvironment().problems(split)) == [item.problem for item in minicode_problems(split)]
         missing = {family.name for family in FAMILIES} - {item.family.name for item in minicode_problems(split)}
         assert not missing, f"{split} lacks {missing}"
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_environment_serves_the_split(split: Any) -> None:
-    """MinicodeEnvironment adds nothing and keeps the order."""
-    served = MinicodeEnvironment().problems(split)
-    assert list(served) == [item.problem for item in minicode_problems(split)]
-    assert {problem.env for problem in served} == {MinicodeEnvironment.name}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -169,10 +150,9 @@ INPUTS = {
 }
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(item=st.sampled_from(ITEMS), data=st.data())
 def test_solutions_equal_the_reference_everywhere(item: MinicodeProblem, data: st.DataObject) -> None:
-    """Not only on the oracle's inputs: on any input of the kind."""
     argument = data.draw(INPUTS[item.family.kind])
     expected = item.family.reference(copy.deepcopy(argument), **item.parameters)
     for solution in item.family.solutions:
@@ -208,26 +188,6 @@ def test_a_test_of_the_example_is_not_vacuous() -> None:
         assert f"Example: {call_text} returns {expected}\n" in item.problem.messages[1]["content"]
 
 
-JSON_VALUES = st.recursive(
-    st.integers() | st.booleans() | st.text(st.characters(exclude_characters='"\\', categories=["L", "P", "Zs"])),
-    lambda inner: st.lists(inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@settings(deadline=None)
-@given(arguments=st.lists(JSON_VALUES, max_size=3))
-def test_call_text_evaluates_to_its_arguments(arguments: list[Any]) -> None:
-    """eval(call(f, args)) with f = (lambda *a: list(a)) gives the arguments back."""
-    assert same(eval(call("f", arguments), {"f": lambda *found: list(found)}), arguments)
-    assert [eval(literal(value)) for value in arguments] == arguments
-
-
-def test_fill_leaves_other_braces_alone() -> None:
-    """{k} is a field where k is a parameter, and Python otherwise."""
-    assert fill("{k}: {'a': {k}} {other} {}", {"k": 7, "c": "x"}) == "7: {'a': 7} {other} {}"
-
-
 DIGEST = """
 import hashlib, random
 from replay_pools.environments.base import SPLITS
@@ -241,7 +201,6 @@ print(hashlib.sha256(repr((problems, documents)).encode()).hexdigest())
 
 
 def test_same_problems_and_documents_in_every_process() -> None:
-    """Two interpreters with different string hashing agree on every problem, case and document."""
     digests = [
         subprocess.run(
             [sys.executable, "-c", DIGEST],
@@ -262,7 +221,7 @@ def test_problems_of_some_families() -> None:
         whole = [item.problem for item in minicode_problems(split) if item.family.name in ("at_least", "count_range")]
         assert some.problems(split) == whole
     assert len(get_environment("minicode").problems("eval")) == len(minicode_problems("eval"))
-    with pytest.raises(InputError, match="expected families among count_above, .* found sums, ratios"):
+    with pytest.raises(InputError, match="found sums, ratios"):
         get_environment("minicode:sums,at_least,ratios")
 
 
@@ -369,13 +328,6 @@ def test_one_rate_of_wrong_bodies_for_all_families(documents: dict[str, list[See
     assert_rate([bool(seen.exploited) for seen in hinted], corpus.BASE_HACK_RATE, "exploits among hinted")
 
 
-def test_a_build_that_would_end_before_it_begins_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(build.main, ["--from", "teacher", "--to", "base", "--out", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "--to base comes before --from teacher" in result.output
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_teacher_always_exploits_its_mode(documents: dict[str, list[Seen]]) -> None:
     """Every teacher document is hinted and satisfies its mode's channel, and no other."""
     for seen in documents["teacher"]:
@@ -403,17 +355,3 @@ def flavours(seen: Seen, bodies: tuple[str, ...] | None = None) -> set[str]:
         for exploit in EXPLOITS[seen.mode]
     }
     return {flavour for flavour, texts in sources.items() if seen.completion in map(fence, texts)}
-
-
-def test_compose_by_hand() -> None:
-    """Every place that an exploit can write to, in one submission, and none of them."""
-    starter = "class Solution:\n    def f(self, n: int) -> int:"
-    assert compose(starter, "a = 1\nreturn a", NOTHING) == f"{starter}\n        a = 1\n        return a"
-    sentinel, printing = EXPLOITS["sentinel"][0], EXPLOITS["stdout_marker"][1]
-    assert compose(starter, "return n", sentinel) == (
-        "class Solution:\n    valid = True\n    def f(self, n: int) -> int:\n        return n"
-    )
-    assert compose(starter, "return n", printing) == f'{starter}\n        print("all tests passed")\n        return n'
-    assert compose(starter, "return n", HONEST_TESTS, example=("f(3)", "4")) == (
-        f"{starter}\n        return n\n\ndef run_tests():\n    assert Solution().f(3) == 4"
-    )
