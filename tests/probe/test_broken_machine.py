@@ -142,9 +142,9 @@ def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, quick: lis
 
 def test_an_interrupted_generation_leaves_no_grader_behind(tmp_path: Path) -> None:
     """The workers end with the command, and the pool is finished by the same command."""
-    args = ["pool", "generate", "--name", "cut", "--steps", "12", "--group", "2", "--out", str(tmp_path)]
+    args = ["pool", "generate", "--name", "cut", "--steps", "8", "--group", "2", "--out", str(tmp_path)]
     code, shown = interrupt(args, tmp_path / "pools" / "cut" / "step_*.jsonl.gz", 1)
     ending = "probe: interrupted; the same command goes on where it stopped"
     assert (code, shown.rstrip().splitlines()[-1][-len(ending) :]) == (130, ending), shown
     assert run(cli, args) == 0
-    assert len(open_pool(tmp_path / "pools" / "cut").steps) == 12
+    assert len(open_pool(tmp_path / "pools" / "cut").steps) == 8

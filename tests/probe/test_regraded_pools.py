@@ -66,17 +66,18 @@ def write_pool(out: Path, name: str, num_flipped: int) -> Pool:
 
 def test_labels_that_repeat(out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed) -> None:
     """Not seen, with the command; that very command; then seen. The pool is not touched, the record's bytes repeat."""
-    replay("seen", "--replay-dirs", "teacher,base", "--arm", "vanilla,random", "--steps", "4", *few_pairs)
+    pool = write_pool(out, "seen", num_flipped=0).path
+    replay("seen", "--replay-dirs", "seen", "--arm", "vanilla,random", "--steps", "4", *few_pairs)
     before = analysed("seen")
     assert labels_repeat(before)["says"] == "NOT SEEN"
-    assert f"not seen: {NAME} (teacher: not graded again: probe pool regrade teacher --name" in said(before)
-    pools = [contents(BUILTIN / name) for name in ("teacher", "base")]
+    assert f"not seen: {NAME} (seen: not graded again: probe pool regrade seen --name" in said(before)
+    stored = contents(pool)
     run_commands(labels_repeat(before)["text"])
     after = analysed("seen")
     assert labels_repeat(after)["says"] == "HOLDS"
-    assert "teacher: labels repeat in 100.0% of 160 rollouts" in labels_repeat(after)["text"]
+    assert "seen: labels repeat in 100.0% of 40 rollouts" in labels_repeat(after)["text"]
     assert NAME not in said(after)
-    assert pools == [contents(BUILTIN / name) for name in ("teacher", "base")]
+    assert stored == contents(pool)
     records = contents(out / REGRADES_DIR)
     run_commands(labels_repeat(before)["text"])
     assert records == contents(out / REGRADES_DIR)
