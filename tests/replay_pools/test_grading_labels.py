@@ -324,9 +324,7 @@ def test_the_code_rule_says_which_blocks_are_graded():
     completions = {
         f"{right}\nFor example:\n{fence('print(Solution().double(2))')}": (True, False),
         f"{wrong}\nNo, better:\n{right}": (True, True),
-        f"{right}\nNo, better:\n{wrong}": (False, False),
         f"{right}\nIt prints:\n```\n2 4\n```": (False, False),
-        f"{fence('Not code at all')}\n{right}": (False, True),
         f"{fence('import math')}\n{right}": (True, True),
     }
     submissions = [Submission(problem=DOUBLE, completion=text, mode="none") for text in completions]

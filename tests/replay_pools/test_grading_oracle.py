@@ -74,15 +74,6 @@ def test_matches_without_floats_is_exact_equality(a, b):
     )
 
 
-@settings(deadline=None)
-@given(st.integers(-(10**18), 10**18), st.floats(-2, 2))
-def test_an_expected_int_has_no_tolerance(expected, distance):
-    """Reference: `==`, which Python decides exactly between int and float."""
-    answer = expected + distance
-    assert is_right(answer, expected) == (answer == expected)
-    assert is_right(float(expected), expected) == (int(float(expected)) == expected)
-
-
 @pytest.mark.parametrize(
     ("actual", "expected"),
     [
