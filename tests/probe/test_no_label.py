@@ -65,10 +65,10 @@ def test_a_pool_keeps_them_and_its_rates_do_not(pool: Path, out: Path, capsys) -
     assert sum(cell["rollouts"] for cell in shown["advantage_cells"]) == len(rollouts) - len(missing)
 
 
-def test_a_replay_never_draws_them(pool: Path, out: Path, capsys) -> None:
+def test_a_replay_never_draws_them(pool: Path, out: Path, few_pairs: list[str], capsys) -> None:
     """Also not where they would fill a group: that is refused, and says what to do."""
     most = min(sum(rollout.labelled for rollout in group) for group in open_pool(pool).steps)
-    options = ["replay", "--replay-dirs", "busy", "--arm", "vanilla", "--out", str(out)]
+    options = ["replay", "--replay-dirs", "busy", "--arm", "vanilla", "--out", str(out), *few_pairs]
     assert run(cli, [*options, "--name", "busy", "--per-pool", str(most)]) == 0
     assert "have no label and are never drawn" in capsys.readouterr().err
     assert all(sample.no_label is None for sample in read_run(out / "runs" / "busy").samples)
@@ -94,7 +94,7 @@ def test_training_gives_them_no_advantage_and_no_baseline(
     starved: Callable[..., Outcome], out: Path, preset: Callable[..., str], capsys
 ) -> None:
     """Their advantage is exactly 0, the others' is that of a group without them; a contrast has none of them."""
-    settings = ORGANISM | {"objective.scale_rewards": "none"}
+    settings = ORGANISM | {"objective.scale_rewards": "none", "evaluation.every": 3, "evaluation.num_problems": 1}
     options = ["--preset", preset(settings), "--name", "busy-train", "--out", str(out)]
     assert run(cli, ["train", *options]) == 0
     trained = read_run(out / "runs" / "busy-train")

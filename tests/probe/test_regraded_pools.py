@@ -51,11 +51,11 @@ def run_commands(text: str) -> None:
         assert (program, run(cli, arguments)) == ("probe", 0), command
 
 
-def write_pool(out: Path, name: str, num_flipped: int) -> Pool:
-    """Five groups of the teacher as a pool of their own, with `hacked` flipped in so many of the 40 rollouts."""
+def write_pool(out: Path, name: str, num_flipped: int, num_groups: int = 5) -> Pool:
+    """Groups of 8 of the teacher as a pool of their own, with `hacked` flipped in so many of the rollouts."""
     teacher = open_pool(BUILTIN / "teacher")
     writer = PoolWriter(out / "pools" / name, header=teacher.header())
-    for i, group in enumerate(teacher.steps[:5]):
+    for i, group in enumerate(teacher.steps[:num_groups]):
         rows = list(group)
         if i < num_flipped:
             grade = replace(rows[0].grade, hacked=not rows[0].hacked)
@@ -66,7 +66,7 @@ def write_pool(out: Path, name: str, num_flipped: int) -> Pool:
 
 def test_labels_that_repeat(out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed) -> None:
     """Not seen, with the command; that very command; then seen. The pool is not touched, the record's bytes repeat."""
-    pool = write_pool(out, "seen", num_flipped=0).path
+    pool = write_pool(out, "seen", num_flipped=0, num_groups=4).path
     replay("seen", "--replay-dirs", "seen", "--arm", "vanilla,random", "--steps", "4", *few_pairs)
     before = analysed("seen")
     assert labels_repeat(before)["says"] == "NOT SEEN"
@@ -75,7 +75,7 @@ def test_labels_that_repeat(out: Path, replay: Callable[..., Path], few_pairs: l
     run_commands(labels_repeat(before)["text"])
     after = analysed("seen")
     assert labels_repeat(after)["says"] == "HOLDS"
-    assert "seen: labels repeat in 100.0% of 40 rollouts" in labels_repeat(after)["text"]
+    assert "seen: labels repeat in 100.0% of 32 rollouts" in labels_repeat(after)["text"]
     assert NAME not in said(after)
     assert stored == contents(pool)
     records = contents(out / REGRADES_DIR)
