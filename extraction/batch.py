@@ -132,7 +132,6 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 class Rows:
     """The samples of one pass, ready for `model(**rows.inputs)`."""
 
-    layout: Layout
     samples: Tensor  # (G,) indices into the batch, in the order of the rows
     inputs: dict[str, Any]  # keyword arguments of the model
     segments: Segments
@@ -163,7 +162,6 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
     membership = torch.stack([(tokens >= start) & (tokens < stop) for start, stop in spans])
     scored = completion.flatten().nonzero().squeeze(1)
     return Rows(
-        layout=layout,
         samples=index,
         inputs=inputs,
         segments=Segments(spans, membership),

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from extraction.adapters.interface import Coordinates, Tap
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
-from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
+from extraction.logprobs import ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
 
@@ -47,7 +47,6 @@ def per_sample_gradients(
     *,
     token_weights: Tensor | None = None,
     tokens_per_batch: int | None = None,
-    chunk_size: int = CHUNK_SIZE,
     direction: Mapping[str, Tensor] | None = None,
     agree: Agree = int,
 ) -> SampleGradients:
@@ -62,7 +61,6 @@ def per_sample_gradients(
         token_weights: w (G, T), read on completion tokens only; None is 1 there (the summed NLL).
         tokens_per_batch: most tokens in one pass; None is what fits the machine's memory, at most 8192. The results
             depend on it in their rounding only. A longer sample has a pass of its own, with activation checkpointing.
-        chunk_size: tokens per block of logits.
         direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
         agree: maps the number of passes that this process needs to the number that all processes make
             (`extraction.passes.planned`); spare passes have weight 0.
@@ -94,7 +92,7 @@ def per_sample_gradients(
                 checkpointed(backbone, plan.is_too_long(rows)),
                 tapped(coordinates, taps, rows, gradients, dots),
             ):
-                logprobs = one_pass(coordinates, rows, pass_weights, chunk_size)
+                logprobs = one_pass(coordinates, rows, pass_weights)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
             if dots is not None and token_dots is not None:
                 token_dots[rows.samples] = scatter_tokens(dots.values(), batch.attention_mask[rows.samples])
@@ -107,12 +105,7 @@ def per_sample_gradients(
 
 
 @torch.enable_grad()
-def one_pass(
-    coordinates: Coordinates,
-    rows: Rows,
-    weights: Tensor,
-    chunk_size: int,
-) -> Tensor:
+def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor) -> Tensor:
     """Forward of `rows`, and backward of -sum_n w_n logp_n with weights w (N,).
 
     Returns the log-probabilities (N,) of the completion tokens. What the backward is for comes out of the hooks of
@@ -120,7 +113,7 @@ def one_pass(
     """
     _, head = split_model(coordinates.model)
     states = completion_states(coordinates.model, rows)
-    logprobs = ChosenLogprobs.apply(states, rows.targets, head, chunk_size)
+    logprobs = ChosenLogprobs.apply(states, rows.targets, head)
     (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
     return logprobs.detach()
 

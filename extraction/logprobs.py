@@ -2,8 +2,8 @@
 
     completion_logprobs(model, rows)   =   log_softmax(model(rows).logits)[predicting, targets]
 
-Only the N hidden states that predict a completion token go through the head, `chunk_size` of them at a time, so that
-(chunk_size, v) is the largest tensor with a vocabulary axis, and none outlives its chunk.
+Only the N hidden states that predict a completion token go through the head, CHUNK_SIZE of them at a time, so that
+(CHUNK_SIZE, v) is the largest tensor with a vocabulary axis, and none outlives its chunk.
 
 Shapes: N completion tokens of a pass, n of a chunk, d the hidden size, v the vocabulary; G samples, T tokens.
 """
@@ -33,7 +33,7 @@ NEUTRAL_LOGITS = {
 }
 
 
-def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows, *, chunk_size: int = CHUNK_SIZE) -> Tensor:
+def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
     """log p(token | everything before it) of every completion token, sample after sample, (N,).
 
     Differentiable, but not in the head's own parameters. The log-softmax is computed in float32 (float64 for a float64
@@ -42,13 +42,12 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows, *, chunk
     Args:
         model: a causal language model whose logits are `head(last hidden state)`.
         rows: the samples, on the model's device; packed ones inside `attention.attending`.
-        chunk_size: tokens per block of logits.
 
     Raises:
         InputError: the model rescales or caps its logits, has no separate backbone and head, or a trainable head.
     """
     _, head = split_model(model)
-    return ChosenLogprobs.apply(completion_states(model, rows), rows.targets, head, chunk_size)
+    return ChosenLogprobs.apply(completion_states(model, rows), rows.targets, head)
 
 
 def completion_states(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
@@ -69,11 +68,11 @@ class ChosenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: nn.Module, chunk_size: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: nn.Module) -> Tensor:
         """Log-probabilities chunk by chunk; their derivatives only where a gradient is needed."""
         needs_gradient = ctx.needs_input_grad[0]
         logprobs, derivatives = [], []
-        for states, tokens in zip(hidden.split(chunk_size), targets.split(chunk_size), strict=True):
+        for states, tokens in zip(hidden.split(CHUNK_SIZE), targets.split(CHUNK_SIZE), strict=True):
             # A custom forward runs without autograd; it is switched on for the head alone, which may be any module.
             with torch.set_grad_enabled(needs_gradient):
                 states = states.detach().requires_grad_(needs_gradient)
@@ -93,7 +92,7 @@ class ChosenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """dL/d hidden_n = dL/d logp_n (d logp_n / d hidden_n)."""
         (gradient,), (derivative,) = grad_outputs, ctx.saved_tensors
-        return gradient.to(derivative.dtype)[:, None] * derivative, None, None, None
+        return gradient.to(derivative.dtype)[:, None] * derivative, None, None
 
 
 def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

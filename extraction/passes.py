@@ -26,7 +26,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.adapters.targets import weight_matrix
 from extraction.attention import attending, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes
-from extraction.logprobs import CHUNK_SIZE, ChosenLogprobs, completion_states, scatter_tokens, split_model
+from extraction.logprobs import ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.words import Layout
 from replay_pools.sampling.memory import total_bytes
 
@@ -179,6 +179,6 @@ def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | Non
             # A spare pass runs only so that all processes make the same forwards; its results are known already.
             if not is_needed:
                 continue
-            logprobs = ChosenLogprobs.apply(states, rows.targets, head, CHUNK_SIZE)
+            logprobs = ChosenLogprobs.apply(states, rows.targets, head)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
     return token_logprobs

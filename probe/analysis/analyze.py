@@ -32,7 +32,7 @@ AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown no
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
     *("verdict", "shares", "ceilings", "hackward", "forecast", "validity", "plan", "checks", "permutation", "transfer"),
-    *("comparisons", "cells", "trajectory", "summaries", "buckets", "contrasts", "specificity", "outcome"),
+    *("comparisons", "cells", "summaries", "buckets", "contrasts", "specificity", "outcome"),
 )
 
 

@@ -10,17 +10,15 @@ from functools import cached_property
 from extraction.words import Basis
 from probe.analysis.measures.contrasts import Bucket, Cell, Contrast, advantage_cells, buckets, contrasts
 from probe.analysis.measures.forecast import Forecast, forecast
-from probe.analysis.measures.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_fracs, shares
+from probe.analysis.measures.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_frac, shares
 from probe.analysis.measures.specificity import SCORES, SignTransfer, Specificity, sign_transfer, specificity
 from probe.analysis.measures.trajectory import (
     MEASURES,
     ArmComparison,
     ArmSummary,
-    TrajectoryRow,
     compare_arms,
     num_problems,
     summarise,
-    trajectory,
 )
 from probe.analysis.statistics.gram import has_gram
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
@@ -206,8 +204,8 @@ class Evidence:
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """Of every arm."""
-        return [row for arm in self.arms for row in buckets(self._sure_of(arm), arm)]
+        """Of the measured arm."""
+        return buckets(self.sure)
 
     def _sure_of(self, arm: str) -> list[SampleRecord]:
         return [sample for sample in self.records.samples if sample.arm == arm and sample.sure]
@@ -216,11 +214,6 @@ class Evidence:
     def cells(self) -> list[Cell]:
         """Of the measured arm."""
         return advantage_cells(self.sure)
-
-    @cached_property
-    def trajectory(self) -> list[TrajectoryRow]:
-        """A row a step and arm."""
-        return trajectory(self.steps)
 
     @cached_property
     def specificity(self) -> list[Specificity]:
@@ -269,9 +262,9 @@ class Evidence:
         return [] if self.reproduced is None else list(ceilings(self.reproduced.pairs, self.seed))
 
     @cached_property
-    def hackward(self) -> list[HackwardFrac]:
-        """Shares of the update that point hack-ward."""
-        return [] if self.reproduced is None else hackward_fracs(self.reproduced, seed=self.seed)
+    def hackward(self) -> HackwardFrac | None:
+        """What the seed published as cos_in; None where the run trains or has no inner products."""
+        return None if self.reproduced is None else hackward_frac(self.reproduced, seed=self.seed)
 
     @cached_property
     def forecast(self) -> Forecast | None:

@@ -11,9 +11,11 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import TextTable, interval, number, p_value, share, share_interval, short, yes
 from probe.analysis.measures.contrasts import CONTRASTS
 from probe.analysis.metric_table import MetricKey
+from probe.analysis.statistics.nulls import HaarTest, haar_test
 from probe.analysis.statistics.power import ONE_SAMPLE, mde
 from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.training_outcome import RATES
+from probe.records.records import StepRecord
 from probe.settings.words import ALL
 
 CONTRASTS_NOTE = (
@@ -28,7 +30,6 @@ def all_tables(analysis: Analysis) -> list[TextTable]:
     tables = [
         share_table(analysis),
         ceiling_table(analysis),
-        hackward_table(analysis),
         forecast_table(analysis),
         null_table(analysis),
         arm_table(analysis),
@@ -138,20 +139,6 @@ def ceiling_table(analysis: Analysis) -> TextTable:
         "of pairs)"
     )
     return TextTable(name="ceilings", title=title, header=header, rows=rows, left=2)
-
-
-def hackward_table(analysis: Analysis) -> TextTable:
-    """The hack-ward share of the updates beside that of permuted pairs."""
-    rows = []
-    for row in analysis.hackward:
-        permuted = (share(row.permuted_mean), share(row.permuted_q95), p_value(row.permuted_p))
-        rows.append((row.name, share(row.value), share_interval(row.interval), *permuted, str(row.num_prompts)))
-    header = ("hackward_frac", "value", "95%", "permuted", "95th pct", "p", "prompts")
-    title = (
-        f"Hack-ward share of the update, norm(relu(V g)) / norm(g) (arm {analysis.measured_arm}; interval over "
-        "prompts; permuted: directions of permuted pairs, as many; by module: what the seed published as cos_in)"
-    )
-    return TextTable(name="hackward", title=title, header=header, rows=rows)
 
 
 def forecast_table(analysis: Analysis) -> TextTable:
@@ -267,7 +254,7 @@ def comparison_table(analysis: Analysis) -> TextTable:
             number(comparison.difference),
             "identical" if comparison.identical else interval(comparison.interval),
             p_value(comparison.p),
-            p_value(comparison.equivalence.p if comparison.equivalence else None),
+            p_value(comparison.equivalence_p),
         )
         for comparison in sorted(analysis.comparisons, key=lambda comparison: comparison.metric)
     ]
@@ -321,8 +308,6 @@ def bucket_table(analysis: Analysis) -> TextTable:
     """Sample cosines of the measured arm by source and label."""
     rows = []
     for bucket in analysis.buckets:
-        if bucket.arm != analysis.measured_arm:
-            continue
         label = "hacked" if bucket.hacked else "clean"
         mean = number(bucket.mean) if bucket.n else "empty"
         sd = "-" if bucket.n == 0 or bucket.sd is None else f"{bucket.sd:.3f}"
@@ -396,6 +381,10 @@ def module_table(analysis: Analysis) -> TextTable:
     return TextTable(name="modules", title=title, header=("module", "cos_in", "z", "p"), rows=rows)
 
 
+def _haar(step: StepRecord) -> HaarTest | None:
+    return haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
+
+
 def step_table(analysis: Analysis) -> TextTable:
     """Every step of every arm."""
     rows = [
@@ -404,14 +393,13 @@ def step_table(analysis: Analysis) -> TextTable:
             step.arm,
             short(step.problem_id, 16),
             number(step.cos_in),
-            number(step.haar_z, 1),
-            p_value(step.haar_p),
+            *((number(haar.z, 1), p_value(haar.p)) if (haar := _haar(step)) else ("-", "-")),
             number(step.cos_out),
             share(step.hackward_frac_in),
             share(step.frac_fired),
             f"{step.reward_spread:.2f}",
         )
-        for step in analysis.trajectory
+        for step in analysis.steps
     ]
     header = ("step", "arm", "problem", "cos_in", "Haar z", "p", "cos_out", "hackward", "fired", "spread")
     title = "Steps (Haar z of cos_in; '-' where a cosine does not exist)"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.analysis.formatting import TextTable, number, p_value, share
-from probe.analysis.tables import basis_table, ceiling_table, forecast_table, hackward_table, share_table
+from probe.analysis.tables import basis_table, ceiling_table, forecast_table, share_table
 from probe.analysis.trained.arms import grouped
 from probe.analysis.trained.judge import judge_arms
 from probe.analysis.verdict.verdict import Finding, Verdict
@@ -126,7 +126,7 @@ def _of_run(view: View) -> dict[str, Any]:
 
 def _measures(view: View) -> list[TextTable]:
     """The tables behind the three questions."""
-    tables = [table(view.analysis) for table in (share_table, ceiling_table, hackward_table, forecast_table)]
+    tables = [table(view.analysis) for table in (share_table, ceiling_table, forecast_table)]
     return [table for table in tables if table.rows]
 
 

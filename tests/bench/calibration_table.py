@@ -71,7 +71,7 @@ def means() -> Iterator[tuple]:
                 *(shape, n, share(sign_flip_test(v, num_draws=999) < 0.05 for v in x)),
                 share(mean_test(v, num_draws=999).p < 0.05 for v in x),
                 *(share(covers(make(v), 0.0) for v in x) for make in (t_interval, mean_interval)),
-                share(equivalence_test(v + edge, edge).p < 0.05 for v in x),
+                share(equivalence_test(v + edge, edge) < 0.05 for v in x),
                 share(mean_test(v + shift, num_draws=999).p < 0.05 for v in x),
             )
 
@@ -297,7 +297,7 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     interval, equal = mean_interval(by_prompt), equivalence_test(by_prompt, 0.05)
     found_live = float(significant[carries].mean()) if live else math.nan
     false = bool(significant[~carries].any())
-    return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal.p < 0.05, found_live, false
+    return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal < 0.05, found_live, false
 
 
 def pair_gram(pairs, k: int = 2) -> PairGram:

@@ -14,7 +14,7 @@ from extraction.adapters.singular import DeltaSCoordinates
 from extraction.attention import attending
 from extraction.batch import Batch, Segments, make_rows
 from extraction.gradients import one_pass, per_sample_gradients
-from extraction.logprobs import CHUNK_SIZE, completion_logprobs, split_model
+from extraction.logprobs import completion_logprobs, split_model
 from extraction.passes import checkpointed, planned
 from probe.step.projection import project_modules
 
@@ -41,7 +41,7 @@ def limit(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None =
             for samples, _ in plan.all_passes:
                 rows = make_rows(batch, plan.layout, samples)
                 with attending(backbone, plan.layout), checkpointed(backbone, plan.is_too_long(rows)):
-                    one_pass(coordinates, rows, torch.ones_like(rows.targets), CHUNK_SIZE)
+                    one_pass(coordinates, rows, torch.ones_like(rows.targets))
     finally:
         for handle in handles:
             handle.remove()

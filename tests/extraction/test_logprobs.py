@@ -7,8 +7,8 @@ from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs,
 from replay_pools.errors import InputError
 
 
-def score(model, batch, layout="padded", **options):
-    return completion_logprobs(model, make_rows(batch, layout), **options)
+def score(model, batch, layout="padded"):
+    return completion_logprobs(model, make_rows(batch, layout))
 
 
 def reference(model, prompts, completions):
@@ -22,12 +22,13 @@ def reference(model, prompts, completions):
 
 
 @pytest.mark.parametrize("chunk_size", [7, 512])
-def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_size):
+def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_size, monkeypatch):
     """Padding, chunks and the gathering of positions change nothing: values and gradients, float64."""
+    monkeypatch.setattr("extraction.logprobs.CHUNK_SIZE", chunk_size)
     model = build_model(architecture, torch.float64)
     model.get_output_embeddings().requires_grad_(False)
     expected = reference(model, *rollouts)
-    found = score(model, make_batch(*rollouts, pad_id=2), chunk_size=chunk_size)
+    found = score(model, make_batch(*rollouts, pad_id=2))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg="off by one position, or padding leaks")
     weights = torch.linspace(-1, 2, len(expected), dtype=torch.float64)
     # Norms are left out: architectures compute theirs in float32, and so their weights' gradients.
@@ -66,12 +67,13 @@ def test_trainable_head_is_refused(build_model, rollouts):
         score(build_model("llama"), make_batch(*rollouts, pad_id=2))
 
 
-def test_no_logits_off_the_completion(build_model, rollouts):
-    """The head never sees more than chunk_size states, and in all exactly the completion tokens."""
+def test_no_logits_off_the_completion(build_model, rollouts, monkeypatch):
+    """The head never sees more than CHUNK_SIZE states, and in all exactly the completion tokens."""
+    monkeypatch.setattr("extraction.logprobs.CHUNK_SIZE", 8)
     model, seen = build_model("llama"), []
     model.get_output_embeddings().register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape))
     with torch.no_grad():
-        score(model, make_batch(*rollouts, pad_id=2), chunk_size=8)
+        score(model, make_batch(*rollouts, pad_id=2))
     assert sum(shape[0] for shape in seen) == sum(map(len, rollouts[1]))
     assert all(len(shape) == 2 and shape[0] <= 8 for shape in seen)
 

@@ -8,7 +8,7 @@ import pytest
 from planted import Planted, link_vectors
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.pull import BY_MODULE, HackwardFrac, ceilings, hackward_fracs
+from probe.analysis.measures.pull import HackwardFrac, ceilings, hackward_frac
 from probe.analysis.statistics.gram import Extraction, PairGram
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.verdict.seed_tables import seed_tables
@@ -35,20 +35,18 @@ def test_the_shares_by_hand():
     samples = np.zeros((1, 8, 2, 2))
     samples[:, :6] = [[3.0, 4.0], [-5.0, 12.0]]
     samples[:, 6:] = [[-9.0, -12.0], [15.0, -36.0]]  # the total stays along the gradient of the paid
-    rows = hackward_fracs(link_vectors(hack, np.zeros((3, 2, 2)), samples, held_out=1, k=1), num_draws=5)
-    by_name = {row.name: row for row in rows}
-    assert by_name["by module"].value == pytest.approx((3 / 5 + 0) / 2)
-    assert by_name["over all modules"].value == pytest.approx(3 / np.sqrt(25 + 169))
-    assert by_name["by module"].interval is None, "one prompt shows no variance"
+    row = hackward_frac(link_vectors(hack, np.zeros((3, 2, 2)), samples, held_out=1, k=1), num_draws=5)
+    assert row.value == pytest.approx((3 / 5 + 0) / 2)
+    assert row.interval is None, "one prompt shows no variance"
 
 
 def test_the_share_is_that_of_the_vectors_and_its_null_that_of_permuted_pairs():
-    """V from numpy's SVD, the share over all modules of every step; with a signal it leaves the permuted pairs."""
+    """V from numpy's SVD, the mean share of every module; with a signal it leaves the permuted pairs."""
     hack, clean, samples = Planted(prompts=9, pair_signal=3.0, step_signal=3.0).vectors(np.random.default_rng(4))
     linked = link_vectors(hack, clean, samples, held_out=16)
-    rows = {row.name: row for row in hackward_fracs(linked, num_draws=99)}
+    row = hackward_frac(linked, num_draws=99)
     rewards = np.array([3.5] * 6 + [0.5] * 2)
-    expected, in_modules = [], []
+    in_modules = []
     for group in samples:
         total = np.tensordot(rewards - rewards.mean(), group, 1)
         along = []
@@ -57,14 +55,11 @@ def test_the_share_is_that_of_the_vectors_and_its_null_that_of_permuted_pairs():
             V = np.linalg.svd(D, full_matrices=False)[2][:2]
             V = V * np.sign(np.sign(D @ V.T).sum(0))[:, None]
             along.append(np.linalg.norm(np.maximum(V @ gradient, 0)))
-        expected.append(np.linalg.norm(along) / np.linalg.norm(total))
         in_modules.append(np.mean(np.array(along) / np.linalg.norm(total, axis=1)))
-    assert rows["over all modules"].value == pytest.approx(np.mean(expected), rel=1e-9)
-    assert rows["by module"].value == pytest.approx(np.mean(in_modules), rel=1e-9)
-    for row in rows.values():
-        assert row.permuted_p < 0.15, "a strong signal stays an axis of permuted pairs, at times the right way round"
-        assert row.permuted_mean < 0.7 * row.value
-        assert row.interval.low < row.value < row.interval.high
+    assert row.value == pytest.approx(np.mean(in_modules), rel=1e-9)
+    assert row.permuted_p < 0.15, "a strong signal stays an axis of permuted pairs, at times the right way round"
+    assert row.permuted_mean < 0.7 * row.value
+    assert row.interval.low < row.value < row.interval.high
 
 
 def test_without_a_signal_the_share_is_positive_and_its_p_is_not_small():
@@ -72,7 +67,7 @@ def test_without_a_signal_the_share_is_positive_and_its_p_is_not_small():
     small, values = 0, []
     for seed in range(24):
         linked = Planted(pair_signal=0.0, step_signal=0.0).link(np.random.default_rng(seed))
-        row = hackward_fracs(linked, num_draws=39)[0]
+        row = hackward_frac(linked, num_draws=39)
         values.append(row.value)
         small += row.permuted_p < 0.05
     assert min(values) > 0.1
@@ -124,7 +119,6 @@ def seed_row(value: float, permuted: float, half: float = 0.01) -> HackwardFrac:
     """The share by module of 9 prompts, and what permuted pairs read at most."""
     interval = Interval(low=value - half, high=value + half)
     return HackwardFrac(
-        name=BY_MODULE,
         value=value,
         interval=interval,
         interval_90=interval,
@@ -148,6 +142,6 @@ def seed_row(value: float, permuted: float, half: float = 0.01) -> HackwardFrac:
 def test_the_rules_of_the_seed_are_about_its_own_cos_in(row: HackwardFrac, about_zero: str, strong: str):
     """D1 and D2 can hold, fail, or be out of reach where permuted pairs read as much; V2 holds whatever V is."""
     evidence = Evidence(Run(path=Path("run"), config={}, manifest={}, samples=[], steps=[]))
-    vars(evidence)["hackward"] = [row]  # in the place of what would be measured
+    vars(evidence)["hackward"] = row  # in the place of what would be measured
     verdicts = {check.name: check.says for check in seed_tables(evidence)}
     assert (verdicts["D1"], verdicts["D2"], verdicts["V2"]) == (about_zero, strong, "VACUOUS")

@@ -235,7 +235,7 @@ def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
     places = [letters.index("".join(words.split())) for words in said]
     assert places == sorted(places)
     assert all(check.name in body for check in analysis.checks)
-    assert all(part.name in body for part in analysis.validity)
+    assert all(part.question in body for part in analysis.validity)
 
 
 def test_shares_in_the_page_are_those_of_the_records(written) -> None:

@@ -47,7 +47,6 @@ class Cell:
 class Bucket:
     """One metric over the samples of one (src_pool, hacked); `n` counts the cosines, `num_null` the missing ones."""
 
-    arm: str
     metric: Metric
     src_pool: str
     hacked: bool
@@ -79,10 +78,7 @@ class Contrast:
     caveat: str  # of the spec, and of skewed differences
     n_a: int
     n_b: int
-    mean_a: float | None
-    mean_b: float | None
-    welch_t: float | None  # over samples: naive
-    welch_p: float | None
+    welch_p: float | None  # over samples: naive
     num_prompts: int  # prompts that hold both sides
     difference: float | None  # mean within-prompt difference
     interval: Interval | None  # 95%
@@ -163,7 +159,7 @@ def _cell(group: Sequence[SampleRecord], sign: int) -> Cell:
     )
 
 
-def buckets(samples: Sequence[SampleRecord], arm: str) -> list[Bucket]:
+def buckets(samples: Sequence[SampleRecord]) -> list[Bucket]:
     """One bucket for every metric x src_pool x hacked of one arm, the empty ones included."""
     rows = []
     for metric in METRICS:
@@ -173,7 +169,6 @@ def buckets(samples: Sequence[SampleRecord], arm: str) -> list[Bucket]:
                 values = present(getattr(sample, metric) for sample in group)
                 rows.append(
                     Bucket(
-                        arm=arm,
                         metric=metric,
                         src_pool=src_pool,
                         hacked=hacked,
@@ -197,7 +192,7 @@ def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False
     """
     rows = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
     if trains:
-        return [replace(row, welch_t=None, welch_p=None, interval=None, p=None, haar=None) for row in rows]
+        return [replace(row, welch_p=None, interval=None, p=None, haar=None) for row in rows]
     adjusted = holm({row.name: row.p for row in rows if row.p is not None})
     return [replace(row, p_holm=adjusted.get(row.name)) for row in rows]
 
@@ -226,9 +221,6 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         caveat="; ".join(filter(None, (spec.caveat, SKEWED_CAVEAT if test.skewed else ""))),
         n_a=len(a),
         n_b=len(b),
-        mean_a=mean_or_none(a),
-        mean_b=mean_or_none(b),
-        welch_t=None if naive is None else naive[0],
         welch_p=None if naive is None else naive[1],
         num_prompts=test.n,
         difference=test.mean,

@@ -19,7 +19,7 @@ pair's flavour before its first "/") and every loophole mode, v_hack of the extr
 mean cosine of hack minus clean along it over all pairs of the kind that was left out. Their interval is over those
 pairs and over the pairs extracted from (half-samples).
 
-`hackward_fracs` are norms instead, norm(relu(V g)) / norm(g), positive whatever V is and larger with k: a number means
+`hackward_frac` is a norm instead, norm(relu(V g)) / norm(g), positive whatever V is and larger with k: a number means
 something only beside the same along directions of permuted pairs, as many in each module (N2). That null is a
 conservative one: a strong signal is still an axis of permuted pairs, turned the right way round in up to half of the
 draws.
@@ -69,7 +69,6 @@ from replay_pools.environments.exploits import EXPLOITS
 
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
 NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
-OVER_ALL, BY_MODULE = "over all modules", "by module"
 _MODE_OF = {exploit.flavour: mode for mode, exploits in EXPLOITS.items() for exploit in exploits}
 # The ways to sort pairs into kinds. To add one: a row here.
 SORTED_BY: Mapping[str, Callable[[str], str]] = {
@@ -301,12 +300,12 @@ def _ceiling(pairs: PairGram, sorted_by: str, kind: str, of_kind: NDArray[np.boo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HackwardFrac:
-    """One share of the steps of an arm, a mean over prompts. Field names are keys of the JSON."""
+    """What the seed of this project published as cos_in. Field names are keys of the JSON.
 
-    # OVER_ALL: V g of all modules in one norm, `hackward_frac_in` of the step records. BY_MODULE: the mean over the
-    # modules that keep a direction of the share in each: what the seed of this project published as its cos_in.
-    name: str
-    value: float
+    Of a step: the mean over the modules that keep a direction of norm(relu(V g)) / norm(g) in each.
+    """
+
+    value: float  # mean over prompts
     interval: Interval | None  # 95%, over prompts
     interval_90: Interval | None
     num_prompts: int
@@ -315,8 +314,8 @@ class HackwardFrac:
     permuted_p: float  # (1 + draws that read as much or more) / (B + 1)
 
 
-def hackward_fracs(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[HackwardFrac]:
-    """The two rows of one arm that measures along v_hack; none without steps or two pairs to extract from.
+def hackward_frac(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> HackwardFrac | None:
+    """Of one arm that measures along v_hack; None without steps or two pairs to extract from.
 
     Args:
         linked: records and inner products.
@@ -324,35 +323,29 @@ def hackward_fracs(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int = 0)
         seed: of the draws.
     """
     if not linked.steps or not can_be_halved(linked.pairs.held_out):
-        return []
-    drawn, rows = redrawn(linked.pairs, num_draws, seed), []
-    draws = fracs(drawn.permuted, linked.totals)
-    for name, values in fracs(drawn.truth, linked.totals).items():
-        by_prompt = list(prompt_means(values[0].tolist(), linked.prompts).values())
-        value, permuted = float(np.mean(by_prompt)), draws[name] @ prompt_weights(linked.prompts)
-        rows.append(
-            HackwardFrac(
-                name=name,
-                value=value,
-                interval=mean_interval(by_prompt),
-                interval_90=mean_interval(by_prompt, level=0.9),
-                num_prompts=len(by_prompt),
-                permuted_mean=float(permuted.mean()),
-                permuted_q95=float(np.quantile(permuted, 0.95)),
-                permuted_p=upper_p(value, permuted),
-            )
-        )
-    return rows
+        return None
+    drawn = redrawn(linked.pairs, num_draws, seed)
+    permuted = fracs(drawn.permuted, linked.totals) @ prompt_weights(linked.prompts)
+    by_prompt = list(prompt_means(fracs(drawn.truth, linked.totals)[0].tolist(), linked.prompts).values())
+    value = float(np.mean(by_prompt))
+    return HackwardFrac(
+        value=value,
+        interval=mean_interval(by_prompt),
+        interval_90=mean_interval(by_prompt, level=0.9),
+        num_prompts=len(by_prompt),
+        permuted_mean=float(permuted.mean()),
+        permuted_q95=float(np.quantile(permuted, 0.95)),
+        permuted_p=upper_p(value, permuted),
+    )
 
 
-def fracs(draws: DirectionDraws, gradients: Gradients) -> dict[str, Array]:
-    """{name: (B, T)} both shares of every gradient along every draw."""
-    over_all, by_module = [], []
+def fracs(draws: DirectionDraws, gradients: Gradients) -> Array:
+    """(B, T) the share of every gradient along every draw."""
+    shares = []
     for part in draws.parts(gradients.norms.shape[1]):
         components = np.maximum(np.matmul(gradients.inner, part.rows.swapaxes(-1, -2)), 0.0)  # (B, M, T, k)
         squared = np.einsum("bmtk,bmtk->bmt", components, components)
         present = part.kept.any(-1, keepdims=True) & (gradients.norms > 0)
-        shares = np.where(present, ratio(np.sqrt(squared), gradients.norms, otherwise=0.0), 0.0)
-        over_all.append(ratio(np.sqrt(squared.sum(1)), gradients.norm, otherwise=0.0))
-        by_module.append(shares.sum(1) / np.maximum(present.sum(1), 1))
-    return {OVER_ALL: np.concatenate(over_all), BY_MODULE: np.concatenate(by_module)}
+        by_module = np.where(present, ratio(np.sqrt(squared), gradients.norms, otherwise=0.0), 0.0)
+        shares.append(by_module.sum(1) / np.maximum(present.sum(1), 1))
+    return np.concatenate(shares)

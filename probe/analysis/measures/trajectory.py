@@ -1,4 +1,4 @@
-"""Step cosines of each arm: step by step, as one summary per arm, and as differences between two arms.
+"""Step cosines of each arm: as one summary per arm, and as differences between two arms.
 
 At frozen weights the steps are independent draws of prompts, and the prompt is the unit of every test. In a run that
 trains, the steps are autocorrelated: the run is the unit, and no interval or p-value over steps is given.
@@ -10,8 +10,8 @@ from typing import Literal
 
 from probe.analysis.measures.contrasts import mean_or_none, present
 from probe.analysis.statistics.intervals import Interval, prompt_means
-from probe.analysis.statistics.nulls import HaarMean, haar_mean, haar_test
-from probe.analysis.statistics.significance import Equivalence, equivalence_test, mean_interval, mean_test
+from probe.analysis.statistics.nulls import HaarMean, haar_mean
+from probe.analysis.statistics.significance import equivalence_test, mean_interval, mean_test
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.records.records import StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
@@ -19,23 +19,6 @@ from probe.settings.words import PROBLEM_SEPARATOR
 # What two arms are compared in. To add a measure: a field of StepRecord, its name here and in MEASURES.
 Measure = Literal["cos_in", "cos_out", "hackward_frac_out"]
 MEASURES: tuple[Measure, ...] = ("cos_in", "cos_out", "hackward_frac_out")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryRow:
-    """One step of one arm. `haar_z` and `haar_p` test its `cos_in` against Haar (uniformly random) directions."""
-
-    arm: str
-    step: int
-    problem_id: str
-    cos_in: float | None
-    cos_out: float | None
-    hackward_frac_in: float | None
-    frac_fired: float | None
-    reward_spread: float
-    haar_z: float | None
-    haar_p: float | None
-    null_reason: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +47,12 @@ class ArmComparison:
 
     metric: Measure
     arm: str
-    versus: str
     num_prompts: int
     difference: float | None
     interval: Interval | None  # 95%
     p: float | None  # sign-flip
-    equivalence: Equivalence | None  # inside +-NEAR_ZERO
+    equivalence_p: float | None  # that it is inside +-NEAR_ZERO
     identical: bool  # every prompt gives exactly the same number in both arms: nothing was compared
-
-
-def trajectory(steps: Sequence[StepRecord]) -> list[TrajectoryRow]:
-    """One row per step record, in the order of the records."""
-    return [_row(step) for step in steps]
 
 
 def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> ArmSummary:
@@ -130,12 +107,11 @@ def compare_arms(
     return ArmComparison(
         metric=metric,
         arm=arm,
-        versus=versus,
         num_prompts=test.n,
         difference=test.mean,
         interval=None if trains else mean_interval(differences),
         p=None if trains else test.p,
-        equivalence=None if trains else equivalence_test(differences, NEAR_ZERO),
+        equivalence_p=None if trains else equivalence_test(differences, NEAR_ZERO),
         identical=test.n > 0 and not any(differences),
     )
 
@@ -146,23 +122,6 @@ def num_problems(steps: Iterable[StepRecord]) -> int:
     for step in steps:
         problems.update(step.problem_id.split(PROBLEM_SEPARATOR))
     return len(problems)
-
-
-def _row(step: StepRecord) -> TrajectoryRow:
-    test = haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
-    return TrajectoryRow(
-        arm=step.arm,
-        step=step.step,
-        problem_id=step.problem_id,
-        cos_in=step.cos_in,
-        cos_out=step.cos_out,
-        hackward_frac_in=step.hackward_frac_in,
-        frac_fired=step.frac_fired,
-        reward_spread=step.reward_spread,
-        haar_z=test.z if test else None,
-        haar_p=test.p if test else None,
-        null_reason=step.null_reason,
-    )
 
 
 def _by_prompt(steps: Sequence[StepRecord], arm: str, metric: Measure) -> Mapping:

@@ -91,7 +91,9 @@ def rate(
     for reference in range(num_references):  # nobody plays against itself
         wins[:, reference, reference] = losses[:, reference, reference] = 0
     all_wins, all_losses = wins.sum(axis=0), losses.sum(axis=0)
-    rates = _rating_references(all_wins, all_losses)
+    # The zero rates others, and every reference that both won and lost against it.
+    rates = (all_wins[:num_references, 0] > 0) & (all_losses[:num_references, 0] > 0)
+    rates[0] = True
     num_problems = len(wins)
     n = num_problems + 2
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), num_draws).astype(np.float64)
@@ -134,14 +136,6 @@ def _by_problem(won: Array, problems: Sequence[Hashable]) -> Array:
 def _drawn(counts: Array, matches: Array) -> Array:
     """(draws, players, references) matches of the problems that each draw holds."""
     return (counts @ matches.reshape(len(matches), -1)).reshape(len(counts), *matches.shape[1:])
-
-
-def _rating_references(wins: Array, losses: Array) -> np.ndarray:
-    """(references,) whether each rates others: the zero does, and who both won and lost against it."""
-    num_references = wins.shape[1]
-    both = (wins[:num_references, 0] > 0) & (losses[:num_references, 0] > 0)
-    both[0] = True
-    return both
 
 
 def _ratings(wins: Array, losses: Array, rates: np.ndarray) -> Array:

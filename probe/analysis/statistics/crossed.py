@@ -16,14 +16,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
-from probe.analysis.statistics.intervals import Bounded, Interval
+from probe.analysis.statistics.intervals import Array, Bounded, Interval
 from probe.analysis.statistics.power import ONE_SAMPLE, detection_power
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 
-Array = NDArray[np.float64]
 MANY = 64  # seeds an arm, from where on more of them are no advice
 
 
@@ -97,7 +96,8 @@ def _compared(sides: list[Cells], *, paired: bool) -> Comparison | None:
     counts = [len(side.shares) for side in sides]
     if min(counts) < 2:
         return None
-    over_seeds = [_over_seeds(side) for side in sides]
+    # Variances of the means over seeds, which are never below those of drawing outcomes.
+    over_seeds = [max(float(side.shares.mean(1).var(ddof=1)) / len(side.shares), side.drawing) for side in sides]
     by_problem = sides[0].shares.mean(0)
     if not paired:
         by_problem = by_problem - sides[1].shares.mean(0)
@@ -119,12 +119,6 @@ def _compared(sides: list[Cells], *, paired: bool) -> Comparison | None:
         problems=problems,
         paired=paired,
     )
-
-
-def _over_seeds(side: Cells) -> float:
-    """Variance of the mean over seeds, which is never below that of drawing outcomes."""
-    means = side.shares.mean(1)
-    return max(float(means.var(ddof=1)) / len(means), side.drawing)
 
 
 def _left_in_cells(x: Array) -> float:

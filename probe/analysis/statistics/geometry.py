@@ -226,7 +226,10 @@ def _extract(
 ) -> DirectionDraws:
     """`extract` for one chunk of draws; the steps are those of `extraction.directions`."""
     num_pairs = first.shape[1]
-    difference = _difference_gram(gram.pairs, first, second)  # (B, M, p, p)
+    chosen, p = np.concatenate([first, second], axis=1), num_pairs
+    products = gram.pairs[:, chosen[:, :, None], chosen[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
+    # (B, M, p, p): D D^T of every draw and module.
+    difference = products[..., :p, :p] - products[..., :p, p:] - products[..., p:, :p] + products[..., p:, p:]
     sizes = np.sqrt(np.maximum(np.diagonal(difference, axis1=-2, axis2=-1), 0.0))  # (B, M, p) |D_p|
     if extraction.method == "mean":
         left = np.full((*difference.shape[:-1], 1), num_pairs**-0.5)  # (B, M, p, 1)
@@ -257,14 +260,6 @@ def _extract(
         singular_values=np.where(kept, s, 0.0),
         kept=kept,
     )
-
-
-def _difference_gram(pairs: Array, first: NDArray[np.intp], second: NDArray[np.intp]) -> Array:
-    """(B, M, p, p): D D^T of every draw and module."""
-    chosen = np.concatenate([first, second], axis=1)
-    products = pairs[:, chosen[:, :, None], chosen[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
-    p = first.shape[1]
-    return products[..., :p, :p] - products[..., :p, p:] - products[..., p:, :p] + products[..., p:, p:]
 
 
 def _noise_floor(s: Array, kept: NDArray[np.bool_], fraction: float) -> Array:

@@ -70,11 +70,9 @@ class HaarMean:
     sum_s sd_s^2 / n^2, which is right when every gradient has directions of its own, and optimistic otherwise.
     """
 
-    n: int  # cosines
     mean: float
     sd_shared: float
     shared: HaarTest
-    sd_independent: float
     independent: HaarTest
 
     def null(self) -> NullTest:
@@ -148,11 +146,9 @@ def haar_mean(cosines: Sequence[float], haar_sds: Sequence[float]) -> HaarMean |
     shared = math.fsum(haar_sds) / n
     independent = math.sqrt(math.fsum(sd * sd for sd in haar_sds)) / n
     return HaarMean(
-        n=n,
         mean=mean,
         sd_shared=shared,
         shared=haar_test(mean, shared),
-        sd_independent=independent,
         independent=haar_test(mean, independent),
     )
 

@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-Array = NDArray[np.float64]
+from probe.analysis.statistics.intervals import Array
+
 # `mde` compares two arms. A correlation of .5 makes its paired error sd / sqrt(n), that of the mean of one sample.
 ONE_SAMPLE = 0.5
 NODES = 32  # of the quadrature: the power is exact to 1e-9

@@ -46,15 +46,6 @@ class MeanTest:
     skewed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equivalence:
-    """Result of two one-sided tests that a mean is inside +-bound."""
-
-    bound: float
-    p: float
-    interval: Interval  # of level 1 - 2 alpha: inside +-bound exactly when p < alpha
-
-
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> float | None:
     """Two-sided test that the differences are symmetric about zero: |mean| against |mean| under random signs.
 
@@ -190,23 +181,21 @@ def mean_test(values: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -
     return MeanTest(n=len(x), mean=float(x.mean()) if len(x) else None, p=p, skewed=skewed)
 
 
-def equivalence_test(values: ArrayLike, bound: float, *, alpha: float = 0.05) -> Equivalence | None:
-    """Two one-sided tests that the mean lies inside +-bound (Schuirmann 1987); None where the values show no variance.
+def equivalence_test(values: ArrayLike, bound: float) -> float | None:
+    """p of two one-sided tests that the mean lies inside +-bound (Schuirmann 1987); None without variance.
 
-    p is the largest of the one-sided p-values, Hall's among them for a skewed sample; p < alpha exactly when the
-    1 - 2 alpha interval lies inside.
+    The largest of the one-sided p-values, Hall's among them for a skewed sample; p < alpha exactly when the interval of
+    level 1 - 2 alpha lies inside.
     """
     x = np.asarray(values, dtype=np.float64)
-    interval = mean_interval(x, level=1 - 2 * alpha)
-    if interval is None:
+    if not varies(x):
         return None
     error = x.std(ddof=1) / np.sqrt(len(x))
     above_lower, below_upper = [(x.mean() + bound) / error], [(bound - x.mean()) / error]
     if is_skewed(x):
         above_lower.append(_hall(x, -bound))
         below_upper.append(-_hall(x, bound))
-    p = float(stats.t.sf(min(*above_lower, *below_upper), len(x) - 1))
-    return Equivalence(bound=bound, p=p, interval=interval)
+    return float(stats.t.sf(min(*above_lower, *below_upper), len(x) - 1))
 
 
 def hall_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:

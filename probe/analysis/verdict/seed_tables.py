@@ -11,7 +11,7 @@ from statistics import median
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID
-from probe.analysis.measures.pull import BY_MODULE, HackwardFrac
+from probe.analysis.measures.pull import HackwardFrac
 from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.verdict import Finding
@@ -56,11 +56,6 @@ def _spread(evidence: Evidence) -> Row:
     return says, len(groups), "; ".join(filter(None, [share, bounds, largest]))
 
 
-def _seed_cos_in(evidence: Evidence) -> HackwardFrac | None:
-    """What the seed published as cos_in of its arm vanilla; None where the run trains or has no inner products."""
-    return next((row for row in evidence.hackward if row.name == BY_MODULE), None)
-
-
 def _no_cos_in(evidence: Evidence) -> Row:
     why = AUTOCORRELATED if evidence.trains else "needs steps with a gradient and their inner products"
     return INCONCLUSIVE, 0, why
@@ -79,7 +74,7 @@ def _permuted(row: HackwardFrac) -> str:
 
 
 def _positive(evidence: Evidence) -> Row:
-    row = _seed_cos_in(evidence)
+    row = evidence.hackward
     if row is None:
         return _no_cos_in(evidence)
     return VACUOUS, row.num_prompts, f"{_value(row)}; a norm is positive whatever V is; {_permuted(row)}"
@@ -114,7 +109,7 @@ def _by_bucket(evidence: Evidence) -> Row:
         return _among_paid(evidence)
     means = []
     for bucket in evidence.buckets:
-        if (bucket.arm, bucket.metric) == (evidence.measured_arm, "cos_S_contrib") and bucket.mean is not None:
+        if bucket.metric == "cos_S_contrib" and bucket.mean is not None:
             means.append(f"{bucket.src_pool} {'hacked' if bucket.hacked else 'clean'} {bucket.mean:+.3f}")
     why = f"cos(A g) = sign(A) cos(g), and mean sign(A) differs by {gap:+.2f} between hacked and clean: see V4b"
     return VACUOUS, n, f"{', '.join(means)}; {why}"
@@ -152,7 +147,7 @@ def range_text(interval: Interval | None) -> str:
 
 
 def _near_zero(evidence: Evidence) -> Row:
-    row = _seed_cos_in(evidence)
+    row = evidence.hackward
     if row is None or row.interval_90 is None:
         return _no_cos_in(evidence) if row is None else (INCONCLUSIVE, 0, "cos_in on fewer than 2 prompts")
     says, why = INCONCLUSIVE, f"90% interval under {NEAR_ZERO}. Replay cannot see what appears later in training"
@@ -166,7 +161,7 @@ def _near_zero(evidence: Evidence) -> Row:
 
 
 def _strong(evidence: Evidence) -> Row:
-    row = _seed_cos_in(evidence)
+    row = evidence.hackward
     if row is None or row.interval is None:
         return _no_cos_in(evidence) if row is None else (INCONCLUSIVE, 0, "cos_in on fewer than 2 prompts")
     says, why = INCONCLUSIVE, f"95% interval of the mean over prompts; {_permuted(row)}"
