@@ -62,15 +62,21 @@ def few_pairs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def quick(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str], small: str) -> list[str]:
-    """Options of a replay that is quick: few pairs, and the small model as if it had written `teacher` and `base`."""
+def pools(tmp_path_factory: pytest.TempPathFactory, small: str) -> Path:
+    """A folder with three of the built-in pools, as if the small model had written them."""
     folder = tmp_path_factory.mktemp("pools")
-    for name in ("teacher", "base"):
+    for name in ("teacher", "base", "base-hinted"):
         shutil.copytree(BUILTIN / name, folder / name)
         manifest = read_json(folder / name / MANIFEST_FILE)
         policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
         write_json(folder / name / MANIFEST_FILE, manifest | {"policy": policy})
-    return ["--replay-dirs", f"{folder}/teacher,{folder}/base", *few_pairs]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def quick(pools: Path, few_pairs: list[str]) -> list[str]:
+    """Options of a replay that is quick: few pairs, and the small model as if it had written `teacher` and `base`."""
+    return ["--replay-dirs", f"{pools}/teacher,{pools}/base", *few_pairs]
 
 
 @pytest.fixture(scope="session")

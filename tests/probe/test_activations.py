@@ -27,7 +27,7 @@ from probe.runs.heldout import HeldOut
 from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig
 from probe.step.bases import Bases
-from replay_pools.errors import FieldError, InputError
+from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.sampling.engines import LocalEngine
 
@@ -186,30 +186,6 @@ def test_what_the_model_does_not_have_is_refused(
     policy, coordinates = organism
     with pytest.raises(InputError, match=message):
         ActivationRemedy(config, policy, coordinates, builtin_pairs("run_tests")[:2])
-
-
-SERVED = {"rollouts.engine": "server", "rollouts.served_model": "m"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"remedy.layers": (-1,)}, "remedy.layers"),
-        ({"objective.old_logprobs": "recorded"}, "objective.old_logprobs"),
-        (
-            {"remedy.passes": "update-and-sampling", "objective.reference": "recorded", "rollouts.teacher.off_step": 1},
-            "objective.reference",
-        ),
-        (
-            {"objective.reference": "base", "objective.beta": 1.0, "control.beta_warmup_steps": 2},
-            "control.target_kl",
-        ),
-        ({"remedy.passes": "update-and-sampling", **SERVED}, "rollouts.engine: expected local"),
-    ],
-)
-def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises((FieldError, InputError), match=message):
-        configure("train", preset="smoke", options={"remedy.name": "preventative-steering", **settings})
 
 
 def test_samples_under_the_remedy_have_log_probabilities_of_their_own() -> None:

@@ -72,10 +72,10 @@ def check(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[
     return checking
 
 
-def test_text_and_three_keys_end_in_a_verdict(write, check, out: Path) -> None:
+def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Path) -> None:
     """What was recognised stands above the verdict, the page below; the same command uses again what is there."""
     log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
-    command = (log, "--pairs", pairs, "--model", "organism", "--name", "own")
+    command = (log, "--pairs", pairs, "--model", small, "--name", "own")
     code, text, _ = check(*command)
     assert code == 0
     lines = text.splitlines()
@@ -96,13 +96,14 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, out: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()} == before
 
 
-def test_the_direction_that_is_printed_is_the_one_that_was_judged(write, check, out: Path, capsys) -> None:
+@pytest.mark.slow  # test_advice.py follows the commands
+def test_the_direction_that_is_printed_is_the_one_that_was_judged(write, check, small: str, out: Path, capsys) -> None:
     """With its k, split and seed: the command is run as it stands, in a folder whose name has a blank."""
     elsewhere = out / "el se"
     log, pairs = write("mine.jsonl", logged(*LOGGED)), write("my pairs.jsonl", three_keys())
     settings = ("intervention.extraction.split_seed=5", "intervention.extraction.tau=0.1", "objective.loss_type=dapo")
     options = [part for setting in settings for part in ("--set", setting)]
-    command = ["--pairs", pairs, "--model", "organism", "--k", "2", *options, "--name", "kk"]
+    command = ["--pairs", pairs, "--model", small, "--k", "2", *options, "--name", "kk"]
     assert run(cli, ["check", log, *command, "--steps", "2", "--out", str(elsewhere)]) == 0
     text = capsys.readouterr().out
     extract = shlex.split(text.splitlines()[-1].partition("(probe.attach): ")[2])
@@ -133,7 +134,7 @@ def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) 
     assert not (out / "pools" / "own-way").exists()
 
 
-def test_other_columns_are_the_same_log_by_the_map(write, check, out: Path) -> None:
+def test_other_columns_are_the_same_log_by_the_map(write, check, small: str, out: Path) -> None:
     """The verdict of the same rollouts is the same; the default name tells other settings from these."""
     pairs = write("pairs.jsonl", three_keys())
     strange = write("strange.jsonl", logged("pid", "q", "a", "points", "bad"))
@@ -141,7 +142,7 @@ def test_other_columns_are_the_same_log_by_the_map(write, check, out: Path) -> N
     mapping = "problem=pid,prompt=q,completion=a,reward=points,hacked=bad"
     results = []
     for arguments in ((plain,), (strange, "--map", mapping)):
-        code, text, _ = check(*arguments, "--pairs", pairs, "--model", "organism", "--json")
+        code, text, _ = check(*arguments, "--pairs", pairs, "--model", small, "--json")
         assert code == 0
         results.append(json.loads(text))
     # The draws of a group are seeded by the name of the pool: of whole groups nothing is drawn.
@@ -154,17 +155,12 @@ def test_other_columns_are_the_same_log_by_the_map(write, check, out: Path) -> N
 def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, check) -> None:
     """Pull needs no label; the contrast does, and is not called confounded: the next step is to label."""
     log = write("silent.jsonl", logged(*LOGGED[:-1], groups=20, each=3))
-    command = (log, "--pairs", "builtin", "--model", "organism", "--name", "silent")
-    code, text, _ = check(*command)
+    code, text, _ = check(log, "--pairs", "builtin", "--model", "organism", "--name", "silent", "--json")
     assert code == 0
-    words = " ".join(text.split())
-    assert "caution: whether a rollout hacks is not known (--map hacked=COLUMN)" in words
-    code, text, _ = check(*command, "--json")
     result = json.loads(text)
     hackward, about, removable = result["verdict"]["findings"]
-    assert (about["says"], about["number"]) == ("unmeasured", None)
+    assert (hackward["says"], about["says"], about["number"]) == ("YES", "UNMEASURED", None)
     assert about["text"] == "no rollout says whether it hacks"
-    assert hackward["says"] == "yes"
     assert "price: not measured" in removable["text"]
     assert result["verdict"]["word"] == "UNDERPOWERED"
     assert "--map hacked=COLUMN" in result["verdict"]["next"]["text"]
@@ -206,10 +202,10 @@ def test_preferences_are_refused_without_a_direction(write, check) -> None:
     assert "--pairs-map hack=chosen,clean=rejected or --pairs-map hack=rejected,clean=chosen" in errors
 
 
-def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, out: Path) -> None:
+def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, small: str, out: Path) -> None:
     rows = logged(*LOGGED)
     log, pairs = write("uneven.jsonl", rows[:-4]), write("pairs.jsonl", three_keys())
-    command = (log, "--pairs", pairs, "--model", "organism", "--steps", "2")
+    command = (log, "--pairs", pairs, "--model", small, "--steps", "2")
     code, text, _ = check(*command, "--name", "uneven")
     assert code == 0
     assert "groups of 4 to 8 rollouts with a reward: 4 are compared at a time" in text

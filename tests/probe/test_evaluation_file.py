@@ -173,13 +173,10 @@ def test_a_problem_in_both_files_is_refused_with_its_id(write: Callable[..., Pat
         get_environment(f"leetcode:{train},eval={same_prompts}")
 
 
-@pytest.mark.parametrize("name", ["leetcode:train.jsonl,eval=", "leetcode:,eval=test.jsonl", "leetcode:", "minicode:"])
-def test_half_a_name_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="expected minicode, .* leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST"):
-        get_environment(name)
-
-
-def test_a_file_that_is_not_there_is_named(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_half_a_name_and_a_file_that_is_not_there_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:
+    for name in ("leetcode:train.jsonl,eval=", "leetcode:,eval=test.jsonl", "leetcode:", "minicode:"):
+        with pytest.raises(InputError, match="expected minicode, .* leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval="):
+            get_environment(name)
     train = write("train.jsonl", MINICODE[:2])
-    with pytest.raises(InputError, match=r"gone.jsonl: expected a LeetCode jsonl file, found No such file"):
+    with pytest.raises(InputError, match=r"gone\.jsonl"):
         get_environment(f"leetcode:{train},eval={tmp_path / 'gone.jsonl'}")

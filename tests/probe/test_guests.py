@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 import pytest
-import torch
 from directories import contents
 from interrupts import interrupted_at
 
@@ -39,12 +38,7 @@ def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"objective.old_logprobs": "current"}, "objective.old_logprobs"),
-        ({"rollouts.past_self.every": 0}, "rollouts.past_self.every"),
-        ({"rollouts.iterations": 2, "steps": 4, "rollouts.past_self.every": 3}, "rollouts.past_self.every"),
-        ({"rollouts.engine": "server"}, "rollouts.engine"),
         ({"rollouts.past_self.fraction": 1.0}, "rollouts.past_self.fraction"),
-        ({"rollouts.sampler.temperature": 0.5}, "rollouts.sampler"),
         # No rollout of the policy itself: at once, in a later step, and on the way from one share to another.
         ({"rollouts.past_self.fraction": 0.9}, "rollouts.group"),
         ({"rollouts.teacher.fraction": 0.7, "rollouts.past_self.fraction": 0.25}, "rollouts.group"),
@@ -200,15 +194,6 @@ def test_who_solves_is_told_by_who_sampled(guests: Path) -> None:
         assert step.solve == share(step.step, "rollouts")
         assert step.solve_teacher == share(step.step, "teacher")
     assert [step.solve_teacher is None for step in stored.steps] == [False] * 6 + [True] * 2
-
-
-def test_the_past_self_is_in_the_checkpoint(guests: Path) -> None:
-    """After 8 steps it is the policy of then, and the checkpoint has it; each batch with it has one rollout a group."""
-    state = torch.load(guests / "checkpoint" / "step_000008.pt", weights_only=True)
-    assert state["past_self"]["steps"] == 8
-    values, now = state["past_self"]["values"], state["updater"]["stepper"]["values"]
-    assert all(torch.equal(values[module], now[module]) for module in now), "8 is a multiple of 4"
-    assert open_pool(guests / "past-self").manifest["counts"] == {"steps": 4, "rollouts": 4}
 
 
 def test_a_run_with_guests_resumes_to_the_same_bytes(guests: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

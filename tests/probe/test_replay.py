@@ -149,8 +149,6 @@ def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
     assert used.steps == [row for row in read_run(many_arms).steps if row.arm == "vanilla"]
     for key, value in (
         ("intervention.extraction.k", "2"),
-        ("intervention.extraction.tau", "0.5"),
-        ("intervention.extraction.drop_bottom_frac", "0.0"),
         ("objective.loss_type", "dapo"),
     ):
         other = ["replay", "--name", "x", "--arm", "vanilla", "--v-hack", str(path), "--out", str(out)]

@@ -15,7 +15,6 @@ from probe.objective.advantages import ESTIMATORS, sample_advantages
 from probe.runs.sources.problems import Counts
 from probe.runs.sources.rewards import PAYS, AppliedRemedy, SurpriseSource, check_payable
 from probe.settings.loss import LossSettings
-from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
 from probe.step.groups import Group, RolloutKey, make_group
@@ -155,20 +154,3 @@ def test_where_a_surprise_acts(rewards: list[list[float]], expected: list[float]
         before, after = (sample_advantages(settings, r) for r in (paid, surprising))
         factor = (float(paid.std()) + settings.advantage_eps) / (float(surprising.std()) + settings.advantage_eps)
         torch.testing.assert_close(after, before * factor, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective.scale_rewards": "none"}, "scale_rewards: expected batch with reward surprise: .* cancels"),
-        ({"objective.scale_rewards": "group"}, "scale_rewards: expected batch with reward surprise"),
-        ({"objective.advantage_estimator": "maxrl"}, "scale_rewards: expected none with maxrl"),
-    ],
-)
-def test_a_surprise_that_cannot_act_is_refused(changes: dict[str, Any], message: str) -> None:
-    surprise = {"objective.reward": "surprise", "objective.scale_rewards": "batch"}
-    assert configure("train", preset="smoke", options=surprise).objective.reward == "surprise"
-    with pytest.raises(InputError, match=message):
-        configure("train", preset="smoke", options=surprise | changes)
-    with pytest.raises(InputError, match="objective.reward: expected paid outside of a training"):
-        configure("replay", options=surprise)

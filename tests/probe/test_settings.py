@@ -28,6 +28,7 @@ from replay_pools.storage.tables import flat, nearest, read_toml
 
 VERBS: list[Verb] = [*CONFIGS]
 SMOKE = {"objective.old_logprobs": "recorded"}
+KL = {"objective.reference": "base", "objective.beta": 0.1}
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -172,6 +173,50 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         {"remedy.name": "recontextualization", "objective.old_logprobs": "recorded"},
         ["objective.old_logprobs"],
     ),
+    "recorded without the remedy": (
+        "train",
+        {"remedy.name": "inoculation", "rollouts.teacher.off_step": 2, "objective.reference": "recorded"},
+        ["objective.reference"],
+    ),
+    "a KL that is not the policy's": (
+        "train",
+        {"remedy.name": "recontextualization", **KL, "control.target_kl": 0.1},
+        ["control.target_kl"],
+    ),
+    "a warm-up by a KL that is not the policy's": (
+        "train",
+        {"remedy.name": "preventative-steering", **KL, "control.beta_warmup_steps": 2},
+        ["control.target_kl"],
+    ),
+    "an unknown remedy": ("train", {"remedy.name": "clsed"}, ["remedy.name"]),
+    "a penalty of 0": ("train", {"remedy.name": "monitor-penalty", "remedy.strength": 0.0}, ["remedy.strength"]),
+    "an accuracy": ("train", {"remedy.name": "monitor-penalty", "remedy.accuracy": 1.5}, ["remedy.accuracy"]),
+    "no instruction": ("train", {"remedy.name": "inoculation", "remedy.instruction": " "}, ["remedy.instruction"]),
+    "a layer": ("train", {"remedy.name": "concept-ablation", "remedy.layers": [-1]}, ["remedy.layers[0]"]),
+    "a server without the activations": (
+        "train",
+        {
+            "remedy.name": "concept-ablation",
+            "remedy.passes": "update-and-sampling",
+            "rollouts.engine": "server",
+            "rollouts.served_model": "m",
+        },
+        ["rollouts.engine"],
+    ),
+    "the past of no step": ("train", {"rollouts.past_self.every": 0, **SMOKE}, ["rollouts.past_self.every"]),
+    "the past within a batch": (
+        "train",
+        {"rollouts.iterations": 2, "steps": 4, "rollouts.past_self.every": 3, **SMOKE},
+        ["rollouts.past_self.every"],
+    ),
+    "the past has no ratio": ("train", {"rollouts.past_self.every": 2}, ["objective.old_logprobs"]),
+    "no priority": ("train", {"rollouts.prioritise": "easy"}, ["rollouts.prioritise"]),
+    "a power": (
+        "train",
+        {"rollouts.prioritise": "hard", "rollouts.prioritise_power": 101.0},
+        ["rollouts.prioritise_power"],
+    ),
+    "a rate of 0": ("train", {"steps": 1, "optimizer.warmup_steps": 1}, ["optimizer.warmup_steps"]),
 }
 
 

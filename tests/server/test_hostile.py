@@ -108,8 +108,8 @@ def test_a_byte_now_and_then_does_not_hold_the_connection(drip: str, serve: Call
 
 @pytest.mark.parametrize(
     "body",
-    [b"[" + b"9" * 400 + b"]}", b"[" * 100_000, b"[1e999]}", b"[2147483648]}", b""],
-    ids=["400 digits", "deep", "1e999", "above 2^31", "cut"],
+    [b"[" + b"9" * 400 + b"]}", b"[" * 100_000, b"[2147483648]}"],
+    ids=["400 digits", "deep", "above 2^31"],
 )
 def test_numbers_that_are_no_ids_are_one_line(body: bytes, serve: Callable[..., Connection]) -> None:
     body = b'{"ids": ' + body
