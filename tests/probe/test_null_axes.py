@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.analysis.analyze import analyze
 from probe.analysis.statistics import geometry
 from probe.analysis.statistics.gram import StepReader, read_pairs
 from probe.analysis.statistics.redrawn import null_axes, redrawn
@@ -34,18 +33,6 @@ def test_redrawn_directions_are_those_of_the_axes(many_arms: Path, monkeypatch: 
     parts = list(drawn.permuted.parts(num_columns=1))
     assert [len(part.first) for part in parts] == [4, 4, 1]
     assert np.array_equal(parts[1].rows, drawn.permuted.rows[4:8])
-
-
-def test_another_condition_extracts_nothing(many_arms: Path, monkeypatch: pytest.MonkeyPatch):
-    """The analysis of a second condition of the same pairs makes no direction, and says the same as the first."""
-    run = read_run(many_arms)
-    first = analyze(run, num_draws=19)
-
-    def extract(*_: object) -> None:
-        raise AssertionError("a direction was extracted anew")
-
-    monkeypatch.setattr(geometry, "_extract", extract)
-    assert analyze(read_run(many_arms), num_draws=19).to_json() == first.to_json()
 
 
 def test_a_step_that_was_written_anew_is_read_anew(many_arms: Path):
