@@ -31,9 +31,9 @@ HOLDS, BROKEN, NOT_SEEN = Word.HOLDS, Word.BROKEN, Word.NOT_SEEN
 def validity(evidence: Evidence) -> list[Finding]:
     """Every part, in METHOD's order."""
     parts = []
-    for name, (question, judge) in PARTS.items():
+    for name, judge in PARTS.items():
         says, text = judge(evidence)
-        parts.append(Finding(name=name, question=question, says=says, text=text))
+        parts.append(Finding(name=name, question=name, says=says, text=text))
     return parts
 
 
@@ -49,11 +49,11 @@ def _canaries(evidence: Evidence) -> Part:
     logged = [pool for pool in evidence.pools if pool.isolation == UNKNOWN]
     unjudged = [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]
     if unjudged:
-        who = f"labels of {', '.join(unjudged)} are the logger's"
+        who = f"labels of {', '.join(unjudged)} are the logger's own"
         return NOT_SEEN, f"{who}; probe pool regrade grades minicode and LeetCode problems again"
     if logged:
         names = ", ".join(pool.name for pool in logged)
-        return HOLDS, f"labels of {names} are the logger's and were graded again"
+        return HOLDS, f"labels of {names} are the logger's own and were graded again"
     return HOLDS, "generation refuses a grader whose canary fails"
 
 
@@ -241,14 +241,14 @@ def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) ->
     return says, f"largest {max(left):.1e}, below {most:g} needed; {text}"
 
 
-PARTS: dict[str, tuple[str, Callable[[Evidence], Part]]] = {
-    "grader canaries": ("Could no submission write its own label?", _canaries),
-    "regrade agreement": ("Does a second grading repeat the labels?", _regraded),
-    "prompts": ("Are there enough prompts?", _enough),
-    "arms at the first step": ("Do all arms start from one gradient?", _same_start),
-    "contributions add up": ("Do the samples' gradients add up to the batch's?", _additive),
-    "held-out sign": ("Has v_hack the right sign on held-out pairs?", _transfers),
-    "template tails": ("Do all prompts end alike?", _tails),
-    "offline geometry": ("Do stored inner products give the recorded cosines?", _reproduced),
-    "gate": ("Did the gate remove what it should?", gate_acted),
+PARTS: dict[str, Callable[[Evidence], Part]] = {
+    "grader canaries": _canaries,
+    "regrade agreement": _regraded,
+    "prompts": _enough,
+    "arms at the first step": _same_start,
+    "contributions add up": _additive,
+    "held-out sign": _transfers,
+    "template tails": _tails,
+    "offline geometry": _reproduced,
+    "gate": gate_acted,
 }
