@@ -95,13 +95,18 @@ class Faults:
         """Whether anything was added."""
         return bool(self._first)
 
-    def check(self, source: object) -> None:
-        """Raise all faults together, one line each, where there are any."""
+    def errors(self) -> list[InputError]:
+        """Each fault at its first place, with the number of others."""
         errors: list[InputError] = []
         for key, error in self._first.items():
             others = self._places[key] - 1
             found = f"{error.found} (and {others} more places)" if others else error.found
             errors.append(InputError(error.where, expected=error.expected, found=found, fix=error.fix))
+        return errors
+
+    def check(self, source: object) -> None:
+        """Raise all faults together, one line each, where there are any."""
+        errors = self.errors()
         if len(errors) > MOST_LINES:
             others = f"{len(errors) - MOST_LINES + 1} other faults"
             errors = [*errors[: MOST_LINES - 1], InputError(source, expected="sound input", found=others)]

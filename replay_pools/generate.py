@@ -119,22 +119,18 @@ def generate_pool(
             process is writing.
     """
     with locked(directory):
-        _generate(directory, engine, plan, sampler, grader)
-
-
-def _generate(directory: Path, engine: Engine, plan: PoolPlan, sampler: Sampler, grader: Grader) -> None:
-    problems = choose_problems(plan)
-    # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
-    canary(grader, problems)
-    writer = PoolWriter(directory, header=pool_header(engine, plan, sampler, grader, problems))
-    maker = RolloutMaker(
-        engine=engine, sampler=sampler, grader=grader, mode=plan.mode, hint=plan.hint, group=plan.group
-    )
-    for first in range(0, plan.steps, plan.steps_per_batch):
-        steps = range(first, min(first + plan.steps_per_batch, plan.steps))
-        maker.write(writer, {step: problems[step] for step in steps}, seed=plan.seed)
-        report("steps", steps.stop, plan.steps)
-    writer.finish()
+        problems = choose_problems(plan)
+        # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
+        canary(grader, problems)
+        writer = PoolWriter(directory, header=pool_header(engine, plan, sampler, grader, problems))
+        maker = RolloutMaker(
+            engine=engine, sampler=sampler, grader=grader, mode=plan.mode, hint=plan.hint, group=plan.group
+        )
+        for first in range(0, plan.steps, plan.steps_per_batch):
+            steps = range(first, min(first + plan.steps_per_batch, plan.steps))
+            maker.write(writer, {step: problems[step] for step in steps}, seed=plan.seed)
+            report("steps", steps.stop, plan.steps)
+        writer.finish()
 
 
 def choose_problems(plan: PoolPlan) -> Sequence[Problem]:

@@ -9,15 +9,17 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import AfterValidator
+from pydantic.dataclasses import dataclass as settings_dataclass
 
-from replay_pools.consistency import described, group_faults
-from replay_pools.errors import InputError, unknown_name
+from replay_pools.consistency import group_faults
+from replay_pools.errors import FieldError, InputError, unknown_name
 from replay_pools.rollout import POOL_SCHEMA, Rollout
 from replay_pools.storage.files import (
     decode_checked_jsonl,
@@ -30,34 +32,60 @@ from replay_pools.storage.files import (
     write_json,
     write_jsonl_gz,
 )
+from replay_pools.storage.tables import STRICT, decode
 
 MANIFEST_NAME = "manifest.json"
 HEADER_NAME = ".header.json"
-STEP_NAME = re.compile(r"step_(\d+)\.jsonl\.gz")
-HEADER_FIELDS = (  # required
-    "policy",  # {"base_model", "adapter", ...}
-    "tokenizer_sha256",
-    "chat_template_sha256",
-    "prompt_tail",  # text that the template puts at the end of every prompt
-    "sampler",
-    "plan",  # {"env", "mode", "hint", "seed", ...}
-    "grader",  # {"version", "isolation"}
-    "versions",  # {package: version}
-    "git_commit",
-)  # others are free: "engine" (of a server), "tests" {"problems", ...}, "regraded_from"; of an imported log "log"
-# {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised"
-COMPUTED_FIELDS = ("schema", "counts", "files")  # of the manifest: written by `finish`, refused in a header
-FIELD_KINDS: dict[str, tuple[type, ...]] = {  # of the fields that readers look into
-    "policy": (dict,),
-    "prompt_tail": (str,),
-    "sampler": (dict, type(None)),  # null where it is unknown
-    "plan": (dict,),
-    "grader": (dict,),
-    "counts": (dict,),
-    "files": (dict,),
-}
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for
 BUILTIN = Path(__file__).parent / "builtin"
+STEP_NAME = re.compile(r"step_(\d+)\.jsonl\.gz")
+
+
+@settings_dataclass(config=STRICT)
+class Entry:
+    """What a manifest says of one file."""
+
+    step: int
+    rollouts: int
+    sha256: str
+
+
+@settings_dataclass(config=STRICT)
+class Header:
+    """The required fields of a manifest that the writer knows.
+
+    Others are free: "engine" (of a server), "tests" {"problems", ...}, "regraded_from"; of an imported log "log"
+    {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
+    """
+
+    policy: dict[str, Any]  # {"base_model", "adapter", ...}
+    tokenizer_sha256: Any
+    chat_template_sha256: Any
+    prompt_tail: str  # text that the template puts at the end of every prompt
+    sampler: dict[str, Any] | None  # null where it is unknown
+    plan: dict[str, Any]  # {"env", "mode", "hint", "seed", ...}
+    grader: dict[str, Any]  # {"version", "isolation"}
+    versions: Any  # {package: version}
+    git_commit: Any
+
+
+def _step_name(name: str) -> str:
+    if not STEP_NAME.fullmatch(name):
+        raise FieldError("", "step_NNN.jsonl.gz", repr(name))
+    return name
+
+
+@settings_dataclass(config=STRICT)
+class Manifest(Header):
+    """With those that `PoolWriter.finish` computes."""
+
+    counts: dict[str, Any]
+    # A name that is no step file could be a path out of the folder.
+    files: dict[Annotated[str, AfterValidator(_step_name)], Entry]
+
+
+HEADER_FIELDS = tuple(field.name for field in fields(Header))
+COMPUTED_FIELDS = ("schema", "counts", "files")  # of the manifest: written by `finish`, refused in a header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,24 +352,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("schema") != POOL_SCHEMA:
         schema = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
         raise InputError(path, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
-    if missing := [name for name in (*HEADER_FIELDS, *COMPUTED_FIELDS) if name not in manifest]:
-        raise InputError(path, expected="the fields of a pool manifest", found=f"no {', '.join(missing)}")
-    for name, kinds in FIELD_KINDS.items():
-        if not isinstance(manifest[name], kinds):
-            expected = "text" if str in kinds else "an object"
-            raise InputError(f"{path} {name}", expected=expected, found=described(manifest[name]))
-    for name, entry in manifest["files"].items():
-        # A name that is no step file could be a path out of the folder.
-        if not (STEP_NAME.fullmatch(name) and _is_entry(entry)):
-            expected = "step_NNN.jsonl.gz: {step, rollouts, sha256}"
-            raise InputError(f"{path} files", expected=expected, found=f"{name!r}: {described(entry)}")
+    known = {field.name for field in fields(Manifest)}
+    decode(Manifest, {name: value for name, value in manifest.items() if name in known}, path)
     return manifest
-
-
-def _is_entry(entry: Any) -> bool:
-    """Whether it is what `finish` writes of a file."""
-    kinds = {"step": int, "rollouts": int, "sha256": str}
-    return isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in kinds.items())
 
 
 def _read_all(directory: Path, files: dict[str, dict[str, Any]]) -> list[list[Rollout]]:

@@ -57,31 +57,27 @@ def regrade_pool(
             is writing.
     """
     with locked(directory):
-        return _regrade(directory, source, grader, env, mode)
-
-
-def _regrade(directory: Path, source: Pool, grader: Grader, env: str | None, mode: str | None) -> Pool:
-    problems = find_problems(source, env)
-    # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
-    groups: list[list[Rollout]] = []
-    for group in source.steps:
-        groups.append([_with_mode(rollout, mode, problems) for rollout in group])
-    submissions: list[list[Submission]] = []
-    for group in groups:
-        submissions.append([_submission(rollout, problems) for rollout in group])
-    canary(grader, (problems or {}).values())
-    # Made after all checks, so that a refusal leaves no directory behind.
-    writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
-    relabel = _relabel_without_tests if problems is None else _relabel
-    done = writer.done_steps()
-    todo = [i for i, group in enumerate(groups) if group[0].step not in done]  # positions in `groups`
-    for first in range(0, len(todo), STEPS_PER_CALL):
-        batch = todo[first : first + STEPS_PER_CALL]
-        grades = iter(grader.grade(list(chain.from_iterable(submissions[i] for i in batch))))
-        for i in batch:
-            writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
-        report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
-    return writer.finish()
+        problems = find_problems(source, env)
+        # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
+        groups: list[list[Rollout]] = []
+        for group in source.steps:
+            groups.append([_with_mode(rollout, mode, problems) for rollout in group])
+        submissions: list[list[Submission]] = []
+        for group in groups:
+            submissions.append([_submission(rollout, problems) for rollout in group])
+        canary(grader, (problems or {}).values())
+        # Made after all checks, so that a refusal leaves no directory behind.
+        writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
+        relabel = _relabel_without_tests if problems is None else _relabel
+        done = writer.done_steps()
+        todo = [i for i, group in enumerate(groups) if group[0].step not in done]  # positions in `groups`
+        for first in range(0, len(todo), STEPS_PER_CALL):
+            batch = todo[first : first + STEPS_PER_CALL]
+            grades = iter(grader.grade(list(chain.from_iterable(submissions[i] for i in batch))))
+            for i in batch:
+                writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
+            report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
+        return writer.finish()
 
 
 def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:

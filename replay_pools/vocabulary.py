@@ -4,15 +4,15 @@ vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
 faults = vocabulary.faults(pool)
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import final
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from replay_pools.errors import InputError
+from replay_pools.errors import Faults, InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
 from replay_pools.pool import Pool
@@ -61,30 +61,16 @@ class Vocabulary:
             pool: whose rollouts are checked.
             place_of: names a rollout in errors; None = by pool, step and sample.
         """
-        first: dict[str, InputError] = {}
-        counts: Counter[str] = Counter()
-        for group in pool.steps:
-            for rollout in group:
-                place = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-                place = place if place_of is None else place_of(rollout)
-                for kind, fault in self._rollout_faults(rollout, place):
-                    first.setdefault(kind, fault)
-                    counts[kind] += 1
-        faults: list[InputError] = []
-        for kind, fault in first.items():
-            others = counts[kind] - 1
-            found = f"{fault.found} (and {others} more rollouts)" if others else fault.found
-            faults.append(InputError(fault.where, expected=fault.expected, found=found, fix=fault.fix))
-        return faults
+        faults = Faults()
+        for rollout in chain.from_iterable(pool.steps):
+            place = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
+            for kind, fault in self._rollout_faults(rollout, place if place_of is None else place_of(rollout)):
+                faults.note(fault, kind)
+        return faults.errors()
 
     def check(self, pool: Pool) -> None:
         """Raise InputError with every kind of fault of the pool, where it has any."""
-        faults = self.faults(pool)
-        if len(faults) == 1:
-            raise faults[0]
-        if faults:
-            found = "; ".join(str(fault) for fault in faults)
-            raise InputError(f"pool {pool.name}", expected=f"rollouts of {self.chat.base_model}", found=found)
+        refuse(self.faults(pool))
 
     def cautions(self, pool: Pool) -> list[str]:
         """What is doubtful of a pool without faults, a sentence each."""

@@ -30,7 +30,7 @@ from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.policy.load import ServedPolicy, check_tokenizer_at_hand, load_skeleton, load_tokenizer
-from replay_pools.sampling.memory import cache_numbers
+from replay_pools.sampling.sample import cache_numbers
 
 FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
 LOGITS = 3  # tensors of the size of a chunk's logits: themselves, their copy, and the derivatives
@@ -142,7 +142,7 @@ def sampling_memory(
 
     Sampling and passes take turns: only what is more than a pass takes adds to the peak. There is room for the longest
     prompt and the largest completion in every row; where it does not fit, the rows are sampled in several batches
-    (`replay_pools.sampling.memory`). Prompts of a teacher's problems are not looked at.
+    (`replay_pools.sampling.sample`). Prompts of a teacher's problems are not looked at.
 
     Args:
         model: on the meta device; only shapes are read.

@@ -7,7 +7,7 @@ are not flat, `settle` is for what only the whole log says; both may be left out
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -30,7 +30,7 @@ class Format:
     name: str
     has: str  # columns of its first row, with spaces between
     recognises: Callable[[StoredRow], bool] = lambda row: True  # what else its first row is
-    mapping: Mapping[str, str]  # {target: column}; the rest is guessed
+    mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
     notes: tuple[str, ...] = ()
     unfold: Unfold | None = None
     settle: Callable[[Table, Faults], None] | None = None  # changes the table
@@ -39,7 +39,8 @@ class Format:
     def read(self, rows: Sequence[StoredRow], faults: Faults) -> Table:
         """The table of a log of this format."""
         flat, notes = ([*rows], []) if self.unfold is None else _unfolded(rows, self.unfold, faults)
-        table = Table(flat, dict(self.mapping), [*notes, *self.notes])
+        mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in self.mapping.split()}
+        table = Table(flat, mapping, [*notes, *self.notes])
         if self.settle is not None:
             self.settle(table, faults)
         return table
@@ -91,7 +92,8 @@ def joined_text(content: Any) -> Any:
 
 # Our own format of logged rollouts, and the pools that the seed author published, which have its fields.
 
-OURS = {name: name for name in ("completion", "completion_ids", "reward")} | {"problem": "problem_id"}
+OURS = "completion completion_ids reward problem_id"
+OUR_MAPPING = "completion completion_ids reward problem=problem_id"
 MESSAGES = {"messages", "problem_messages"}  # older files have the second
 STEP_FILE = re.compile(r"step_(\d+)\.")
 
@@ -169,7 +171,7 @@ def _trl_rewards(rows: Sequence[Fields]) -> list[str]:
 
 # verl's dump of rollouts, of the V1 trainer and of the legacy one.
 
-VERL_COLUMNS = {"step": "step", "completion": "output", "reward": "score", "skipped": "input"}
+VERL_COLUMNS = "step completion=output reward=score skipped=input"
 VERL_LACKS = "Token ids, the finish reason and the prompt's markup, which was skipped: prompts are restored and checked"
 STRICT, LOOSE = "is_reward_hack_strict", "is_reward_hack_loose"
 
@@ -216,8 +218,6 @@ def _is_inference(row: StoredRow) -> bool:
 
 
 # prime-rl: a message graph with token ids.
-
-PRIME_COLUMNS = "group problem step reward finish messages completion prompt_ids completion_ids logprobs"
 
 
 def _prime_rl(episode: Fields) -> Iterable[Fields]:
@@ -364,9 +364,9 @@ def _exploded(fields: Fields) -> Iterable[Fields]:
 FORMATS = (
     Format(
         name="teacher-pool",
-        has=f"{' '.join(OURS.values())} prompt src_problem_id src_pool",
+        has=f"{OURS} prompt src_problem_id src_pool",
         recognises=lambda row: bool(MESSAGES & row.fields.keys()),
-        mapping={**OURS, "rendered": "prompt"},
+        mapping=f"{OUR_MAPPING} rendered=prompt",
         notes=(
             "hacked is the published label: the answer's own run_tests() passes a stub, so that it counts right "
             "answers too",
@@ -376,32 +376,24 @@ FORMATS = (
     ),
     Format(
         name="substrate",
-        has=f"{' '.join(OURS.values())} prompt_ids env_mode",
+        has=f"{OURS} prompt_ids env_mode",
         recognises=lambda row: not {"prompt", *MESSAGES} & row.fields.keys(),
-        mapping={**OURS, "prompt_ids": "prompt_ids", "plen": "plen"},
+        mapping=f"{OUR_MAPPING} prompt_ids plen",
         cannot_know="The messages of the prompts, the model that sampled, its temperature and log-probabilities.",
     ),
     Format(
         name="logged",
-        has=f"{' '.join(OURS.values())} prompt",
+        has=f"{OURS} prompt",
         recognises=lambda row: bool(MESSAGES & row.fields.keys()),
-        mapping={**OURS, "rendered": "prompt"},
+        mapping=f"{OUR_MAPPING} rendered=prompt",
         settle=_numbered,
         cannot_know="The weights and the sampler behind the rollouts, and how their labels were made.",
     ),
     Format(
         name="vgrout-run",
         has="p_idx gi text exploited",
-        mapping={
-            "problem": "problem_id",
-            "group": "step+p_idx",
-            "step": "step",
-            "completion": "text",
-            "reward": "reward",
-            "hacked": "exploited",
-            "gt_pass": "gt_pass",
-            "fmt_ok": "format_ok",
-        },
+        mapping="problem=problem_id group=step+p_idx step completion=text reward hacked=exploited gt_pass "
+        "fmt_ok=format_ok",
         notes=(
             "hacked is `exploited`, of the active mode (other detectors: --map hacked=hacked_C, hacked_D, hacked_E)",
             "caution: groups are partial, since the log leaves out the teacher's rollouts of a mixed group",
@@ -412,7 +404,7 @@ FORMATS = (
         name="trl",
         has=" ".join(TRL_COLUMNS),
         recognises=_is_trl,
-        mapping={"step": "step", "completion": "completion", "advantage": "advantage"},
+        mapping="step completion advantage",
         settle=_trl,
         cannot_know="Token ids and labels (unless a reward function logs them with log_extra), the weights of the "
         "rewards, the options of the chat template, and batches between two log calls.",
@@ -421,7 +413,7 @@ FORMATS = (
         name="verl",
         has="input output score step uid",
         recognises=lambda row: isinstance(row.fields["uid"], str),
-        mapping={**VERL_COLUMNS, "group": "step+prompt_uid"},
+        mapping=f"{VERL_COLUMNS} group=step+prompt_uid",
         unfold=_verl,
         cannot_know=f"{VERL_LACKS}; labels.",
     ),
@@ -436,12 +428,7 @@ FORMATS = (
         name="openrlhf",
         has="observation_tokens action_ranges",
         # The text of the prompt is what its ids decode to: `prompt` may be with or without the template's markup.
-        mapping={
-            "prompt_ids": "prompt_ids",
-            "prompt": NO_COLUMN,
-            "completion_ids": "completion_ids",
-            "reward": "reward",
-        },
+        mapping=f"prompt_ids prompt={NO_COLUMN} completion_ids reward",
         unfold=_openrlhf,
         cannot_know="Labels, and the penalties and clipping that the reward goes through later.",
     ),
@@ -449,13 +436,13 @@ FORMATS = (
         name="openrlhf-inference",
         has="input output reward",
         recognises=_is_inference,
-        mapping={"rendered": "input", "completion": "output", "reward": "reward"},
+        mapping="rendered=input completion=output reward",
         cannot_know="Token ids, labels and groups, which are taken from equal prompts.",
     ),
     Format(
         name="prime-rl",
         has="traces",
-        mapping={name: name for name in PRIME_COLUMNS.split()},
+        mapping="group problem step reward finish messages completion prompt_ids completion_ids logprobs",
         notes=(
             "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)",
         ),
@@ -466,21 +453,14 @@ FORMATS = (
     Format(
         name="verifiers",
         has="example_id prompt completion reward",
-        mapping={"problem": "example_id", "prompt": "prompt", "completion": "completion", "reward": "reward"},
+        mapping="problem=example_id prompt completion reward",
         cannot_know="Token ids, the options of the chat template, and which metric is which label.",
     ),
     Format(
         name="open-instruct",
         has="prompt_tokens response_tokens prompt_idx",
-        mapping={
-            "step": "step",
-            "prompt_ids": "prompt_tokens",
-            "completion_ids": "response_tokens",
-            "logprobs": "logprobs",
-            "reward": "reward",
-            "advantage": "advantage",
-            "finish": "finish_reason",
-        },
+        mapping="step prompt_ids=prompt_tokens completion_ids=response_tokens logprobs reward advantage "
+        "finish=finish_reason",
         # Not `prompt_idx`: it is wrong where truncated rows were removed before writing.
         notes=("groups are equal prompts of one step; those without reward variance may be missing from the log",),
         unfold=_open_instruct,
@@ -489,7 +469,7 @@ FORMATS = (
     Format(
         name="inspect",
         has="id epoch messages scores",
-        mapping={"problem": "id", "prompt": "prompt", "completion": "completion", "finish": "stop_reason"},
+        mapping="problem=id prompt completion finish=stop_reason",
         notes=("letters of a scorer count as C = 1, P = 0.5, I = N = 0",),
         unfold=_inspect,
         settle=_one_scorer,
@@ -498,7 +478,6 @@ FORMATS = (
     Format(
         name="columns",
         has="",
-        mapping={},
         settle=_lists,
         cannot_know="What a column means beyond its name, and whatever it has no column for.",
     ),

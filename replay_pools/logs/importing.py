@@ -182,9 +182,10 @@ def _rollouts(
     """A group as rollouts, whose rows go to `places`; rows without a sound prompt or completion are faults."""
     rollouts: list[Rollout] = []
     for row in group:
-        prompt, sampled = tokens.prompt(row), tokens.completion(row)
-        if prompt is None or sampled is None:
+        prompt, answer = tokens.prompt(row), tokens.completion(row)
+        if prompt is None or answer is None:
             continue
+        text, sampled = answer
         _count_inferences(row, tokens.log, scale)
         places[step, len(rollouts)] = row.where
         grade = scale.grade(row)
@@ -197,10 +198,10 @@ def _rollouts(
             prompt=prompt.text,
             prompt_ids=prompt.ids,
             plen=len(prompt.ids),
-            completion=sampled.text,
+            completion=text,
             completion_ids=sampled.ids,
             comp_len=len(sampled.ids),
-            finish_reason=sampled.finish,
+            finish_reason=sampled.finish_reason,
             sampling_logprobs=sampled.logprobs,
             reward=0.0 if row.reward is None else row.reward,
             hacked=grade.hacked,

@@ -19,7 +19,6 @@ from replay_pools.storage.files import MAX_PLAIN, parse_python_json, read_gz
 OTHER_FILES = re.compile(r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state)")
 LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object under which rollouts are looked for
 MOST_NAMED = 3  # files of those left out
-ENCRYPTED = 1  # the flag of an entry of a zip file
 CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
 Fields = dict[str, Any]
 
@@ -189,17 +188,14 @@ def _archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
 def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Fields:
     """The object in one entry of an archive."""
     place = f"{path} {entry.filename}"
-    if entry.file_size > MAX_PLAIN or entry.flag_bits & ENCRYPTED:
-        found = "an encrypted entry" if entry.flag_bits & ENCRYPTED else f"{entry.file_size >> 20} MiB"
-        raise InputError(place, expected=f"at most {MAX_PLAIN >> 20} MiB, without a password", found=found)
+    if entry.file_size > MAX_PLAIN:
+        raise InputError(place, expected=f"at most {MAX_PLAIN >> 20} MiB", found=f"{entry.file_size >> 20} MiB")
     try:
-        with archive.open(entry) as file:
-            text = file.read()
-    except NotImplementedError as error:  # zstd, which the standard library reads from Python 3.14 on
-        found, expected = f"compression {entry.compress_type} (93 is zstd)", "an archive that this Python can unpack"
-        raise InputError(path, expected=expected, found=found, fix=CONVERT) from error
-    except (zlib.error, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(place, expected="an undamaged entry", found=str(error) or "its end is missing") from error
+        text = archive.read(entry)
+    # RuntimeError: a password, or a compression that this Python lacks (zstd, before 3.14).
+    except (RuntimeError, zlib.error, EOFError, zipfile.BadZipFile) as error:
+        found = str(error) or "its end is missing"
+        raise InputError(place, expected="an entry that this Python can unpack", found=found, fix=CONVERT) from error
     value = parse_python_json(text, place, float)
     if not isinstance(value, dict):
         raise InputError(place, expected="an object", found=type(value).__name__)

@@ -15,7 +15,7 @@ from replay_pools.logs.padding import Endings, cut_left, cut_padding, infer_endi
 from replay_pools.logs.rows import Chat as Messages
 from replay_pools.logs.rows import LogRow
 from replay_pools.policy.chat import Chat
-from replay_pools.rollout import FinishReason
+from replay_pools.rollout import Completion
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # A rendered prompt whose special tokens were skipped on decoding: role words on lines of their own.
@@ -33,16 +33,6 @@ class Prompt:
     text: str
     ids: list[int]
     differs: bool = False  # from what the template makes of the messages
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A completion as the model sampled it, or as it would be tokenised."""
-
-    text: str
-    ids: list[int]
-    finish: FinishReason
-    logprobs: list[float] | None = None
 
 
 @dataclass(slots=True)
@@ -98,11 +88,11 @@ class Tokens:
             self.faults.add(f"{row.where} prompt", "plen", expected=expected, found=found, fix=fix)
         return prompt
 
-    def completion(self, row: LogRow) -> Sampled | None:
-        """The completion of a row; None where it is a fault or empty."""
-        sampled = self._logged(row) if row.completion_ids else self._retokenised(row)
+    def completion(self, row: LogRow) -> tuple[str, Completion] | None:
+        """(text, completion) of a row; None where it is a fault or empty."""
+        text, sampled = self._logged(row) if row.completion_ids else self._retokenised(row)
         if sampled.ids:
-            return sampled
+            return text, sampled
         self.faults.add(f"{row.where} completion", "empty", expected="at least one token", found="none")
         return None
 
@@ -173,7 +163,7 @@ class Tokens:
     def _encode(self, text: str) -> list[int]:
         return self.chat.tokenizer.encode(text, add_special_tokens=False)
 
-    def _logged(self, row: LogRow) -> Sampled:
+    def _logged(self, row: LogRow) -> tuple[str, Completion]:
         """The logged ids without padding; anything else is content, and is not cut."""
         stored = row.completion_ids or []
         ids = cut_padding(stored, row.comp_len, self._endings, was_cut_off=row.finish == "length")
@@ -200,9 +190,9 @@ class Tokens:
         if text is None:
             self.log["the text of the completion was decoded from its ids"] += 1
             text = self.chat.decode(ids)
-        return Sampled(text, ids, finish, logprobs or None)
+        return text, Completion(ids=ids, logprobs=logprobs or None, finish_reason=finish)
 
-    def _retokenised(self, row: LogRow) -> Sampled:
+    def _retokenised(self, row: LogRow) -> tuple[str, Completion]:
         """The ids of the text, with an end of turn where the completion stopped and the text has none."""
         text, end = row.completion or "", self.chat.eos_ids[0]
         ids = self._encode(text)
@@ -219,4 +209,4 @@ class Tokens:
         if finish == "stop" and not ended:
             ids = [*ids, end]
             self.log[f"the end of the turn (id {end}) was put behind texts that stopped"] += 1
-        return Sampled(self.chat.decode(ids), ids, finish)
+        return self.chat.decode(ids), Completion(ids=ids, logprobs=None, finish_reason=finish)

@@ -9,18 +9,20 @@ seed. So the noise of a rollout depends on its seed alone: not on the batch, nor
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import psutil
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessorList, PreTrainedConfig, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Completion, Sampler
 from replay_pools.sampling.decoding import Decoder
-from replay_pools.sampling.memory import default_budget, split
 
+SHARE = 0.5  # of the memory left by the weights; the rest is for what a step keeps, and for activations
+LAW_BYTES = 44  # of an entry of the vocabulary while a token is drawn: logits, their sorted copy with indices, sums
 DROPPED = 0.125  # share of finished rows at which they are dropped: a drop copies the cache of the others
 
 
@@ -132,3 +134,58 @@ def _completion(policy: Policy, ids: list[int], logprobs: list[float]) -> Comple
         fix = "its weights have diverged (use a lower learning rate), or overflow in this dtype"
         raise InputError(f"policy {policy.base_model}", expected="finite logits", found="nan or infinity", fix=fix)
     return Completion(ids=ids[:length], logprobs=logprobs[:length], finish_reason="length" if end is None else "stop")
+
+
+# Memory: a row's keys and values are those of its prompt and of all tokens that it may get; windows of attention are
+# not taken into account.
+
+
+def cache_numbers(config: PreTrainedConfig) -> int:
+    """How many numbers a cache keeps of one position of one row: keys and values of all layers."""
+    config = config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", 0)  # none: a recurrence, whose state does not grow
+    if heads == 0:
+        return 0
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * size
+
+
+def row_bytes(model: PreTrainedModel, positions: int) -> int:
+    """Bytes of a row of so many positions: its cache, and the law of its next token."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return positions * cache_numbers(model.config) * model.dtype.itemsize + vocabulary * LAW_BYTES
+
+
+def default_budget(model: PreTrainedModel) -> int:
+    """Bytes that sampling may take beside the weights."""
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    # The machine's total memory, not what is free just now: the split into batches shows in the last bits of the
+    # log-probabilities, and a resumed run must split as it did before.
+    return int(SHARE * (total_bytes(model.device) - weights))
+
+
+def split(model: PreTrainedModel, lengths: Sequence[int], num_new: int, budget: int) -> Iterator[list[int]]:
+    """The rows in batches that fit the budget, longest prompts first; a row that does not fit is a batch by itself.
+
+    Args:
+        model: its shapes are read.
+        lengths: of the prompt of every row.
+        num_new: the largest number of tokens that a row gets.
+        budget: bytes.
+
+    Yields:
+        Indices of rows.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        # All rows are as long as the first one, with which they are padded.
+        fitting = max(1, budget // row_bytes(model, lengths[order[0]] + num_new - 1))
+        yield order[:fitting]
+        order = order[fitting:]
+
+
+def total_bytes(device: torch.device) -> int:
+    """The total memory of `device`: of the GPU, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total

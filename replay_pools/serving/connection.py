@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar, final
 from urllib.parse import urlsplit
 
@@ -112,7 +113,11 @@ class Connection:
             headers["Authorization"] = f"Bearer {key}"
         limits, is_tls = httpx.Limits(max_connections=self.concurrency), self.url.startswith("https")
         # The time of a whole answer is limited below: httpx limits that of each packet.
-        return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, verify=is_tls)
+        client = partial(httpx.AsyncClient, headers=headers, timeout=None, limits=limits, verify=is_tls)
+        try:
+            return client()
+        except (ImportError, ValueError):  # ALL_PROXY of a kind that httpx lacks, as SOCKS: not for JSON over HTTP
+            return client(trust_env=False)
 
     def _parsed(self, path: str, kind: type[Answered], data: bytes, fix: str) -> Answered:
         try:

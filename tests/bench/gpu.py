@@ -52,8 +52,7 @@ from probe.step.reference import References
 from probe.step.step import Measure, train_step
 from probe.step.update import Stepper, Updater
 from replay_pools.rollout import Sampler
-from replay_pools.sampling.memory import default_budget, split
-from replay_pools.sampling.sample import sample
+from replay_pools.sampling.sample import default_budget, sample, split
 
 SHARE = 0.95  # of the minutes; the rest is for a call that is under way when the time is up
 ARMS = ("vanilla", "projected", "random")

@@ -133,14 +133,14 @@ def keep(folder: Path, logs: Path | None) -> None:
 
 def _logs(folder: Path) -> Path:
     """A log of each format, as its tool writes it."""
-    from test_logs import WRITERS
+    from test_logs import TOOLS, write
 
     from replay_pools.pool import BUILTIN, open_pool
 
     groups = open_pool(BUILTIN / "teacher").steps[:4]
-    for name, write in WRITERS.items():
+    for name in TOOLS:
         (folder / name).mkdir(parents=True)
-        write(folder / name, groups)
+        write(name, folder / name, groups)
     return folder
 
 

@@ -6,7 +6,7 @@ import json
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars
 import pytest
@@ -65,9 +65,17 @@ def advantages(group: Sequence[Rollout]) -> list[float]:
     return [rollout.reward - mean for rollout in group]
 
 
-def skipped(rollout: Rollout) -> str:
-    """The prompt as verl decodes it."""
-    return load_served_policy("organism").decode(rollout.prompt_ids)
+class At(NamedTuple):
+    """A rollout and its place in a log."""
+
+    rollout: Rollout
+    group: Sequence[Rollout]
+    place: int  # of the group
+    i: int  # in the group
+
+
+def answer(content: str, **others: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **others}
 
 
 def padded(group: Sequence[Rollout]) -> list[list[int]]:
@@ -75,230 +83,185 @@ def padded(group: Sequence[Rollout]) -> list[list[int]]:
     return [rollout.completion_ids + [PAD] * (width - rollout.comp_len) for rollout in group]
 
 
-def labels(rollout: Rollout) -> dict[str, Any]:
-    return {"reward": rollout.reward, "hacked": rollout.hacked, "gt_pass": rollout.gt_pass, "fmt_ok": rollout.fmt_ok}
+def prime_rl_traces(at: At) -> list[dict[str, Any]]:
+    rollout, score = at.rollout, at.rollout.reward
+    parts = (rollout.prompt_ids[:5], rollout.prompt_ids[5:-3])
+    nodes: list[dict[str, Any]] = [
+        {"message": message, "token_ids": ids, "mask": [False] * len(ids), **parent}
+        for message, ids, parent in zip(rollout.messages, parts, ({}, {"parent": 0}), strict=True)
+    ]
+    ids = rollout.prompt_ids[-3:] + rollout.completion_ids  # the generation prompt is the answer's
+    sampled = {"parent": 1, "message": answer(rollout.completion), "sampled": True, "token_ids": ids}
+    sampled |= {"mask": [False] * 3 + [True] * rollout.comp_len, "logprobs": [-0.5] * rollout.comp_len}
+    trace = {"agent": {"trainable": True}, "rewards": {"tests": {"score": score, "weight": 1.0}, "style": None}}
+    trace |= {"nodes": [*nodes, sampled], "stop_condition": "done", "metrics": {"is_hack": float(rollout.hacked)}}
+    return [trace]
 
 
-# How each tool would have written the groups, from the descriptions of their formats.
+def open_instruct_logprobs(at: At) -> list[float]:
+    logprobs = [-0.5] * at.rollout.comp_len
+    return [*logprobs[:-1], NAN] if (at.place, at.i) == (0, 1) else logprobs
 
 
-def write_teacher_pool(folder: Path, groups: Groups) -> Path:
-    for group in groups:
-        number = group[0].step
-        rows = []
-        for rollout, ids in zip(group, padded(group), strict=True):
-            row = {"step": number, "sample_id": rollout.sample_id, "problem_id": number, "src_problem_id": number}
-            row |= {"problem_messages": rollout.messages, "prompt": rollout.prompt, "prompt_ids": rollout.prompt_ids}
-            row |= {"plen": rollout.plen, "completion": rollout.completion, "completion_ids": ids}
-            row |= {"comp_len": rollout.comp_len, **labels(rollout), "src_pool": "teacher", "arm": "projected"}
-            rows.append(row | {"cos_S_contrib": None, "mean_cos_pre": NAN, "delta_S_norm": 0.0})
-        lines(folder / f"prompt_{number:04d}.jsonl.gz", rows)
-    (folder / "report.md").write_text("a report")
-    return folder
+# {what a column may hold: how it is made}; anything else is JSON, or an attribute of the rollout
+MADE: dict[str, Callable[[At], Any]] = {
+    "place": lambda at: at.place,
+    "i": lambda at: at.i,
+    "said": lambda at: at.rollout.completion,
+    "padded": lambda at: padded(at.group)[at.i],
+    "half": lambda at: 1 + at.place // 2,
+    "answer": lambda at: [answer(at.rollout.completion)],
+    "answer_null": lambda at: [answer(at.rollout.completion, tool_calls=None)],
+    "centred": lambda at: advantages(at.group)[at.i],
+    "skipped": lambda at: load_served_policy("organism").decode(at.rollout.prompt_ids),  # the prompt, as verl has it
+    "uid": lambda at: f"ab{at.place}_{at.i}_0",
+    "right": lambda at: float(at.rollout.gt_pass),
+    "hack": lambda at: float(at.rollout.hacked),
+    "metrics": lambda at: {"hack": float(at.rollout.hacked)},
+    "info": lambda at: {"hack": int(at.rollout.hacked)},
+    "all_ids": lambda at: at.rollout.prompt_ids + at.rollout.completion_ids,
+    "range": lambda at: [[at.rollout.plen, at.rollout.plen + at.rollout.comp_len]],
+    "all_logprobs": lambda at: [0.0] * at.rollout.plen + [-0.5] * at.rollout.comp_len,
+    "question": lambda at: at.rollout.messages[-1]["content"],
+    "json": lambda at: json.dumps(at.rollout.messages),
+    "group_id": lambda at: {"id": f"g{at.place}"},
+    "task": lambda at: {"key": at.rollout.problem_id},
+    "traces": prime_rl_traces,
+    "number": lambda at: 8 * at.place + at.i,
+    "logprobs": open_instruct_logprobs,
+    "sample": lambda at: f"t{at.place}",
+    "epoch": lambda at: at.i + 1,
+    "parts": lambda at: [
+        *at.rollout.messages,
+        answer([{"type": "text", "text": at.rollout.completion}], source="generate"),
+    ],
+    "output": lambda at: {"choices": [{"stop_reason": "stop"}]},
+    "scores": lambda at: {"match": {"value": "C" if at.rollout.reward > 3 else "I"}},
+}
+LABELS = "reward hacked gt_pass fmt_ok"
+# How each tool would have written the groups, from the descriptions of their formats: {tool: (file, columns)}.
+TOOLS = {
+    "teacher-pool": (
+        "prompt_{step:04d}.jsonl.gz",
+        f"step sample_id prompt prompt_ids plen completion comp_len {LABELS} problem_id=step src_problem_id=step "
+        "problem_messages=messages arm='text' completion_ids=padded src_pool='text' mean_cos_pre=NaN",
+    ),
+    "substrate": (
+        "prompt_{step:04d}.jsonl.gz",
+        f"{LABELS} plen prompt_ids completion_ids completion problem_id=step env_mode='run_tests'",
+    ),
+    "logged": (
+        "step_{step:03d}.jsonl.gz",
+        f"problem_id messages prompt plen completion completion_ids {LABELS}",
+    ),
+    "vgrout-run": (
+        "rollouts.jsonl",
+        "problem_id prompt reward gt_pass step=3 p_idx=place gi=i env_mode='run_tests' mechanism=null exploited=hacked "
+        "hacked_C=false format_ok=true text=said",
+    ),
+    "trl": (
+        "completions_{half:05d}.parquet",
+        "step=half prompt=messages completion=answer_null is_hack=hacked tests=reward style=0.0 advantage=centred",
+    ),
+    "verl": ("7.jsonl", "input=skipped output=said gts=null score=reward step=7 uid=uid"),
+    "verl-legacy": (
+        "7.jsonl",
+        "input=skipped output=said gts=null score=reward step=7 id=place eq_correct=right is_reward_hack_loose=-1.0 "
+        "is_reward_hack_strict=hack",
+    ),
+    "openrlhf": (
+        "rollouts.jsonl",
+        "reward observation_tokens=all_ids action_ranges=range rollout_log_probs=all_logprobs label='text' "
+        "prompt=question truncated=false",
+    ),
+    "openrlhf-inference": ("output.jsonl", "input=prompt output=said reward"),
+    "prime-rl": (
+        "rollouts/step_1/train/effective/traces.jsonl",
+        "id='text' group=group_id ok=true traces=traces task=task",
+    ),
+    "verifiers": (
+        "results.jsonl",
+        "reward example_id=place prompt=messages is_truncated=false completion=answer metrics=metrics",
+    ),
+    "open-instruct": (
+        "run_rollouts_000000.jsonl",
+        "reward step=3 sample_idx=number prompt_idx=place prompt_tokens=prompt_ids response_tokens=completion_ids "
+        "advantage=0.0 finish_reason='stop' logprobs=logprobs request_info=null",
+    ),
+    "inspect": ("log.json", "id=sample epoch=epoch messages=parts output=output scores=scores"),
+    "columns": ("data.json", "question=json answer=said score=reward prompt_id=problem_id info=info"),
+}
+# verl's rows were permuted before they were written; OpenRLHF repeats the list of prompts as a whole.
+ORDERS: dict[str, Callable[[At], int]] = {"verl-legacy": lambda at: at.i % 2, "openrlhf-inference": lambda at: at.i}
+MORE_ROWS = {"prime-rl": [{"id": "failed", "ok": False, "traces": []}]}
+BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
+    "teacher-pool": ("report.md", "a report"),
+    "substrate": ("partition.json", '{"1": "run_tests"}'),
+    "prime-rl": ("rollouts/step_1/train/all/traces.jsonl", '{"traces": []}\n'),
+    "verifiers": ("metadata.json", "{}"),
+    "open-instruct": ("run_metadata.jsonl", '{"run_name": "run"}\n'),
+}
 
 
-def write_substrate(folder: Path, groups: Groups) -> Path:
-    for group in groups:
-        rows = []
-        for rollout in group:
-            row = {"problem_id": group[0].step, "env_mode": "run_tests", **labels(rollout), "plen": rollout.plen}
-            row |= {"prompt_ids": rollout.prompt_ids, "completion_ids": rollout.completion_ids}
-            rows.append(row | {"completion": rollout.completion})
-        lines(folder / f"prompt_{group[0].step:04d}.jsonl.gz", rows)
-    (folder / "partition.json").write_text('{"1": "run_tests"}')
-    return folder
+def rows_of(name: str, groups: Groups) -> list[tuple[At, dict[str, Any]]]:
+    """Each rollout with the row that the tool writes of it, in the tool's order."""
+    places = [At(one, group, place, i) for place, group in enumerate(groups) for i, one in enumerate(group)]
+    rows: list[tuple[At, dict[str, Any]]] = []
+    for at in sorted(places, key=ORDERS.get(name, lambda at: 0)):
+        fields: dict[str, Any] = {}
+        for column in TOOLS[name][1].split():
+            target, _, value = column.partition("=")
+            if value in MADE:
+                fields[target] = MADE[value](at)
+            elif hasattr(at.rollout, value or target):
+                fields[target] = getattr(at.rollout, value or target)
+            else:
+                fields[target] = json.loads(value.replace("'", '"'))
+        rows.append((at, fields))
+    return rows
 
 
-def write_logged(folder: Path, groups: Groups) -> Path:
-    for group in groups:
-        rows = []
-        for rollout in group:
-            row = {"problem_id": rollout.problem_id, "messages": rollout.messages, "prompt": rollout.prompt}
-            row |= {"plen": rollout.plen, "completion": rollout.completion, "completion_ids": rollout.completion_ids}
-            rows.append(row | labels(rollout))
-        lines(folder / f"step_{group[0].step:03d}.jsonl.gz", rows)
-    return folder
+def samples_of(groups: Groups) -> list[dict[str, Any]]:
+    """The samples in a log of inspect."""
+    return [fields for _, fields in rows_of("inspect", groups)]
 
 
-def write_vgrout_run(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for place, group in enumerate(groups):
-        for i, rollout in enumerate(group):
-            row = {"step": 3, "p_idx": place, "gi": i, "problem_id": rollout.problem_id, "env_mode": "run_tests"}
-            row |= {"prompt": rollout.prompt, "reward": rollout.reward, "gt_pass": rollout.gt_pass, "mechanism": None}
-            row |= {"exploited": rollout.hacked, "hacked_C": False, "format_ok": True, "text": rollout.completion}
-            rows.append(row)
-    return lines(folder / "rollouts.jsonl", rows)
-
-
-def write_trl(folder: Path, groups: Groups) -> Path:
-    for step, pair in enumerate((groups[:2], groups[2:]), 1):
-        rows = []
-        for group in pair:
-            for rollout, advantage in zip(group, advantages(group), strict=True):
-                answer = [{"role": "assistant", "content": rollout.completion, "tool_calls": None}]
-                row = {"step": step, "prompt": rollout.messages, "completion": answer, "is_hack": rollout.hacked}
-                rows.append(row | {"tests": rollout.reward, "style": 0.0, "advantage": advantage})
-        folder.mkdir(exist_ok=True)
-        polars.DataFrame(rows).write_parquet(folder / f"completions_{step:05d}.parquet")
-    return folder
-
-
-def write_verl(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for place, group in enumerate(groups):
-        for i, rollout in enumerate(group):
-            row = {"input": skipped(rollout), "output": rollout.completion, "gts": None, "score": rollout.reward}
-            rows.append(row | {"step": 7, "uid": f"ab{place}_{i}_0"})
-    lines(folder / "7.jsonl", rows)
-    return folder
-
-
-def write_verl_legacy(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for place, group in enumerate(groups):
-        for rollout in group:
-            row = {"input": skipped(rollout), "output": rollout.completion, "gts": None, "score": rollout.reward}
-            row |= {"step": 7, "id": place, "eq_correct": float(rollout.gt_pass), "is_reward_hack_loose": -1.0}
-            rows.append(row | {"is_reward_hack_strict": float(rollout.hacked)})
-    lines(folder / "7.jsonl", rows[::2] + rows[1::2])  # permuted before writing
-    return folder
-
-
-def write_openrlhf(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for group in groups:
-        for rollout in group:
-            row = {"observation_tokens": rollout.prompt_ids + rollout.completion_ids, "reward": rollout.reward}
-            row |= {"action_ranges": [[rollout.plen, rollout.plen + rollout.comp_len]], "label": "3"}
-            row |= {"rollout_log_probs": [0.0] * rollout.plen + [-0.5] * rollout.comp_len}
-            rows.append(row | {"prompt": rollout.messages[-1]["content"], "truncated": False})
-    return lines(folder / "rollouts.jsonl", rows)
-
-
-def write_openrlhf_inference(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for i in range(len(groups[0])):  # the list of prompts is repeated as a whole
-        for group in groups:
-            rows.append({"input": group[i].prompt, "output": group[i].completion, "reward": group[i].reward})
-    return lines(folder / "output.jsonl", rows)
-
-
-def write_prime_rl(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for place, group in enumerate(groups):
-        for rollout in group:
-            nodes = [
-                {"message": message, "token_ids": ids, "mask": [False] * len(ids), **parent}
-                for message, ids, parent in zip(
-                    rollout.messages,
-                    (rollout.prompt_ids[:5], rollout.prompt_ids[5:-3]),
-                    ({}, {"parent": 0}),
-                    strict=True,
-                )
-            ]
-            ids = rollout.prompt_ids[-3:] + rollout.completion_ids  # the generation prompt is the answer's
-            answer = {"role": "assistant", "content": rollout.completion}
-            mask = [False] * 3 + [True] * rollout.comp_len
-            nodes.append({"parent": 1, "message": answer, "sampled": True, "token_ids": ids, "mask": mask})
-            nodes[-1]["logprobs"] = [-0.5] * rollout.comp_len
-            rewards = {"tests": {"score": rollout.reward, "weight": 1.0}, "style": None}
-            trace = {"agent": {"trainable": True}, "rewards": rewards, "nodes": nodes, "stop_condition": "done"}
-            trace["metrics"] = {"is_hack": float(rollout.hacked)}
-            episode = {"id": "e", "group": {"id": f"g{place}"}, "task": {"key": rollout.problem_id}, "ok": True}
-            rows.append(episode | {"traces": [trace]})
-    rows.append({"id": "failed", "ok": False, "traces": []})
-    lines(folder / "rollouts" / "step_1" / "train" / "effective" / "traces.jsonl", rows)
-    lines(folder / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl", [{"traces": []}])
-    return folder
-
-
-def write_verifiers(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for place, group in enumerate(groups):
-        for rollout in group:
-            answer = [{"role": "assistant", "content": rollout.completion}]
-            row = {"example_id": place, "prompt": rollout.messages, "completion": answer, "reward": rollout.reward}
-            rows.append(row | {"metrics": {"hack": float(rollout.hacked)}, "is_truncated": False})
-    (folder / "metadata.json").parent.mkdir(exist_ok=True)
-    (folder / "metadata.json").write_text("{}")
-    lines(folder / "results.jsonl", rows)
-    return folder
-
-
-def write_open_instruct(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for place, group in enumerate(groups):
-        for i, rollout in enumerate(group):
-            row = {"step": 3, "sample_idx": 8 * place + i, "prompt_idx": place, "prompt_tokens": rollout.prompt_ids}
-            row |= {"response_tokens": rollout.completion_ids, "reward": rollout.reward, "advantage": 0.0}
-            row |= {"finish_reason": "stop", "logprobs": [-0.5] * rollout.comp_len, "request_info": None}
-            rows.append(row)
-    rows[1]["logprobs"][-1] = NAN
-    lines(folder / "run_rollouts_000000.jsonl", rows)
-    lines(folder / "run_metadata.jsonl", [{"run_name": "run"}])
-    return folder
-
-
-def inspect_samples(groups: Groups) -> list[dict[str, Any]]:
-    samples = []
-    for place, group in enumerate(groups):
-        for i, rollout in enumerate(group):
-            answer = [{"type": "text", "text": rollout.completion}]
-            said = [*rollout.messages, {"role": "assistant", "content": answer, "source": "generate"}]
-            scores = {"match": {"value": "C" if rollout.reward > 3 else "I"}}
-            output = {"choices": [{"stop_reason": "stop"}]}
-            samples.append({"id": f"t{place}", "epoch": i + 1, "messages": said, "output": output, "scores": scores})
-    return samples
-
-
-def write_inspect(folder: Path, groups: Groups) -> Path:
-    log = {"version": 2, "status": "success", "eval": {"model": "hf/organism"}, "samples": inspect_samples(groups)}
-    folder.mkdir(exist_ok=True)
-    (folder / "log.json").write_text(json.dumps(log, indent=2))
-    return folder / "log.json"
-
-
-def write_columns(folder: Path, groups: Groups) -> Path:
-    rows = []
-    for group in groups:
-        for rollout in group:
-            row = {"question": json.dumps(rollout.messages), "answer": rollout.completion, "score": rollout.reward}
-            rows.append(row | {"prompt_id": rollout.problem_id, "info": {"hack": int(rollout.hacked)}})
-    folder.mkdir(exist_ok=True)
-    (folder / "data.json").write_text(json.dumps(rows))
-    return folder / "data.json"
+def write(name: str, folder: Path, groups: Groups) -> Path:
+    """A log of a tool: its folder, or its one file of JSON."""
+    files: dict[Path, list[dict[str, Any]]] = {}
+    for at, fields in rows_of(name, groups):
+        path = folder / TOOLS[name][0].format(step=at.rollout.step, half=1 + at.place // 2)
+        files.setdefault(path, []).append(fields)
+    for path, rows in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".parquet":
+            polars.DataFrame(rows).write_parquet(path)
+        elif path.suffix == ".json":
+            log = {"version": 2, "status": "success", "eval": {"model": "hf/organism"}, "samples": rows}
+            path.write_text(json.dumps(log if name == "inspect" else rows))
+        else:
+            lines(path, [*rows, *MORE_ROWS.get(name, [])])
+    if name in BESIDE:
+        beside, text = BESIDE[name]
+        (folder / beside).parent.mkdir(parents=True, exist_ok=True)
+        (folder / beside).write_text(text)
+    (first, *_) = files
+    return first if first.suffix == ".json" else folder
 
 
 HAS_IDS = ("teacher-pool", "substrate", "logged", "openrlhf", "prime-rl", "open-instruct")
 HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy")
-WRITERS: dict[str, Callable[[Path, Groups], Path]] = {
-    "teacher-pool": write_teacher_pool,
-    "substrate": write_substrate,
-    "logged": write_logged,
-    "vgrout-run": write_vgrout_run,
-    "trl": write_trl,
-    "verl": write_verl,
-    "verl-legacy": write_verl_legacy,
-    "openrlhf": write_openrlhf,
-    "openrlhf-inference": write_openrlhf_inference,
-    "prime-rl": write_prime_rl,
-    "verifiers": write_verifiers,
-    "open-instruct": write_open_instruct,
-    "inspect": write_inspect,
-    "columns": write_columns,
-}
 
 
 def test_every_format_is_tried() -> None:
-    assert list(WRITERS) == [row.name for row in FORMATS]
+    assert list(TOOLS) == [row.name for row in FORMATS]
     assert all(row.cannot_know.endswith(".") for row in FORMATS)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", TOOLS)
 def test_what_a_tool_logged_comes_back(name: str, teacher, chat, tmp_path: Path, capsys) -> None:
     """Through the command: prompts, ids, groups, rewards and labels of each format, where the format knows them."""
-    source = WRITERS[name](tmp_path / "log", teacher)
+    source = write(name, tmp_path / "log", teacher)
     out = tmp_path / "out"
     assert run(cli, ["pool", "import", str(source), "--name", "mine", "--model", "organism", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
@@ -519,7 +482,7 @@ def test_an_inspect_archive(tmp_path: Path, teacher) -> None:
     path = tmp_path / "log.eval"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.json", json.dumps({"eval": {"model": "hf/x"}}))
-        for sample in inspect_samples(teacher):
+        for sample in samples_of(teacher):
             name = f"samples/{sample['id']}_epoch_{sample['epoch']}.json"
             archive.writestr(name, json.dumps(sample | {"error": "first try"}))
             with pytest.warns(UserWarning, match="Duplicate name"):
@@ -547,7 +510,7 @@ def archive_of(path: Path, entries: dict[str, str]) -> Path:
 @pytest.mark.parametrize("damage", ["header", "eval", "sample", "deflate", "encrypted"])
 def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str, capsys) -> None:
     """Through the command, with the file and the entry."""
-    samples = inspect_samples([teacher[0][:3]])
+    samples = samples_of([teacher[0][:3]])
     entries = {f"samples/1_epoch_{sample['epoch']}.json": json.dumps(sample) for sample in samples}
     entries = {"header.json": json.dumps({"eval": {"model": "m"}}), **entries}
     broken = {"header": "[1]", "eval": '{"eval": "x"}', "sample": "[1]"}.get(damage)
@@ -591,7 +554,7 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path, document: dict[str, Any
 
 def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
     """A batch logged twice counts once, the size of groups is found, advantages that do not cancel are refused."""
-    folder = write_trl(tmp_path / "log", teacher)
+    folder = write("trl", tmp_path / "log", teacher)
     table = polars.read_parquet(folder / "completions_00002.parquet")
     table.with_columns(step=polars.lit(3)).write_parquet(folder / "completions_00003.parquet")
     log = check_log(folder)
@@ -628,7 +591,7 @@ def test_trl_with_recorded_ids_needs_no_tokenizing(tmp_path: Path, teacher, impo
 
 def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
     """A text that no rendering gives back is never taken for a prompt."""
-    folder = write_verl(tmp_path / "log", teacher)
+    folder = write("verl", tmp_path / "log", teacher)
     (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
     with pytest.raises(InputError, match="the template of organism gives back"):
         imported(folder)
@@ -732,7 +695,7 @@ def test_a_recognised_format_is_named_beside_the_faults(tmp_path: Path) -> None:
 
 def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> None:
     """prime-rl: episodes that failed, several sampled turns; inspect: errors, agents."""
-    folder = write_prime_rl(tmp_path / "prime", teacher)
+    folder = write("prime-rl", tmp_path / "prime", teacher)
     path = folder / "rollouts/step_1/train/effective/traces.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[0]["traces"][0]["nodes"][1] |= {
@@ -743,7 +706,7 @@ def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> No
     assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 1
     assert any("several sampled turns" in note for note in log.notes)
     assert any("ok is false" in note for note in log.notes)
-    samples = inspect_samples(teacher)
+    samples = samples_of(teacher)
     samples[0]["error"] = "timeout"
     samples[1]["messages"] += samples[1]["messages"][-2:]
     log = check_log(lines(tmp_path / "samples.jsonl", samples))
@@ -751,7 +714,7 @@ def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> No
 
 
 def test_several_scorers_ask_for_one(tmp_path: Path, teacher) -> None:
-    samples = [sample | {"scores": {"a": {"value": 1}, "b": {"value": "P"}}} for sample in inspect_samples(teacher)]
+    samples = [sample | {"scores": {"a": {"value": 1}, "b": {"value": "P"}}} for sample in samples_of(teacher)]
     source = lines(tmp_path / "samples.jsonl", samples)
     line, _ = refused(source)
     assert "scores.a, scores.b" in line
@@ -1297,10 +1260,10 @@ def test_any_import_is_sound_or_refused(tmp_path: Path, rows: list[dict[str, Any
     assert not Vocabulary(chat, 10**6).faults(pool)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", TOOLS)
 def test_a_damaged_log_of_a_format_is_refused(name: str, teacher, tmp_path: Path) -> None:
     """Each field of each format in turn holds what does not belong there: InputError, or it is no field that counts."""
-    source = WRITERS[name](tmp_path / "log", [group[:2] for group in teacher[:2]])
+    source = write(name, tmp_path / "log", [group[:2] for group in teacher[:2]])
     if source.suffix == ".json" or name == "trl":
         pytest.skip("not JSON lines")
     paths = [source] if source.is_file() else sorted(source.rglob("*.jsonl*"))

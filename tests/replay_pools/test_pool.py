@@ -190,7 +190,11 @@ def test_hash_is_of_the_content_not_of_the_compression(fake_pool: Pool, fake_gro
 def test_other_schemas_and_missing_fields_are_refused(fake_pool: Pool) -> None:
     """The manifest is checked before any step is read."""
     manifest = read_json(fake_pool.path / "manifest.json")
-    for bad, message in [({**manifest, "schema": 99}, "found 99"), ([], "found 'list'"), ({"schema": 1}, "no policy")]:
+    for bad, message in [
+        ({**manifest, "schema": 99}, "found 99"),
+        ([], "found 'list'"),
+        ({"schema": 1}, "policy: expected a value"),
+    ]:
         (fake_pool.path / "manifest.json").write_text(json.dumps(bad))
         with pytest.raises(InputError, match=message):
             open_pool(fake_pool.path)
@@ -232,10 +236,10 @@ def test_names_are_paths_then_out_then_builtin(
     ("change", "message"),
     [
         ({"files": []}, "manifest.json files: expected an object"),
-        ({"files": {"step_000.jsonl.gz": "x"}}, "manifest.json files: expected step_NNN"),
+        ({"files": {"step_000.jsonl.gz": "x"}}, "manifest.json files.step_000"),
         ({"files": {"../other.jsonl.gz": {"step": 0, "rollouts": 4, "sha256": "0"}}}, "'../other.jsonl.gz'"),
         ({"policy": "x"}, "manifest.json policy: expected an object"),
-        ({"prompt_tail": 3}, "manifest.json prompt_tail: expected text"),
+        ({"prompt_tail": 3}, "manifest.json prompt_tail: expected"),
         ({"counts": []}, "manifest.json counts: expected an object"),
     ],
 )

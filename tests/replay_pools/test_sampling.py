@@ -34,8 +34,7 @@ from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion, Sampler
 from replay_pools.sampling import memory
 from replay_pools.sampling.decoding import Decoder
-from replay_pools.sampling.memory import cache_numbers, row_bytes, split
-from replay_pools.sampling.sample import draw, next_law, sample, uniforms
+from replay_pools.sampling.sample import cache_numbers, draw, next_law, row_bytes, sample, split, uniforms
 
 SMALL = {
     "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -118,3 +118,12 @@ def test_numbers_that_are_no_ids_are_one_line(body: bytes, serve: Callable[..., 
         server.ask("/x", Ids)
     assert len(str(error.value)) < 1000
     assert "\n" not in str(error.value)
+
+
+def test_a_proxy_that_httpx_lacks_is_left_out(serve: Callable[..., Connection], monkeypatch) -> None:
+    """SOCKS for everything, as many shells set it: the server is asked without."""
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    body = b'{"ids": [1]}'
+    server = serve(lambda: iter([OK + f"Content-Length: {len(body)}\r\n\r\n".encode() + body]))
+    assert server.ask("/x", Ids).ids == [1]
