@@ -74,7 +74,7 @@ def test_each_contradiction_is_named_once_and_counted(
 
 def test_all_kinds_are_refused_at_once(vocabulary: Vocabulary, changed: Callable[..., Pool]) -> None:
     pool = changed(lambda rollout: replace(rollout, prompt="x", completion="y"))
-    with pytest.raises(InputError, match=r"expected the text of completion_ids.*; pool .* the text of prompt_ids"):
+    with pytest.raises(InputError, match=r"(?s)expected the text of completion_ids.*\npool .* the text of prompt_ids"):
         vocabulary.check(pool)
 
 
