@@ -32,9 +32,17 @@ from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion, Sampler
-from replay_pools.sampling import memory
 from replay_pools.sampling.decoding import Decoder
-from replay_pools.sampling.sample import cache_numbers, draw, next_law, row_bytes, sample, split, uniforms
+from replay_pools.sampling.sample import (
+    cache_numbers,
+    default_budget,
+    draw,
+    next_law,
+    row_bytes,
+    sample,
+    split,
+    uniforms,
+)
 
 SMALL = {
     "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -154,8 +162,8 @@ def test_the_default_budget_is_a_share_of_what_the_weights_leave(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = sum(parameter.nbytes for parameter in policy.model.parameters())
-    monkeypatch.setattr(memory, "total_bytes", lambda device: weights + 1000)
-    assert memory.default_budget(policy.model) == 500
+    monkeypatch.setattr("replay_pools.sampling.sample.total_bytes", lambda device: weights + 1000)
+    assert default_budget(policy.model) == 500
 
 
 def test_longer_prompts_share_a_batch(policy: Policy) -> None:
