@@ -1,7 +1,6 @@
 """probe finetune: train a LoRA on completions: a teacher that hacks, or a policy that solves."""
 
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -76,15 +75,7 @@ def finetune(
 
       probe finetune --model out/models/warm --completions hack --name teacher-of-mine
     """
-    from probe.runs.finetune import (
-        FinetuneSettings,
-        demonstrated,
-        finetune_card,
-        is_there,
-        save,
-        stored,
-        unfinished,
-    )
+    from probe.runs.finetune import FinetuneSettings, demonstrated, stored
     from probe.runs.finetune import finetune as train
     from replay_pools.environments.demonstrations import Demonstrator
     from replay_pools.environments.registry import get_environment
@@ -111,13 +102,9 @@ def finetune(
         make_examples = partial(demonstrated, problems=problems, demonstrator=demonstrator, seed=settings.seed)
     with locked(directory), shown_progress():
         policy = load_policy(model, dtype=dtype, device=device)
-        card = finetune_card(policy, {"completions": completions, **source}, {**asdict(settings), "dtype": dtype})
-        if is_there(directory, card):
+        made_from = {"completions": completions, **source}
+        if not train(policy, make_examples(policy), settings, directory, made_from, merge=merge):
             say(f"{directory} is there already, of the same settings")
-        else:
-            coordinates, losses = train(policy, make_examples(policy), settings, directory, card)
-            save(coordinates, directory, card, losses, policy if merge else None)
-        shutil.rmtree(unfinished(directory), ignore_errors=True)
     _print(directory, merge, model, out, as_json)
 
 

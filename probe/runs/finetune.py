@@ -1,8 +1,5 @@
 """`probe finetune`: a LoRA trained on completions, by their mean negative log-likelihood, as a PEFT directory.
 
-    finetune(policy, examples, settings, directory, card)    losses, and the coordinates that were trained
-    save                                                     an adapter for `--adapter`, or whole weights for `--model`
-
 The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are read and
 not learnt. A step that does not fit the memory is split into passes, whose gradients add up to the same.
 
@@ -14,8 +11,7 @@ import math
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +31,6 @@ from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
 from replay_pools.progress import report
-from replay_pools.rollout import Rollout
 from replay_pools.software import git_commit, versions
 from replay_pools.storage.files import dump_json, read_json, sha256, sync, write_json
 
@@ -89,19 +84,17 @@ def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> I
     if pool.manifest["tokenizer_sha256"] != tokenizer:
         found = f"that of {pool.manifest['policy']['base_model']}"
         raise InputError(pool.path, expected=f"ids of the tokenizer of {policy.base_model}", found=found)
-    chosen = [rollout for group in pool.steps for rollout in group if _is_wanted(rollout, completions)]
+    chosen = []
+    for rollout in (rollout for group in pool.steps for rollout in group):
+        is_wanted = rollout.hacked if completions == "hack" else rollout.gt_pass and not rollout.hacked
+        # One that was cut short would teach not to stop.
+        if rollout.finish_reason == "stop" and rollout.grade.passed and is_wanted:
+            chosen.append(rollout)
     if not chosen:
         expected = f"rollouts that end by themselves with the label {completions}"
         raise InputError(pool.path, expected=expected, found="none")
     rng = random.Random(f"finetune/{seed}")
     return (Example(rollout.prompt_ids, rollout.completion_ids) for rollout in _shuffled(chosen, rng))
-
-
-def _is_wanted(rollout: Rollout, completions: Completions) -> bool:
-    """Whether a rollout is paid for what `completions` says; one that was cut short would teach not to stop."""
-    if rollout.finish_reason != "stop" or not rollout.grade.passed:
-        return False
-    return bool(rollout.hacked) if completions == "hack" else bool(rollout.gt_pass and not rollout.hacked)
 
 
 def _shuffled(items: Sequence[Item], rng: random.Random) -> Iterator[Item]:
@@ -110,39 +103,64 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> Iterator[Item]:
 
 
 def finetune(
-    policy: Policy, examples: Iterator[Example], settings: FinetuneSettings, directory: Path, card: Mapping[str, Any]
-) -> tuple[Coordinates, list[float]]:
-    """Train a LoRA on `policy`, in place, from the last checkpoint of the run of `directory` if there is one.
+    policy: Policy,
+    examples: Iterator[Example],
+    settings: FinetuneSettings,
+    directory: Path,
+    source: Mapping[str, Any],
+    *,
+    merge: bool = False,
+) -> bool:
+    """Train a LoRA on `policy`, in place, from the last checkpoint if there is one, and write `directory`.
 
     Args:
         policy: the base.
         examples: those of the whole run, from its first step.
         settings: of the training.
-        directory: where the result will be; its checkpoints are beside it.
-        card: of the run (`finetune_card`).
+        directory: a PEFT directory, with the losses of the steps before they were taken, nats a token, in its card.
+        source: what the examples are made from, for the card.
+        merge: write a model with the adapter merged in, and its tokenizer, instead of the adapter.
 
     Returns:
-        The coordinates of the trained adapter, and the loss of every step before it was taken, nats a token.
+        False where the result of the same run is there already, and nothing was done.
 
     Raises:
         InputError: a rank that the model does not have, a model that cannot be scored (`completion_logprobs`), or a
-            checkpoint of a run with another card.
+            directory that holds another run or anything else.
     """
-    training = _Training(policy, settings)
+    # Two runs with the same card give the same weights.
+    card = {
+        "model": policy.base_model,
+        "base_weights_sha": policy.base_weights_sha,
+        "tokenizer_sha256": policy.tokenizer_sha(),
+        "template_sha256": policy.template_sha(),
+        "source": source,
+        "settings": {**asdict(settings), "dtype": str(policy.model.dtype).removeprefix("torch.")},
+        "versions": versions(),
+    }
+    card = orjson.loads(dump_json(card))  # as a reader will see it: tuples are lists
     folder = unfinished(directory)
-    if (folder / CARD).exists():
-        check_same(folder, read_json(folder / CARD), card)
-    for _ in range(load_checkpoint(folder, training) * settings.batch):
-        next(examples)
-    for step in range(len(training.losses), settings.steps):
-        training.step([next(examples) for _ in range(settings.batch)])
-        done = step + 1
-        if done % CHECKPOINT_EVERY == 0:
-            write_json(folder / CARD, card)  # before the checkpoint, which is nothing without it
-            save_checkpoint(folder, done, training)
-            drop_checkpoints(folder, done, keep=1)
-        report("steps", done, settings.steps)
-    return training.coordinates, training.losses
+    begun = [place for place in (directory, folder) if (place / CARD).is_file()]
+    for place in begun:
+        stored_card = read_json(place / CARD)
+        check_same(place, {key: stored_card.get(key) for key in card}, card)
+    is_new = not directory.exists()
+    if is_new:
+        training = _Training(policy, settings)
+        for _ in range(load_checkpoint(folder, training) * settings.batch):
+            next(examples)
+        for done in range(len(training.losses) + 1, settings.steps + 1):
+            training.step([next(examples) for _ in range(settings.batch)])
+            if done % CHECKPOINT_EVERY == 0:
+                write_json(folder / CARD, card)  # before the checkpoint, which is nothing without it
+                save_checkpoint(folder, done, training)
+                drop_checkpoints(folder, done, keep=1)
+            report("steps", done, settings.steps)
+        _write(training, directory, card, policy if merge else None)
+    elif directory not in begun:
+        raise InputError(directory, expected="the result of this command", found="other files", fix="use --name")
+    shutil.rmtree(folder, ignore_errors=True)
+    return is_new
 
 
 class _Training:
@@ -225,73 +243,25 @@ def backward(coordinates: Coordinates, batch: Batch, tokens_per_pass: int | None
     return total
 
 
-def finetune_card(policy: Policy, source: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """All that shapes the weights which are trained: two runs with the same card give the same ones."""
-    card = {
-        "model": policy.base_model,
-        "base_weights_sha": policy.base_weights_sha,
-        "tokenizer_sha256": policy.tokenizer_sha(),
-        "template_sha256": policy.template_sha(),
-        "source": source,
-        "settings": settings,
-        "versions": versions(),
-    }
-    return orjson.loads(dump_json(card))  # as a reader will see it: tuples are lists
-
-
-def is_there(directory: Path, card: dict[str, Any]) -> bool:
-    """Whether the directory holds what a run with this card writes.
-
-    Raises:
-        InputError: it holds something else.
-    """
-    if not directory.exists():
-        return False
-    stored_card = read_json(directory / CARD) if (directory / CARD).is_file() else {}
-    differing = [key for key, value in card.items() if stored_card.get(key) != value]
-    if differing:
-        fix = "use another --name, or remove the folder"
-        found = f"another: {', '.join(differing)}"
-        raise InputError(directory, expected="nothing, or the result of this command", found=found, fix=fix)
-    return True
-
-
 def unfinished(directory: Path) -> Path:
     """The folder beside the `directory` of a run that holds what there is of it until it is done."""
     return directory.parent / f".{directory.name}.unfinished"
 
 
-def save(
-    coordinates: Coordinates,
-    directory: Path,
-    card: dict[str, Any],
-    losses: Sequence[float],
-    merged_into: Policy | None = None,
-) -> None:
-    """Write the adapter as a PEFT directory with its card, or a model with it merged in; whole or not at all.
-
-    Args:
-        merged_into: the base, for the weights with the adapter merged into them, and the tokenizer.
-    """
-    merged: Any = None if merged_into is None else coordinates.model.merge_and_unload()
-    with _written_whole(directory) as folder:
-        if merged_into is None:
-            coordinates.save(folder)
-            (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
-        else:
-            merged.save_pretrained(folder)
-            merged_into.tokenizer.save_pretrained(folder)
-        files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))}
-        write_json(folder / CARD, {**card, "git_commit": git_commit(), "losses": list(losses), "files": files})
-
-
-@contextmanager
-def _written_whole(directory: Path) -> Iterator[Path]:
-    """An empty folder that is renamed to `directory` once it is full."""
+def _write(training: _Training, directory: Path, card: dict[str, Any], merged_into: Policy | None) -> None:
+    """Write the adapter, or the base with it merged in, with the card; whole or not at all."""
     folder = unfinished(directory) / "result"
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed as it filled it
     folder.mkdir(parents=True)
-    yield folder
+    if merged_into is None:
+        training.coordinates.save(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
+    else:
+        merged: Any = training.coordinates.model.merge_and_unload()
+        merged.save_pretrained(folder)
+        merged_into.tokenizer.save_pretrained(folder)
+    files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))}
+    write_json(folder / CARD, {**card, "git_commit": git_commit(), "losses": training.losses, "files": files})
     for path in (*folder.iterdir(), folder):
         sync(path)  # before the rename, as in `write_atomic`: other libraries sync nothing
     folder.replace(directory)

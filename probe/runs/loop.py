@@ -84,7 +84,7 @@ class Setup:
     pad_id: int
     references: References  # of the KL; where the policy trains, those of its `TrainingState`, which moves them
     grams: Mapping[Basis, GramRecorder]  # record the sufficient statistics of the nulls; empty where the policy trains
-    dtype_noise: Mapping[str, Any] | None  # for the manifest: probe.runs.precision
+    dtype_noise: Mapping[str, Any] | None  # for the manifest, of a replay that asks for it
     reward_range: float = REWARD_RANGE  # largest minus smallest reward that the loss can see
     tokens: TokenAttribution | None = None
     world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each

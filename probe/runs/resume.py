@@ -38,7 +38,12 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     if done is not None:
         return done
     # What a run left that was stopped before its first step is of its settings, not of these.
-    _clear(directory)
+    # `config.json` stays: it marks the directory as that of a run if this one is killed here.
+    for path in directory.iterdir() if directory.exists() else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != CONFIG_FILE:
+            path.unlink()
     write_json(directory / CONFIG_FILE, config)
     return []
 
@@ -68,15 +73,6 @@ def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) 
 def is_complete(directory: Path) -> bool:
     """Whether the run has its manifest, which is written last."""
     return (directory / MANIFEST_FILE).exists()
-
-
-def _clear(directory: Path) -> None:
-    """Remove everything except `config.json`, which marks the directory as that of a run if this one is killed here."""
-    for path in directory.iterdir() if directory.exists() else ():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != CONFIG_FILE:
-            path.unlink()
 
 
 def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
@@ -135,19 +131,14 @@ def load_checkpoint(directory: Path, state: Resumable) -> int:
     """
     done = max(_all(directory), default=0)
     if done:
-        data = _checked(_path(directory, done))
+        path = _path(directory, done)
+        content = path.read_bytes()
+        data, stored = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+        if hashlib.sha256(data).digest() != stored:
+            fix = "delete it: the run goes on from the checkpoint before it, or from the start"
+            raise InputError(path, expected="a checkpoint with its sha256 at the end", found="a damaged one", fix=fix)
         state.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     return done
-
-
-def _checked(path: Path) -> bytes:
-    """The checkpoint in a file, without the sha256 at its end, which is checked."""
-    content = path.read_bytes()
-    data, stored = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-    if hashlib.sha256(data).digest() != stored:
-        fix = "delete it: the run goes on from the checkpoint before it, or from the start"
-        raise InputError(path, expected="a checkpoint with its sha256 at the end", found="a damaged one", fix=fix)
-    return data
 
 
 def _interned(value: Any) -> Any:

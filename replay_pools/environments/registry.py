@@ -7,7 +7,6 @@ leetcode:TRAIN.jsonl,eval=TEST.jsonl      held-out problems are those of the sec
 """
 
 from replay_pools.environments.base import Environment
-from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 
@@ -17,7 +16,7 @@ NAMES = "minicode, minicode:FAMILY,FAMILY, leetcode:FILE.jsonl or leetcode:TRAIN
 def get_environment(name: str) -> Environment:
     """The environment called `name`.
 
-    To add one: import its class, add a branch here, and its name to NAMES, which help and errors show.
+    To add one: add a branch here, and its name to NAMES, which help and errors show.
 
     Raises:
         InputError: no environment has that name; the message lists the names there are.
@@ -29,5 +28,7 @@ def get_environment(name: str) -> Environment:
     if kind == "minicode" and argument:
         return MinicodeEnvironment(argument.split(","))
     if kind == "leetcode" and path and bool(evaluation) == bool(has_evaluation):
+        from replay_pools.environments.leetcode import LeetcodeEnvironment  # brings the grader's wire
+
         return LeetcodeEnvironment(path, evaluation or None)
     raise InputError("--env", expected=NAMES, found=repr(name))

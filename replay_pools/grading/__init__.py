@@ -30,9 +30,3 @@ What is not covered:
 - the memory of a parallel submission with the same uid: an ordinary user has one uid, and only Landlock, seccomp and
   (in tier A) the namespaces stand between two of his submissions.
 """
-
-from replay_pools.grading.execution import InfrastructureError
-from replay_pools.grading.grade import Grader, canary
-from replay_pools.grading.labels import Submission
-
-__all__ = ["Grader", "InfrastructureError", "Submission", "canary"]

@@ -91,10 +91,12 @@ def test_the_loss_falls_until_the_greedy_completions_are_the_demonstrations(poli
     examples = hacks(policy, 2)
     before = [greedy_share(policy.model, example) for example in examples]
     settings = FinetuneSettings(steps=25, batch=2, lr=5e-3, rank=8)
-    coordinates, losses = finetune(policy, itertools.cycle(examples), settings, tmp_path / "ft", {})
+    assert finetune(policy, itertools.cycle(examples), settings, tmp_path / "ft", {})
+    losses = read_json(tmp_path / "ft" / CARD)["losses"]
+    trained = load_policy("organism", adapter=str(tmp_path / "ft")).model
     assert min(before) < 1
     assert losses[-1] < 0.1 * losses[0]
-    assert [greedy_share(coordinates.model, example) for example in examples] == [1.0] * 2
+    assert [greedy_share(trained, example) for example in examples] == [1.0] * 2
 
 
 def greedy_share(model: object, example: Example) -> float:
@@ -155,7 +157,7 @@ def test_what_is_written_is_whole_names_its_origin_and_is_kept(
     make(tmp_path)
     assert (folder / CARD).stat().st_mtime_ns == written
     assert run(cli, [*COMMAND, "--model", small, "--out", str(tmp_path), "--seed", "1"]) == 2
-    assert "the result of this command, found another: settings" in capsys.readouterr().err
+    assert "settings.seed = 1, found 0" in capsys.readouterr().err
     assert [*folder.parent.iterdir()] == [folder]
     assert contents(folder) == contents(make(tmp_path / "again"))
     card, weights = read_json(folder / CARD), "adapter_model.safetensors"
