@@ -14,10 +14,9 @@ from probe.cli._progress import say, shown_progress
 from probe.cli.completion import one_pool
 from probe.records.root import elsewhere
 from probe.settings.words import Dtype
-from replay_pools.environments.base import SPLITS
+from replay_pools.environments.base import NAMES, SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.environments.registry import NAMES
 from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
 

@@ -8,8 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
-from replay_pools.environments.base import Split
-from replay_pools.environments.registry import NAMES
+from replay_pools.environments.base import NAMES, Split
 from replay_pools.errors import FieldError
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule, Sampler
 from replay_pools.storage.tables import STRICT, Maybe, setting

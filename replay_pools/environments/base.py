@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+# What `--env` takes; here, since settings name environments without their parsers.
+NAMES = "minicode, minicode:FAMILY,FAMILY, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl"
 Split = Literal["train", "eval", "pairs"]
 SPLITS: tuple[Split, ...] = ("train", "eval", "pairs")
 

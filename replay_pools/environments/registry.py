@@ -6,11 +6,9 @@ leetcode:FILE.jsonl                       a file of the benchmark; problems are 
 leetcode:TRAIN.jsonl,eval=TEST.jsonl      held-out problems are those of the second file, which is never trained on
 """
 
-from replay_pools.environments.base import Environment
+from replay_pools.environments.base import NAMES, Environment
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
-
-NAMES = "minicode, minicode:FAMILY,FAMILY, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl"
 
 
 def get_environment(name: str) -> Environment:
