@@ -235,7 +235,7 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
         else:
             expected = complaint["msg"].removeprefix("Input should be ")
             if kind == "too_short":
-                expected = f"at least {complaint['ctx']['min_length']}"
+                expected = f"at least {complaint.get('ctx', {})['min_length']}"
             faults.setdefault(key, InputError(place, expected=expected, found=repr(value)))
     return [*faults.values()]
 
