@@ -17,10 +17,9 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
-from replay_pools.consistency import LOGGED_GRADER
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
-from replay_pools.rollout import CodeRule, Rollout
+from replay_pools.rollout import LOGGED_GRADER, CodeRule, Rollout
 from replay_pools.storage.files import read_json, write_json
 from replay_pools.storage.tables import decode
 

@@ -11,12 +11,9 @@ from types import UnionType
 from typing import Any
 
 from replay_pools.errors import InputError
-from replay_pools.rollout import Grade, Rollout
+from replay_pools.rollout import LOGGED_GRADER, Grade, Rollout
 from replay_pools.storage.files import sha256
 
-LOGGED_GRADER = "logged"  # `grade.grader` of rollouts that were read from the log of another tool
-UNKNOWN = "unknown"  # text fields that a log does not record
-UNSAFE = "unsafe-local"  # `grade.isolation` of submissions that nothing confined
 FINISH_REASONS = ("stop", "length")
 LARGEST_ID = 2**31 - 1
 MOST_SHOWN = 60  # characters of a value in an error

@@ -23,8 +23,8 @@ from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import PoolWriter
 from replay_pools.progress import report
-from replay_pools.rollout import Completion, Grade, Rollout, Sampler
-from replay_pools.sampling.engines import Engine
+from replay_pools.rollout import Grade, Rollout
+from replay_pools.sampling.engines import Completion, Engine, Sampler
 from replay_pools.software import git_commit, versions
 from replay_pools.storage.lock import locked
 

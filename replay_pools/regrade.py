@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from replay_pools.consistency import UNKNOWN
 from replay_pools.environments.base import SPLITS, Case, Problem, count_tests
 from replay_pools.environments.loopholes import get_loophole
 from replay_pools.environments.registry import get_environment
@@ -22,7 +21,7 @@ from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.progress import report
-from replay_pools.rollout import Grade, Rollout
+from replay_pools.rollout import UNKNOWN, Grade, Rollout
 from replay_pools.storage.files import sha256
 from replay_pools.storage.lock import locked
 

@@ -2,15 +2,14 @@
 
 The token ids are what was sampled; the text is decoded from them and never tokenised again. The labels (`gt_pass`,
 `hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
+
+Only the standard library is imported here: grading runs in a plain interpreter, which may read no installed package.
 """
 
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args
 
-from pydantic.dataclasses import dataclass as settings_dataclass
-
 from replay_pools.errors import InputError
-from replay_pools.storage.tables import STRICT, setting
 
 POOL_SCHEMA = 1  # in every manifest; readers refuse another one
 REWARD_COMPILES = 0.5  # for source that compiles
@@ -19,32 +18,13 @@ REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
 MIN_CPU_S = 4  # CPU seconds of an execution; a problem whose canonical solution needs many has a higher limit
 MAX_CPU_S = 3600  # that can be asked for: what is waited, a multiple, has to fit into the milliseconds of poll
 
+LOGGED_GRADER = "logged"  # `grade.grader` of rollouts that were read from the log of another tool
+UNKNOWN = "unknown"  # text fields that a log does not record
+UNSAFE = "unsafe-local"  # `grade.isolation` of submissions that nothing confined
+
 FinishReason = Literal["stop", "length"]
 CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.labels
 CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
-
-
-@settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class Sampler:
-    """Settings of sampling: they turn the model's logits into the law of the next token."""
-
-    temperature: float = setting(1.0, "1 is the policy's own law, which a training needs", gt=0)
-    top_p: float = setting(1.0, "nucleus sampling; 1 is off", gt=0, le=1)
-    top_k: int = setting(0, "tokens to sample from; 0 is off", ge=0)
-    max_new_tokens: int = setting(128, "of a completion", ge=1)
-
-    def to_json(self) -> dict[str, Any]:
-        """The field `sampler` of a pool's manifest."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
-
-    ids: list[int]
-    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: the engine reports another law
-    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

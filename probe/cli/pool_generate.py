@@ -12,7 +12,7 @@ from probe.cli._settings import SettingsCommand, run_config, say_defaults, setti
 from probe.records.root import elsewhere
 from probe.settings.training import ModelConfig
 from replay_pools.errors import InputError
-from replay_pools.rollout import Sampler
+from replay_pools.sampling.engines import Sampler
 
 if TYPE_CHECKING:
     from replay_pools.generate import PoolPlan
@@ -152,7 +152,7 @@ def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_mod
 
 def _local(model: ModelConfig, out: Path) -> "Engine":
     from probe.runs.assemble import configured_policy
-    from replay_pools.sampling.engines import LocalEngine
+    from replay_pools.sampling.sample import LocalEngine
 
     return LocalEngine(configured_policy(model, out / "cache"))
 

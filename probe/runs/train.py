@@ -54,7 +54,8 @@ from replay_pools.policy.adapters import START, adapter_sha, copy_adapter
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
-from replay_pools.sampling.engines import Engine, LocalEngine
+from replay_pools.sampling.engines import Engine
+from replay_pools.sampling.sample import LocalEngine
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import connect
 

@@ -10,9 +10,9 @@ To add a tier: add its row to `available_tiers`, better tiers first, and its ste
 
 import sys
 
-from replay_pools.consistency import UNSAFE
 from replay_pools.errors import InputError
 from replay_pools.grading import bubblewrap, folders, landlock, seccomp
+from replay_pools.rollout import UNSAFE
 
 CHANGES = {  # beside tier A
     "B": "the same labels, but no namespaces around submissions",

@@ -15,7 +15,7 @@ from operator import ne
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay_pools.consistency import LOGGED_GRADER, UNKNOWN, group_faults, prompt_sha
+from replay_pools.consistency import group_faults, prompt_sha
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import Faults, InputError
 from replay_pools.logs.columns import chosen
@@ -24,7 +24,7 @@ from replay_pools.logs.groups import Group, Grouping, grouped
 from replay_pools.logs.rows import LogRow, checked_rows
 from replay_pools.logs.sources import read_source
 from replay_pools.pool import CAUTION, Pool, PoolWriter
-from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE, Grade, Rollout
+from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE, UNKNOWN, Grade, Rollout
 from replay_pools.storage.files import dump_json, sha256
 from replay_pools.storage.lock import locked
 

@@ -15,7 +15,7 @@ from replay_pools.logs.padding import Endings, cut_left, cut_padding, infer_endi
 from replay_pools.logs.rows import Chat as Messages
 from replay_pools.logs.rows import LogRow
 from replay_pools.policy.chat import Chat
-from replay_pools.rollout import Completion
+from replay_pools.sampling.engines import Completion
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # A rendered prompt whose special tokens were skipped on decoding: role words on lines of their own.

@@ -1,23 +1,49 @@
-"""Engines sample completions from a policy: `LocalEngine` in this process, `serving.engine.ServerEngine` on a server.
+"""Engines sample completions from a policy: `LocalEngine` of `sample` in this process, `serving.engine` on a server.
 
 To add an engine: write a class with the three members of `Engine`. `RolloutMaker` takes any of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, final
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from replay_pools.policy.chat import Chat
-from replay_pools.policy.load import Policy
-from replay_pools.rollout import Completion, Sampler
-from replay_pools.sampling.sample import sample
+from pydantic.dataclasses import dataclass as settings_dataclass
+
+from replay_pools.rollout import FinishReason
+from replay_pools.storage.tables import STRICT, setting
+
+if TYPE_CHECKING:
+    from replay_pools.policy.chat import Chat
+
+
+@settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class Sampler:
+    """Settings of sampling: they turn the model's logits into the law of the next token."""
+
+    temperature: float = setting(1.0, "1 is the policy's own law, which a training needs", gt=0)
+    top_p: float = setting(1.0, "nucleus sampling; 1 is off", gt=0, le=1)
+    top_k: int = setting(0, "tokens to sample from; 0 is off", ge=0)
+    max_new_tokens: int = setting(128, "of a completion", ge=1)
+
+    def to_json(self) -> dict[str, Any]:
+        """The field `sampler` of a pool's manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
+
+    ids: list[int]
+    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: the engine reports another law
+    finish_reason: FinishReason
 
 
 class Engine(Protocol):
     """A policy that can be sampled from. It takes token ids and returns token ids, so nothing is tokenised twice."""
 
     @property
-    def chat(self) -> Chat:
+    def chat(self) -> "Chat":
         """The tokenizer and chat template of the policy."""
         ...
 
@@ -37,32 +63,3 @@ class Engine(Protocol):
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Fields of a pool's header: `policy`, and `engine` where it is not the local one."""
         ...
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class LocalEngine:
-    """Samples in batches with a model in this process."""
-
-    policy: Policy
-
-    @property
-    def chat(self) -> Chat:
-        """The policy itself."""
-        return self.policy
-
-    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """See `Engine.sample`. The same call gives the same completions."""
-        return sample(self.policy, prompts, sampler, seeds=seeds)
-
-    def describe(self, sampler: Sampler) -> dict[str, Any]:
-        """`policy`: base model, adapter, sha256 of the base's weights and their dtype."""
-        policy = self.policy
-        return {
-            "policy": {
-                "base_model": policy.base_model,
-                "adapter": policy.adapter,
-                "base_weights_sha256": policy.base_weights_sha,
-                "dtype": str(policy.model.dtype).removeprefix("torch."),
-            }
-        }

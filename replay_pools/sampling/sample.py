@@ -10,6 +10,8 @@ seed. So the noise of a rollout depends on its seed alone: not on the batch, nor
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import psutil
 import torch
@@ -17,13 +19,43 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedConfig, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
 from replay_pools.errors import InputError
+from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
-from replay_pools.rollout import Completion, Sampler
 from replay_pools.sampling.decoding import Decoder
+from replay_pools.sampling.engines import Completion, Sampler
 
 SHARE = 0.5  # of the memory left by the weights; the rest is for what a step keeps, and for activations
 LAW_BYTES = 44  # of an entry of the vocabulary while a token is drawn: logits, their sorted copy with indices, sums
 DROPPED = 0.125  # share of finished rows at which they are dropped: a drop copies the cache of the others
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """Samples in batches with a model in this process."""
+
+    policy: Policy
+
+    @property
+    def chat(self) -> Chat:
+        """The policy itself."""
+        return self.policy
+
+    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
+        """See `Engine.sample`. The same call gives the same completions."""
+        return sample(self.policy, prompts, sampler, seeds=seeds)
+
+    def describe(self, sampler: Sampler) -> dict[str, Any]:
+        """`policy`: base model, adapter, sha256 of the base's weights and their dtype."""
+        policy = self.policy
+        return {
+            "policy": {
+                "base_model": policy.base_model,
+                "adapter": policy.adapter,
+                "base_weights_sha256": policy.base_weights_sha,
+                "dtype": str(policy.model.dtype).removeprefix("torch."),
+            }
+        }
 
 
 @torch.no_grad()

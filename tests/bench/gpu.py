@@ -51,7 +51,7 @@ from probe.step.groups import Group
 from probe.step.reference import References
 from probe.step.step import Measure, train_step
 from probe.step.update import Stepper, Updater
-from replay_pools.rollout import Sampler
+from replay_pools.sampling.engines import Sampler
 from replay_pools.sampling.sample import default_budget, sample, split
 
 SHARE = 0.95  # of the minutes; the rest is for a call that is under way when the time is up

@@ -21,8 +21,8 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import MANIFEST_FILE, Run, read_run
 from probe.settings.words import Word
-from replay_pools.consistency import UNSAFE
 from replay_pools.pool import BUILTIN, MANIFEST_NAME
+from replay_pools.rollout import UNSAFE
 from replay_pools.storage.files import read_json, sha256, write_json
 
 

@@ -21,8 +21,8 @@ from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
-from replay_pools.rollout import Sampler
-from replay_pools.sampling.engines import LocalEngine
+from replay_pools.sampling.engines import Sampler
+from replay_pools.sampling.sample import LocalEngine
 
 
 def measure(coordinates):

@@ -18,7 +18,7 @@ from probe.settings.run import GenerateConfig, ReplayConfig, read_config
 from probe.settings.training import InterventionConfig, ModelConfig, OptimizerConfig
 from probe.settings.words import OF_CRITERION
 from replay_pools.errors import InputError, InputErrors
-from replay_pools.rollout import Sampler
+from replay_pools.sampling.engines import Sampler
 from replay_pools.storage.tables import flat
 
 ROOT = Path(__file__).parents[2]

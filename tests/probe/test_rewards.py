@@ -18,10 +18,9 @@ from probe.settings.loss import LossSettings
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
 from probe.step.groups import Group, RolloutKey, make_group
-from replay_pools.consistency import LOGGED_GRADER
 from replay_pools.errors import InputError
 from replay_pools.pool import PoolWriter
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import LOGGED_GRADER, Rollout
 
 # (compiles, passed, cases right out of 4, assertions hold; None = there are none) and what the tests pay.
 GRADES = [

@@ -431,7 +431,7 @@ def test_an_ordinary_user_gets_both_tiers(ordinary, tier):
         ("import sys; sys.exit(0)", "exit_code"),
         (honest, "none"),
     ]
-    words = [python, "-c", ORDINARY, json.dumps([str(ROOT)]), tier, json.dumps(sources)]
+    words = [python, "-S", "-c", ORDINARY, json.dumps([str(ROOT)]), tier, json.dumps(sources)]
     found = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, cwd="/", **user).stdout)
     if "lacking" in found:
         pytest.skip(f"an ordinary user lacks {found['lacking']} for tier {tier}")

@@ -26,7 +26,7 @@ from replay_pools.policy.load import (
     pick_device,
     weights_sha,
 )
-from replay_pools.rollout import Sampler
+from replay_pools.sampling.engines import Sampler
 from replay_pools.sampling.sample import sample
 from spec.organism.tokenizer import IM_START, ROLES
 

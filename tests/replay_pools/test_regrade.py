@@ -14,7 +14,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools import regrade
 from replay_pools.agreement import INFERRED, LABELS, agreement, graded_code_rule
-from replay_pools.consistency import LOGGED_GRADER, UNKNOWN, prompt_sha
+from replay_pools.consistency import prompt_sha
 from replay_pools.environments.base import Problem
 from replay_pools.environments.exploits import EXPLOITS, compose, fence
 from replay_pools.environments.leetcode import LeetcodeEnvironment
@@ -26,7 +26,7 @@ from replay_pools.logs.importing import Scale
 from replay_pools.logs.rows import LogRow
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import regrade_pool
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout
 from replay_pools.storage.files import read_json
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from replay_pools.policy.load import Policy, ServedPolicy, load_policy, load_served_policy
-from replay_pools.rollout import Sampler
+from replay_pools.sampling.engines import Sampler
 from replay_pools.sampling.sample import sample
 
 Completed = tuple[list[int], list[float]]

@@ -20,7 +20,8 @@ from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool
-from replay_pools.rollout import Rollout, Sampler
+from replay_pools.rollout import Rollout
+from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import ServerEngine, connect
 

@@ -26,7 +26,7 @@ from probe.records.root import in_root, out_of
 from probe.records.run import CONFIG_FILE, Run
 from probe.settings.presets import configure, setting_text
 from probe.settings.words import HIGHER, Word
-from replay_pools.consistency import UNSAFE
+from replay_pools.rollout import UNSAFE
 from replay_pools.storage.tables import flat
 
 SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for

@@ -22,7 +22,7 @@ from probe.analysis.verdict.verdict import Finding
 from probe.records.root import out_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Word
-from replay_pools.consistency import UNKNOWN, UNSAFE
+from replay_pools.rollout import UNKNOWN, UNSAFE
 
 Part = tuple[Word, str]
 HOLDS, BROKEN, NOT_SEEN = Word.HOLDS, Word.BROKEN, Word.NOT_SEEN
