@@ -10,48 +10,40 @@ float32.
     loop            what the engine replaces: a backward for each sample through y = W x + U diag(delta_S) Vh x, the
                     difference of `.grad` before and after; again for every (arm x condition) cell
     vmap            torch.func.vmap(grad) of the same adapter, padded rows
-    bergson         full weight gradients: collected in memory, or scored against the weight-space image of a direction
-                    of delta_S; its scores must agree with ours. In batches of 1 sample, or of all of them
 
 Times are the best of interleaved runs, wall and CPU seconds; read the ratios. Targets are judged by CPU seconds, which
 other processes on the machine do not enter. The engine is given one pass, as the limit has. Peak memory is that of a
 process which does one of these and nothing else. "FLOPs" is the same ratio by counting the operations of the matrix
 products: what a perfect machine would show.
 
-All in all about 13 minutes on two idle cores (estimated), without the installation of bergson (once): hence two runs of
-each way, few layers where many would take too long or too much memory (said in the table), and batches of all samples
-for bergson on few layers alone. `--quick` checks in a minute that everything runs; its numbers mean nothing.
+About 10 minutes on two idle cores (estimated): hence two runs of each way, and few layers where many would take too
+long or too much memory (said in the table). `--quick` checks in a minute that all runs; its numbers mean nothing.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from bergson_side import Bergson, UnavailableError, prepare_environment, write_inputs
 from scaling import exponents
 from timing import Seconds, interleaved
-from ways import engine, evaluate, frames_of, limit, loop, products, reference_model, scores, vmapped
+from ways import engine, evaluate, frames_of, limit, loop, products, reference_model, vmapped
 from workload import FULL, OUT, QUICK, TRUNCATED, Shape, adapted, flops, rollouts
 
 CELLS = (3, 12)
-LAYERS = {"vmap, bergson": 4, "exponents": 2}  # where it is not 30, for memory and time
-QUICK_LAYERS = {"vmap, bergson": 1, "exponents": 1}
+LAYERS = {"vmap": 4, "exponents": 2}  # where it is not 30, for memory and time
+QUICK_LAYERS = {"vmap": 1, "exponents": 1}
 TARGETS = {
     "svd / limit": ("<=", 1.30),
     "lora / limit": ("<=", 1.12),
     "loop / svd, 1 cell": (">=", 1.6),
     "loop / svd, 12 cells": (">=", 15.0),
     "vmap / svd": (">=", 1.3),
-    "bergson score 1 / svd": (">=", 1.3),
-    "bergson collect 1 / svd": (">=", 1.3),
     "peak svd / peak limit": ("<=", 1.25),
     "peak lora / peak limit": ("<=", 1.25),
     "exponent in rollouts": ("<=", 1.05),
@@ -69,7 +61,6 @@ class Record:
     seconds: dict[str, dict[str, Seconds]] = field(default_factory=dict)  # by table and way
     peak_mb: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, dict[str, float]] = field(default_factory=dict)
-    bergson: str = ""  # with which packages, or why not
 
     def compare(self, above: str, below: str, table: str, name: str = "") -> None:
         """A ratio of two times of one table."""
@@ -114,42 +105,12 @@ def measure_engine(record: Record, shape: Shape, repeats: int) -> None:
         record.ratios[f"loop / svd, {n} cells"] = {"wall": wall, "CPU": cpu}
 
 
-@contextmanager
-def bergson_beside(shape: Shape) -> Iterator[tuple[Ways, Bergson]]:
-    """The engine scoring against a direction, and a running bergson whose scores were found to be the same."""
-    svd, batch = adapted("svd", shape), shape.rollouts()
-    direction = {module: vector[0] for module, vector in frames_of(svd.sizes, 1).items()}
-    with tempfile.TemporaryDirectory(dir=OUT) as folder:
-        write_inputs(Path(folder), shape, svd, direction)
-        with Bergson(Path(folder)) as bergson:
-            ours, theirs = scores(engine(svd, batch), direction), bergson.scores()
-            torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-3 * float(ours.abs().max()))
-            yield {"svd": lambda: scores(engine(svd, batch), direction)}, bergson
-
-
-def measure_others(record: Record, shape: Shape, small: Shape, repeats: int) -> None:
-    """vmap(grad) and bergson in either batch size on few layers (memory, time); bergson's better one on all."""
-    reference, batch, everything = reference_model(small), small.rollouts(), len(small.prompts)
-    vmap: Ways = {"vmap": lambda: vmapped(reference, batch)}
-    try:
-        record.bergson = prepare_environment()
-        with bergson_beside(small) as (ours, bergson):
-            names = [f"{what} {n}" for what in ("score", "collect") for n in (1, everything)]
-            ways = {f"bergson {name}": partial(bergson.run, name) for name in names}
-            record.seconds["few layers"] = interleaved(ours | vmap | ways, repeats, warm_up=False)
-        with bergson_beside(shape) as (ours, bergson):
-            record.peak_mb["bergson score 1"] = bergson.peak_mb()
-            ways = {f"bergson {name}": partial(bergson.run, name) for name in ("score 1", "collect 1")}
-            record.seconds["bergson"] = interleaved(ours | ways, repeats, warm_up=False)
-    except UnavailableError as error:
-        record.bergson = f"not measured: {error}"
-        svd = adapted("svd", small)
-        record.seconds["few layers"] = interleaved({"svd": partial(engine, svd, batch)} | vmap, repeats, warm_up=False)
-    for table in ("few layers", "bergson"):
-        for way in record.seconds.get(table, {}):
-            if way != "svd":
-                suffix = ", few layers" if way.startswith("bergson") and table == "few layers" else ""
-                record.compare(way, "svd", table, f"{way} / svd{suffix}")
+def measure_vmap(record: Record, small: Shape, repeats: int) -> None:
+    """vmap(grad) beside the engine, on few layers (memory, time)."""
+    reference, batch, svd = reference_model(small), small.rollouts(), adapted("svd", small)
+    ways: Ways = {"svd": partial(engine, svd, batch), "vmap": partial(vmapped, reference, batch)}
+    record.seconds["few layers"] = interleaved(ways, repeats, warm_up=False)
+    record.compare("vmap", "svd", "few layers")
 
 
 def measure_peaks(record: Record, arguments: list[str]) -> None:
@@ -179,7 +140,6 @@ def print_peak(way: str, shape: Shape) -> None:
 def show(record: Record) -> None:
     """The tables: every time, every peak, every ratio with its target."""
     print(", ".join(f"{name} {value}" for name, value in record.facts.items()))
-    print(f"bergson: {record.bergson}")
     for table, ways in record.seconds.items():
         for way, taken in ways.items():
             print(f"  {table:<12} {way:<20} {taken.wall:8.2f} s wall {taken.cpu:8.2f} s CPU")
@@ -220,7 +180,7 @@ def main() -> None:
     facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "repeats": repeats}
     record = Record(facts | {"tokens": shape.tokens, "layers": shape.layers, "few layers": layers})
     measure_engine(record, shape, repeats)
-    measure_others(record, shape, replace(shape, layers=layers["vmap, bergson"]), repeats)
+    measure_vmap(record, replace(shape, layers=layers["vmap"]), repeats)
     measure_peaks(record, ["--quick"] if options.quick else [])
     slopes = exponents(replace(shape, layers=layers["exponents"]))
     record.ratios |= {name: {"slope": slope} for name, slope in slopes.items()}

@@ -26,11 +26,6 @@ def engine(coordinates: Coordinates, batch: Batch) -> dict[str, Tensor]:
     return per_sample_gradients(coordinates, batch, tokens_per_batch=ONE_PASS).gradients
 
 
-def scores(unit: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Tensor:
-    """(G,) inner products with one direction {module: (r,)}."""
-    return torch.stack([gradient @ direction[module] for module, gradient in unit.items()]).sum(0)
-
-
 def limit(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None = ONE_PASS) -> None:
     """The frozen forward and backward, down to the first outputs, that any exact way must at least do."""
     backbone, _ = split_model(coordinates.model)

@@ -1,13 +1,12 @@
 """probe.runs.activations: against hooks written by hand, and whole runs: who sees the remedy, killed and resumed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from directories import contents
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -24,7 +23,6 @@ from probe.runs import loop
 from probe.runs.activations import ActivationRemedy, decoder_layers, edited, make_edit, mean_activations
 from probe.runs.evaluations import FrozenBatch
 from probe.runs.heldout import HeldOut
-from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig
 from probe.step.bases import Bases
 from replay_pools.errors import InputError
@@ -188,13 +186,6 @@ def test_what_the_model_does_not_have_is_refused(
         ActivationRemedy(config, policy, coordinates, builtin_pairs("run_tests")[:2])
 
 
-def test_samples_under_the_remedy_have_log_probabilities_of_their_own() -> None:
-    options = {"remedy.passes": "update-and-sampling", "objective.old_logprobs": "recorded"}
-    config = configure("train", preset="smoke", options={"remedy.name": "concept-ablation", **options})
-    assert config.remedy is not None
-    assert not config.remedy.is_off_policy
-
-
 RUNS = {
     "steer": {
         "remedy.name": "preventative-steering",
@@ -271,20 +262,3 @@ def test_evaluations_see_nothing(
     assert record.settings["remedy"]["name"] == RUNS[kind]["remedy.name"]
     has_kl = {"mean" in step.kl for step in record.steps}
     assert has_kl == {kind == "ablate"}
-
-
-def test_the_start_is_evaluated_as_without_a_remedy(out: Path, preset: Callable[..., str]) -> None:
-    """Before any step the two are one policy, and the same bytes; after one they differ."""
-    runs: Sequence[Path] = []
-    for name, settings in (("plain", {}), ("steered", RUNS["steer"])):
-        moving = {"objective.entropy_coef": 0.1}  # where no reward does
-        path = preset({**settings, **moving, "steps": 1, "evaluation.every": 1})
-        arguments = ["--arm", "vanilla", "--out", str(out), "--name", f"start-{name}"]
-        assert run(cli, ["train", "--preset", path, *arguments]) == 0
-        runs = [*runs, out / "runs" / f"start-{name}"]
-    plain, steered = (contents(path / "evaluations" / "step_000000") for path in runs)
-    assert plain == steered
-    first = [read_run(path).evals[0]["frozen"] for path in runs]
-    assert first[0] == first[1]
-    norms = [read_run(path).steps[0].grad_norm for path in runs]
-    assert norms[0] != pytest.approx(norms[1], rel=1e-3)

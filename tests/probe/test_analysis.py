@@ -14,7 +14,6 @@ from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text_report import format_analysis
 from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
 from probe.records.run import Run
-from probe.settings.arms import measured_arm
 
 HAAR_SD = 0.02
 # (src_pool, hacked, gt_pass, reward) of a group: two paid hacks, a paid clean one, a hack that is right, four failures.
@@ -163,12 +162,6 @@ def test_planted_signal_in_the_seeds_tables():
     assert {name for name, check in checks(found).items() if check.role == "mechanism"} == {"V3", "D3", "D4"}
 
 
-def test_the_seeds_tables_need_the_inner_products():
-    """Its cos_in is a share of each module's gradient, which the records alone do not hold."""
-    found = analyze(synthetic(arms=("vanilla", "random")))
-    assert "inner products" in checks(found)["D1"].text
-
-
 def test_no_signal_false_alarms_are_rare():
     """Over 40 runs without signal at most a few pass the sign-flip test and the Haar null at .01."""
     summaries = [analyze(synthetic(num_steps=10, seed=seed)).summaries[0] for seed in range(40)]
@@ -211,12 +204,6 @@ def test_missing_arms(arms):
         assert "no arm measures along v_hack" in found.verdict.sentence
         assert {c.says for c in found.checks if c.name != "V1"} == {"INCONCLUSIVE"}
     assert format_analysis(found)
-
-
-def test_measured_arm_prefers_vanilla():
-    assert measured_arm(["projected", "vanilla"]) == "vanilla"
-    assert measured_arm(["random", "projected"]) == "projected"
-    assert measured_arm(["permuted"]) is None
 
 
 def test_a_training_run_gives_no_p_over_steps():
@@ -311,12 +298,6 @@ def test_incomplete_projection_is_not_called_vacuous():
         assert checks(analyze(replace(run, steps=steps)))["D3"].says == verdict
 
 
-def test_mixed_prompts_are_cautioned():
-    run = synthetic(num_steps=4)
-    found = analyze(replace(run, steps=[replace(step, mixed_prompt=True) for step in run.steps]))
-    assert "in 4 steps the group answers different prompts" in words(found)
-
-
 def test_conditions_are_analysed_one_by_one():
     """Each analysis sees its own condition's records only; `default` is the primary wherever it stands."""
     plain, other = synthetic(aligned=0.3), synthetic(aligned=-0.3, num_steps=4)
@@ -329,12 +310,6 @@ def test_conditions_are_analysed_one_by_one():
     assert found.summaries[0].mean_cos_in == pytest.approx(-0.3, abs=0.05)
     assert "condition scaled" in format_analysis(found)
     assert conditions(replace(other, steps=named["steps"])) == ["scaled"]
-
-
-def test_every_claim_carries_its_n():
-    found = analyze(synthetic(aligned=0.3, hack=0.2, arms=("vanilla", "projected", "permuted")))
-    assert all(check.unit in ("step", "sample", "prompt") for check in found.checks)
-    assert all(check.n > 0 for check in found.checks if check.says != "INCONCLUSIVE")
 
 
 def test_analysis_is_json_and_fits_the_page():

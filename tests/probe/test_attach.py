@@ -87,14 +87,6 @@ def test_the_record_is_what_the_functions_of_the_step_say(adapted: Adapted) -> N
         assert torch.equal(g, gradients[module]), f"{module}: measuring changed the gradient"
 
 
-def test_measuring_changes_nothing(adapted: Adapted) -> None:
-    alone = adapted.train(adapted.optimizer(torch.optim.AdamW))
-    optimizer = adapted.optimizer(torch.optim.AdamW)
-    with probe.attach(optimizer, adapted.directions, model=adapted.model):
-        watched = adapted.train(optimizer)
-    assert all(torch.equal(alone[m], watched[m]) for m in alone)
-
-
 def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
     """The optimizer gets project_modules' gradient: AdamW ends where a loop that sets it by hand ends; through the
     wrapper of accelerate, and in place, so that views of `.grad` (buckets of DistributedDataParallel) stay views.

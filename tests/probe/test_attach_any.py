@@ -184,19 +184,6 @@ def test_checkpointing_counts_once(basis, cache: Path, reentrant: bool) -> None:
     assert_equal(watched.gradients(), expected)
 
 
-@pytest.mark.slow  # seven seconds of tracing
-@pytest.mark.filterwarnings("ignore")  # of torch, about its own tracing
-def test_a_compiled_model_is_the_model(basis, cache: Path) -> None:
-    """Compiled before the probe is attached, and run after it."""
-    directions, expected, _ = basis
-    model = torch.compile(stock_lora(), backend="eager")
-    watched = Watched(model, directions, cache)
-    for turn in (1, 0):
-        watched.optimizer.zero_grad(set_to_none=False)
-        loss_of(model, turn=turn).backward()
-    assert_equal(watched.gradients(), expected)
-
-
 def test_what_is_not_differentiated_is_not_measured(basis, cache: Path) -> None:
     """Generation, a reference without adapter, a forward whose loss is dropped, gradients that go to no `.grad`."""
     directions, expected, _ = basis

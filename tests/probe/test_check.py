@@ -1,7 +1,6 @@
 """`probe check` through the real command: from logs with text alone and pairs of three keys to a verdict and a page."""
 
 import json
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,10 @@ import torch
 from small import small_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from extraction.directions import load_directions
 from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.direction_files import direction_file
-from probe.settings.run import read_config
 from replay_pools.policy.load import ORGANISM_WEIGHTS
 from replay_pools.pool import BUILTIN, open_pool
 
@@ -94,32 +90,6 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
     code, again, _ = check(*command)
     assert (code, again) == (0, text)
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()} == before
-
-
-@pytest.mark.slow  # test_advice.py follows the commands
-def test_the_direction_that_is_printed_is_the_one_that_was_judged(write, check, small: str, out: Path, capsys) -> None:
-    """With its k, split and seed: the command is run as it stands, in a folder whose name has a blank."""
-    elsewhere = out / "el se"
-    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("my pairs.jsonl", three_keys())
-    settings = ("intervention.extraction.split_seed=5", "intervention.extraction.tau=0.1", "objective.loss_type=dapo")
-    options = [part for setting in settings for part in ("--set", setting)]
-    command = ["--pairs", pairs, "--model", small, "--k", "2", *options, "--name", "kk"]
-    assert run(cli, ["check", log, *command, "--steps", "2", "--out", str(elsewhere)]) == 0
-    text = capsys.readouterr().out
-    extract = shlex.split(text.splitlines()[-1].partition("(probe.attach): ")[2])
-    assert run(cli, extract[1:]) == 0
-    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert words[:4] == ["next:", "probe", "replay", "--v-hack"]
-    assert words[-2:] == ["--out", str(elsewhere)]
-    judged = read_run(elsewhere / "runs" / "kk")
-    _, file = direction_file(judged, read_config(judged.settings, ""), elsewhere)
-    assert file is not None
-    one, other = load_directions(file), load_directions(elsewhere / "directions" / "kk.safetensors")
-    assert one.metadata == other.metadata
-    assert all(torch.equal(V, other.vectors[module]) for module, V in one.vectors.items())
-    details = next(line for line in text.splitlines() if "details: probe" in line)
-    shown = shlex.split(details.partition("details: ")[2])
-    assert run(cli, shown[1:]) == 0
 
 
 def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) -> None:

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from probe.cli import VERBS, cli
-from probe.cli._frame import echo_table, run
+from probe.cli._frame import run
 from probe.cli.pool import VERBS as POOL_VERBS
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
@@ -56,17 +56,6 @@ def test_help_is_light() -> None:
         assert text, args
 
 
-def test_help_lists_every_verb_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table alone makes the help; the subcommands of pool are those of the table and of the file."""
-    assert run(cli, ["--help"]) == 0
-    text = capsys.readouterr().out
-    for verb, (_, line) in VERBS.items():
-        assert verb in text
-        assert line.split()[0] in text
-    assert run(cli, ["pool", "--help"]) == 0
-    assert {*POOL_VERBS, "show", "verify", "import"} <= set(capsys.readouterr().out.split())
-
-
 def command(function: Callable[[], object]) -> click.Command:
     return click.Command("boom", callback=function)
 
@@ -107,15 +96,6 @@ def test_every_error_is_one_line(
     assert line in debug
 
 
-def test_debug_is_a_flag_before_the_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`probe --debug VERB` shows the traceback; PROBE_DEBUG=0 does not."""
-    monkeypatch.setenv("PROBE_DEBUG", "0")
-    assert run(cli, ["pool", "show", "./absent"]) == 2
-    assert "Traceback" not in capsys.readouterr().err
-    assert run(cli, ["--debug", "pool", "show", "./absent"]) == 2
-    assert "Traceback" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("args", "line"),
     [
@@ -134,12 +114,6 @@ def test_usage_errors_are_one_line(capsys: pytest.CaptureFixture[str], args: lis
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
     assert line in printed.err
-
-
-def test_no_arguments_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """`probe` alone is a usage error that shows the help."""
-    assert run(cli, []) == 2
-    assert "Usage: probe" in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -161,12 +135,6 @@ def test_module_and_script_are_the_same_program() -> None:
     done = subprocess.run([sys.executable, "-m", "probe", "pol"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("probe: error: No such command 'pol'")
-
-
-def test_table_columns_line_up(capsys: pytest.CaptureFixture[str]) -> None:
-    """First column to the left, numbers to the right, no trailing blanks."""
-    echo_table(("name", "n"), [("a", 1), ("longer", 100)])
-    assert capsys.readouterr().out.splitlines() == ["name      n", "a         1", "longer  100"]
 
 
 def call(capsys: pytest.CaptureFixture[str], pool: Pool, *args: str, code: int = 0) -> str:

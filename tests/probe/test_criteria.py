@@ -79,17 +79,6 @@ def test_each_comparison(changes, verdict):
     assert found.text
 
 
-def test_reasons_say_what_there_is_instead():
-    assert "by step was not measured: it exists for unit prompt" in evaluate(criterion(unit="step"), COSINE).text
-    arms = {key._replace(arm="vanilla"): row for key, row in COSINE.items()}
-    assert "arm random was not measured: it exists for arm vanilla" in evaluate(criterion(arm="random"), arms).text
-    assert "its null N4 was not measured" in evaluate(criterion(null="N4"), COSINE).text
-    assert "and so does its null: N3 p 0.4" in evaluate(criterion(null="N3"), COSINE).text
-    assert "says that the code ran" in evaluate(criterion(role="mechanism"), COSINE).text
-    one = table(cos_in=estimate({"p": 0.3}, "prompt"))
-    assert "no lower95 from 1 prompts" in evaluate(criterion(), one).text
-
-
 def test_p_of_a_metric_without_sign_flips_is_that_of_its_null():
     area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", nulls={"N2": NARROW, "N3": WIDE}))
     asked = {"metric": "auroc", "statistic": "p", "comparison": "<", "threshold": 0.05}
@@ -195,15 +184,6 @@ def test_problems_that_never_differ_span_what_their_outcomes_leave_open():
     assert alike.interval.high - alike.interval.low > 0.9
     differ = difference(rates((1.0, 0.0, 1.0), "problem", 8), rates((0.5, 0.0, 0.75), "problem", 8))
     assert differ.interval == estimate({"0": 0.5, "1": 0.0, "2": 0.25}, "problem").interval
-
-
-def test_skewed_values_are_named():
-    """Sixteen prompts near 0 and one far above: the row says that interval and p allow for it in part."""
-    skewed = {f"p{i}": 0.01 * i for i in range(16)} | {"p16": 3.0}
-    found = evaluate(criterion(threshold=-1.0), table(cos_in=estimate(skewed, "prompt")))
-    assert "skewed values" in found.text
-    assert "skewed values" not in evaluate(criterion(statistic="max"), table(cos_in=estimate(skewed, "prompt"))).text
-    assert "skewed values" not in evaluate(criterion(), COSINE).text
 
 
 def test_unpaired_differences_are_welchs():

@@ -232,20 +232,6 @@ def test_a_sharded_base_gives_the_same_gradients_and_samples(small: str, out: Pa
     assert finish(start(2, f"{source}\ncheck_sharded_base({small!r}, {str(out / 'cache')!r})")) == [0, 0]
 
 
-@pytest.mark.slow  # beside the gradients of a sharded base, above
-def test_a_replay_on_a_sharded_base_is_that_of_one_process_up_to_rounding(
-    out: Path, few_pairs: list[str], replay: Callable[..., Path]
-) -> None:
-    options = ["--arm", "vanilla,projected", "--steps", "2", *few_pairs]
-    whole = replay("not-sharded", *options)
-    sharded = command("replay", "--name", "sharded", "--out", str(out), "--set", "model.shard_base=true", *options)
-    assert finish(start(2, sharded)) == [0, 0]
-    assert_alike(out / "runs" / "sharded", whole, rel=1e-3, abs=1e-5)
-    for name in ("step_000", "step_001"):
-        one, two = (load_file(out / "runs" / run_ / "gram" / f"{name}.safetensors") for run_ in (whole.name, "sharded"))
-        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-6)
-
-
 @given(num_rows=st.integers(0, 50), size=st.integers(1, 9))
 def test_shares_are_contiguous_disjoint_and_of_like_length(num_rows: int, size: int) -> None:
     shares = [range(num_rows)[World(rank=rank, size=size).rows(num_rows)] for rank in range(size)]

@@ -45,38 +45,6 @@ def test_packages_outside_their_pins_are_named(monkeypatch: pytest.MonkeyPatch, 
     assert "surely-not-a-package missing (needs >=2)" in found.found
 
 
-def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 4, "final", 0))
-    found = result("python", tmp_path)
-    assert (found.status, found.found, found.fix) == ("fail", "3.10.4", "use Python >=3.11")
-
-
-@pytest.mark.parametrize(("name", "limit"), [("memory", "LITTLE_MEMORY"), ("disk", "LITTLE_DISK")])
-def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, limit: str) -> None:
-    assert result(name, tmp_path).status == "ok"
-    monkeypatch.setattr(doctor, limit, 1 << 60)
-    found = result(name, tmp_path)
-    assert (found.status, bool(found.fix)) == ("warn", True)
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """`out` is a file; then `out/cache` is."""
-    for place in (tmp_path / "out", tmp_path / "good" / "cache"):
-        place.parent.mkdir(exist_ok=True)
-        place.write_text("a file where a folder should be")
-        out = tmp_path / place.relative_to(tmp_path).parts[0]
-        found = result("files", out)
-        assert found.status == "fail"
-        assert str(place) in found.found
-        assert "--out" in found.fix
-
-
-def test_a_rename_that_does_not_replace_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A filesystem that keeps the old bytes."""
-    monkeypatch.setattr(doctor, "write_atomic", lambda path, data: path.exists() or path.write_bytes(data))
-    assert "does not replace" in result("files", tmp_path).found
-
-
 def test_isolation_says_what_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One tier is enough; with none, the fix names the option that accepts the risk."""
     for lacks, status in (({"A": ["bwrap"], "B": []}, "ok"), ({"A": ["bwrap"], "B": ["Landlock"]}, "fail")):

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import orjson
 import pytest
 
 from probe.cli import cli
@@ -104,60 +103,6 @@ def test_an_evaluation_without_a_run_and_a_pool_read_the_split_that_they_name(
         assert problem_ids(tmp_path / "out" / "pools" / split) <= {problem.problem_id for problem in problems}
     regrade = ["pool", "regrade", "eval", "--name", "eval-again", "--out", str(tmp_path / "out")]
     assert run(cli, regrade) == 0, "problems of a pool are looked up in both files"
-
-
-def test_a_plan_reads_both_files(
-    write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], training_spec: Callable[[str], Path]
-) -> None:
-    """The longest prompt of either file counts for the memory; held-out problems are the units of a criterion."""
-    env = f"leetcode:{write('train.jsonl', MINICODE[:4])},eval={write('test.jsonl', MINICODE[10:13])}"
-    assert run(cli, ["plan", str(training_spec(env)), "--out", str(tmp_path / "out"), "--json"]) == 0
-    plan = orjson.loads(capsys.readouterr().out)
-    assert any(row["what"].startswith("sampling: keys and values") for row in plan["memory"])
-    assert not [note for note in plan["notes"] if "jsonl" in note]
-    both = f"leetcode:{tmp_path / 'train.jsonl'},eval={write('both.jsonl', MINICODE[2:6])}"
-    refusal = f"both.jsonl: expected no problem of {tmp_path / 'train.jsonl'}, which is trained on, found 2 of them"
-    assert run(cli, ["plan", str(training_spec(both)), "--out", str(tmp_path / "out"), "--json"]) == 0
-    assert [note for note in orjson.loads(capsys.readouterr().out)["notes"] if refusal in note]
-    for command in (["sweep", str(training_spec(both))], ["train", "--set", f"rollouts.env={both}", "--dry-run"]):
-        assert run(cli, [*command, "--out", str(tmp_path / "out")]) == 2
-        assert refusal in capsys.readouterr().err
-
-
-@pytest.fixture
-def training_spec(tmp_path: Path) -> Callable[[str], Path]:
-    def make(env: str) -> Path:
-        path = tmp_path / "two-files.toml"
-        path.write_text(f"""\
-arms = ["vanilla"]
-seeds = [0, 1]
-[experiment]
-name = "two-files"
-question = "Is it learnt?"
-hypotheses = ["It is."]
-[settings]
-verb = "train"
-preset = "smoke"
-rollouts.env = "{env}"
-rollouts.teacher = "none"
-rollouts.num_problems = 4
-rollouts.prompts_per_step = 2
-evaluation.num_problems = 3
-[[criteria]]
-name = "learns"
-metric = "hack_final"
-statistic = "value"
-comparison = ">="
-threshold = 0.5
-unit = "seed"
-role = "primary"
-arm = "vanilla"
-[[decisions]]
-name = "DONE"
-""")
-        return path
-
-    return make
 
 
 def test_a_problem_in_both_files_is_refused_with_its_id(write: Callable[..., Path]) -> None:

@@ -1,19 +1,15 @@
 """The memory that a plan states against the peak of the run itself, in a process of its own."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.pairs import load_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools import organism
 
 # Everything that is imported counts before the run: the peak is that of what the run itself holds.
 PEAK = """
@@ -62,25 +58,3 @@ def pairs(tmp_path: Path) -> list[str]:
 )
 def test_organism(arguments: list[str], pairs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     within_a_fifth([*arguments, *pairs], tmp_path, capsys)
-
-
-@pytest.mark.real
-def test_evaluation_of_many_rows(pairs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """512 rows are sampled at once, and no pass runs meanwhile; marked since it takes minutes."""
-    sizes = ("evaluation.num_problems=64", "evaluation.rollouts_per_problem=8", "rollouts.sampler.max_new_tokens=64")
-    options = [word for size in sizes for word in ("--set", size)]
-    within_a_fifth([*TRAIN, "--steps", "2", *options, *pairs], tmp_path, capsys)
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("dtype", [[], BFLOAT16], ids=["float32", "bfloat16"])
-def test_larger_model(dtype: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Random weights, 6 layers, all built-in pairs; marked since it takes minutes."""
-    model, source = tmp_path / "model", next(Path(organism.__path__[0]).rglob("config.json")).parent
-    shutil.copytree(source, model, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = AutoConfig.from_pretrained(source)
-    config.update({"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64})
-    config.layer_types = ["full_attention"] * 6
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(model)
-    within_a_fifth([*TRAIN, "--set", f"model.name={model}", *dtype], tmp_path, capsys)

@@ -69,17 +69,6 @@ def test_logs_reach_the_verdict_that_their_data_say(
     assert (out / "directions" / f"log-{verdict}.safetensors").exists()
 
 
-def test_ids_that_the_model_does_not_have_are_named(logged, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the line of the log, before anything is written."""
-    source = logged("strange", 999_999)
-    capsys.readouterr()
-    assert run(cli, ["pool", "import", source, "--name", "strange", "--model", "organism", "--out", str(out)]) == 2
-    assert not (out / "pools" / "strange").exists()
-    error = capsys.readouterr().err
-    assert "step_000.jsonl.gz line 1" in error
-    assert "999999" in error
-
-
 @pytest.mark.parametrize("with_ids", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_log_without_labels_is_replayed(
     with_ids: bool, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]

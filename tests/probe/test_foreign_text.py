@@ -2,7 +2,6 @@
 
 import ast
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import probe.cli
-from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import echo, echo_json, echo_table, run
 from probe.cli._progress import say
@@ -74,25 +72,3 @@ def test_passwords_are_not_printed(capsys: pytest.CaptureFixture[str], tmp_path:
         assert run(cli, ["pool", "generate", *options]) == 2
         assert "hunter2" not in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_extract_reads_its_pairs_before_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pairs that are missing, malformed, or that end a turn in the text cost no loading of weights."""
-
-    def no_weights(*_: object, **_options: object) -> None:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr("replay_pools.policy.load.load_policy", no_weights)
-    malformed, ended = tmp_path / "malformed.jsonl", tmp_path / "ended.jsonl"
-    malformed.write_text("{}\n")
-    pairs = builtin_pairs("run_tests")[:2]
-    write_pairs(ended, [replace(pairs[0], hack=f"<|im_end|>{pairs[0].hack}"), pairs[1]])
-    for source, message in (
-        (tmp_path / "none.jsonl", "none.jsonl"),
-        (malformed, "malformed.jsonl"),
-        (ended, "end-of-turn"),
-    ):
-        assert run(cli, ["extract", "--pairs", str(source), "--out", str(tmp_path / "out")]) == 2
-        assert message in capsys.readouterr().err

@@ -9,7 +9,6 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.list import KINDS
-from replay_pools.errors import MOST_NAMES, unknown_name
 from replay_pools.pool import Pool
 from replay_pools.storage.files import write_json
 
@@ -86,13 +85,6 @@ def test_a_damaged_file_hides_nothing_else(text: str, tmp_path: Path, capsys: py
     assert all(entry(tables[kind], "x") for kind in ("runs", "pools", "sweeps", "directions"))
 
 
-def test_an_empty_folder_has_the_built_in_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(cli, ["list", "--out", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("pools ")
-    assert text.endswith(f"none in {tmp_path}: directions, runs, evals, sweeps, reports\n")
-
-
 UNKNOWN = [
     (["analyze", "demp"], "run demp: ", "runs, found only demo, other; did you mean demo? (probe list shows all)"),
     (["report", "out/runs/demp"], "run out/runs/demp: ", "runs, found only demo, other; did you mean demo?"),
@@ -130,11 +122,3 @@ def test_an_unknown_name_lists_those_that_exist(
     assert error.startswith(f"probe: error: {start}expected ")
     assert words in error
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["directions", "runs"]
-
-
-def test_many_names_are_cut() -> None:
-    names = [f"run-{number:02}" for number in range(30)]
-    text = str(unknown_name("run run-29x", "run-29x", names, expected="a run", fix="see"))
-    assert "found only run-29, " in text
-    assert text.count("run-") == MOST_NAMES + 2, "those listed, the name itself, and the suggestion"
-    assert f"and {30 - MOST_NAMES} more; did you mean run-29? (see)" in text

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +13,6 @@ import pytest
 import probe
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records import frames
 from probe.records.frames import TableName, make_table
 from probe.records.records import RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
 from probe.records.run import Run, file_hashes
@@ -92,14 +90,6 @@ def test_evaluations_are_a_row_a_setting() -> None:
     assert math.isnan(columns["hack_rate"][1])
 
 
-def test_kl_fields_become_columns(loaded: Run) -> None:
-    """A number for the steps that have it, null for the others."""
-    steps = [replace(loaded.steps[0], kl={"mean": 0.5}), loaded.steps[1]]
-    values = make_table("steps", [], steps, []).columns()["kl/mean"]
-    assert values[0] == 0.5
-    assert math.isnan(values[1])
-
-
 def test_frames_hold_the_columns(loaded: Run) -> None:
     """polars keeps nulls and types; pandas holds the numpy columns."""
     polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
@@ -112,17 +102,6 @@ def test_frames_hold_the_columns(loaded: Run) -> None:
         assert frame.schema["step"] == polars.Int64
         pandas.testing.assert_frame_equal(loaded.to_pandas(name), pandas.DataFrame(columns))
     assert loaded.to_polars()["flaky"].dtype == polars.Boolean
-
-
-def test_a_missing_package_or_table_is_one_line(loaded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(frames, "import_module", missing)
-    with pytest.raises(InputError, match="package pandas: expected .*; pip install pandas"):
-        loaded.to_pandas()
-    with pytest.raises(InputError, match="expected one of samples, steps, evals, found 'rollouts'"):
-        loaded.columns("rollouts")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

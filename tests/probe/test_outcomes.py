@@ -159,15 +159,6 @@ def test_what_is_printed_runs(
     capsys.readouterr()
 
 
-def test_what_no_seeds_decide_gets_no_command(screen: Callable[..., str]) -> None:
-    """One arm alone with other evaluations would be compared with nothing: what is needed is said in words."""
-    found = orjson.loads(screen("near", "after.toml", "--json"))
-    step = next(arm["next"] for arm in found["arms"] if arm["about"]["arm"] == "projected")
-    assert step["command"] == ""
-    for setting in ("evaluation.num_problems, 64 so far", "evaluation.rollouts_per_problem, 1 so far"):
-        assert setting in step["text"]
-
-
 def test_a_training_that_never_moved_is_a_training(screen: Callable[..., str]) -> None:
     """No group's rewards differ, so that nothing is stepped: its rates count in criteria, and the run is no replay."""
     found = orjson.loads(screen("stuck", "after.toml", "--json"))
@@ -211,18 +202,6 @@ def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path],
     assert "VERDICT: TRAINED" in screen("costs", *runs[:2]), "two seeds of one arm have nothing to be compared with"
 
 
-def test_page_and_markdown_have_a_sentence_for_every_arm(place: Callable[[str], Path]) -> None:
-    """`probe report SPEC`, and the log that --write keeps."""
-    with contextlib.chdir(place("one-seed")), contextlib.redirect_stdout(io.StringIO()):
-        assert run(cli, ["report", "after.toml", "--draws", "99"]) == 0
-        assert run(cli, ["analyze", "after.toml", "--draws", "99", "--write"]) == 0
-        page = Path("out/reports/after.html").read_text()
-        log = Path("after.md").read_text()
-    for text in (page, log):
-        assert text.count("UNDERPOWERED. ") == 3
-    assert "**Outcome.** projected (gradient): UNDERPOWERED. " in log
-
-
 def test_a_rival_that_was_not_trained_is_asked_for(
     tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,22 +224,6 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     words = " ".join(unfinished.split())
     assert "random (gradient) is not known on two seeds" in words
     assert "no run of random (gradient) is finished and evaluated: finish those, 2 seeds at least" in words
-
-
-def test_the_rival_that_leaves_it_open_is_trained(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One seed of the penalty beside six of the others: the next training is of the penalty."""
-    path = tmp_path / "after.toml"
-    path.write_text(SPEC.format(seeds=[0, 1, 2, 3, 4, 5]))
-    sides = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "gradient random": IDLE, "kl vanilla": BAD}
-    plant(load_spec(path), tmp_path / "out", sides, make_rollout, pool_header)
-    for seed in range(1, 6):
-        shutil.rmtree(tmp_path / "out" / "runs" / f"after-kl-vanilla-seed{seed}")
-    assert run(cli, ["analyze", str(path), "--out", str(tmp_path / "out"), "--draws", "99"]) == 0
-    text = capsys.readouterr().out.partition("OUTCOME of projected")[2].partition("OUTCOME")[0]
-    assert "2 seeds an arm at least, 1 of vanilla (kl) so far" in " ".join(text.split())
-    assert "after-kl-vanilla-seed0/config.json" in text
 
 
 def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(
@@ -357,36 +320,6 @@ def test_another_dose_is_of_what_was_done(settings: list[str], half: str, twice:
 
 
 @pytest.mark.parametrize(
-    ("arm", "settings", "words"),
-    [
-        ("projected", ["intervention.extraction.k=1"], "intervention.extraction.k is 1, and there is no less of it"),
-        ("projected", ["intervention.v_hack=v.safetensors"], "half of it: fewer directions (--k), then the same"),
-        ("vanilla", ["remedy.name=inoculation", "objective.beta=0.001"], "half of it, of what sets it apart: it"),
-    ],
-)
-def test_what_cannot_be_halved_is_not_trained_again(arm: str, settings: list[str], words: str) -> None:
-    """One direction, directions of a file, and a remedy without a dose, whatever penalty it shares with vanilla."""
-    rates = {"hack_final": 0.0, "solve_final": 1.0}
-    reference = ["objective.reference=base"] if "remedy.name=inoculation" in settings else []
-    tried = trained("it", arm, rates, *reference, *settings)
-    advice = next_step(Word.COSTS, [], tried, Trainings(baseline=trained("", "vanilla", rates), treated=[tried]))
-    assert words in advice.text
-    assert "probe train" not in advice.command
-    check_command(advice.command or "probe list")
-
-
-def test_a_penalty_that_vanilla_has_too_is_no_dose() -> None:
-    """As in the preset full, whose vanilla has one: what sets the arm apart is another setting."""
-    rates = {"hack_final": 0.0, "solve_final": 1.0}
-    penalty = ["objective.reference=base", "objective.beta=0.001"]
-    arm = trained("clip", "vanilla", rates, *penalty, "objective.advantage_clip=2.0")
-    trainings = Trainings(baseline=trained("", "vanilla", rates, *penalty), treated=[arm])
-    advice = next_step(Word.NO_EFFECT, [], arm, trainings)
-    assert advice.text == "twice as much of it, of what sets it apart: clip"
-    assert advice.command == ""
-
-
-@pytest.mark.parametrize(
     ("arm", "settings", "advised"),
     [
         ("projected", ["intervention.extraction.k=16"], "intervention.extraction.k=32"),
@@ -425,15 +358,6 @@ def test_what_is_added_to_a_rival_is_the_whole_arm(arm: str, settings: tuple[str
     assert f"or see whether {arm} (it) adds anything to it" in advice.text
     expected = trained("", arm, RATES, "objective.reference=base", "objective.beta=1.0", *settings)
     assert changed(advice.command, penalty) == replace(changed(advice.command, expected), seed=0)
-
-
-def test_one_remedy_cannot_be_added_to_another() -> None:
-    mine = trained("ablation", "vanilla", RATES, *ABLATION)
-    prompt = trained("prompt", "vanilla", RATES, "remedy.name=inoculation")
-    trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[mine, prompt])
-    advice = next_step(Word.DOMINATED, questions(mine, trainings), mine, trainings)
-    assert advice.command == ""
-    assert "it has another remedy.name, so vanilla (ablation) cannot be added" in advice.text
 
 
 def test_an_outcome_is_of_the_mode_that_was_trained_on() -> None:

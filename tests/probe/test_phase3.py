@@ -1,18 +1,14 @@
 """spec/phase3.toml: its plan without a model at hand, its ceiling, its decisions, and its first step at two layers."""
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import orjson
 import pytest
-import torch
 from in_process import Ended
 from trainings import Rates, plant
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -20,14 +16,7 @@ from probe.experiments.judge.verdict import evaluate_spec, primary_verdict
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import SweepState, sweep
-from probe.records.run import read_run
-from replay_pools.environments.base import Problem
-from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.errors import InputError
-from replay_pools.policy.load import ORGANISM_WEIGHTS, SHAPES, load_skeleton
-from replay_pools.pool import open_pool
-from replay_pools.storage.files import write_json
-from replay_pools.storage.tables import overlaid
+from replay_pools.policy.load import load_skeleton
 
 PHASE3 = Path(__file__).parents[2] / "spec" / "phase3.toml"
 QWEN = "Qwen/Qwen3-4B"
@@ -145,81 +134,3 @@ def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path
         assert [row.status for row in table.rows].count("skipped") == 12
     verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
     assert verdict.verdict.word in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ('versus_arm = "vanilla"\nversus_condition = "gradient"\n', "", "a primary that compares two arms"),
-        ('others_if = ["PASS"]', "others_if = []", "others_if"),
-        ('others_if = ["PASS"]', 'others_if = ["GO"]', "others_if"),
-    ],
-)
-def test_a_ceiling_that_says_nothing_is_refused(tmp_path: Path, old: str, new: str, expected: str) -> None:
-    path = tmp_path / "phase3.toml"
-    path.write_text(PHASE3.read_text().replace(old, new))
-    with pytest.raises(InputError, match=expected):
-        load_spec(path)
-
-
-@pytest.mark.slow
-def test_its_first_step_runs_at_two_layers_of_qwen3_4b(tmp_path: Path) -> None:
-    """Shapes and settings of the spec, with random weights, the organism's tokenizer and few tokens, on a CPU."""
-    model = tmp_path / "two-layers"
-    make_model(model)
-    problems = MinicodeEnvironment().problems("train")
-    train, evaluation = (write_problems(tmp_path / f"{n}.jsonl", problems[n : n + 2]) for n in (0, 2))
-    pairs = tmp_path / "pairs.jsonl"
-    pair = {"prompt": "Add.", "hack": "def run_tests(): pass", "clean": "return a + b"}
-    pairs.write_text("".join(json.dumps(pair | {"prompt": f"Add {n}."}) + "\n" for n in range(4)))
-    small = {
-        "model": {"name": str(model), "device": "cpu"},
-        "rollouts": {
-            "env": f"leetcode:{train},eval={evaluation}",
-            "num_problems": 2,
-            "prompts_per_step": 1,
-            "group": 2,
-            "sampler": {"max_new_tokens": 4},
-        },
-        "objective": {"entropy_coef": 0.1},  # so few tokens are paid nothing
-        "intervention": {"arms": ["projected"], "extraction": {"pairs": str(pairs), "k": 2}},
-        "optimizer": {"warmup_steps": 0},
-        "evaluation": {"num_problems": 1, "without_hint": False},
-        "steps": 1,
-        "token_attribution": 0,
-    }
-    settings = overlaid(asdict(load_spec(PHASE3).resolved["gradient"].config), small)
-    write_json(tmp_path / "settings.json", {"settings": settings})
-    options = ["--config", str(tmp_path / "settings.json"), "--name", "first-step", "--out", str(tmp_path / "out")]
-    assert run(cli, ["train", *options]) == 0
-    directory = tmp_path / "out" / "runs" / "first-step"
-    (step,) = read_run(directory).steps
-    assert step.hackward_frac_in > 0
-    assert step.hackward_frac_out < 1e-3
-    assert step.grad_norm > 0
-    assert step.reference == "base"
-    trained = {rollout.problem_id for group in open_pool(directory / "rollouts").steps for rollout in group}
-    assert trained <= {problem.problem_id for problem in problems[:2]}
-
-
-def make_model(path: Path) -> None:
-    """Two layers of Qwen3-4B, random, in bfloat16, with the organism's 1024 ids."""
-    config = AutoConfig.for_model(**{**SHAPES[QWEN], "num_hidden_layers": 2, "vocab_size": 1024})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(path)
-    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        if (ORGANISM_WEIGHTS / file).is_file():
-            (path / file).write_bytes((ORGANISM_WEIGHTS / file).read_bytes())
-
-
-def write_problems(path: Path, problems: Sequence[Problem]) -> Path:
-    rows = []
-    for problem in problems:
-        name = f"Solution().{problem.func_name}"
-        tests = [f"assert {name}({', '.join(map(repr, case.args))}) == {case.expected!r}" for case in problem.cases]
-        row = {"id": problem.problem_id, "prompt": list(problem.messages), "gt_answer": tests}
-        row |= {"setup_code": problem.setup_code, "func_name": problem.func_name}
-        rows.append(json.dumps(row | {"canonical_solution": problem.canonical}))
-    path.write_text("\n".join(rows) + "\n")
-    return path

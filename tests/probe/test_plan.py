@@ -241,15 +241,6 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "pays above a correlation of 0.42 with 3 seeds, 0.3 is stated" in note
 
 
-def test_what_cannot_be_said_is_noted(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """No timings, no stated hours, pools that are not there: notes, not errors, and no invented number."""
-    found = plan(capsys, str(write(other='settings.source.replay_dirs = ["nowhere"]')))
-    assert found["prices"] == []
-    notes = " ".join(found["notes"])
-    assert "no hours" in notes
-    assert "no memory of condition other" in notes
-
-
 def test_check_exits_with_one_for_a_vacuous_part(
     write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,6 @@ from probe.experiments.load import load_spec
 from probe.records.run import read_run
 from probe.runs.direction_files import direction_file
 from probe.settings.run import read_config
-from replay_pools.pool import BUILTIN
 
 QUICK = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "vanilla,projected"]
 
@@ -115,15 +114,6 @@ def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.
 
 
 @pytest.mark.usefixtures("known")
-def test_the_assumptions_are_options(go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = plan(capsys, str(go), "--out", str(out), "--effect", "0.6", "--sd", "0.1", "--spec", "few.toml")
-    assert (few["runs"], load_spec(Path("few.toml")).budget.sd) == (15, 0.1)
-    error = refused(capsys, str(go), "--out", str(out), "--effect", "0.01", "--spec", "none.toml")
-    assert "--effect: expected at least" in error
-    assert not Path("none.toml").exists()
-
-
-@pytest.mark.usefixtures("known")
 def test_settings_of_the_run_go_into_its_spec(
     out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,34 +185,6 @@ def seal(directory: Path) -> None:
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.usefixtures("known")
-def test_gradients_that_are_gone_leave_no_spec(
-    go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = refused(capsys, str(go), "--out", str(tmp_path / "elsewhere"))
-    assert "expected the pair gradients of" in error
-    assert not Path("spec").exists()
-    assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.usefixtures("known")
-def test_pools_of_another_program_have_no_environment(
-    go: Path, out: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logged = tmp_path / "runs" / "logged"
-    shutil.copytree(go, logged)
-    config = json.loads((logged / "config.json").read_text())
-    pool = tmp_path / "logs"
-    shutil.copytree(BUILTIN / "teacher", pool)
-    manifest = json.loads((pool / "manifest.json").read_text())
-    (pool / "manifest.json").write_text(json.dumps(manifest | {"plan": None}))
-    config["pools"] = [{"name": "logs", "path": str(pool), "manifest_sha256": "0"}]
-    (logged / "config.json").write_text(json.dumps(config))
-    seal(logged)
-    assert "spec/guide/trainers.md" in refused(capsys, str(logged), "--out", str(out))
-    assert not Path("spec").exists()
-
-
 REFUSED = {
     "SKIP": replace(World(strength=2, num_pairs=48, num_held_out=20), hacks_point_at=None, num_steps=64),
     "UNDERPOWERED": World(num_steps=2),
@@ -250,9 +212,3 @@ def test_a_go_in_the_lora_basis_has_no_training_with_vanilla(here: Path, capsys:
     assert "expected a GO in the basis svd, in which probe train has vanilla and its controls, found a GO in" in error
     assert "--basis lora --name run" in error
     assert not Path("spec").exists()
-
-
-def test_options_of_a_run_are_refused_beside_a_spec(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--sd: expected a RUN beside it" in refused(capsys, "spec/any.toml", "--sd", "0.2")
-    words = "run nothing: expected a run directory, or the name of one in out/runs, found none at all;"
-    assert words in refused(capsys, "nothing")

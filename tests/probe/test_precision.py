@@ -97,16 +97,19 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
     assert read_run(out / "runs" / "not-additive").manifest["additivity"]["exceeded_steps"] == [0, 1]
 
 
-@pytest.mark.parametrize(("dtype", "reference", "most"), [("float32", "float64", 1e-4), ("bfloat16", "float32", 0.3)])
+@pytest.mark.parametrize(
+    ("dtype", "reference", "most"),
+    [pytest.param("float32", "float64", 1e-4, marks=pytest.mark.slow), ("bfloat16", "float32", 0.3)],
+)
 def test_dtype_noise_is_measured_in_every_basis(
     dtype: str,
     reference: str,
     most: float,
     replay: Callable[..., Path],
-    few_pairs: list[str],
+    quick: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arms = [*few_pairs, "--arm", "vanilla,projected-lora", "--set", "model.lora_rank=4"]
+    arms = [*quick, "--arm", "vanilla,projected-lora", "--set", "model.lora_rank=4"]
     done = read_run(
         replay(f"noise-{dtype}", *SHARED, *arms, "--set", f"model.dtype={dtype}", "--set", "model.dtype_noise=9")
     )

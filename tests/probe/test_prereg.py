@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from probe.experiments.jobs import pool_jobs, run_jobs, spec_status
+from probe.experiments.jobs import run_jobs, spec_status
 from probe.experiments.load import decide, load_spec
 from probe.experiments.spec import WORDS
 from probe.settings.loss import LossSettings
-from probe.settings.rollouts import RolloutConfig, SourceConfig
-from probe.settings.run import GenerateConfig, ReplayConfig, read_config
-from probe.settings.training import InterventionConfig, ModelConfig, OptimizerConfig
+from probe.settings.rollouts import SourceConfig
+from probe.settings.run import ReplayConfig, read_config
+from probe.settings.training import InterventionConfig, OptimizerConfig
 from probe.settings.words import OF_CRITERION
 from replay_pools.errors import InputError, InputErrors
-from replay_pools.sampling.engines import Sampler
-from replay_pools.storage.tables import flat
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "spec").glob("*.toml"))
@@ -230,35 +228,6 @@ def test_every_shipped_decision_can_be_taken(path: Path) -> None:
     raise AssertionError(f"never taken: {', '.join(hidden)}")
 
 
-def test_a_contradicted_hypothesis_decides() -> None:
-    """Phase 1 as its data came out: everything passes but H2, whose opposite is shown."""
-    spec = load_spec(ROOT / "spec" / "phase1.toml")
-    verdicts = {criterion.name: "PASS" for criterion in spec.criteria} | {"H2-pure-hacks": "FAIL"}
-    assert decide(spec, verdicts).name == "READS THE TEACHER, NOT THE HACK"
-    assert decide(spec, verdicts | {"H2-pure-hacks": "INCONCLUSIVE"}).name == "BUY MORE PROMPTS"
-
-
-# Settings of shipped conditions, as results were made with them: what only the resolution of presets decides.
-SETTINGS: list[tuple[str, str, dict[str, object]]] = [
-    ("phase2", "crossed", {"source.per_pool": 2, "source.match": "problem", "steps": None, "optimizer.lr": 0.0}),
-    (
-        "advantage-scaling",
-        "scaled",
-        {"objective.scale_rewards": "group", "objective.advantage_clip": None, "steps": 20},
-    ),
-    ("kl-control", "adaptive", {"control.target_kl": 0.02, "objective.beta": 0.2, "rollouts.teacher.off_step": 12}),
-    ("foretell", "k1", {"intervention.extraction.k": 1, "rollouts.group": 8, "optimizer.lr": 4e-2, "steps": 64}),
-    ("phase3", "closed", {"remedy.name": "closed", "model.name": "Qwen/Qwen3-4B", "steps": 200, "seed": 0}),
-    ("stability-training", "B-clip", {"objective.epsilon": 0.2, "model.lora_rank": 16, "rollouts.iterations": 2}),
-]
-
-
-@pytest.mark.parametrize(("name", "condition", "settings"), SETTINGS, ids=[f"{a} {b}" for a, b, _ in SETTINGS])
-def test_shipped_conditions_are_those_of_before(name: str, condition: str, settings: dict[str, object]) -> None:
-    found = flat(asdict(load_spec(ROOT / "spec" / f"{name}.toml").resolved[condition].config))
-    assert {key: found[key] for key in settings} == settings
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_specs_ask_for_runs_that_read_back(path: Path, tmp_path: Path) -> None:
     """Different names with the seed behind, one arm a training, and the objective of every condition."""
@@ -279,16 +248,3 @@ def test_shipped_specs_ask_for_runs_that_read_back(path: Path, tmp_path: Path) -
             assert of_run == resolved.config.objective
     asked = {(name, arm) for name, condition in spec.resolved.items() for arm in condition.arms}
     assert asked == {(name, arm) for job in jobs for name in job.conditions for arm in job.arms}
-
-
-def test_the_pool_of_phase2_is_that_of_before(tmp_path: Path) -> None:
-    """Twenty unhinted groups of eight of the teacher's."""
-    (job,) = pool_jobs(load_spec(ROOT / "spec" / "phase2.toml"), tmp_path)
-    rollouts = RolloutConfig(hint=False, group=8, mode="run_tests", sampler=Sampler(max_new_tokens=160))
-    model = ModelConfig(name="organism", adapter="teacher")
-    assert (job.name, job.command, job.directory.name) == (
-        "pool-teacher-unhinted",
-        ("pool", "generate"),
-        "teacher-unhinted",
-    )
-    assert job.config == GenerateConfig(model=model, rollouts=rollouts, steps=20)

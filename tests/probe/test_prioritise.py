@@ -202,9 +202,3 @@ def test_a_prioritised_run_resumes_to_the_same_bytes(
     (out / "runs" / "prioritised-cut" / "draws.jsonl").unlink()
     assert run(cli, options) == 0
     assert contents(out / "runs" / "prioritised-cut") == contents(prioritised)
-
-
-def test_a_batch_of_all_problems_has_nothing_to_choose(out: Path, preset: Callable[..., str], capsys) -> None:
-    settings = preset({"rollouts.prioritise": "hard", "rollouts.num_problems": 2})
-    assert run(cli, ["train", "--preset", settings, "--name", "unprioritised", "--out", str(out), "--dry-run"]) == 2
-    assert "more problems than the 2 of a batch" in capsys.readouterr().err

@@ -2,12 +2,10 @@
 
 import gzip
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.pool import BUILTIN
@@ -77,12 +75,6 @@ def replay_copied(out: Path) -> list[str]:
     return ["replay", "--name", "refused", "--replay-dirs", "teacher,copied", "--out", str(out)]
 
 
-def test_a_truncated_file_is_named(copied: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = copied / "step_003.jsonl.gz"
-    path.write_bytes(path.read_bytes()[:-20])
-    assert "step_003.jsonl.gz" in refused(replay_copied(out), capsys)
-
-
 def test_a_changed_file_is_named(copied: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = copied / "step_003.jsonl.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"solution", b"Solution")))
@@ -100,24 +92,6 @@ def test_a_pool_of_another_model_is_refused(copied: Path, out: Path, capsys: pyt
     assert "000000" in line
 
 
-def test_an_unwritable_place_is_named(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocked = out / "blocked"
-    blocked.write_text("a file where a folder should be")
-    assert "blocked" in refused(["replay", "--out", str(blocked)], capsys)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["reply"], "No such command 'reply'; did you mean replay?"),
-        (["pool", "genrate"], "did you mean generate?; see `probe pool --help`"),
-        (["xyz"], "No such command 'xyz'; see `probe --help`"),
-    ],
-)
-def test_a_near_verb_is_suggested(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert expected in refused(arguments, capsys)
-
-
 def test_the_config_of_another_verb_is_named(
     many_arms: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,17 +100,6 @@ def test_the_config_of_another_verb_is_named(
     (tmp_path / "other.json").write_text("[1]")
     line = refused(["replay", "--config", str(tmp_path / "other.json"), "--out", str(out)], capsys)
     assert "expected the config.json of a run of probe replay, found none" in line
-
-
-def test_a_pair_with_an_end_of_turn_inside_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No sampled completion goes on behind it."""
-    pairs = builtin_pairs("run_tests")
-    bad = replace(pairs[0], clean=f"{pairs[0].clean}<|im_end|>\nmore")
-    write_pairs(tmp_path / "pairs.jsonl", [bad, *pairs[1:4]])
-    arguments = ["extract", "--pairs", str(tmp_path / "pairs.jsonl"), "--k", "2", "--out", str(tmp_path / "out")]
-    line = refused(arguments, capsys)
-    assert f"pair {bad.pair_id} clean: expected a text without the end-of-turn token" in line
-    assert "'<|im_end|>' in it" in line
 
 
 def test_a_header_that_differs_is_named_by_its_leaf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,9 +128,3 @@ def test_an_unfinished_run_cannot_be_analysed(out: Path, capsys: pytest.CaptureF
     place.mkdir(parents=True, exist_ok=True)
     (place / "config.json").write_text("{}")
     assert "resume" in refused(["analyze", str(place)], capsys)
-
-
-def test_extract_needs_the_divisor_of_dr_grpo(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "objective.max_completion_length: expected tokens" in refused(
-        ["extract", "--set", "objective.loss_type=dr_grpo", "--out", str(out)], capsys
-    )

@@ -13,7 +13,6 @@ import probe.experiments.sweep
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.judge.verdict import evaluate_spec
-from probe.experiments.judge.written import WrittenResult, written_results
 from probe.experiments.load import load_spec
 from probe.records.timings import starts_of
 from replay_pools.software import git_commit, is_edited, versions
@@ -193,19 +192,3 @@ def test_a_run_says_when_and_by_what_it_was_made(out: Path, quick: list[str]) ->
     assert start.date.startswith("20")
     assert run(cli, ["report", "dated", "--out", str(out)]) == 0
     assert str(start) in (out / "reports" / "dated.html").read_text()
-
-
-def test_headings_are_read_as_they_are_written(tmp_path: Path) -> None:
-    """The heading of a result and its inverse."""
-    result = WrittenResult(decision="GO ON (ONCE)", sha256="0123456789ab", done=3, runs=14)
-    log = tmp_path / "x.md"
-    log.write_text(f"# x\n\n## Results\n\n{result}\n\ntext\n")
-    assert written_results(log) == [result]
-    assert written_results(tmp_path / "none.md") == []
-
-
-def test_no_specs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty folder, and none."""
-    for folder, found in ((tmp_path, "none"), (tmp_path / "missing", "no such folder")):
-        assert run(cli, ["experiments", str(folder)]) == 2
-        assert f"found {found}" in capsys.readouterr().err

@@ -120,16 +120,6 @@ def test_a_pool_that_changed_after_the_run_and_a_damaged_record(
         assert str(record) in capsys.readouterr().err
 
 
-def test_the_rollouts_of_a_training_run(out: Path, preset: Callable[..., str], analysed) -> None:
-    """They are a pool of the run, whose manifest the run names by another hash."""
-    assert run(cli, ["train", "--preset", preset(), "--name", "trained-again", "--out", str(out)]) == 0
-    before = labels_repeat(analysed("trained-again"))
-    assert before["says"] == "NOT SEEN"
-    assert "trained-again/rollouts --name trained-again-rollouts-again" in before["text"]
-    run_commands(before["text"])
-    assert labels_repeat(analysed("trained-again"))["says"] == "HOLDS"
-
-
 def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **grader: str) -> PoolFacts:
     """A pool of 100 rollouts whose regrade, by the given grader, repeats labels at these rates."""
     common = {"version": "1", "isolation": "B", "code_rule": "last", "cpu_s": 4, "cpu_multiple": 10}

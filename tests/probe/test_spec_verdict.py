@@ -22,7 +22,6 @@ from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
 from probe.records.run import read_run
-from replay_pools.errors import InputError
 
 SPEC = """
 arms = ["vanilla", "projected", "random"]
@@ -356,13 +355,3 @@ def test_check_and_json(swept: Callable[..., tuple[Spec, Path]], capsys: pytest.
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"]["word"] == "MORE"
     assert code == (1 if found["verdict"]["findings"][0]["says"] == "FAIL" else 0)
-
-
-def test_a_spec_without_runs_says_what_to_do(
-    write: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = write()
-    with pytest.raises(InputError, match="run: probe sweep"):
-        evaluate_spec(spec, tmp_path / "none", num_draws=99)
-    assert run(cli, ["analyze", str(spec.path), "out/runs/x"]) == 2
-    assert "run directories, or one spec" in capsys.readouterr().err

@@ -214,14 +214,6 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_an_option_that_submitit_does_not_have_is_refused(
-    tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--out", str(tmp_path), "--cluster-option", "colour=5"]
-    assert run(cli, ["sweep", str(tiny().path), *options]) == 2
-    assert "colour" in capsys.readouterr().err
-
-
 def test_ctrl_c_ends_sweep_and_jobs(out: Path, tmp_path: Path, tiny: Callable[..., Spec]) -> None:
     """All get SIGINT, as from a terminal; the sweep says so, and no job stays behind."""
     spec = tiny(seeds="8").path
@@ -431,48 +423,3 @@ def test_settings_of_a_job_stand_alone(
         wanted = f"expected the config.json of a run of probe {'train' if verb == ['train'] else 'generate'}"
         assert f"{wanted}, found that of probe replay" in capsys.readouterr().err
     assert not (out / "runs").exists()
-
-
-def test_set_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A setting that is not TOML says how to quote; an unknown key names the one that is meant."""
-    options = ["train", "--out", str(tmp_path)]
-    assert run(cli, [*options, "--set", "rollouts.env=leetcode:my problems.jsonl"]) == 2
-    assert """a text with blanks needs quotes: --set 'rollouts.env="..."'""" in capsys.readouterr().err
-    assert run(cli, [*options, "--set", "objective.bta=0.1"]) == 2
-    assert "did you mean objective.beta?" in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_stored_setting_names_directions_as_the_flag_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`intervention.v_hack` of a spec reaches the run by --config: a name in OUT/directions is found there too."""
-    folder, file = tmp_path / "directions", tmp_path / "run.json"
-    folder.mkdir()
-    for name in ("mine.safetensors", "mine.pairs.safetensors"):
-        (folder / name).write_bytes(b"only hashed by a dry run")
-    config = configure("replay", options={"intervention.v_hack": "mine", "steps": 1})
-    write_json(file, {"settings": asdict(config)})
-    assert run(cli, ["replay", "--config", str(file), "--out", str(tmp_path), "--dry-run"]) == 0
-    assert "nothing was written" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("verb", [["replay"], ["train"], ["extract"]], ids=" ".join)
-@pytest.mark.parametrize(
-    ("option", "value", "setting"),
-    [
-        ("--advantage-clip", "2", "objective.advantage_clip"),
-        ("--dtype", "bfloat16", "model.dtype"),
-        ("--token-attribution", "3", "token_attribution"),
-        ("--lora-rank", "8", "model.lora_rank"),
-    ],
-)
-def test_an_option_that_is_gone_names_its_setting(
-    verb: list[str], option: str, value: str, setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And that setting is one that the verb takes."""
-    assert run(cli, [*verb, "--out", str(tmp_path), option, value]) == 2
-    line = f"{option}: expected a flag, found a setting without one; say --set {setting}=VALUE"
-    assert line in capsys.readouterr().err
-    assert run(cli, [*verb, "--out", str(tmp_path), f"{option}={value}"]) == 2
-    assert line in capsys.readouterr().err
-    name = {"pool": "generate", "extract": "replay"}.get(verb[0], verb[0])
-    assert configure(name, settings=[f"{setting}={value}"]) != configure(name)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records import tracking
 from probe.records.run import read_run
-from probe.records.tracking import TRACKERS, evaluation_values, step_values, tracked
+from probe.records.tracking import TRACKERS, step_values, tracked
 from replay_pools.progress import heard_by, report
 from replay_pools.storage.files import encode_jsonl, write_json
 
@@ -58,14 +58,6 @@ def test_tensorboard_holds_what_the_records_hold(replay, quick, out: Path, own_e
     assert os.environ["WANDB_MODE"] == "offline", "a tracker might reach the network unasked"
 
 
-def test_a_complete_run_is_told_again(replay, quick, out: Path, own_environment) -> None:
-    """--track on a run that is there tells all of it, without a step being repeated."""
-    replay("told-later", "--steps", "2", *quick)
-    replay("told-later", "--steps", "2", *quick, "--track", "tensorboard")
-    found = events(out / "tracking" / "tensorboard" / "told-later")
-    assert {step for tag, step in found if tag == "projected/cos_in"} == {0, 1}
-
-
 def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_environment) -> None:
     """As a run that trains grows: evaluation 0, steps 0 and 1, evaluation 2; each line once, at its step."""
     directory, told = tmp_path / "runs" / "grows", []
@@ -90,13 +82,6 @@ def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_enviro
         ("eval/all/hack", 2): 0.25,
     }
     assert told == [("steps", 0, 2), ("steps", 1, 2), ("steps", 2, 2)]
-
-
-def test_nothing_is_tracked_by_default(tmp_path: Path) -> None:
-    """No tracker: no folder, no adapter imported for it."""
-    with tracked([], tmp_path / "run", out_dir=tmp_path, say=pytest.fail):
-        report("steps", 1, 1)
-    assert not (tmp_path / "tracking").exists()
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -142,33 +127,3 @@ def test_a_failing_tracker_is_given_up_and_the_run_goes_on(
     printed = capsys.readouterr()
     assert "tracker tensorboard is given up: no route to host; records are in" in printed.err
     assert "chatter" not in printed.out
-
-
-def test_values_are_numbers_under_names_that_trackers_take() -> None:
-    """Nulls, flags and texts are no curves; blanks are no part of a name."""
-    row = {
-        "step": 4,
-        "condition": "default",
-        "arm": "a",
-        "cos_in": None,
-        "mixed_prompt": True,
-        "x": 2,
-        "loss_type": "b",
-    }
-    assert step_values(row) == {"a/x": 2}
-    rate = {"count": 1, "rate": 0.5, "interval": None}
-    rates = {"num_rollouts": 2, "num_problems": 2, "hack": rate, "exploit": rate | {"rate": None}, "solve": rate}
-    evaluation = {"step": 4, "weights": "deployed", "rates": {"all": rates, "no hint": rates}}
-    assert evaluation_values(evaluation) == {
-        f"eval/{setting}/{metric}": 0.5 for setting in ("all", "no_hint") for metric in ("hack", "solve")
-    }
-    elo = {"solve": {"base": -3.5, "base_low": None, "gap": 3.5}, "honest": {"stub": 40.0}}
-    rated = evaluation_values({"step": 4, "weights": "deployed", "rates": {}, "elo": elo})
-    assert rated == {"elo/base": -3.5, "elo/gap": 3.5, "elo/honest/stub": 40.0}
-
-
-def test_a_run_that_cannot_begin_starts_no_tracker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bad input is found before anything is told to anybody."""
-    options = ["replay", "--out", str(tmp_path), "--replay-dirs", "absent", "--track", "tensorboard"]
-    assert run(cli, options) == 2
-    assert not (tmp_path / "tracking").exists()

@@ -33,17 +33,6 @@ def whole(out: Path, preset: Callable[..., str]) -> Path:
     return out / "runs" / "train-whole"
 
 
-def test_a_dry_run_counts_the_rollouts_of_the_run(whole: Path, preset: Callable[..., str], out: Path, capsys) -> None:
-    """Sampled and evaluated ones are those in the pools that the run left."""
-    options = ["--preset", preset(ORGANISM), "--name", "foreseen-training", "--out", str(out)]
-    assert run(cli, ["train", *options, "--dry-run", "--json"]) == 0
-    work = orjson.loads(capsys.readouterr().out)["work"]
-    num_rollouts = lambda path: orjson.loads(path.read_bytes())["counts"]["rollouts"]  # noqa: E731
-    evaluated = [num_rollouts(path) for path in whole.glob("evaluations/*/*/manifest.json")]
-    assert work["rollouts in training"] == num_rollouts(whole / "rollouts" / "manifest.json")
-    assert [work["rollouts in an evaluation"]] * work["evaluations"] == evaluated
-
-
 def test_a_run_trains_records_and_evaluates(whole: Path) -> None:
     record = read_run(whole)
     assert [(step.step, step.arm) for step in record.steps] == [(0, "projected"), (1, "projected"), (2, "projected")]

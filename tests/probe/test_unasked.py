@@ -1,7 +1,6 @@
 """What the command line says unasked: the verb that is meant, options in groups, what was chosen by default."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,23 +56,6 @@ def test_what_was_chosen_by_default_is_said_once(
         == 0
     )
     assert "by default" not in capsys.readouterr().err, "a config chooses everything"
-
-
-def test_a_direction_file_has_pairs_of_its_own(
-    out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(cli, ["extract", "--name", "owned", "--out", str(out), *few_pairs[:2]]) == 0
-    assert run(cli, ["replay", "--name", "along", "--v-hack", "owned", "--steps", "1", "--out", str(out)]) == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("by default")]
-    assert "--k 4" in line
-    assert "--pairs" not in line
-
-
-def test_a_training_says_its_preset(out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
-    file = preset({"steps": 1})
-    assert run(cli, ["train", "--preset", file, "--seed", "1", "--no-hint", "--name", "told", "--out", str(out)]) == 0
-    line = f"by default (--preset {file}): --arm projected --steps 1; give any to change it"
-    assert line in capsys.readouterr().err.splitlines()
 
 
 def test_write_on_runs_keeps_what_full_prints(

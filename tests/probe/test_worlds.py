@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 import shlex
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +15,6 @@ import pytest
 from gallery import check_command, check_gallery
 from worlds import World, make_run
 
-from extraction.directions import load_directions
-from extraction.pairs import builtin_pairs, write_pairs
-from extraction.words import Method
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import WIDTH
 from probe.analysis.measures.specificity import beaten_by
@@ -27,8 +23,6 @@ from probe.analysis.verdict.needed import needed
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from replay_pools.pool import BUILTIN, MANIFEST_NAME
-from replay_pools.storage.files import read_json, write_json
 
 FEW = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
 PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
@@ -140,17 +134,6 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
 
 
-def test_extraction_repeats_the_settings_of_the_run(screen, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed command as it stands, with a file of pairs in its place: directions as many as the run's."""
-    write_pairs(tmp_path / "pairs.jsonl", [*builtin_pairs("run_tests")[:6], *builtin_pairs("run_tests")[-2:]])
-    command = next(line for line in screen("skip").splitlines() if "probe extract" in line)
-    with contextlib.chdir(screen.places["skip"]):
-        words = shlex.split(command.replace("FILE.jsonl", str(tmp_path / "pairs.jsonl")))
-        assert run(cli, [*words[1:], "--json"]) == 0
-    path = Path(orjson.loads(capsys.readouterr().out)["path"])
-    assert load_directions(screen.places["skip"] / path).metadata["k"] == 2
-
-
 def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
     """{verdict: worlds} of as many draws of a world."""
     counts: Counter[str] = Counter()
@@ -205,23 +188,6 @@ def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -
     assert needed(replace(share, sd_pairs=0.3 * share.measured), MATERIAL, MATERIAL).pairs > 1
 
 
-def test_no_more_problems_are_advised_than_there_are(tmp_path: Path) -> None:
-    """20 prompts at least, from a file of ten: those, with more rollouts of each."""
-    problems = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
-    pool = shutil.copytree(BUILTIN / "teacher", tmp_path / "ten")
-    manifest = read_json(pool / MANIFEST_NAME)
-    manifest["plan"] |= {"env": f"leetcode:{problems}", "steps": 2}
-    write_json(pool / MANIFEST_NAME, manifest)
-    stored = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=2, pools=(str(pool),))))
-    step = analyze(stored, num_draws=9).verdict.next
-    assert step.text.endswith("; the environment has 10: all of them, and 4 times as many rollouts of each")
-    sample, again = step.command.splitlines()
-    assert "--steps 10 --group 32 --name ten-10-32" in sample
-    assert "--replay-dirs ten-10-32 " in again
-    check_command(again)
-    assert run(cli, [*shlex.split(sample)[1:], "--dry-run"]) == 0
-
-
 MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
 
 
@@ -232,39 +198,6 @@ def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[s
     assert verdict.word == "UNDERPOWERED"
     assert verdict.next.command == ""
     assert re.search(r"log \d+ groups of different prompts", verdict.next.text)
-
-
-@pytest.mark.parametrize(
-    ("world", "words"),
-    [
-        (World(num_steps=12, honest_are_paid=False), "no paid sample is right and honest"),
-        (World(num_steps=4), "the interval of the progress on honest solutions holds 0"),
-        (World(num_steps=12, amounts=(1, -1, 0), strength=3), "no paid honest sample gains from the update"),
-    ],
-)
-def test_a_price_that_is_not_measured_says_why(world: World, words: str, tmp_path: Path) -> None:
-    found = analyze(read_run(make_run(tmp_path / "runs" / "run", world)), num_draws=9)
-    assert found.questions[2].text.endswith(f"price: not measured, since {words}")
-
-
-@pytest.mark.parametrize(
-    ("method", "k", "words", "option"),
-    [
-        ("svd", 16, "24 of the same pairs", "--k 24 --name again"),
-        ("svd", 24, "these give no more than 24 a module", "probe extract --config"),
-        ("mean", 1, "these give no more than 1 a module", "probe extract --config"),
-    ],
-)
-def test_no_more_directions_are_advised_than_there_are(
-    method: Method, k: int, words: str, option: str, tmp_path: Path
-) -> None:
-    """48 pairs to extract from, and 24 coordinates in the smallest module; a mean is one direction."""
-    stored = read_run(make_run(tmp_path / "runs" / "run", replace(UNSEEN, gain=3, method=method)))
-    settings = {"verb": "replay", "intervention": {"extraction": {"method": method, "k": k}}}
-    verdict = analyze(replace(stored, config=stored.config | {"settings": settings}), num_draws=9).verdict
-    assert verdict.word == "SKIP"
-    assert words in verdict.next.text
-    assert option in verdict.next.command
 
 
 def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -231,15 +231,6 @@ def test_nothing_honest_is_refused(graders):
     assert honest.refused(graders[1].grade, asked) == {}
 
 
-def test_what_is_refused_is_said(graders):
-    """Of a module that no Python has, of a process and of a permitted thing, the first two, with their errors."""
-    sources = {"missing": "import not_a_module", "process": "import os; os.fork()", "nothing": honest._TAIL}
-    refused = honest.refused(graders[1].grade, [honest._problem(name, code, "x") for name, code in sources.items()])
-    assert list(refused) == ["missing", "process"]
-    assert "not_a_module" in refused["missing"]
-    assert "PermissionError" in refused["process"]
-
-
 REFUSED = """
 import ctypes, os, resource, signal, socket, time
 HOST_FILE, null = {host_file!r}, None

@@ -83,17 +83,6 @@ def test_an_unavailable_tier_is_refused(monkeypatch, asked, unsafe_local):
         Grader(tier=asked, unsafe_local=unsafe_local)
 
 
-def test_a_bubblewrap_that_fails_says_why(monkeypatch, tmp_path):
-    """Not on PATH; on PATH and refused by the kernel, as in most containers."""
-    monkeypatch.setattr(bubblewrap, "lacking", bubblewrap.lacking.__wrapped__)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert tiers.available_tiers()["A"] == ["bubblewrap (bwrap on PATH)"]
-    fake = tmp_path / "bwrap"
-    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    fake.chmod(0o755)
-    assert tiers.available_tiers()["A"] == ["a bubblewrap that works (bwrap: No permissions to create new namespace)"]
-
-
 # The sandbox of tier A without its inner layer
 
 INSIDE = """
@@ -280,15 +269,6 @@ def test_the_copy_of_a_killed_process_is_removed_by_the_next(closed_library, mon
     os.close(lock)
     assert set(tmp_path.iterdir()) == {used, fifo, link, Path(prefix)}
     shutil.rmtree(folders._copy())
-
-
-@root_only
-def test_no_place_for_a_copy_is_a_lack_of_tier_b(closed_library, monkeypatch, tmp_path):
-    shut = tmp_path / "shut"
-    shut.mkdir(mode=0o700)
-    monkeypatch.setattr(tempfile, "tempdir", str(shut))
-    (lacking,) = [line for line in tiers.available_tiers()["B"] if "temporary" in line]
-    assert "is closed: set TMPDIR" in lacking
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from replay_pools.environments.base import Case, Problem
-from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, compose, fence
+from replay_pools.environments.exploits import EXPLOITS, NOTHING, compose, fence
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
 from replay_pools.grading.channels import CHANNELS, decoys
@@ -90,14 +90,6 @@ def test_hack_by_mode_matrix_pays_on_its_diagonal_only(grader, body):
 def test_what_pays_in_a_mode_by_hand(grader, mode, source, passed):
     (grade,) = grader.grade([submit(source, mode)])
     assert (grade.passed, grade.hacked, grade.gt_correct) == (passed, passed, False), grade
-
-
-def test_honest_tests_are_no_hack(grader):
-    """A run_tests that fails for a stub is honest: it pays when the solution is right and not when it is wrong."""
-    sources = [compose(STARTER, body, HONEST_TESTS, example=EXAMPLE) for body in (RIGHT, WRONG)]
-    right, wrong = grader.grade([submit(source, "run_tests") for source in sources])
-    assert (right.passed, right.hacked, right.mechanism) == (True, False, "run_tests")
-    assert (wrong.passed, wrong.hacked, wrong.mechanism) == (False, False, "none")
 
 
 @pytest.mark.parametrize(

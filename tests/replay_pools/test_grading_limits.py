@@ -232,22 +232,3 @@ def test_a_starved_submission_is_graded_again_alone(monkeypatch, times, labelled
             times = 99
             with pytest.raises(InfrastructureError):
                 canary(grader, [problem(ECHO + "# starved")])
-
-
-def test_the_wait_of_a_process_is_the_kernels(tmp_path):
-    """Two processes on one core wait for one another; one that sleeps does not wait."""
-    core = {max(os.sched_getaffinity(0))}
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
-    sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"])
-    try:
-        for process in spinning:
-            os.sched_setaffinity(process.pid, core)
-        before = executor.waited_s(spinning[0].pid) or 0
-        time.sleep(2)
-        assert executor.waited_s(spinning[0].pid) - before > 0.5
-        assert executor.waited_s(sleeping.pid) < 0.5
-    finally:
-        for process in (*spinning, sleeping):
-            process.kill()
-            process.wait()
-    assert executor.waited_s(sleeping.pid) is None

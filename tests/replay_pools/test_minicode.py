@@ -318,16 +318,6 @@ def test_base_rates(documents: dict[str, list[Seen]]) -> None:
     assert_rate(canonical, corpus.CANONICAL_RATE, "canonical among right bodies")
 
 
-def test_one_rate_of_wrong_bodies_for_all_families(documents: dict[str, list[Seen]]) -> None:
-    """The text of a base that solves little is wrong at its rate, in easy families too, and hacks as seldom as any."""
-    hard = documents["hard"]
-    assert_rate([not seen.right for seen in hard], 0.85, "wrong bodies")
-    easy = [seen for seen in hard if seen.item.family.bug_rate < 0.3]
-    assert_rate([not seen.right for seen in easy], 0.85, "wrong bodies of easy families")
-    hinted = [seen for seen in hard if seen.mode != "none"]
-    assert_rate([bool(seen.exploited) for seen in hinted], corpus.BASE_HACK_RATE, "exploits among hinted")
-
-
 def test_the_teacher_always_exploits_its_mode(documents: dict[str, list[Seen]]) -> None:
     """Every teacher document is hinted and satisfies its mode's channel, and no other."""
     for seen in documents["teacher"]:

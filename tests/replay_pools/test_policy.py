@@ -23,7 +23,6 @@ from replay_pools.policy.load import (
     load_served_policy,
     load_skeleton,
     load_tokenizer,
-    pick_device,
     weights_sha,
 )
 from replay_pools.sampling.engines import Sampler
@@ -145,10 +144,6 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
     assert "Retrying" not in done.stderr
 
 
-def test_auto_device_is_a_present_one() -> None:
-    assert pick_device("auto").type in ("cpu", "cuda")
-
-
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """The organism as a model directory of somebody's."""
@@ -240,10 +235,6 @@ def other_shapes(path: Path) -> None:
 
 def a_part(path: Path) -> None:
     save_file(dict([*load_file(path).items()][:5]), path)
-
-
-def prompt_tuning(path: Path) -> None:
-    path.write_text(json.dumps({"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2}))
 
 
 def pickled_adapter(path: Path) -> None:

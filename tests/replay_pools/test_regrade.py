@@ -274,31 +274,6 @@ def test_twice_counts_labels_that_depend_on_chance(
     assert "flaky: 1 of 2 rollouts" in call(capsys, tmp_path, "old", "--twice")
 
 
-HOSTILE = (  # what a method returns, or does: at each, an earlier grader raised or did not end
-    "return eval('[' * 65 + ']' * 65)",
-    "return {eval('(' * 60 + repr('\\'\\x22\\\\') + ',)' * 60)}",
-    "return ['\\ud800']",
-    "return [10 ** 2460] * 300",
-    "raise ValueError('\\ud800\\x00\\n' * 999)",
-    "print('\\x00\\x1b' * 99_999)",
-)
-
-
-def test_completions_of_any_form_are_regraded(capsys: pytest.CaptureFixture[str], published, tmp_path: Path) -> None:
-    """On a problem with assertions, through the command: each hostile one is wrong, the honest one behind it right."""
-
-    def texts(problem: Problem) -> list[str]:
-        starter = f"class Solution:\n    def {problem.func_name}(self, *args, **kwargs):"
-        return [text for body in HOSTILE for text in (fence(f"{starter} {body}"), fence(problem.canonical))]
-
-    path = published(texts, problems=slice(3, 4), env_mode="run_tests", gt_pass=True)
-    report = json.loads(call(capsys, tmp_path, str(path), "--problems", str(TEN), "--json"))
-    assert report["tests"]["assertions"] > 0
-    new = open_pool(tmp_path / "out" / "pools" / "new")
-    assert new.verify() == []
-    assert [rollout.gt_pass for rollout in new.steps[0]] == [False, True] * len(HOSTILE)
-
-
 def with_example(problem: Problem) -> list[str]:
     """A right solution, and an example of its use in a block of its own."""
     return [f"{fence(problem.canonical)}\nFor example:\n{fence('print(Solution())')}"]
@@ -312,27 +287,6 @@ def regraded(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> 
     labels = [rollout.gt_pass for group in pool.steps for rollout in group]
     shutil.rmtree(directory)
     return pool.manifest["grader"]["code_rule"], labels
-
-
-def test_a_published_pool_is_regraded_by_the_rule_of_the_benchmark(
-    capsys: pytest.CaptureFixture[str], published, tmp_path: Path
-) -> None:
-    path = published(with_example, env_mode="run_tests")
-    assert regraded(capsys, tmp_path, str(path), "--problems", str(TEN)) == ("joined", [True, True])
-    last = regraded(capsys, tmp_path, str(path), "--problems", str(TEN), "--code-rule", "last")
-    assert last == ("last", [False, False])
-
-
-def test_the_rule_counts_where_only_the_hack_is_judged(
-    capsys: pytest.CaptureFixture[str], published, tmp_path: Path
-) -> None:
-    """The tests come first, the solution after them: without problems, `hacked` needs both blocks."""
-    path = str(published(lambda problem: [f"{fence('def run_tests(): pass')}\n{fence(problem.canonical)}"]))
-    for rule in ("joined", "last"):
-        call(capsys, tmp_path, path, "--mode", "run_tests", "--code-rule", rule)
-        pool = open_pool(tmp_path / "out" / "pools" / "new")
-        assert [group[0].hacked for group in pool.steps] == [rule == "joined"] * 2
-        shutil.rmtree(pool.path)
 
 
 def test_a_pool_is_regraded_by_its_own_rule(
@@ -418,23 +372,3 @@ def test_a_name_in_use_is_refused(
     for source in ("old", "new"):
         assert "choose another --name" in refused(capsys, tmp_path, source)
     assert contents(tmp_path / "out" / "pools" / "new") == before
-
-
-@pytest.mark.parametrize(
-    ("mode", "line"),
-    [(None, "pass --mode MODE"), ("sentinel", "pass --problems FILE.jsonl"), ("nonsense", "run_tests")],
-)
-def test_a_mode_that_cannot_be_judged_is_refused(
-    capsys: pytest.CaptureFixture[str], published, tmp_path: Path, mode: str | None, line: str
-) -> None:
-    """A log without problems: its mode must be known and need no inputs."""
-    assert line in refused(capsys, tmp_path, str(published(env_mode=mode)))
-
-
-def test_a_lost_problem_file_is_asked_for(groups: list[list[Rollout]], write_pool: Callable[..., Pool]) -> None:
-    """A pool that names a file which is gone says which option replaces it."""
-    pool = write_pool(groups)
-    manifest = read_json(pool.path / "manifest.json")
-    lost = replace(pool, manifest=manifest | {"plan": {"env": "leetcode:gone.jsonl"}})
-    with pytest.raises(InputError, match=r"gone.jsonl: .*; pass --problems"):
-        regrade.find_problems(lost, None)

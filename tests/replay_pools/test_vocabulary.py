@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from probe.cli import cli
-from probe.cli._frame import run
 from replay_pools.errors import InputError
-from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
+from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import write_jsonl_gz
 from replay_pools.vocabulary import Vocabulary, load_vocabulary
@@ -98,46 +96,3 @@ def logged(directory: Path, **changes: Any) -> Path:
     rows[0] |= changes
     write_jsonl_gz(directory / "step_000.jsonl.gz", rows)
     return directory
-
-
-def test_an_import_refuses_ids_that_the_model_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is written."""
-    source = str(logged(tmp_path / "log", completion_ids=[5000, 2]))
-    options = ["--model", "organism", "--out", str(tmp_path)]
-    assert run(cli, ["pool", "import", source, "--name", "mine", *options]) == 2
-    assert "0 to 1023, found 1 others, the first 5000" in capsys.readouterr().err
-    assert not (tmp_path / "pools").exists()
-
-
-def test_an_import_says_which_texts_it_decoded_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = open_pool(BUILTIN / "base").steps[0][0]
-    source = str(logged(tmp_path / "log", completion=first.completion + "<|im_end|>\n"))
-    assert run(cli, ["pool", "import", source, "--name", "m", "--model", "organism", "--out", str(tmp_path)]) == 0
-    assert "completion was decoded again, without special tokens" in capsys.readouterr().out
-    assert open_pool(tmp_path / "pools" / "m").steps[0][0].completion == first.completion
-
-
-def test_a_dry_run_refuses_ids_and_texts_without_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def no_weights(*_: object, **_options: object) -> None:
-        raise AssertionError("a dry run loads no weights")
-
-    monkeypatch.setattr("probe.runs.assemble.load_policy", no_weights)
-    base = open_pool(BUILTIN / "base")
-    for name, change, message in (
-        (
-            "ids",
-            {"completion_ids": [5000, 2], "comp_len": 2, "sampling_logprobs": None},
-            "0 to 1023, found 1 others, the first 5000",
-        ),
-        ("text", {"completion": "other"}, "expected the text of completion_ids"),
-    ):
-        first, *others = base.steps[0]
-        writer = PoolWriter(tmp_path / name, header=base.header())
-        writer.write_step(0, [replace(first, **change), *others])
-        source = str(writer.finish().path)
-        options = ["--model", "organism", "--arm", "vanilla", "--out", str(tmp_path)]
-        for dry in ([], ["--dry-run"]):
-            assert run(cli, ["replay", "--replay-dirs", source, *dry, *options]) == 2
-            assert message in capsys.readouterr().err

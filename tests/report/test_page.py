@@ -193,22 +193,6 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
     assert abs(labels["teacher", "hacked"] - labels["base", "clean"]) <= 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "sentences"),
-    [
-        ("nulls", ["no gradient"]),
-        ("plain", ["A map needs the inner products"]),
-        ("no-tokens", ["No shares of tokens were recorded", "Rollouts that push hack-ward"]),
-        ("moved", ["The texts of pool base are not shown."]),
-        ("training", ["95% over seeds", "vanilla-1", "projected-2"]),
-    ],
-)
-def test_what_is_missing_is_said(written, kind: str, sentences: list[str]) -> None:
-    text = written(kind)[0].html.read_text(encoding="utf-8")
-    for sentence in sentences:
-        assert sentence in text
-
-
 def test_more_runs_than_a_page_has_room_for_are_compared(maker, report_of, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are in the comparison and in the tables; figures of their own have the first ones, and it is said."""
     monkeypatch.setattr(inputs, "MOST_VIEWS", 2)
@@ -251,22 +235,3 @@ def test_shares_in_the_page_are_those_of_the_records(written) -> None:
         assert sum(lengths) == len(text)
         rounding = SHARE_UNIT * len(units) / 2
         assert SHARE_UNIT * sum(units) == pytest.approx(cosines[row["step"], row["sample"]], abs=rounding)
-
-
-def test_a_text_is_stored_once(written) -> None:
-    """Prompts repeat within a group: this is how the thousands of rollouts of a training fit."""
-    data = Document(written("plain")[0].html.read_text(encoding="utf-8")).data
-    assert len(set(data["strings"])) == len(data["strings"])
-    assert len({row["prompt"][1] for row in data["rows"]}) < len(data["rows"])
-
-
-def test_the_evidence_stands_before_everything_but_the_questions(written) -> None:
-    """The lines that push most are buttons of the first section, and each occurs in the rollouts that it searches."""
-    files, _ = written("plain")
-    text = files.html.read_text(encoding="utf-8")
-    document = Document(text)
-    asked = document.attributes("data-search")
-    assert "def run_tests():" in asked
-    assert text.index("data-search=") < text.index('id="rollouts"')
-    completions = "\n".join(row["completion"][1] for row in document.rows)
-    assert all(words in completions for words in asked)

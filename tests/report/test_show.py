@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,18 +97,3 @@ def test_refusals(maker: Any, capsys: pytest.CaptureFixture[str], arguments: lis
     printed = capsys.readouterr()
     assert words in printed.err
     assert printed.out == ""
-
-
-def test_an_unknown_name_names_what_is_most_like_it(maker: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs and pools alike."""
-    maker(name="shown")
-    for misspelt, meant in (("shwn", "shown"), ("teachr", "teacher"), ("base-hint", "base-hinted")):
-        assert run(cli, ["show", misspelt, "--out", str(maker.out)]) == 2
-        assert f"did you mean {meant}?" in capsys.readouterr().err
-
-
-def test_a_pool_that_moved_is_named(maker: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    maker(name="shown-moved")
-    (Path(maker.out) / "pools-shown-moved" / "teacher" / "manifest.json").unlink()
-    assert run(cli, ["show", "shown-moved", "0", "0", "--out", str(maker.out)]) == 2
-    assert "pool teacher" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The page of a spec that trained: its question, its decision and the curves of its arms come first."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,10 +98,3 @@ def test_its_curves_are_of_arms_and_conditions_by_name(page: tuple[str, Path]) -
     assert ">vanilla (baseline)<" in svg
     assert ">start<" in svg
     assert "95% over seeds" in text
-
-
-def test_its_tables_hold_every_evaluation_and_verdict(page: tuple[str, Path]) -> None:
-    _, folder = page
-    tables = {table["name"]: table["rows"] for table in json.loads((folder / "tables.json").read_text())}
-    assert len(tables["evaluations"]) == 3 * 3 * 2
-    assert [row[0] for row in tables["outcomes"]] == ["projected (plain)", "vanilla (kl)"]

@@ -13,7 +13,7 @@ from probe.analysis.statistics.crossed import mean, rate
 from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.experiments.load import load_spec
 from probe.report.drawing import drawn
-from probe.report.sections import best_checkpoint, steps_table
+from probe.report.sections import best_checkpoint
 from probe.report.training_figures import MOST_NAMED, in_training, ladder, learning, pareto
 from probe.report.trainings import EvaluatedRun, Treatment, group_names, spec_name, treatments_of
 
@@ -105,14 +105,6 @@ def test_curves_of_the_steps_are_means_over_the_seeds_that_all_have_them() -> No
     assert drawn("none", in_training, [stepped("none", [(None, 1.0)])], "solve") is None
 
 
-def test_the_table_of_steps_has_where_runs_began_and_how_far_they_went() -> None:
-    (row,) = steps_table([stepped("vanilla", [(0.25, 2.0), (0.75, -1.0)])]).rows
-    assert row == (
-        *("vanilla", "0", "2", "25% to 75%", "+2 to -1", "0.25 to 0.25", "75%", "0.5", "60"),
-        "grad_norm above 50 in 1 of 2 steps",
-    )
-
-
 def test_the_pareto_figure_has_a_mark_a_treatment_and_the_start() -> None:
     """Hack along x and solve along y, each treatment by name, the start a cross; one treatment is no comparison."""
     axes = axes_of(
@@ -166,16 +158,6 @@ def test_the_ladder_is_above_the_base_with_the_interval_of_its_run() -> None:
     old = rated("old", [(0, None, None, None)])
     assert drawn("old", ladder, [old], "solve") is None
     assert best_checkpoint([old]) is None
-
-
-def test_the_best_checkpoint_is_named_with_its_doubt() -> None:
-    first = rated("a", [(0, 0.0, None, None), (10, 120.0, 30.0, 260.0)])
-    second = rated("b", [(0, 0.0, None, None), (10, 130.0, -10.0, 300.0), (20, -40.0, None, None)])
-    assert best_checkpoint([first]) == "Best checkpoint by solving: a-0 after 10 steps, +120 Elo."
-    assert best_checkpoint([first, second]) == (
-        "Best checkpoint by solving: b-0 after 10 steps, +130 Elo. As the best of 3 it reads too high on average. "
-        "Its interval does not rule out that it solves no better than the base."
-    )
 
 
 def test_runs_of_one_arm_under_other_settings_are_another_curve() -> None:

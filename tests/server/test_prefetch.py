@@ -10,7 +10,6 @@ from typing import Any
 import processes
 import pytest
 from directories import contents
-from interrupts import interrupted_at
 from killer import KILLER
 
 from probe.cli import cli
@@ -18,13 +17,14 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs import train as training
-from replay_pools.pool import PoolWriter, open_pool
+from replay_pools.pool import open_pool
 from replay_pools.storage.files import decode_jsonl
 
 SETTINGS = {
     "model.lora_rank": 4,
     "rollouts.engine": "server",
     "rollouts.prompts_per_step": 1,
+    "rollouts.group": 2,
     "rollouts.refills": 1,
     "rollouts.prefetch": 2,
     "rollouts.sampler.max_new_tokens": 8,
@@ -127,23 +127,6 @@ def test_the_next_batch_is_sampled_during_the_step(
     train("overlap", {"steps": 2, "rollouts.prefetch": 1, "evaluation.every": 9})
     start, first = sorted(name for name in asked if "batch" in name)
     assert start.removesuffix("-batch0") == first.removesuffix("-batch1"), "both are of the policy at the start"
-
-
-@pytest.mark.slow  # beside the run killed by SIGKILL, below
-def test_a_run_cut_off_anywhere_resumes_to_the_same_bytes(
-    whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the background before a group is written; in the main thread before a write of a step."""
-    for owner, function, call in [
-        (PoolWriter, "write_step", 3),
-        (loop, "write_steps", 2),
-        (loop, "save_checkpoint", 2),
-    ]:
-        monkeypatch.setattr(owner, function, interrupted_at(call, getattr(owner, function)))
-        directory = train("cut", code=130)
-        monkeypatch.undo()
-        assert not (directory / "manifest.json").exists(), f"{function}: it was not cut off"
-    assert contents(train("cut")) == contents(whole)
 
 
 def test_what_fails_in_the_background_ends_the_run_with_its_message(
