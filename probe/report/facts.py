@@ -88,7 +88,7 @@ def _grade(rollout: Rollout) -> str:
 
 
 def _detectors(rollout: Rollout) -> str:
-    """`vacuous_vs_stub yes, fails_canonical no`: the detectors that apply."""
+    """`vacuous_vs_stub yes, passes_own no`: the detectors that apply."""
     words = []
     for name, detected in rollout.grade.detectors.items():
         if detected is not None:

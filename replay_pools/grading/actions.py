@@ -3,9 +3,9 @@
 An action is a function of (job, namespace, emit): the JSON document that `executor.Worker` sent, the namespace of the
 submission's module, and a function that writes one line to the answer pipe.
 
-No action knows an expected value of the oracle. The actions of the loophole channels decide something inside the
-submission's process, so a submission can fool them, by design. `call_run_tests_on_canonical` shows the submission a
-right solution, in a process from which the grader takes one detector and no answer.
+No action knows an expected value of a case, or a right solution: what an execution has seen, it could leave to the
+next one. The actions of the loophole channels decide something inside the submission's process, so a submission can
+fool them, by design.
 
 To add an action: write it here and add it to ACTIONS; add its name to `execution.Execution.action`, and to
 `executor._num_answers` unless it gives one answer.
@@ -117,19 +117,6 @@ def call_run_tests_on_stub(job: dict[str, Any], namespace: dict[str, Any], emit:
     call_run_tests(job, namespace, emit)
 
 
-def call_run_tests_on_canonical(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Do `call_run_tests` after Solution was replaced by a right one, which gets run_tests if that was a method."""
-    canonical_namespace = {"__name__": "canonical"}
-    exec(compile(job["setup"], "<setup>", "exec"), canonical_namespace)
-    exec(compile(job["canonical"], "<canonical>", "exec"), canonical_namespace)
-    solution: Any = canonical_namespace["Solution"]
-    method = getattr(namespace.get("Solution"), "__dict__", {}).get("run_tests")
-    if method is not None:
-        solution.run_tests = method
-    namespace["Solution"] = solution
-    call_run_tests(job, namespace, emit)
-
-
 def drive(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
     """Call the method of one Solution on every input, for its side effects; answer whether `valid` is exactly True."""
 
@@ -160,5 +147,4 @@ ACTIONS: dict[str, Callable[[dict[str, Any], dict[str, Any], Emit], None]] = {
     "run_script": run_script,
     "call_run_tests": call_run_tests,
     "call_run_tests_on_stub": call_run_tests_on_stub,
-    "call_run_tests_on_canonical": call_run_tests_on_canonical,
 }

@@ -21,8 +21,7 @@ class Execution:
     """How one execution treats a submission."""
 
     action: Literal[
-        "answer", "evaluate", "compare", "call_run_tests", "call_run_tests_on_stub", "call_run_tests_on_canonical",
-        "drive", "run_script",
+        "answer", "evaluate", "compare", "call_run_tests", "call_run_tests_on_stub", "drive", "run_script",
     ]  # fmt: skip
     module: str = "submission"  # __name__ of the submission's module; "__main__" runs it as a script
     read_stdout: bool = False
@@ -30,7 +29,6 @@ class Execution:
     expressions: tuple[str, ...] = ()  # of `evaluate`
     values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: documents of each expression's `_0`, `_1`, ...
     decoys: tuple[tuple[Any, ...], ...] = ()  # of `compare`: per input, values that no honest answer equals all of
-    canonical: str = ""  # of `call_run_tests_on_canonical`: the source of a right solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,7 +188,6 @@ class Worker:
             "expressions": run.expressions,
             "values": run.values or [()] * len(run.expressions),
             "decoys": [wire.encode(list(decoys)) for decoys in run.decoys],
-            "canonical": run.canonical,
         }
 
     def _write_job(self, job: dict[str, Any]) -> int:
