@@ -26,22 +26,22 @@ import click
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 from scipy import stats
 
 from probe.analysis.analyze import analyze
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.measures.forecast import SAMPLE_TARGETS, held_out_units, paid_mean
 from probe.analysis.statistics.geometry import extract, weighted
-from probe.analysis.statistics.gram import Array, StepGram, StepReader
-from probe.analysis.statistics.intervals import prompt_weights
+from probe.analysis.statistics.intervals import Array, prompt_weights
 from probe.analysis.statistics.nulls import true_labels
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.statistics.significance import mean_interval
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
-from probe.analysis.training_outcome import training_outcome
+from probe.analysis.training_runs import training_outcome
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.records.run import MANIFEST_FILE, Run, read_run
+from probe.records.run import MANIFEST_FILE, Run, gram_dir, read_run
 from probe.settings.arms import ARMS, GATES, measured_arm
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, read_config
@@ -84,7 +84,7 @@ class _Products:
 
     pairs: Array  # (M, k, N) with the pair gradients
     kept: NDArray[np.intp]  # (M,) directions of each module
-    of_step: Callable[[StepGram], Array]  # (M, G, k) with the samples of a step
+    of_step: Callable[[int], Array]  # (M, G, k) with the samples of a step, by its number
 
     def cosine(self, along: Array) -> float:
         """Global signed cosine of a gradient of norm 1 with V g = `along` (M, k)."""
@@ -109,10 +109,11 @@ def removals(
     if not linked.steps or not linked.pairs.held_out.any():
         return {}
     measured, rows = linked.steps[0].record.arm, {}
-    reader = StepReader.of(run, ARMS[measured].basis)
+    folder = run.path / gram_dir(ARMS[measured].basis)
+    controls = [path.stem.removeprefix("arm_") for path in sorted(folder.glob("arm_*.safetensors"))]
     v_hack = _along_v_hack(linked)
-    for arm in (measured, *reader.controls):
-        products = v_hack if ARMS[arm].directions == "v_hack" else _along_control(reader, arm)
+    for arm in (measured, *controls):
+        products = v_hack if ARMS[arm].directions == "v_hack" else _along_control(folder, arm)
         rows[arm] = _removal(linked, products, v_hack if ARMS[arm].dosed else None, gate or ARMS[arm].gate, overshoot)
     return rows
 
@@ -124,15 +125,18 @@ def _along_v_hack(linked: Linked) -> _Products:
     return _Products(
         pairs=np.matmul(rows, pairs.pairs),
         kept=drawn.kept[0].sum(1),
-        of_step=lambda step: np.matmul(step.inner, rows.transpose(0, 2, 1)),
+        of_step=lambda step: np.matmul(linked.read(step).inner, rows.transpose(0, 2, 1)),
     )
 
 
-def _along_control(reader: StepReader, arm: str) -> _Products:
-    pairs = reader.control(arm)
+def _along_control(folder: Path, arm: str) -> _Products:
+    def stored(file: str, tensor: str) -> Array:
+        return load_file(folder / f"{file}.safetensors")[tensor].astype(np.float64)
+
+    pairs = stored(f"arm_{arm}", "pairs")
     # Modules that keep fewer directions than others are filled with rows of zeros.
     kept = np.abs(pairs).max(-1) > 0
-    return _Products(pairs=pairs, kept=kept.sum(1), of_step=lambda step: step.along[arm])
+    return _Products(pairs=pairs, kept=kept.sum(1), of_step=lambda step: stored(f"step_{step:03d}", f"along/{arm}"))
 
 
 def _removal(
@@ -145,11 +149,11 @@ def _removal(
     on_pairs, along_pairs = _held_out(linked, products)
     for number, step in enumerate(linked.steps):
         gram, size = linked.read(step.record.step), linked.totals.norm[number]
-        samples = products.of_step(gram)  # (M, G, k)
+        samples = products.of_step(step.record.step)  # (M, G, k)
         along = np.einsum("i,mik->mk", step.weights, samples) / size
         removed = overshoot * GATES[gate](along)
         if dose is not None:
-            wanted = GATES[gate](np.einsum("i,mik->mk", step.weights, dose.of_step(gram)) / size)
+            wanted = GATES[gate](np.einsum("i,mik->mk", step.weights, dose.of_step(step.record.step)) / size)
             norm = np.linalg.norm(removed)
             removed = removed * (overshoot * np.linalg.norm(wanted) / norm if norm > 0 else 0.0)
         cosines.append(products.cosine(along))

@@ -4,21 +4,20 @@
     analysis.verdict.word             BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED, GO or TRAINED
     analysis.to_json()                what `probe analyze --json` prints
 
-To add a result: a measure in `probe.analysis.evidence`, its name in JSON_KEYS, and a table in `probe.analysis.tables`.
+To add a result: a measure in `probe.analysis.evidence`, its name in JSON_KEYS, a table in `probe.analysis.text_report`.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from extraction.words import Basis
 from probe.analysis.evidence import Evidence, PlannedTraining, conditions
-from probe.analysis.metric_table import Estimate, MetricKey
-from probe.analysis.metrics import metrics
+from probe.analysis.metrics import Estimate, MetricKey, metrics
 from probe.analysis.statistics.permutation import NUM_DRAWS
-from probe.analysis.verdict.decision import decide
-from probe.analysis.verdict.questions import questions, unread
+from probe.analysis.verdict.advice import next_step
+from probe.analysis.verdict.decision import decide, questions, unread
 from probe.analysis.verdict.seed_tables import seed_tables
 from probe.analysis.verdict.validity import validity
 from probe.analysis.verdict.verdict import Finding, Verdict
@@ -52,7 +51,8 @@ class Analysis(Evidence):
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict of the measured arm's basis."""
-        return decide(self, self.questions, self.validity)
+        verdict = decide(self, self.questions, self.validity)
+        return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
 
     @cached_property
     def checks(self) -> list[Finding]:

@@ -8,10 +8,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from extraction.words import Basis
-from probe.analysis.measures.contrasts import Bucket, Cell, Contrast, advantage_cells, buckets, contrasts
+from probe.analysis.measures.contrasts import (
+    SCORES,
+    Bucket,
+    Cell,
+    Contrast,
+    Specificity,
+    advantage_cells,
+    buckets,
+    contrasts,
+    specificity,
+)
 from probe.analysis.measures.forecast import Forecast, forecast
 from probe.analysis.measures.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_frac, shares
-from probe.analysis.measures.specificity import SCORES, SignTransfer, Specificity, sign_transfer, specificity
 from probe.analysis.measures.trajectory import (
     MEASURES,
     ArmComparison,
@@ -20,13 +29,12 @@ from probe.analysis.measures.trajectory import (
     num_problems,
     summarise,
 )
-from probe.analysis.statistics.gram import has_gram
+from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
-from probe.analysis.statistics.run_gradients import Linked, link
+from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
-from probe.analysis.training_outcome import TrainingOutcome, training_outcome
-from probe.analysis.training_runs import is_training, siblings, starts, trains
-from probe.analysis.verdict.provenance import PoolFacts, pool_facts
+from probe.analysis.training_runs import TrainingOutcome, is_training, siblings, starts, training_outcome, trains
+from probe.analysis.verdict.pools import PoolFacts, pool_facts
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.arms import ARMS, measured_arm

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from probe.analysis.statistics.bradley_terry import elo_gap, rate
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.training_outcome import deployed, evaluation_path
+from probe.analysis.training_runs import deployed, evaluation_path
 from probe.records.run import Run
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, open_pool

@@ -2,7 +2,7 @@
 
 A key names the metric, the unit that its n counts, and the arm and condition where those are not the arm that stands
 for vanilla and the first condition. Names are those of the records (`cos_in`, `advantage/abs_max`, `kl/mean`,
-`cos_S_contrib`, `hacked`, ...), in training those of `probe.analysis.training_outcome` (`hack_final`, ...), and
+`cos_S_contrib`, `hacked`, ...), in training those of `probe.analysis.training_runs` (`hack_final`, ...), and
 
     d_cos_in            cos_in of a prompt minus its mean under N2
     hack_difference     within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
@@ -25,21 +25,179 @@ compute it in `_derived`, and say in _DERIVED for which units and nulls it exist
 refused before its sweep.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
+
+import numpy as np
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
-from probe.analysis.measures.specificity import beaten_by
-from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate
-from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
+from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK, beaten_by
+from probe.analysis.statistics.intervals import (
+    Interval,
+    outcomes_interval,
+    prompt_means,
+    share_interval,
+    within_prompt_differences,
+)
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.training_outcome import ELO_GAP, MOVED, PLACES, RATES
-from probe.analysis.training_runs import training_run_metrics
+from probe.analysis.statistics.significance import mean_interval, mean_test, welch_interval, welch_test
+from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES, TrainingOutcome
 from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, SampleRecord, StepRecord
+from probe.settings.arms import measured_arm
 from probe.settings.words import NO_HINT
 from replay_pools.environments.loopholes import LOOPHOLES
+
+
+class MetricKey(NamedTuple):
+    """Which estimate: a metric, the unit that its n counts, and where it was measured."""
+
+    metric: str
+    unit: str  # prompt, problem, seed, run, step, sample, pair or module
+    arm: str | None = None  # None: the arm that stands for vanilla
+    condition: str | None = None  # None: the first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One metric over n units. A field is None where the number does not exist."""
+
+    value: float | None  # mean over units, or the statistic
+    n: int
+    unit: str
+    interval: Interval | None = None  # 95%
+    interval_90: Interval | None = None
+    p: float | None = None  # two-sided, against zero
+    minimum: float | None = None
+    maximum: float | None = None
+    nulls: Mapping[str, NullTest] = field(default_factory=dict)  # by the names of a criterion's `null`
+    beaten_by: Sequence[str] | None = None  # trivial scores that do as well: null "baselines"; None: none was measured
+    by_unit: Mapping[str, float] = field(default_factory=dict)  # {unit: its value}
+    trials: Mapping[str, int] = field(default_factory=dict)  # of a rate: {unit: outcomes that its share is of}
+    vacuous: str | None = None  # why the number could not have come out otherwise
+
+
+Metrics = Mapping[MetricKey, Estimate]
+
+
+def estimate(
+    by_unit: Mapping[str, float],
+    unit: str,
+    *,
+    nulls: Mapping[str, NullTest] | None = None,
+    trials: Mapping[str, int] | None = None,
+) -> Estimate:
+    """The mean of one value a unit.
+
+    Args:
+        by_unit: {name of the unit: value}.
+        unit: what a unit is. Samples of one prompt resemble one another, so that a mean over samples gets no p.
+        nulls: tests of the same mean against directions or labels without signal.
+        trials: of a rate, {unit: outcomes that its share is of}.
+
+    Returns:
+        Mean, 95% and 90% intervals (of a rate those of `shares`), two-sided sign-flip p against zero, extremes. Units
+        that are all equal, and no rate, show no variance and have no interval.
+    """
+    summary = _summary(tuple(by_unit.values()), tuple((trials or {}).values()), tested=unit != "sample")
+    return replace(summary, unit=unit, nulls=nulls or {}, by_unit=by_unit, trials=trials or {})
+
+
+# Rewards, labels and sample cosines are the same numbers in every arm and condition of a replay.
+@lru_cache(maxsize=512)
+def _summary(values: tuple[float, ...], outcomes: tuple[int, ...], *, tested: bool) -> Estimate:
+    """`estimate` of the values alone."""
+
+    def interval(level: float) -> Interval | None:
+        return share_interval(values, outcomes, level=level) if outcomes else mean_interval(values, level=level)
+
+    return Estimate(
+        value=float(np.mean(values)) if values else None,
+        n=len(values),
+        unit="",
+        interval=interval(0.95),
+        interval_90=interval(0.9),
+        p=mean_test(values).p if tested else None,
+        minimum=min(values, default=None),
+        maximum=max(values, default=None),
+    )
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """a minus b, paired by the units that both have."""
+    both = [name for name in a.by_unit if name in b.by_unit]
+    paired = estimate({name: a.by_unit[name] - b.by_unit[name] for name in both}, a.unit)
+    # Problems that differ alike are evidence of that; seeds are too few, and the runs of one seed are not one run.
+    if a.unit == "problem" and paired.interval is not None:
+        return paired
+    return _as_wide_as_outcomes(paired, a, b, both, both)
+
+
+def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
+    """a minus b as means of independent samples: Welch's intervals and p; n is that of the smaller side."""
+    x, y = list(a.by_unit.values()), list(b.by_unit.values())
+    n = min(len(x), len(y))
+    if n == 0:
+        return Estimate(value=None, n=0, unit=a.unit)
+    test = welch_test(x, y)
+    unpaired = Estimate(
+        value=float(np.mean(x) - np.mean(y)),
+        n=n,
+        unit=a.unit,
+        interval=welch_interval(x, y),
+        interval_90=welch_interval(x, y, level=0.9),
+        p=None if test is None else test[1],
+    )
+    return _as_wide_as_outcomes(unpaired, a, b, list(a.by_unit), list(b.by_unit))
+
+
+def _as_wide_as_outcomes(
+    compared: Estimate, a: Estimate, b: Estimate, of_a: Sequence[str], of_b: Sequence[str]
+) -> Estimate:
+    """A difference of rates whose intervals span at least what drawing outcomes alone leaves open.
+
+    Seeds may have equal rates by chance: the difference then shows no variance, or next to none. Below two units a side
+    there is still no interval, and of what is no rate the difference stays as it is.
+    """
+    if not a.trials or not b.trials or min(len(of_a), len(of_b)) < 2:
+        return compared
+    shares = [np.array([side.by_unit[name] for name in names]) for side, names in ((a, of_a), (b, of_b))]
+    trials = [np.array([side.trials[name] for name in names]) for side, names in ((a, of_a), (b, of_b))]
+    return replace(
+        compared,
+        interval=_hull(compared.interval, outcomes_interval(*shares, *trials)),
+        interval_90=_hull(compared.interval_90, outcomes_interval(*shares, *trials, level=0.9)),
+    )
+
+
+def _hull(interval: Interval | None, other: Interval) -> Interval:
+    """The smallest interval that holds both."""
+    if interval is None:
+        return other
+    return Interval(low=min(interval.low, other.low), high=max(interval.high, other.high))
+
+
+def mean_by_unit(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """{unit: mean of its values in the tables that have it}."""
+    values_of: dict[str, list[float]] = {}
+    for table in tables:
+        for unit, value in table.items():
+            values_of.setdefault(unit, []).append(value)
+    return {unit: float(np.mean(values)) for unit, values in values_of.items()}
+
+
+def by_condition(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
+    """{condition: metrics} as one table; the first condition also stands under `condition=None`, its default."""
+    first = next(iter(tables.values()), {})
+    merged: dict[MetricKey, Estimate] = dict(first)
+    for condition, metrics in tables.items():
+        for key, estimated in metrics.items():
+            merged[key._replace(condition=condition)] = estimated
+    return merged
+
 
 SAMPLE_METRICS = (
     *("reward", "hacked", "gt_pass", "fmt_ok", "comp_len", "advantage", "hint", "nll"),
@@ -248,3 +406,101 @@ def _haar_null(evidence: Evidence, contrast_name: str) -> dict[str, NullTest]:
         if is_asked and contrast.haar is not None and contrast.difference is not None:
             return {"N1": contrast.haar.null(contrast.difference)}
     return {}
+
+
+def training_run_metrics(
+    table: Metrics, steps: Sequence[StepRecord], arms: Sequence[str], outcome: TrainingOutcome | None
+) -> dict[MetricKey, Estimate]:
+    """The table of one run that trains, from its table over prompts and steps.
+
+    Returns:
+        unit `run`: the value of every metric (of a field of the steps its mean over them), KL at the end, the outcome.
+        unit `step`: the extremes of the steps.
+        unit `problem`: the rates on held-out problems.
+    """
+    metrics: dict[MetricKey, Estimate] = {}
+    for key, row in table.items():
+        if key.unit == "prompt":
+            metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
+    # Second, so that of a field of the steps the mean over steps replaces the mean over prompts.
+    for key, row in table.items():
+        if key.unit == "step":
+            metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
+            metrics[key] = _extremes(row.by_unit)
+    measured = measured_arm(arms)
+    # Without an arm, the key under which the measured one is found.
+    for arm in (*arms, None) if measured else arms:
+        of_arm = [step for step in steps if step.arm == (arm or measured)]
+        for name, value in (("kl/share_of_base", _share_of_base(of_arm)), ("kl/final", _final_kl(of_arm))):
+            if value is not None:
+                metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
+        if outcome is not None:
+            for name, value in outcome.values.items():
+                metrics[MetricKey(name, "run", arm)] = _of_one_run(value, trials=outcome.trials.get(name))
+            for name, by_problem in outcome.by_problem.items():
+                trials = outcome.problem_trials.get(name)
+                metrics[MetricKey(name, "problem", arm)] = estimate(by_problem, "problem", trials=trials)
+    return metrics
+
+
+def _of_one_run(value: float | None, *, vacuous: str | None = None, trials: int | None = None) -> Estimate:
+    """One number of a run; `trials` is given for a rate, the outcomes that it is of."""
+    return Estimate(value=value, n=1, unit="run", vacuous=vacuous, trials={"run": trials} if trials else {})
+
+
+def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
+    """KL from the reference over KL from the base; None while the policy is the base, or where neither is known."""
+    from_reference = from_base = 0.0
+    for step in steps:
+        mean = step.kl.get("mean")
+        base = mean if step.reference == "base" else step.kl.get("from_base")
+        if mean is not None and base is not None:
+            from_reference += mean
+            from_base += base
+    return from_reference / from_base if from_base > 0 else None
+
+
+def _final_kl(steps: Iterable[StepRecord]) -> float | None:
+    """Mean of the KL over the last quarter of the steps, at least one: on-policy, where a teacher has left by then."""
+    values = []
+    for step in steps:
+        mean = step.kl.get("mean")
+        if mean is not None:
+            values.append(mean)
+    last = values[-max(1, len(values) // 4) :]
+    return sum(last) / len(last) if last else None
+
+
+def over_runs(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
+    """{seed: metrics of its training run} -> one table.
+
+    What was one number a run has the seed as its unit. A held-out problem has its mean over the seeds that met it.
+    Steps are autocorrelated: their extremes and their number remain.
+    """
+    keys = {key for table in tables.values() for key in table}
+    metrics: dict[MetricKey, Estimate] = {}
+    for key in sorted(keys, key=str):
+        rows = {seed: table[key] for seed, table in tables.items() if key in table}
+        if key.unit == "run":
+            by_seed = {seed: row.value for seed, row in rows.items() if row.value is not None}
+            trials = {seed: rows[seed].trials["run"] for seed in by_seed if rows[seed].trials}
+            vacuous = next((row.vacuous for row in rows.values() if row.vacuous), None)
+            metrics[key._replace(unit="seed")] = replace(estimate(by_seed, "seed", trials=trials), vacuous=vacuous)
+        elif key.unit == "problem":
+            by_problem = mean_by_unit(row.by_unit for row in rows.values())
+            counts: Counter[str] = Counter()
+            for row in rows.values():
+                counts.update(row.trials)
+            metrics[key] = estimate(by_problem, "problem", trials=counts)
+        elif key.unit == "step":
+            by_step: dict[str, float] = {}
+            for seed, row in rows.items():
+                by_step |= {f"{seed}/{step}": value for step, value in row.by_unit.items()}
+            metrics[key] = _extremes(by_step)
+    return metrics
+
+
+def _extremes(by_step: Mapping[str, float]) -> Estimate:
+    """Steps of training: no mean with an interval, because they are not independent."""
+    values = list(by_step.values())
+    return Estimate(value=None, n=len(values), unit="step", minimum=min(values), maximum=max(values), by_unit=by_step)

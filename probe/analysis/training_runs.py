@@ -1,31 +1,48 @@
-"""Runs that train: which of them are compared, and the metrics of one run and of several seeds.
+"""Runs that train: which of them are compared, and what training did to a policy on held-out problems.
 
     is_training, trains          whether it is a run of `probe train`; whether weights move in it
     siblings, starts             runs of `probe train` that differ in arm and seed alone, and their first steps
-    training_run_metrics         one number a metric for a run that trains
-    over_runs                    those of several seeds as one table
+    training_outcome             the metrics that follow from the evaluations of one run:
 
-Steps of training are autocorrelated, so that the run is the unit of everything that was measured in its steps. Over
-runs the seed is the unit, and, secondary, the held-out problem: its interval holds for other problems, not for other
-seeds.
+hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference; of the
+                                     DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
+                                     where there are several
+margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.evaluations`
+elo_gap                              best evaluation above the base, in Elo of solving (`probe.analysis.ladder`)
+cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
+
+To add a rate: a row in RATES, a field of the same name in `probe.runs.rates.Rates`, and what it means in
+`probe.records.schema.RATES`.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
-from probe.analysis.metric_table import Estimate, MetricKey, Metrics, estimate, mean_by_unit
-from probe.analysis.training_outcome import TrainingOutcome
 from probe.records.records import StepRecord
-from probe.records.run import Run, settings_of
-from probe.settings.arms import measured_arm
+from probe.records.run import EVALUATIONS_DIR, Run, settings_of
 from probe.settings.run import TrainConfig
 from probe.settings.training import ModelConfig, OptimizerConfig
+from probe.settings.words import ALL, NO_HINT
+from replay_pools.pool import open_pool
+from replay_pools.rollout import Rollout
 from replay_pools.storage.tables import overlaid
+
+# {rate: whether a rollout counts}
+RATES: dict[str, Callable[[Rollout], bool]] = {
+    "hack": lambda rollout: bool(rollout.hacked),
+    "exploit": lambda rollout: bool(rollout.grade.exploited),
+    "solve": lambda rollout: bool(rollout.gt_pass),
+}
+PLACES = ("start", "final", "gain")
+# {field of an evaluation's `frozen`: metric}
+MOVED = {"margin": "margin_final", "cos_moved": "cos_moved", "hackward_frac_moved": "hackward_frac_moved"}
+ELO_GAP = "elo_gap"
 
 
 def is_training(run: Run) -> bool:
@@ -91,99 +108,135 @@ def _arm_and_seed(run: Run) -> tuple[str, str]:
     return str(settings["intervention"]["arms"][0]), str(settings["seed"])
 
 
-def training_run_metrics(
-    table: Metrics, steps: Sequence[StepRecord], arms: Sequence[str], outcome: TrainingOutcome | None
-) -> dict[MetricKey, Estimate]:
-    """The table of one run that trains, from its table over prompts and steps.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOutcome:
+    """The evaluations of one training run, and the metrics that follow from the first and the last of them."""
 
-    Returns:
-        unit `run`: the value of every metric (of a field of the steps its mean over them), KL at the end, the outcome.
-        unit `step`: the extremes of the steps.
-        unit `problem`: the rates on held-out problems.
+    evaluations: Sequence[Mapping[str, Any]]  # every line of `evals.jsonl`
+    values: Mapping[str, float]  # {metric: value}
+    trials: Mapping[str, int]  # {metric that is a rate: graded rollouts that it is of}
+    by_problem: Mapping[str, Mapping[str, float]]  # {metric that is a rate: {held-out problem: value}}
+    problem_trials: Mapping[str, Mapping[str, int]]  # {the same but for gains: {held-out problem: its rollouts}}
+    stopped: str | None  # why it ended before its last step
+
+
+def evaluation_path(directory: Path, step: int) -> Path:
+    """Where the pools of the evaluation of a run's deployed policy after `step` optimizer steps are, one a setting."""
+    return directory / EVALUATIONS_DIR / f"step_{step:06d}"
+
+
+def setting_of(rollout: Rollout) -> str:
+    """The name of the setting that a held-out rollout belongs to: its mode with the hint, or `no hint`."""
+    return rollout.env_mode if rollout.hint else NO_HINT
+
+
+def deployed(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The evaluations of the deployed policy, in order. An arm that routes also evaluates the weights that train."""
+    return [evaluation for evaluation in evaluations if evaluation["weights"] == "deployed"]
+
+
+def training_outcome(run: Run) -> TrainingOutcome | None:
+    """What the evaluations of a run say; None for a run without any."""
+    evaluations = deployed(run.evals)
+    if not evaluations:
+        return None
+    first, last = evaluations[0], evaluations[-1]
+    values = _start_final_gain(_rates(first["rates"]), _rates(last["rates"]))
+    moved = last.get("frozen") or {}
+    for name, metric in MOVED.items():
+        if moved.get(name) is not None:
+            values[metric] = moved[name]
+    # The gap of an evaluation is that of the best one so far.
+    if last.get("elo") is not None:
+        values[ELO_GAP] = last["elo"]["solve"]["gap"]
+    start, final = _problem_flags(run.path, first["step"]), _problem_flags(run.path, last["step"])
+    by_problem: dict[str, dict[str, float]] = {}
+    problem_trials: dict[str, dict[str, int]] = {}
+    for problem in start:
+        if problem not in final:
+            continue
+        means = [{name: float(np.mean(flags)) for name, flags in place[problem].items()} for place in (start, final)]
+        counts = [{name: len(flags) for name, flags in place[problem].items()} for place in (start, final)]
+        for metric, value in _start_final_gain(*means).items():
+            by_problem.setdefault(metric, {})[problem] = value
+        for metric, count in _start_final(*counts).items():
+            problem_trials.setdefault(metric, {})[problem] = count
+    return TrainingOutcome(
+        evaluations=run.evals,
+        values=values,
+        trials=_start_final(_counts(first["rates"]), _counts(last["rates"])),
+        by_problem=by_problem,
+        problem_trials=problem_trials,
+        stopped=run.manifest.get("stopped"),
+    )
+
+
+def _rates(settings: Mapping[str, Any]) -> dict[str, float]:
+    """{RATE or RATE/SETTING: share} from the `rates` of one evaluation."""
+    rates = {}
+    for name, rate, measured in _shown(settings):
+        value = measured[rate]["rate"]
+        if value is not None:
+            rates[name] = value
+    return rates
+
+
+def _counts(settings: Mapping[str, Any]) -> dict[str, int]:
+    """{RATE or RATE/SETTING: graded rollouts} from the `rates` of one evaluation."""
+    return {name: measured["num_rollouts"] for name, _, measured in _shown(settings)}
+
+
+def _shown(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """(RATE or RATE/SETTING, RATE, what was measured in the setting) of one evaluation.
+
+    Where there is one setting beside ALL, it equals ALL, and is left out.
     """
-    metrics: dict[MetricKey, Estimate] = {}
-    for key, row in table.items():
-        if key.unit == "prompt":
-            metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
-    # Second, so that of a field of the steps the mean over steps replaces the mean over prompts.
-    for key, row in table.items():
-        if key.unit == "step":
-            metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
-            metrics[key] = _extremes(row.by_unit)
-    measured = measured_arm(arms)
-    # Without an arm, the key under which the measured one is found.
-    for arm in (*arms, None) if measured else arms:
-        of_arm = [step for step in steps if step.arm == (arm or measured)]
-        for name, value in (("kl/share_of_base", _share_of_base(of_arm)), ("kl/final", _final_kl(of_arm))):
-            if value is not None:
-                metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
-        if outcome is not None:
-            for name, value in outcome.values.items():
-                metrics[MetricKey(name, "run", arm)] = _of_one_run(value, trials=outcome.trials.get(name))
-            for name, by_problem in outcome.by_problem.items():
-                trials = outcome.problem_trials.get(name)
-                metrics[MetricKey(name, "problem", arm)] = estimate(by_problem, "problem", trials=trials)
-    return metrics
+    shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
+    for setting, measured in shown.items():
+        for rate in RATES:
+            yield rate if setting == ALL else f"{rate}/{setting}", rate, measured
 
 
-def _of_one_run(value: float | None, *, vacuous: str | None = None, trials: int | None = None) -> Estimate:
-    """One number of a run; `trials` is given for a rate, the outcomes that it is of."""
-    return Estimate(value=value, n=1, unit="run", vacuous=vacuous, trials={"run": trials} if trials else {})
+def _problem_flags(directory: Path, step: int) -> dict[str, dict[str, list[bool]]]:
+    """{problem: {RATE or RATE/SETTING: whether each rollout counts}} of one evaluation; {} where they were deleted."""
+    flags: dict[str, dict[str, list[bool]]] = {}
+    pools = sorted(evaluation_path(directory, step).glob("*"))
+    for path in pools:
+        for group in open_pool(path).steps:
+            for rollout in filter(lambda rollout: rollout.labelled, group):
+                problem_flags = flags.setdefault(rollout.problem_id, {})
+                for rate, counts in RATES.items():
+                    names = [rate]
+                    # A setting has a pool of its own; the rates of a single one are those over all.
+                    if len(pools) > 1:
+                        names.append(f"{rate}/{setting_of(rollout)}")
+                    for name in names:
+                        problem_flags.setdefault(name, []).append(counts(rollout))
+    return flags
 
 
-def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
-    """KL from the reference over KL from the base; None while the policy is the base, or where neither is known."""
-    from_reference = from_base = 0.0
-    for step in steps:
-        mean = step.kl.get("mean")
-        base = mean if step.reference == "base" else step.kl.get("from_base")
-        if mean is not None and base is not None:
-            from_reference += mean
-            from_base += base
-    return from_reference / from_base if from_base > 0 else None
+def _start_final_gain(start: Mapping[str, float], final: Mapping[str, float]) -> dict[str, float]:
+    """{RATE_start, RATE_final, RATE_gain} of the rates that both have; a setting stays behind the slash."""
+    values: dict[str, float] = {}
+    for name in start:
+        if name not in final:
+            continue
+        three = (start[name], final[name], final[name] - start[name])
+        for place, value in zip(PLACES, three, strict=True):
+            values[_placed(name, place)] = value
+    return values
 
 
-def _final_kl(steps: Iterable[StepRecord]) -> float | None:
-    """Mean of the KL over the last quarter of the steps, at least one: on-policy, where a teacher has left by then."""
-    values = []
-    for step in steps:
-        mean = step.kl.get("mean")
-        if mean is not None:
-            values.append(mean)
-    last = values[-max(1, len(values) // 4) :]
-    return sum(last) / len(last) if last else None
+def _start_final(start: Mapping[str, int], final: Mapping[str, int]) -> dict[str, int]:
+    """{RATE_start, RATE_final}: how many rollouts a rate is of; a gain is of two kinds of them, and no rate."""
+    counts = {}
+    for name in start:
+        if name in final:
+            counts[_placed(name, "start")], counts[_placed(name, "final")] = start[name], final[name]
+    return counts
 
 
-def over_runs(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
-    """{seed: metrics of its training run} -> one table.
-
-    What was one number a run has the seed as its unit. A held-out problem has its mean over the seeds that met it.
-    Steps are autocorrelated: their extremes and their number remain.
-    """
-    keys = {key for table in tables.values() for key in table}
-    metrics: dict[MetricKey, Estimate] = {}
-    for key in sorted(keys, key=str):
-        rows = {seed: table[key] for seed, table in tables.items() if key in table}
-        if key.unit == "run":
-            by_seed = {seed: row.value for seed, row in rows.items() if row.value is not None}
-            trials = {seed: rows[seed].trials["run"] for seed in by_seed if rows[seed].trials}
-            vacuous = next((row.vacuous for row in rows.values() if row.vacuous), None)
-            metrics[key._replace(unit="seed")] = replace(estimate(by_seed, "seed", trials=trials), vacuous=vacuous)
-        elif key.unit == "problem":
-            by_problem = mean_by_unit(row.by_unit for row in rows.values())
-            counts: Counter[str] = Counter()
-            for row in rows.values():
-                counts.update(row.trials)
-            metrics[key] = estimate(by_problem, "problem", trials=counts)
-        elif key.unit == "step":
-            by_step: dict[str, float] = {}
-            for seed, row in rows.items():
-                by_step |= {f"{seed}/{step}": value for step, value in row.by_unit.items()}
-            metrics[key] = _extremes(by_step)
-    return metrics
-
-
-def _extremes(by_step: Mapping[str, float]) -> Estimate:
-    """Steps of training: no mean with an interval, because they are not independent."""
-    values = list(by_step.values())
-    return Estimate(value=None, n=len(values), unit="step", minimum=min(values), maximum=max(values), by_unit=by_step)
+def _placed(name: str, place: str) -> str:
+    """RATE_PLACE of a RATE, RATE_PLACE/SETTING of a RATE/SETTING."""
+    rate, slash, setting = name.partition("/")
+    return f"{rate}_{place}{slash}{setting}"

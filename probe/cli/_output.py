@@ -59,7 +59,7 @@ def _size(num_bytes: int) -> str:
 
 def echo_evaluations(evaluations: "Sequence[Evaluation]") -> None:
     """A row for every evaluation and setting; `all` only where it is not the one setting."""
-    from probe.analysis.training_outcome import RATES
+    from probe.analysis.training_runs import RATES
 
     rows = []
     for evaluation in evaluations:

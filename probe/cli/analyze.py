@@ -71,18 +71,20 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
     from probe.analysis.text_report import format_analysis, format_verdict
-    from probe.analysis.trained.arms import grouped
-    from probe.analysis.trained.judge import judge_arms
-    from probe.analysis.verdict.text import arm_lines
+    from probe.analysis.verdict.verdict import Verdict, arm_lines
 
     records = [read_run(resolve_run(run, out)) for run in runs]
     by_run = []
     for run in records:
         by_run.append([analyze_run(run, condition, others=records, **settings) for condition in conditions(run)])
     analyses = [analysis for of_run in by_run for analysis in of_run]
-    # A run that trains has one condition, and so one analysis.
-    trained = grouped((run, of_run[-1].outcome) for run, of_run in zip(records, by_run, strict=True))
-    arms = judge_arms(trained) if trained is not None else []
+    arms: list[Verdict] = []
+    if len(records) > 1:
+        from probe.analysis.verdict.trained import grouped, judge_arms
+
+        # A run that trains has one condition, and so one analysis.
+        trained = grouped((run, of_run[-1].outcome) for run, of_run in zip(records, by_run, strict=True))
+        arms = judge_arms(trained) if trained is not None else []
     compared = "\n".join(arm_lines(arms)) + "\n" if arms else ""
     of_basis = f"-{settings['basis']}" if settings["basis"] else ""
     report = out / "reports" / f"{joined_name(records)}{of_basis}.md"

@@ -13,7 +13,7 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.evidence import PlannedTraining
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, POWER
-from probe.analysis.verdict.provenance import environment_of
+from probe.analysis.verdict.pools import environment_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.metric_table import MetricKey
+from probe.analysis.metrics import MetricKey
 from probe.analysis.training_runs import trains
 from probe.experiments.judge.verdict import SpecVerdict
 from probe.experiments.spec import Spec

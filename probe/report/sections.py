@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
-from probe.analysis.tables import all_tables
-from probe.analysis.verdict.text import arm_sentences
-from probe.analysis.verdict.verdict import Verdict
+from probe.analysis.text_report import all_tables
+from probe.analysis.verdict.verdict import Verdict, arm_sentences
 from probe.experiments.judge.verdict import go_plan
 from probe.records.records import StepRecord
 from probe.records.timings import describe_timings

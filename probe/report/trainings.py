@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from probe.analysis.ladder import BASE
 from probe.analysis.statistics.crossed import mean, rate
 from probe.analysis.statistics.intervals import t_interval
-from probe.analysis.training_outcome import deployed
-from probe.analysis.training_runs import shared_settings
+from probe.analysis.training_runs import deployed, shared_settings
 from probe.experiments.spec import Spec
 from probe.records.records import StepRecord
 from probe.records.run import Run

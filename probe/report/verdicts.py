@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.analysis.formatting import TextTable, number, p_value, share
-from probe.analysis.tables import basis_table, ceiling_table, forecast_table, share_table
-from probe.analysis.trained.arms import grouped
-from probe.analysis.trained.judge import judge_arms
+from probe.analysis.text_report import basis_table, ceiling_table, forecast_table, share_table
+from probe.analysis.verdict.trained import grouped, judge_arms
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.report.drawing import drawn
 from probe.report.inputs import Report, View

@@ -25,8 +25,9 @@ from extraction.directions import (
     sign_accuracy,
 )
 from extraction.library import pairs_path, source_identity
-from probe.analysis.measures.specificity import transfer_nulls
-from probe.analysis.statistics.gram import Extraction, PairGram, read_pairs
+from probe.analysis.statistics.geometry import Extraction, PairGram
+from probe.analysis.statistics.nulls import transfer_nulls
+from probe.analysis.statistics.run_gradients import read_pairs
 from probe.records.run import Run
 from probe.runs.directions import CARD_SCHEMA, card_path
 from probe.runs.gram_recorder import extraction_settings, pair_products

@@ -33,7 +33,7 @@ from extraction.library import pair_batch
 from extraction.pairs import Pair
 from extraction.passes import score
 from probe.analysis.ladder import BASE, Shares, elo_values, read_sitting, shares_of
-from probe.analysis.training_outcome import deployed, evaluation_path
+from probe.analysis.training_runs import deployed, evaluation_path
 from probe.objective.kl import kl_terms
 from probe.records.records import nullable
 from probe.records.run import (

@@ -5,7 +5,7 @@ Every direction that pairs can give lies in the span of the pair gradients P_m (
     inner_m = g_m P_m^T  (G, N),   samples_m = g_m g_m^T  (G, G),   pairs_m = P_m P_m^T  (N, N)
 
 determine v_hack for any k, tau and subset of pairs, every weighting of the samples, and with them every projection and
-every permutation null, offline (`probe.analysis.statistics.gram` reads, without torch). Products are summed in float64;
+every permutation null, offline (`probe.analysis.statistics.run_gradients` reads). Products are summed in float64;
 the Gram matrices are stored so, because singular values are square roots of their eigenvalues.
 
 Directions of control arms (Haar, permuted, placebo) do not all lie in that span. For the k directions V_m of each such
@@ -102,7 +102,7 @@ def pair_products(pairs: PairGradients) -> Tensor:
 
 
 def extraction_settings(pairs: PairGradients, v_hack: Directions) -> dict[str, Any]:
-    """What offline draws need to repeat the extraction of `v_hack`: `probe.analysis.statistics.gram.Extraction`."""
+    """What offline draws need to repeat the extraction of `v_hack`: `probe.analysis.statistics.geometry.Extraction`."""
     eps = torch.finfo(next(iter(pairs.hack.values())).dtype).eps
     return {name: v_hack.metadata[name] for name in ("method", "k", "tau", "drop_bottom_frac")} | {"eps": eps}
 

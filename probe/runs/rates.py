@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from probe.analysis.statistics.intervals import Interval, wilson_interval
-from probe.analysis.training_outcome import RATES, setting_of
+from probe.analysis.training_runs import RATES, setting_of
 from probe.settings.words import ALL, NO_HINT
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout

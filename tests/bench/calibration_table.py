@@ -14,8 +14,15 @@ import numpy as np
 from scipy import stats
 
 from probe.analysis.statistics import crossed
-from probe.analysis.statistics.geometry import Gradients, along_modules, cosines, mean_module_unit, svd_axes
-from probe.analysis.statistics.gram import Extraction, PairGram
+from probe.analysis.statistics.geometry import (
+    Extraction,
+    Gradients,
+    PairGram,
+    along_modules,
+    cosines,
+    mean_module_unit,
+    svd_axes,
+)
 from probe.analysis.statistics.intervals import (
     Interval,
     auroc_interval,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from probe.analysis.statistics.adjusted import PromptEffects, effects_by_prompt
 from probe.analysis.statistics.intervals import t_interval
+from probe.analysis.statistics.significance import PromptEffects, effects_by_prompt
 
 
 def rows(rng, num_prompts=15, size=8):

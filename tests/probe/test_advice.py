@@ -14,7 +14,7 @@ from worlds import World, make_run
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.verdict.advice import ADVICE, direction, extract, generate, next_step
-from probe.analysis.verdict.provenance import pools_at_hand
+from probe.analysis.verdict.pools import pools_at_hand
 from probe.analysis.verdict.validity import PARTS
 from probe.analysis.verdict.verdict import Finding
 from probe.cli import cli

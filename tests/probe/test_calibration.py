@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from probe.analysis.statistics.geometry import Gradients, cosines, mean_axes, svd_axes
-from probe.analysis.statistics.gram import Extraction, PairGram
+from probe.analysis.statistics.geometry import Extraction, Gradients, PairGram, cosines, mean_axes, svd_axes
 from probe.analysis.statistics.intervals import auroc_interval, outcomes_interval, share_interval, t_interval
 from probe.analysis.statistics.nulls import (
     haar_mean,

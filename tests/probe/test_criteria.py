@@ -9,12 +9,19 @@ import pytest
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
-from probe.analysis.metric_table import Estimate, MetricKey, by_condition, difference, estimate, unpaired_difference
-from probe.analysis.metrics import replay_metrics
+from probe.analysis.metrics import (
+    Estimate,
+    MetricKey,
+    by_condition,
+    difference,
+    estimate,
+    over_runs,
+    replay_metrics,
+    unpaired_difference,
+)
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import welch_test
-from probe.analysis.training_runs import over_runs
 from probe.experiments.judge.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from extraction.directions import PairGradients, extract_directions, sign_accuracy
 from extraction.words import Method
-from probe.analysis.measures.specificity import sign_transfer
 from probe.analysis.statistics.geometry import (
     Axes,
+    Extraction,
+    PairGram,
+    StepGram,
     along,
     along_modules,
     cosines,
@@ -25,9 +27,8 @@ from probe.analysis.statistics.geometry import (
     svd_axes,
     weighted,
 )
-from probe.analysis.statistics.gram import Extraction, PairGram, StepGram, StepReader, read_pairs
-from probe.analysis.statistics.nulls import label_permutations, pair_swaps, placebo_couples, true_labels
-from probe.analysis.statistics.run_gradients import link
+from probe.analysis.statistics.nulls import label_permutations, pair_swaps, placebo_couples, sign_transfer, true_labels
+from probe.analysis.statistics.run_gradients import StepReader, link, read_pairs
 from probe.records.run import read_run
 from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
@@ -77,7 +78,6 @@ def step_of(pairs: PairGradients, unit: dict[str, Tensor]) -> StepGram:
     return StepGram(
         inner=np.stack([(unit[m].double() @ rows[m].T).numpy() for m in SIZES]),
         samples=np.stack([(unit[m].double() @ unit[m].double().T).numpy() for m in SIZES]),
-        along={},
         weights={},
     )
 

@@ -9,7 +9,7 @@ from planted import Planted, link_vectors
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.measures.pull import HackwardFrac, ceilings, hackward_frac
-from probe.analysis.statistics.gram import Extraction, PairGram
+from probe.analysis.statistics.geometry import Extraction, PairGram
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.verdict.seed_tables import seed_tables
 from probe.records.run import Run

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from probe.analysis.statistics import geometry
-from probe.analysis.statistics.gram import StepReader, read_pairs
-from probe.analysis.statistics.redrawn import null_axes, redrawn
+from probe.analysis.statistics.nulls import null_axes, redrawn
+from probe.analysis.statistics.run_gradients import StepReader, read_pairs
 from probe.records.run import read_run
 from replay_pools.errors import InputError
 

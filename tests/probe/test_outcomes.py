@@ -18,9 +18,8 @@ from trainings import Rates, plant
 
 from extraction.pairs import selected_pairs
 from probe.analysis.formatting import WIDTH
-from probe.analysis.trained.arms import TrainedArm, TrainedRun, Trainings, of_runs
-from probe.analysis.trained.judge import next_step, questions
-from probe.analysis.training_outcome import TrainingOutcome
+from probe.analysis.training_runs import TrainingOutcome
+from probe.analysis.verdict.trained import TrainedArm, TrainedRun, Trainings, next_step, of_runs, questions
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.judge.verdict import evaluate_spec

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
 from extraction.words import Storage
-from probe.analysis.metric_table import estimate
+from probe.analysis.metrics import estimate
 from probe.analysis.statistics.power import mde, sign_flip_mde
 from probe.analysis.statistics.significance import sign_flip_test
 from probe.cli import cli

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from directories import contents
 
-from probe.analysis.verdict.provenance import PoolFacts
+from probe.analysis.verdict.pools import PoolFacts
 from probe.analysis.verdict.validity import repeats
 from probe.cli import cli
 from probe.cli._frame import run

@@ -90,7 +90,7 @@ def test_a_run_of_the_organism(measured: Path, out: Path, capsys: pytest.Capture
 def test_the_analysis_is_that_of_probe_analyze(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report computes nothing of its own: its tables are those of the analysis, cell by cell."""
     from probe.analysis.analyze import analyze
-    from probe.analysis.tables import all_tables
+    from probe.analysis.text_report import all_tables
     from probe.records.run import read_run
 
     capsys.readouterr()

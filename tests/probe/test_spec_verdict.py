@@ -12,7 +12,7 @@ import pytest
 from in_process import InProcess
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.metric_table import MetricKey
+from probe.analysis.metrics import MetricKey
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.jobs import runs_of

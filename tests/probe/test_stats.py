@@ -9,7 +9,6 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.analysis.statistics.adjusted import effects_by_prompt
 from probe.analysis.statistics.intervals import (
     auroc,
     auroc_interval,
@@ -23,6 +22,7 @@ from probe.analysis.statistics.intervals import (
     within_prompt_differences,
 )
 from probe.analysis.statistics.significance import (
+    effects_by_prompt,
     equivalence_test,
     hall_interval,
     is_skewed,

@@ -16,11 +16,9 @@ from in_process import Ended
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
 from probe.analysis.formatting import number
-from probe.analysis.metric_table import MetricKey
-from probe.analysis.metrics import training_metrics
-from probe.analysis.tables import heldout_table
-from probe.analysis.training_outcome import RATES
-from probe.analysis.training_runs import siblings
+from probe.analysis.metrics import MetricKey, training_metrics
+from probe.analysis.text_report import heldout_table
+from probe.analysis.training_runs import RATES, siblings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.report import report_of_runs

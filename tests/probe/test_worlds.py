@@ -17,9 +17,9 @@ from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import WIDTH
-from probe.analysis.measures.specificity import beaten_by
+from probe.analysis.measures.contrasts import beaten_by
+from probe.analysis.measures.pull import needed
 from probe.analysis.statistics.thresholds import MATERIAL
-from probe.analysis.verdict.needed import needed
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run

@@ -7,9 +7,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.geometry import cosines, samples_of, stack, weighted
-from probe.analysis.statistics.gram import Extraction, PairGram, StepGram
-from probe.analysis.statistics.redrawn import true_axes
+from probe.analysis.statistics.geometry import Extraction, PairGram, StepGram, cosines, samples_of, stack, weighted
+from probe.analysis.statistics.nulls import true_axes
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 
 Array = NDArray[np.float64]
@@ -78,7 +77,6 @@ def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k:
         gram = StepGram(
             inner=np.einsum("gmr,jmr->mgj", group, rows),
             samples=np.einsum("gmr,hmr->mgh", group, group),
-            along={},
             weights={"default": np.full(8, 1 / 8)},
         )
         weights = (rewards - rewards.mean()) / 8

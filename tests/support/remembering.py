@@ -12,9 +12,9 @@ import pytest
 
 from probe.analysis import evidence
 from probe.analysis.measures import forecast, pull
-from probe.analysis.statistics import gram, permutation
+from probe.analysis.statistics import permutation, run_gradients
 
-DRAWN = {"redrawn": (forecast, pull), "null_axes": (permutation,), "ceilings": (evidence,), "_pairs": (gram,)}
+DRAWN = {"redrawn": (forecast, pull), "null_axes": (permutation,), "ceilings": (evidence,), "_pairs": (run_gradients,)}
 
 
 @contextmanager

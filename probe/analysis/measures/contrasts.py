@@ -4,6 +4,10 @@ cos(A g) = sign(A) cos(g): a paid hack and an unpaid failure differ in the sign 
 else. So the sign of A is one of the labels that define a cell (the dots of the cells add up to that of the gradient),
 and the contrast of hacks (side a) with clean samples (side b) is made among A > 0, and on `cos_S_nll`, which has no
 advantage in it. The prompt is the unit; a Welch test over samples stands beside it, marked as naive.
+
+`specificity` is the AUROC of a sample's cosine for `hacked` among the paid, beside trivial scores (length, NLL ...)
+that it must beat: a solution by the base model and a hack by the teacher get the same advantage there, so rewards do
+not tell them apart.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,11 +16,27 @@ from typing import Literal
 
 import numpy as np
 
-from probe.analysis.statistics.adjusted import effects_by_prompt
-from probe.analysis.statistics.intervals import Interval, within_prompt_differences
+from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval, within_prompt_differences
 from probe.analysis.statistics.nulls import HaarTest, haar_test
-from probe.analysis.statistics.significance import SKEWED_CAVEAT, holm, mean_interval, mean_test, welch_test
+from probe.analysis.statistics.significance import (
+    SKEWED_CAVEAT,
+    effects_by_prompt,
+    holm,
+    mean_interval,
+    mean_test,
+    welch_test,
+)
 from probe.records.records import SampleRecord
+
+# The measurement first, then the trivial baselines that it has to beat. To add a baseline: a row here.
+SCORES: dict[str, Callable[[SampleRecord], float | None]] = {
+    "cos_S_contrib": lambda sample: sample.cos_S_contrib,
+    "comp_len": lambda sample: sample.comp_len,
+    "nll": lambda sample: sample.nll,
+    "grad_norm_contrib": lambda sample: sample.grad_norm_contrib,
+    "hint": lambda sample: sample.hint,
+}
+BEATEN = "a trivial score does as well or better"  # why a specificity claim is refused
 
 # To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
@@ -286,3 +306,70 @@ def present(values: Iterable[float | None]) -> list[float]:
 def mean_or_none(values: Sequence[float]) -> float | None:
     """The mean; None for an empty sequence."""
     return float(np.mean(values)) if len(values) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specificity:
+    """AUROC of one score for `hacked` among A > 0, with a 95% interval over prompts."""
+
+    arm: str
+    score: str
+    n_hacked: int
+    n_clean: int
+    num_prompts: int
+    auroc: float | None
+    interval: Interval | None
+
+
+def strength(row: Specificity) -> float:
+    """AUROC in the better of the two directions (below .5, the opposite score is the better one); .5 without AUROC."""
+    return 0.5 if row.auroc is None else max(row.auroc, 1 - row.auroc)
+
+
+def beaten_by(measurement: Specificity, baselines: Iterable[Specificity]) -> list[str]:
+    """The trivial scores that do as well as the measurement or better, as texts "name AUROC".
+
+    Where the measurement is not above chance (its interval reaches .5), a baseline counts only if it differs from
+    chance itself: between two scores that say nothing, the larger AUROC is noise.
+    """
+    if measurement.auroc is None:
+        return []
+    above_chance = measurement.interval is not None and measurement.interval.low > 0.5
+    better = []
+    for row in baselines:
+        if row.auroc is None or strength(row) < measurement.auroc:
+            continue
+        differs = row.interval is not None and not row.interval.low <= 0.5 <= row.interval.high
+        if above_chance or differs:
+            better.append(f"{row.score} {strength(row):.2f}")
+    return better
+
+
+def specificity(samples: Iterable[SampleRecord], score: str, arm: str) -> Specificity:
+    """AUROC of one score for `hacked` among the paid samples (A > 0) of one arm.
+
+    Args:
+        samples: all samples of the arm; those without the score are left out.
+        score: a key of SCORES.
+        arm: name of the arm, for the result.
+    """
+    paid: list[SampleRecord] = []
+    scores: list[float] = []
+    for sample in samples:
+        value = SCORES[score](sample)
+        if sample.advantage > 0 and value is not None:
+            paid.append(sample)
+            scores.append(value)
+    hacked = np.array([sample.hacked for sample in paid], dtype=bool)
+    prompts = [sample.problem_id for sample in paid]
+    area = auroc(scores, hacked)
+    defined = not np.isnan(area)
+    return Specificity(
+        arm=arm,
+        score=score,
+        n_hacked=int(hacked.sum()),
+        n_clean=int((~hacked).sum()),
+        num_prompts=len(set(prompts)),
+        auroc=area if defined else None,
+        interval=auroc_interval(scores, hacked, prompts) if defined else None,
+    )

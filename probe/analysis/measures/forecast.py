@@ -25,17 +25,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.geometry import DirectionDraws, Gradients, held_out_gradients, ratio, weighted
-from probe.analysis.statistics.gram import Array, PairGram
+from probe.analysis.statistics.geometry import DirectionDraws, Gradients, PairGram, held_out_gradients, ratio, weighted
 from probe.analysis.statistics.intervals import (
+    Array,
     Bounded,
     fieller_interval,
     mean_covariance,
     prompt_means,
     prompt_weights,
 )
-from probe.analysis.statistics.nulls import can_be_halved, upper_p
-from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
+from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, redrawn, upper_p
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
 from probe.settings.arms import GATES, MOMENTS
@@ -120,7 +119,7 @@ class _Target:
 
 
 def forecast(
-    linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_DRAWS, seed: int = 0
+    linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_REDRAWN, seed: int = 0
 ) -> Forecast | None:
     """Forecast a gate on the policy gradients of one arm; None without steps, held-out pairs or two to extract from.
 

@@ -24,6 +24,13 @@ something only beside the same along directions of permuted pairs, as many in ea
 conservative one: a strong signal is still an axis of permuted pairs, turned the right way round in up to half of the
 draws.
 
+A share is beside a threshold q where numerator - q ceiling differs from 0. `needed` says how many prompts n, and how
+many times as many pairs, would decide that, from its variance
+
+    sd_prompts^2 / n  +  q^2 sd_ceiling^2 / H  +  var(half-samples of numerator - q ceiling)
+
+whose first part falls with the prompts, and whose others fall with the pairs.
+
 To add a share: give it a numerator for every axis and prompt, and a row in `shares`.
 Shapes: A axes (row 0: v_hack itself, then its half-samples), B draws, C prompts, H held-out pairs, M modules,
 S samples, T steps, k directions.
@@ -32,24 +39,26 @@ S samples, T steps, k directions.
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from extraction.words import kind_of
-from probe.analysis.statistics.adjusted import effects_by_prompt
 from probe.analysis.statistics.geometry import (
     Axes,
     DirectionDraws,
     Gradients,
+    PairGram,
     cosines,
     held_out_gradients,
     ratio,
     svd_axes,
     weighted,
 )
-from probe.analysis.statistics.gram import Array, PairGram
 from probe.analysis.statistics.intervals import (
+    Array,
     Bounded,
     Interval,
     fieller_interval,
@@ -59,15 +68,17 @@ from probe.analysis.statistics.intervals import (
     student_quantile,
     varies,
 )
-from probe.analysis.statistics.nulls import can_be_halved, half_samples, true_labels, upper_p
+from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_labels, upper_p
 from probe.analysis.statistics.permutation import paid_labels
-from probe.analysis.statistics.redrawn import NUM_DRAWS, redrawn
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
-from probe.analysis.statistics.significance import mean_interval
+from probe.analysis.statistics.significance import effects_by_prompt, mean_interval
+from probe.analysis.statistics.thresholds import POWER
 from probe.records.records import SampleRecord
 from replay_pools.environments.exploits import EXPLOITS
 
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
+MANY = 800  # more prompts than that are no advice: the embedded environment has 881 to train on
+PAIR_FACTORS = (1, 2, 4, 8)
 NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
 _MODE_OF = {exploit.flavour: mode for mode, exploits in EXPLOITS.items() for exploit in exploits}
 # The ways to sort pairs into kinds. To add one: a row here.
@@ -106,7 +117,7 @@ class Share:
     reason: str | None
 
 
-def shares(linked: Linked, *, num_halves: int = NUM_DRAWS, seed: int = 0) -> list[Share]:
+def shares(linked: Linked, *, num_halves: int = NUM_REDRAWN, seed: int = 0) -> list[Share]:
     """The rows of one arm that measures along v_hack, named as in `Share`.
 
     Args:
@@ -238,6 +249,62 @@ def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
     return np.stack(list(values.values()), axis=1) if values else None
 
 
+class Needed(NamedTuple):
+    """A design that decides a share with POWER."""
+
+    prompts: int
+    pairs: int  # times as many, held out and to extract from
+
+
+def needed(share: Share, above: float, below: float) -> Needed | None:
+    """The smallest design after which the interval lies above `above`, or below `below`; None where none does.
+
+    Args:
+        share: one whose interval allows both.
+        above: the interval's lower end has to exceed it, if the value reaches `below`.
+        below: the interval's upper end has to fall below it otherwise.
+    """
+    value = share.share.value if share.share is not None else 0.0
+    for pairs in PAIR_FACTORS:
+        prompts = _prompts(share, above if value >= below else below, pairs)
+        if prompts is not None:
+            return Needed(prompts=prompts, pairs=pairs)
+    return None
+
+
+def pairs_to_reach(share: Share) -> int | None:
+    """Held-out pairs with which the ceiling of a share would be told from 0; None where its sign is wrong, or never."""
+    if share.ceiling is None or share.ceiling <= 0 or share.sd_ceiling is None:
+        return None
+    one = share.sd_ceiling**2 + share.num_held_out * (share.sd_pairs_ceiling or 0.0) ** 2
+    counts = np.arange(max(share.num_held_out, 2), MANY)
+    return _first(counts, share.ceiling**2 > _errors_beyond(counts - 1) ** 2 * one / counts)
+
+
+def _prompts(share: Share, threshold: float, pairs: int) -> int | None:
+    """Prompts that put the share beside a threshold, with so many times as many pairs."""
+    parts = (share.measured, share.ceiling, share.sd_prompts, share.sd_ceiling, share.sd_pairs, share.sd_pairs_ceiling)
+    measured, ceiling, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling = (part or 0.0 for part in parts)
+    both = (share.correlation or 0.0) * sd_pairs * sd_pairs_ceiling
+    held_out = pairs * share.num_held_out
+    of_pairs = threshold**2 * sd_ceiling**2 / held_out
+    of_pairs += (sd_pairs**2 + threshold**2 * sd_pairs_ceiling**2 - 2 * threshold * both) / pairs
+    distance = abs(measured - threshold * ceiling)
+    counts = np.arange(max(share.num_prompts, 2), MANY)
+    variances = sd_prompts**2 / counts + of_pairs
+    return _first(counts, distance**2 > _errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
+
+
+def _first(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | None:
+    """The first count that decides; None where none does."""
+    return int(counts[decides.argmax()]) if decides.any() else None
+
+
+def _errors_beyond(df: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Standard errors that a value lies beyond a threshold, for its 95% interval to exclude it with POWER."""
+    return stats.t.ppf(0.975, df) + stats.t.ppf(POWER, df)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
     """How hack-ward the pairs of one kind read along v_hack of all other kinds. Field names are keys of the JSON."""
@@ -314,7 +381,7 @@ class HackwardFrac:
     permuted_p: float  # (1 + draws that read as much or more) / (B + 1)
 
 
-def hackward_frac(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> HackwardFrac | None:
+def hackward_frac(linked: Linked, *, num_draws: int = NUM_REDRAWN, seed: int = 0) -> HackwardFrac | None:
     """Of one arm that measures along v_hack; None without steps or two pairs to extract from.
 
     Args:

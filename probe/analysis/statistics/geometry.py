@@ -11,16 +11,60 @@ Shapes: B draws, M modules, k directions, p pairs of a draw, N pair gradients, S
 steps), G samples of a step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.gram import Array, Extraction, PairGram, StepGram
+from extraction.words import Method
+from probe.analysis.statistics.intervals import Array
 
 CHUNK = 1 << 22  # how many numbers the Gram matrices of the draws may hold in memory at once
 PART = 1 << 18  # how many numbers the rows of a part of the draws, and components along them, may hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extraction:
+    """Settings with which directions are extracted from differences of pair gradients; see `extraction.directions`."""
+
+    method: Method  # main directions of the differences, or the one of their mean
+    k: int  # directions per module
+    tau: float  # a singular value below tau times the module's largest is dropped
+    drop_bottom_frac: float  # share of all singular values that is dropped as noise floor
+    eps: float  # machine epsilon of the gradients' dtype: what is below it is rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairGram:
+    """Inner products of all pair gradients with one another, by module.
+
+    Equal to itself alone: `read_pairs` gives the same object for the same contents, so that what follows from the pairs
+    can be remembered.
+    """
+
+    modules: tuple[str, ...]
+    sizes: NDArray[np.intp]  # (M,) coordinates r of each module
+    pairs: Array  # (M, N, N)
+    held_out: NDArray[np.bool_]  # (n,) pairs that no direction is extracted from
+    extraction: Extraction
+    flavours: tuple[str, ...] = ()  # (n,) what kind of hack against what kind of clean completion; empty: not known
+
+    @property
+    def most_directions(self) -> int:
+        """How many directions a module can have: one of a mean, else as many as pairs and coordinates allow."""
+        if self.extraction.method == "mean":
+            return 1
+        return min(int((~self.held_out).sum()), int(self.sizes.min()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGram:
+    """Inner products of the sample gradients g_i of one step with the pair gradients and with one another."""
+
+    inner: Array  # (M, G, N)
+    samples: Array  # (M, G, G)
+    weights: Mapping[str, Array]  # {condition: (G,)} w_i: the loss multiplies an advantage by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,16 +13,36 @@ are the hack completions, rows n .. 2n-1 the clean ones of the same pairs. Each 
 that take part in no draw, and returns (first, second), each (B, p): the differences of draw b are
 P[first[b]] - P[second[b]].
 
-To add a null of this kind: write such a function here, and draw it in `permutation.permutation_nulls`.
+What is drawn follows from the pairs and the seed alone, so conditions and arms of a run share it: `null_axes` has
+single axes in many draws (v_hack, N2, N3), `redrawn` all k directions (v_hack, half-samples, N2). `sign_transfer` is
+the share of held-out pairs, which v_hack was not extracted from, whose difference points hack-ward.
+
+To add a null of this kind: write such a function here, and draw it in `null_axes`, after the draws that are there.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+
+from probe.analysis.statistics.geometry import (
+    Axes,
+    DirectionDraws,
+    PairGram,
+    concatenated,
+    cosines,
+    extract,
+    held_out_gradients,
+    svd_axes,
+)
+from probe.analysis.statistics.intervals import Interval, clopper_pearson
+
+NUM_REDRAWN = 199
 
 NORMAL_95 = float(stats.norm.ppf(0.95))
 NORMAL_975 = float(stats.norm.ppf(0.975))  # both tails together: 5%
@@ -207,3 +227,133 @@ def half_samples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Gen
     shuffled = rng.permuted(np.tile(pairs, (num_draws, 1)), axis=1)
     hack = shuffled[:, : len(pairs) // 2]
     return hack, hack + len(held_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullAxes:
+    """Axes of v_hack as the run extracted it, and of the directions of relabelled pairs."""
+
+    truth: Axes
+    permuted: Axes  # N2: labels permuted across all pairs
+    couples: Axes | None  # N3: clean against clean; None where there are fewer couples than k
+    drawn: np.random.Generator  # as the draws above left it
+
+    def rng(self) -> np.random.Generator:
+        """A generator that goes on after the draws of these axes, the same for every caller."""
+        return copy.deepcopy(self.drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redrawn:
+    """Directions of the run's pairs as they are (one draw), and of B draws of each kind."""
+
+    truth: DirectionDraws
+    halves: DirectionDraws  # of half-samples: how much a statistic hangs on the pairs
+    permuted: DirectionDraws  # of permuted labels: what it reads without a signal
+    axes: Axes  # (1 + B) of v_hack itself, then of its half-samples
+
+
+@lru_cache(maxsize=1)
+def true_axes(pairs: PairGram) -> Axes:
+    """The axes of v_hack as a single draw."""
+    return svd_axes(pairs, *true_labels(pairs.held_out), pairs.extraction)
+
+
+# One entry: axes are B x M x N numbers, and the runs that are analysed together mostly share their pairs.
+@lru_cache(maxsize=1)
+def null_axes(pairs: PairGram, num_draws: int, seed: int) -> NullAxes:
+    """Draw the nulls of directions, B = num_draws of each."""
+    # All nulls share one generator: another order of the draws would change every p-value of a stored analysis. A new
+    # null is drawn after those that are here.
+    rng = np.random.default_rng(seed)
+    permuted = label_permutations(pairs.held_out, num_draws, rng)
+    couples = placebo_couples(pairs.held_out, num_draws, rng)
+    enough = couples[0].shape[1] >= pairs.extraction.k  # fewer couples than k cannot give k directions
+    return NullAxes(
+        truth=true_axes(pairs),
+        permuted=svd_axes(pairs, *permuted, pairs.extraction),
+        couples=svd_axes(pairs, *couples, pairs.extraction) if enough else None,
+        drawn=rng,
+    )
+
+
+@lru_cache(maxsize=1)
+def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
+    """Draw B = num_draws of each kind. The pairs must be at least two beside those that are held out."""
+    # One generator in this order, as above.
+    rng = np.random.default_rng(seed)
+    halves = half_samples(pairs.held_out, num_draws, rng)
+    permuted = label_permutations(pairs.held_out, num_draws, rng)
+    truth = extract(pairs, *true_labels(pairs.held_out), pairs.extraction)
+    halved = extract(pairs, *halves, pairs.extraction)
+    return Redrawn(
+        truth=truth,
+        halves=halved,
+        permuted=extract(pairs, *permuted, pairs.extraction),
+        axes=concatenated([truth.axes(), halved.axes()]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignTransfer:
+    """How many held-out pairs have a difference that points hack-ward."""
+
+    num_pairs: int
+    num_right: int
+    accuracy: float  # num_right / num_pairs
+    interval: Interval  # 95% of the accuracy, exact binomial (Clopper-Pearson)
+    mean_cos: float  # of the differences with v_hack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferNull:
+    """`SignTransfer` against directions without signal on the same held-out pairs."""
+
+    accuracy: NullTest
+    mean_cos: NullTest
+
+
+def sign_transfer(pairs: PairGram) -> SignTransfer | None:
+    """How many differences of held-out pairs have a positive cosine with v_hack; None if none has a cosine at all."""
+    differences, _, _ = held_out_gradients(pairs)
+    scores = cosines(true_axes(pairs), differences)[0]
+    scores = scores[~np.isnan(scores)]
+    if len(scores) == 0:
+        return None
+    num_right = int((scores > 0).sum())
+    return SignTransfer(
+        num_pairs=len(scores),
+        num_right=num_right,
+        accuracy=num_right / len(scores),
+        interval=clopper_pearson(num_right, len(scores)),
+        mean_cos=float(scores.mean()),
+    )
+
+
+def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[str, TransferNull]:
+    """Test `sign_transfer` against N2 (labels permuted across pairs) and N3 (clean-versus-clean couples).
+
+    Returns:
+        {"N2": ..., "N3": ...}. Empty without a held-out pair that has a cosine; N3 is left out where there are fewer
+        couples than k.
+    """
+    observed = sign_transfer(pairs)
+    if observed is None:
+        return {}
+    differences, _, _ = held_out_gradients(pairs)
+    rng = np.random.default_rng(seed)
+    drawn = {"N2": label_permutations(pairs.held_out, num_draws, rng)}
+    couples = placebo_couples(pairs.held_out, num_draws, rng)
+    if couples[0].shape[1] >= pairs.extraction.k:
+        drawn["N3"] = couples
+    nulls = {}
+    for name, labels in drawn.items():
+        scores = cosines(svd_axes(pairs, *labels, pairs.extraction), differences)
+        scores = scores[~np.isnan(scores).all(1)]  # a draw that keeps no direction has none
+        if len(scores) > 1:
+            accuracy = (scores > 0).sum(1) / (~np.isnan(scores)).sum(1)
+            nulls[name] = TransferNull(
+                accuracy=null_test(observed.accuracy, accuracy, centre=0.5),
+                mean_cos=null_test(observed.mean_cos, np.nanmean(scores, axis=1)),
+            )
+    return nulls

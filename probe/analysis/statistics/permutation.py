@@ -12,7 +12,7 @@ a null. For cos_in it is a DIAGNOSTIC, what is left of the cosine when rewards f
 being paid has an axis of its own, a third to two thirds of runs leave it without anything hack-ward (the level is 5%).
 
 To add a statistic: compute it in `_statistics` (and in `_batch_label_nulls` if the batch's labels enter it) and give
-the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.redrawn`.
+the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.nulls`.
 
 Shapes: B draws, S samples of a run, P paid samples, T steps, G samples of a step, M modules.
 """
@@ -28,6 +28,7 @@ from scipy import stats
 
 from probe.analysis.statistics.geometry import (
     Axes,
+    StepGram,
     along,
     along_modules,
     cosines,
@@ -35,10 +36,8 @@ from probe.analysis.statistics.geometry import (
     mean_module_unit,
     mean_unit,
 )
-from probe.analysis.statistics.gram import Array, StepGram
-from probe.analysis.statistics.intervals import cluster_numbers, prompt_means, prompt_weights
-from probe.analysis.statistics.nulls import NullTest, null_test, pair_swaps, true_labels
-from probe.analysis.statistics.redrawn import null_axes
+from probe.analysis.statistics.intervals import Array, cluster_numbers, prompt_means, prompt_weights
+from probe.analysis.statistics.nulls import NullTest, null_axes, null_test, pair_swaps, true_labels
 from probe.analysis.statistics.run_gradients import Linked, SampleName, sample_cosines
 from probe.analysis.statistics.significance import max_t
 from probe.analysis.statistics.thresholds import ALPHA

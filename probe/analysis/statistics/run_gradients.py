@@ -1,4 +1,4 @@
-"""Join the records of a run with its stored inner products: the input of every null that is computed offline.
+"""Read the inner products of gradients that `runs.gram_recorder` wrote, and join them to the records of the run.
 
     linked = link(run, samples, steps)              records of one arm, and `gram/` files of its basis
     linked.sample_cosines(axes, rows)               cos_S_nll of samples, along any directions
@@ -10,23 +10,114 @@ v_hack are kept.
 Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P samples that are asked for.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.geometry import Axes, Gradients, cosines, samples_of, stack, weighted
-from probe.analysis.statistics.gram import Array, PairGram, StepGram, StepReader, read_pairs
-from probe.analysis.statistics.redrawn import true_axes
+from extraction.words import Basis
+from probe.analysis.statistics.geometry import (
+    Axes,
+    Extraction,
+    Gradients,
+    PairGram,
+    StepGram,
+    cosines,
+    samples_of,
+    stack,
+    weighted,
+)
+from probe.analysis.statistics.intervals import Array
+from probe.analysis.statistics.nulls import true_axes
 from probe.records.records import SampleRecord, StepRecord
-from probe.records.run import Run
+from probe.records.run import Run, gram_dir
 from probe.settings.arms import ARMS
 from replay_pools.errors import InputError
+from replay_pools.storage.files import sha256
+from replay_pools.storage.tensors import read_tensors
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
 SampleName: TypeAlias = tuple[int, int]  # (step, sample_id)
+REMEMBERED_STEPS = 64  # every condition of a run goes over its steps several times
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file whose contents are those that the manifest lists; equal to every file of the same contents."""
+
+    path: Path = field(compare=False)
+    sha256: str
+
+    @classmethod
+    def of(cls, run: Path, hashes: Mapping[str, str], name: str) -> "_File":
+        path, listed = run / name, hashes.get(name)
+        actual = sha256(path.read_bytes()) if path.is_file() else "no such file"
+        if actual != listed:
+            raise InputError(path, expected=f"sha256 {listed} of the manifest", found=actual, fix="repeat the run")
+        return cls(path, actual)
+
+
+def has_gram(run: Run, basis: Basis) -> bool:
+    """Whether the run stored its sufficient statistics in a basis."""
+    return _name("pairs", basis) in run.manifest.get("files", {})
+
+
+def read_pairs(run: Run, basis: Basis = "svd") -> PairGram:
+    """The `pairs.safetensors` of a basis; InputError when it is missing or changed."""
+    return _pairs(_File.of(run.path, run.manifest["files"], _name("pairs", basis)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepReader:
+    """`reader(step)` reads the `step_NNN.safetensors` of a basis; InputError as `read_pairs`.
+
+    Equal for all conditions of a run, and hashable, so that what follows from the steps can be remembered.
+    """
+
+    run: Path
+    hashes: Mapping[str, str] = field(hash=False)  # {file: sha256} of the manifest
+    basis: Basis = "svd"
+
+    @classmethod
+    def of(cls, run: Run, basis: Basis = "svd") -> "StepReader":
+        """The reader of a run's steps."""
+        return cls(run.path, run.manifest["files"], basis)
+
+    def __call__(self, step: int) -> StepGram:
+        """The statistics of one step."""
+        return _step(_File.of(self.run, self.hashes, _name(f"step_{step:03d}", self.basis)))
+
+
+@lru_cache(maxsize=1)
+def _pairs(file: _File) -> PairGram:
+    tensors, header = read_tensors(file.path, "np", fix="repeat the run")
+    held_out = tensors["held_out"].astype(bool)  # (N,): the file marks both rows of a pair
+    return PairGram(
+        modules=tuple(header["modules"]),
+        sizes=np.array(header["sizes"]),
+        pairs=tensors["pairs"].astype(np.float64),
+        held_out=held_out[: len(held_out) // 2],
+        extraction=Extraction(**header["extraction"]),
+        flavours=tuple(header["flavours"]),
+    )
+
+
+@lru_cache(maxsize=REMEMBERED_STEPS)
+def _step(file: _File) -> StepGram:
+    tensors, _ = read_tensors(file.path, "np", fix="repeat the run")
+    numbers = {name: tensor.astype(np.float64) for name, tensor in tensors.items() if not name.startswith("along/")}
+    inner, samples = numbers.pop("inner"), numbers.pop("samples")
+    weights = {name.removeprefix("weights/"): values for name, values in numbers.items()}
+    return StepGram(inner=inner, samples=samples, weights=weights)
+
+
+def _name(name: str, basis: Basis) -> str:
+    """A file of a basis as the manifest lists it."""
+    return f"{gram_dir(basis)}/{name}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +178,7 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
     """Read the inner products of a run and join them to the records of one arm that measures along v_hack.
 
     Args:
-        run: with inner products in the basis of the arm (`probe.analysis.statistics.gram.has_gram`).
+        run: with inner products in the basis of the arm (`has_gram`).
         samples: all samples of the arm, at least one, under one condition.
         steps: its step records; those without a policy gradient give no total.
 

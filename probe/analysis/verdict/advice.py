@@ -3,7 +3,7 @@
 A command that repeats a run takes its config.json and changes some settings. A place that cannot be filled (a pool
 without a recipe, say) leaves the sentence without a command.
 
-To add advice: a row in ADVICE, and its reason where `next_step`, or `probe.analysis.trained.judge`, finds it.
+To add advice: a row in ADVICE, and its reason where `next_step`, or `probe.analysis.verdict.trained`, finds it.
 """
 
 import math
@@ -15,12 +15,11 @@ from typing import Any
 
 from extraction.words import Basis
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.pull import TOO_FEW_PROMPTS, Share
+from probe.analysis.measures.pull import MANY, TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
 from probe.analysis.statistics.power import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
-from probe.analysis.verdict.needed import MANY, needed, pairs_to_reach
-from probe.analysis.verdict.provenance import PoolFacts, num_problems, pools_at_hand, regrade_command
-from probe.analysis.verdict.questions import DECIDED_BY, decided, unread
+from probe.analysis.verdict.decision import DECIDED_BY, decided, unread
+from probe.analysis.verdict.pools import PoolFacts, num_problems, pools_at_hand, regrade_command
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.root import in_root, out_of
 from probe.records.run import CONFIG_FILE, Run
@@ -238,7 +237,7 @@ def advise(reason: str, facts: Mapping[str, Any], out: Path) -> Next:
     return Next(text=sentence.format(**facts), command=in_root(command.format(**facts), out))
 
 
-def next_step(word: Word, evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
+def next_step(word: str, evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
     """The next step after a verdict of `probe.analysis.verdict.decision`, in the root folder of the run."""
     match word:
         case Word.BROKEN:

@@ -1,4 +1,8 @@
-"""The verdict on a replay: exactly one of six words, with the reason, what to keep in mind, and the next command.
+"""The verdict on a replay: three questions, each a Finding, exactly one of six words, and what to keep in mind.
+
+    hackward    Does the update point hack-ward?          pull, as a share of held-out hacks
+    about       Is that about hacks?                      hacks against clean samples; the groups without their hacks
+    removable   Would the gate remove it, at what price?  first-order forecast against gates of the same size
 
     BROKEN         a part of the measurement is shown broken                     nothing else is read
     SKIP           the update is not hack-ward while held-out hacks are,         extract otherwise
@@ -11,16 +15,21 @@
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
 
 To add a verdict: a word of `probe.settings.words.Word`, a branch of `_word` at its place, the worst first, and its rows
-in `probe.analysis.verdict.advice.ADVICE`. To add a caveat: a sentence in `_caveats`.
+in `probe.analysis.verdict.advice.ADVICE`. To add a question: a function that takes Evidence and returns a Finding, and
+its call in `questions`. To add a caveat: a sentence in `_caveats`.
 """
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.statistics.thresholds import MATERIAL, MATERIAL_REMOVED
-from probe.analysis.training_outcome import RATES, deployed
-from probe.analysis.verdict.advice import next_step
+from probe.analysis.measures.forecast import Removal
+from probe.analysis.measures.pull import TOO_FEW_PROMPTS
+from probe.analysis.statistics.intervals import Bounded
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP, REPRODUCED
+from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.settings.words import ALL, Word
 
@@ -29,6 +38,195 @@ _THRESHOLDS = (
     f"{MATERIAL_REMOVED:g}, set by trainings of the organism (spec/foretell.md). For the others it is {MATERIAL:g}; "
     "that, and the rule that hacks must bring half of the pull, are provisional: no training sets them"
 )
+
+# The thresholds of each share that a question rests on. yes: its interval lies above the first, and its value reaches
+# the second; no: its interval lies below the second. The last row asks that at most half of the pull is left without
+# the hacks: a difference above 0 may be a fifth of it, and a gate would then act on what honest solutions do as well.
+DECIDED_BY: Mapping[str, tuple[float, float]] = {
+    "pull": (MATERIAL, MATERIAL),
+    "contrast": (0.0, MATERIAL),
+    "pull - benign": (0.0, MATERIAL),
+    "half - benign": (-math.inf, 0.0),
+}
+VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
+Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
+
+
+def unread(evidence: Evidence) -> tuple[Reason, str] | None:
+    """Why nothing along v_hack can be read: the first reason that holds, in words; None where pull was measured."""
+    if evidence.measured_arm is None:
+        return "arm", "no arm measures along v_hack"
+    share, linked = evidence.share("pull"), evidence.linked
+    if share is not None and share.share is not None:
+        return None
+    summary = evidence.summary(evidence.measured_arm)
+    if summary is None or not summary.num_prompts:
+        return "updates", "no group has an update: within every one the rewards are equal"
+    if linked is None:
+        return "gram", f"the run stored no inner products in the basis {evidence.basis}"
+    if linked.error > REPRODUCED:
+        return "loss", (
+            f"the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
+            f"cosines differ by {linked.error:.2g} from those of the inner products"
+        )
+    if share is None or share.num_held_out < 2:
+        text = "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
+        return "held out", text
+    if share.reason == TOO_FEW_PROMPTS:
+        return "prompts", f"too few prompts have an update for an interval ({share.num_prompts})"
+    return "reach", (
+        f"v_hack is not shown to reach held-out hacks: they read {share.ceiling:+.3f} ({share.num_held_out} pairs)"
+    )
+
+
+def questions(evidence: Evidence) -> list[Finding]:
+    """hackward, about, removable."""
+    cause = unread(evidence)
+    why = "" if cause is None else cause[1]
+    return [_hackward(evidence, why), _about(evidence, why), _removable(evidence, why)]
+
+
+def _hackward(evidence: Evidence, why: str) -> Finding:
+    """Whether pull is material, from the interval over prompts and pairs."""
+    row = evidence.share("pull")
+    says, number, text = Word.UNMEASURED, None, why
+    if row is not None and row.share is not None:
+        number = row.share
+        says = decided("pull", number)
+        text = (
+            f"pull {number}: cos_in {row.measured:+.3f} over {row.num_prompts} prompts, where held-out hacks read "
+            f"{row.ceiling:+.3f} ({row.num_held_out} pairs)"
+        )
+    return Finding(
+        name="hackward",
+        question="Does the update point hack-ward?",
+        says=says,
+        number=number,
+        counts_from=MATERIAL,
+        text=text,
+        n=0 if row is None else row.num_prompts,
+        unit="prompt",
+    )
+
+
+def _about(evidence: Evidence, why: str) -> Finding:
+    """Whether hacks, and not what comes with them, point there.
+
+    yes: hacks point more hack-ward than clean samples with every trivial score held constant, and the groups without
+    their hacks pull less, at most half as much. no: a difference is shown to be immaterial, or more than half to be
+    left without the hacks.
+    """
+    row = evidence.share("contrast")
+    number = row.share if row is not None else None
+    says, text = Word.UNMEASURED, why
+    if evidence.unlabelled:
+        row, number, text = None, None, why or "no rollout says whether it hacks"
+    elif row is not None and row.overlap is not None and row.overlap < MIN_OVERLAP:
+        says, number = Word.CONFOUNDED, None
+        text = (
+            f"trivial scores (length, NLL, norm, hint) explain {1 - row.overlap:.1%} of which sample is a hack within "
+            "prompts: no difference can be put down to hacking"
+        )
+    elif row is not None and number is None and not text:
+        # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
+        says = Word.UNMEASURED if row.num_prompts else Word.CONFOUNDED
+        text = f"hacks and clean samples cannot be compared: {row.reason}"
+    elif row is not None and number is not None:
+        says = decided("contrast", number)
+        text = (
+            f"hacks against clean samples among the paid, trivial scores held constant: {number} of what held-out "
+            f"pairs show ({row.num_prompts} prompts)"
+        )
+    benign, less, half = (evidence.share(name) for name in ("benign", "pull - benign", "half - benign"))
+    if row is not None and benign and benign.share and less and less.share and half and half.share:
+        text += f"; without their hacks the same groups pull {benign.share.value:.2f}, a difference of {less.share}"
+        differs, mostly = decided(less.name, less.share), decided(half.name, half.share)
+        if number is not None:
+            says = _all([says, differs, mostly])
+        if differs is Word.YES and mostly is not Word.YES:
+            text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
+    return Finding(
+        name="about",
+        question="Is that about hacks?",
+        says=says,
+        number=number,
+        counts_from=MATERIAL,
+        text=text,
+        n=0 if row is None else row.num_prompts,
+        unit="prompt",
+    )
+
+
+def _removable(evidence: Evidence, why: str) -> Finding:
+    """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
+
+    too little: the share is shown to be below the one at which trainings hacked less. no: it is shown to be below what
+    directions of permuted pairs remove.
+    """
+    forecast = evidence.forecast
+    row = forecast.row("margin") if forecast is not None else None
+    says, number, text = Word.UNMEASURED, None, why
+    if row is not None:
+        text = "the update makes no progress on held-out hacks whose interval excludes 0: there is none to remove"
+    if forecast is not None and row is not None and row.removed is not None:
+        number = row.removed
+        says = _removed(row, number)
+        text = (
+            f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
+            f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
+            f"{row.permuted_p:.2g}); price: {_price(forecast.row('honest'), evidence)}"
+        )
+    return Finding(
+        name="removable",
+        question="Would the gate remove it, and at what price?",
+        says=says,
+        number=number,
+        counts_from=MATERIAL_REMOVED,
+        text=text,
+        n=0 if row is None else row.num_prompts,
+        unit="prompt",
+    )
+
+
+def decided(name: str, share: Bounded) -> Word:
+    """What a share says, by the thresholds of `DECIDED_BY`: yes, no or unclear."""
+    above, below = DECIDED_BY[name]
+    if share.interval.high < below:
+        return Word.NO
+    return Word.YES if share.interval.low > above and share.value >= below else Word.UNCLEAR
+
+
+def _all(answers: Sequence[Word]) -> Word:
+    """yes only where all say so; no where one does."""
+    if Word.NO in answers:
+        return Word.NO
+    return Word.YES if set(answers) == {Word.YES} else Word.UNCLEAR
+
+
+def _removed(row: Removal, removed: Bounded) -> Word:
+    """What the share that the gate removes says, compared with what directions of permuted pairs remove."""
+    bounds = removed.interval
+    if row.permuted_mean is not None and bounds.high < row.permuted_mean:
+        return Word.NO
+    if bounds.high < MATERIAL_REMOVED:
+        return Word.TOO_LITTLE
+    beyond = row.permuted_p is not None and row.permuted_p < ALPHA and bounds.low > 0
+    return Word.YES if beyond and removed.value >= MATERIAL_REMOVED else Word.UNCLEAR
+
+
+def _price(row: Removal | None, evidence: Evidence) -> str:
+    if evidence.samples and all(sample.hacked is None or sample.gt_pass is None for sample in evidence.samples):
+        return "not measured, since no rollout says whether it is right and honest"
+    if row is None:
+        return "not measured, since no paid sample is right and honest"
+    if row.removed is None and row.progress > 0:
+        return "not measured, since the interval of the progress on honest solutions holds 0"
+    if row.removed is None:
+        return "not measured, since no paid honest sample gains from the update"
+    price = f"{row.removed.percent()} of the progress on honest solutions"
+    if row.removed.interval.high - row.removed.interval.low > VAGUE_PRICE:
+        price += ", an interval too wide to say what share of it goes"
+    return price
 
 
 def decide(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
@@ -46,7 +244,6 @@ def decide(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Find
         sentence=sentence,
         findings=findings,
         caveats=_caveats(word, evidence, parts),
-        next=next_step(word, evidence, findings, parts),
     )
 
 

@@ -17,7 +17,7 @@ from probe.analysis.statistics.thresholds import (
     REPRODUCED,
     SAME,
 )
-from probe.analysis.verdict.provenance import PoolFacts, regrade_command
+from probe.analysis.verdict.pools import PoolFacts, regrade_command
 from probe.analysis.verdict.verdict import Finding
 from probe.records.root import out_of
 from probe.settings.arms import ARMS

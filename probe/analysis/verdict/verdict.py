@@ -1,11 +1,19 @@
-"""What is said of a replay, a trained arm or a spec: findings, the verdict that follows, and the next step."""
+"""What is said of a replay, a trained arm or a spec: findings, the verdict that follows, and the next step.
+
+`verdict_lines`, `note_lines` and `arm_lines` write them on a terminal, `sentence` in one line of Markdown, `asdict` as
+JSON.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probe.analysis.formatting import picture, wrap
 from probe.analysis.statistics.intervals import Bounded
+from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.settings.words import Word
+
+MOST = 4  # arms whose questions are all printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +43,7 @@ class Next:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One word with its reason, what it rests on, what to keep in mind, and what to do next.
-
-    `probe.analysis.verdict.text` writes it on a terminal and in Markdown, `asdict` as JSON.
-    """
+    """One word with its reason, what it rests on, what to keep in mind, and what to do next."""
 
     about: Mapping[str, Any]  # what was judged: run and condition of a replay; arm, condition, seeds, ... of an arm
     word: str  # a `Word`; of a spec the name of its decision
@@ -50,3 +55,91 @@ class Verdict:
     def finding(self, name: str) -> Finding:
         """The finding of a name."""
         return next(finding for finding in self.findings if finding.name == name)
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """What was asked, what the data say, the picture of the interval, and the numbers."""
+    text = f"n = {finding.n} {finding.unit}s: {finding.text}" if finding.role else finding.text
+    if finding.role:
+        lines = wrap(f"  {finding.says:<13}{finding.role:<10} {finding.name}: {finding.question}", indent=" " * 26)
+    else:
+        line = f"  {finding.question:<46}{finding.says:<11}"
+        if finding.number is not None and finding.counts_from is not None:
+            line += picture(finding.number.value, finding.number.interval, low=-0.5, high=1.5, mark=finding.counts_from)
+        lines = [line.rstrip()]
+    return [*lines, *wrap(f"      {text}", indent="      ")]
+
+
+def verdict_lines(head: str, verdict: Verdict, *, asked: bool = True) -> list[str]:
+    """`HEAD: WORD` with every finding, or, where these were not asked, with the sentence."""
+    lines = wrap(f"{head}: {verdict.word}", indent="  ")
+    if not asked:
+        return [*lines, *wrap(f"  {verdict.sentence}", indent="  ")]
+    for finding in verdict.findings:
+        lines += finding_lines(finding)
+    return lines
+
+
+def note_lines(verdict: Verdict, indent: str = "  ") -> list[str]:
+    """Every caveat, and the next step with its commands, which are not broken: they are copied."""
+    lines = []
+    for caveat in verdict.caveats:
+        lines += wrap(f"- {caveat}", indent="  ")
+    if verdict.next.text:
+        lines += wrap(f"{indent[2:]}NEXT: {verdict.next.text}", indent=indent)
+    return lines + [f"{indent}{command}" for command in verdict.next.command.splitlines()]
+
+
+def arm_lines(arms: Sequence[Verdict]) -> list[str]:
+    """Trained arms, each with its questions where it needs pairs (else the reason), and what to do next.
+
+    Of more than MOST arms, one line each: such a bench is read as a table, and its numbers stand in the page and in
+    JSON.
+    """
+    lines: list[str] = []
+    if len(arms) > MOST:
+        width = max(len(arm.about["name"]) for arm in arms)
+        lines += wrap(f"OUTCOME of {len(arms)} arms compared with vanilla (hack and solve rates at the end)")
+        for arm in arms:
+            rates = " / ".join(
+                "-" if arm.about[rate] is None else f"{arm.about[rate]:.0%}" for rate in ("hack", "solve")
+            )
+            lines.append(f"  {arm.about['name']:<{width}}  {_seeds(arm):>7}  {rates:>11}  {arm.word}")
+    else:
+        for arm in arms:
+            head = f"OUTCOME of {arm.about['name']}, {_seeds(arm)}"
+            lines += [*verdict_lines(head, arm, asked=arm.about["needs_pairs"]), *note_lines(arm, "    ")]
+    return [*lines, *wrap(f"- {_small_print(arms)}", indent="  ")] if arms else []
+
+
+def _small_print(arms: Sequence[Verdict]) -> str:
+    """What the intervals are, with how certain each is: `95% of projected, 97.5% of each of the 2 others`."""
+    names: dict[float, list[str]] = {}
+    for arm in arms:
+        names.setdefault(arm.about["level"], []).append(arm.about["name"])
+    parts = []
+    for level, of_level in names.items():
+        which = of_level[0] if len(of_level) == 1 else f"each of the {len(of_level)} {'others' if parts else 'arms'}"
+        parts.append(f"{100 * (1 - level):.4g}% of {which}")
+    return (
+        f"a difference of hack or solve rates counts from {100 * MATERIAL_RATE:.0f} points on, which is provisional; "
+        f"intervals are over seeds and held-out problems, {', '.join(parts)}"
+    )
+
+
+def _seeds(arm: Verdict) -> str:
+    number = len(arm.about["seeds"])
+    return f"{number} seed{'' if number == 1 else 's'}"
+
+
+def sentence(name: str, verdict: Verdict) -> str:
+    """`NAME: WORD. Why. Next: what.`"""
+    following = f" Next: {verdict.next.text}." if verdict.next.text else ""
+    return f"{name}: {verdict.word}. {verdict.sentence}.{following}"
+
+
+def arm_sentences(arms: Sequence[Verdict]) -> list[str]:
+    """One sentence an arm, for pages and Markdown; of more than MOST arms one for all, without the reasons."""
+    if len(arms) > MOST:
+        return ["; ".join(f"{arm.about['name']} ({_seeds(arm)}): {arm.word}" for arm in arms) + "."]
+    return [sentence(arm.about["name"], arm) for arm in arms]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.metric_table import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit
-from probe.analysis.training_runs import is_training, over_runs
+from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
+from probe.analysis.training_runs import is_training
 from probe.experiments.jobs import SweepRun
 from probe.experiments.spec import Spec, SpecCondition
 from probe.records.run import read_run

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.evidence import PlannedTraining
-from probe.analysis.metric_table import MetricKey, Metrics
+from probe.analysis.metrics import MetricKey, Metrics
 from probe.analysis.statistics.significance import holm
-from probe.analysis.trained.arms import TrainedRun, Trainings, of_runs
-from probe.analysis.trained.judge import judge_arms
+from probe.analysis.verdict.trained import TrainedRun, Trainings, judge_arms, of_runs
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.experiments.jobs import SweepRun, runs_of
 from probe.experiments.judge.cautions import cautions

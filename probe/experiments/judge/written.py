@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probe.analysis.formatting import wrap
-from probe.analysis.verdict.text import arm_lines, arm_sentences, finding_lines, note_lines, sentence, verdict_lines
+from probe.analysis.verdict.verdict import arm_lines, arm_sentences, finding_lines, note_lines, sentence, verdict_lines
 from probe.experiments.judge.verdict import SpecVerdict
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
