@@ -220,7 +220,7 @@ class AnswerStream:
     forged: bool = False
     answers: list[Any] = field(default_factory=list)  # wire documents; None for an input that raised
     answered: list[bool] = field(default_factory=list)
-    _rest: bytes = b""
+    _rest: bytearray = field(default_factory=bytearray)  # of a line that has no end yet
     _num_bytes: int = 0
 
     @property
@@ -234,7 +234,12 @@ class AnswerStream:
         """Parse the next bytes of the pipe; a complete stream ignores them."""
         if self.complete:
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        # In place: a line that comes byte by byte must not be copied with each of them.
+        self._rest += data
+        lines: list[bytes] = []
+        if b"\n" in data:
+            *lines, rest = bytes(self._rest).split(b"\n")
+            self._rest[:] = rest
         for line in lines:
             self._num_bytes += len(line) + 1
             try:
@@ -243,7 +248,7 @@ class AnswerStream:
                 self.forged = True
             self.forged |= self._num_bytes > MAX_STREAM
             if self.complete:
-                self._rest = b""
+                self._rest.clear()
                 return
         # A line without end must not fill the grader's memory.
         self.forged |= len(self._rest) > min(wire.MAX_LINE, MAX_STREAM - self._num_bytes)

@@ -15,7 +15,6 @@ Standard library only: `executor.py` starts this file as `isolated.worker`, outs
 import contextlib
 import gc
 import importlib
-import io
 import json
 import os
 import random
@@ -61,6 +60,7 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
     sys.modules[__name__.rpartition(".")[0]].__path__ = []  # nothing more of the grader can be imported
     for name in ("PWD", "PYTHONHOME"):  # bubblewrap sets one, the executor may set the other
         os.environ.pop(name, None)
+    sys.argv, sys.orig_argv = [""], [""]  # those of this process name the tier, the uid and the folder
     os.umask(0o022)
     warnings.simplefilter("ignore")
     sandbox.adopt_orphans()
@@ -207,9 +207,11 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
     for source, target in ((null, 0), (stdout, 1), (null, 2), (answers, answer_fd)):
         os.dup2(source, target, inheritable=False)
     _close_all_but(answer_fd, confined.ruleset)
-    sys.stdin = io.StringIO()
+    # As Python has them: also under their second name, which keeps the file open when code replaces the first.
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     random.seed(job["seed"])
     confined.enter(job["cpu_s"])
     nonce = job.pop("nonce")  # the actions get the job, and need no nonce
