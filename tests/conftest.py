@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from directories import made_once
 from hypothesis import settings
 from remembering import remembering
 
@@ -62,11 +63,14 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+def small(common: Path) -> str:
     """A model of random weights, with which a run is quick."""
-    from small import small_model  # imports transformers, which few files need
+    with made_once(common / "small") as missing:
+        if missing:
+            from small import small_model  # imports transformers, which few files need
 
-    return str(small_model(tmp_path_factory.mktemp("models") / "small"))
+            small_model(common / "small")
+    return str(common / "small")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,12 @@
 """A tiny model, and replay runs of the embedded organism, made once a session."""
 
-import fcntl
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from directories import made_once
 
 from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
@@ -62,15 +62,15 @@ def few_pairs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def pools(tmp_path_factory: pytest.TempPathFactory, small: str) -> Path:
+def pools(common: Path, small: str) -> Path:
     """A folder with three of the built-in pools, as if the small model had written them."""
-    folder = tmp_path_factory.mktemp("pools")
-    for name in ("teacher", "base", "base-hinted"):
-        shutil.copytree(BUILTIN / name, folder / name)
-        manifest = read_json(folder / name / MANIFEST_FILE)
-        policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
-        write_json(folder / name / MANIFEST_FILE, manifest | {"policy": policy})
-    return folder
+    with made_once(common / "of-small") as missing:
+        for name in ("teacher", "base", "base-hinted") if missing else ():
+            shutil.copytree(BUILTIN / name, common / "of-small" / name)
+            manifest = read_json(common / "of-small" / name / MANIFEST_FILE)
+            policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
+            write_json(common / "of-small" / name / MANIFEST_FILE, manifest | {"policy": policy})
+    return common / "of-small"
 
 
 @pytest.fixture(scope="session")
@@ -91,22 +91,24 @@ def replay(out: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def many_arms(common: Path) -> Path:
-    """Six steps, five arms, one pass."""
-    return _made_once(common, "many-arms", "--arm", ARMS, "--steps", "6")
+def many_arms(common: Path, pools: Path) -> Path:
+    """Six steps, five arms, one pass of the small model; all built-in pairs."""
+    return _replayed(
+        common, "many-arms", "--replay-dirs", f"{pools}/teacher,{pools}/base", "--arm", ARMS, "--steps", "6"
+    )
 
 
 @pytest.fixture(scope="session")
 def all_hinted(common: Path) -> Path:
     """The demo's path to GO on the organism: every group of the teacher and the hinted base, 40 of 20 prompts."""
     pools = ("--replay-dirs", "teacher,base-hinted", "--match", "prompt")
-    return _made_once(common, "all-hinted", *pools, "--arm", "vanilla,projected,random-dosed,permuted-dosed")
+    return _replayed(common, "all-hinted", *pools, "--arm", "vanilla,projected,random-dosed,permuted-dosed")
 
 
-def _made_once(common: Path, name: str, *options: str) -> Path:
+def _replayed(common: Path, name: str, *options: str) -> Path:
     """A replay that the worker makes which needs it first, and that all only read."""
-    with (common / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (common / "runs" / name / "manifest.json").exists():
+    (common / "runs").mkdir(exist_ok=True)
+    with made_once(common / "runs" / name) as missing:
+        if missing:
             assert run(cli, ["replay", "--name", name, "--out", str(common), *options]) == 0
     return common / "runs" / name

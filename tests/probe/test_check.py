@@ -122,18 +122,17 @@ def test_other_columns_are_the_same_log_by_the_map(write, check, small: str, out
     assert [name.rpartition("-")[0] for name in names] == ["plain", "strange"]
 
 
-def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, check) -> None:
-    """Pull needs no label; the contrast does, and is not called confounded: the next step is to label."""
+def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, check, small: str) -> None:
+    """The contrast needs a label, and is not called confounded."""
     log = write("silent.jsonl", logged(*LOGGED[:-1], groups=20, each=3))
-    code, text, _ = check(log, "--pairs", "builtin", "--model", "organism", "--name", "silent", "--json")
+    pairs = write("pairs.jsonl", three_keys())
+    code, text, _ = check(log, "--pairs", pairs, "--model", small, "--name", "silent", "--json")
     assert code == 0
     result = json.loads(text)
-    hackward, about, removable = result["verdict"]["findings"]
-    assert (hackward["says"], about["says"], about["number"]) == ("YES", "UNMEASURED", None)
+    about = result["verdict"]["findings"][1]
+    assert (about["says"], about["number"]) == ("UNMEASURED", None)
     assert about["text"] == "no rollout says whether it hacks"
-    assert "price: not measured" in removable["text"]
     assert result["verdict"]["word"] == "UNDERPOWERED"
-    assert "--map hacked=COLUMN" in result["verdict"]["next"]["text"]
     assert {part["text"] for part in result["validity"][:2]} == {"no rollout has a label"}
 
 

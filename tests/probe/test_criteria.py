@@ -239,12 +239,12 @@ def test_conditions_and_runs_are_merged_into_one_table():
 
 
 @pytest.fixture(scope="module")
-def catalogued(replay: Callable[..., Path]) -> Run:
+def catalogued(replay: Callable[..., Path], quick: list[str]) -> Run:
     """Without a penalty, with one beside a ratio and a clip, and with one alone."""
     more = "kl:beta=0.1,reference=recorded,old_logprobs=recorded,epsilon=0.2,advantage_clip=0.1"
     names = ("default", more, "penalised:beta=1,reference=recorded")
     conditions = [word for name in names for word in ("--condition", name)]
-    return read_run(replay("catalogued", "--arm", "vanilla", "--steps", "12", *conditions))
+    return read_run(replay("catalogued", *quick[:2], "--arm", "vanilla", "--steps", "12", *conditions))
 
 
 def test_the_catalogue_knows_the_metrics_of_a_replay(catalogued: Run) -> None:

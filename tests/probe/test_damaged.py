@@ -24,25 +24,28 @@ Damage = Callable[[Path], None]
 
 
 @pytest.fixture(scope="module")
-def made(out: Path) -> Path:
+def made(out: Path, small: str, quick: list[str], preset: Callable[..., str]) -> Path:
     """OUT with a direction file, a small replay along it and a training run that moved."""
-    assert run(cli, ["extract", "--name", "given", "--k", "2", "--out", str(out)]) == 0
-    replay = ["replay", "--name", "replayed", "--arm", "vanilla", "--steps", "2", "--out", str(out)]
-    assert run(cli, [*replay, "--v-hack", "given", "--k", "2"]) == 0
-    train = [
-        "train",
-        "--preset",
-        "smoke",
-        "--name",
-        "trained",
-        "--steps",
-        "3",
-        "--set",
-        "optimizer.lr=0.01",
-        "--out",
-        str(out),
-    ]
-    assert run(cli, train) == 0
+    moves = preset({"objective.entropy_coef": 0.1, "evaluation.every": 9})
+    for command in (
+        ["extract", "--name", "given", "--model", small, *quick[2:]],
+        [
+            "replay",
+            "--name",
+            "replayed",
+            *quick[:2],
+            "--arm",
+            "vanilla",
+            "--steps",
+            "2",
+            "--v-hack",
+            "given",
+            "--k",
+            "2",
+        ],
+        ["train", "--name", "trained", "--preset", moves],
+    ):
+        assert run(cli, [*command, "--out", str(out)]) == 0
     return out
 
 
@@ -92,21 +95,20 @@ SAMPLE = ["--steps", "1", "--group", "2", "--set", "rollouts.sampler.max_new_tok
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_adapter(damage: Damage, copied: Path, refused: Callable[..., str]) -> None:
+def test_a_damaged_adapter(damage: Damage, copied: Path, small: str, refused: Callable[..., str]) -> None:
     """Of a run, given by its path or by the run."""
     adapter = copied / "runs" / "trained" / "adapter"
     damage(adapter / "adapter_model.safetensors")
-    refused(
-        ["pool", "generate", "--adapter", str(adapter), "--name", "x", *SAMPLE], "adapter_model.safetensors", copied
-    )
+    sample = ["pool", "generate", "--model", small, "--adapter", str(adapter), "--name", "x", *SAMPLE]
+    refused(sample, "adapter_model.safetensors", copied)
     refused(["eval", "trained", "--problems", "1", "--rollouts", "1"], "adapter_model.safetensors", copied)
-    refused(["eval", "--adapter", str(adapter), "--problems", "1", "--rollouts", "1"], "adapter_model.safet", copied)
     assert not (copied / "pools" / "x").exists()
 
 
-@pytest.mark.parametrize("with_card", [True, False])
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_direction_file(damage: Damage, with_card: bool, copied: Path, refused: Callable[..., str]) -> None:
+@pytest.mark.parametrize(("damage", "with_card"), [(flipped, True), (cut, False), (huge_header, False)])
+def test_a_damaged_direction_file(
+    damage: Damage, with_card: bool, copied: Path, refused: Callable[..., str], preset: Callable[..., str]
+) -> None:
     """Its card would tell; a file that is shared without one tells itself."""
     path = copied / "directions" / "given.safetensors"
     damage(path)
@@ -115,40 +117,40 @@ def test_a_damaged_direction_file(damage: Damage, with_card: bool, copied: Path,
     options = ["--v-hack", "given", "--k", "2", "--arm", "vanilla"]
     refused(["replay", "--name", "x", "--steps", "1", *options], "given.safetensors: expected", copied)
     given = ["--set", "intervention.v_hack=given", "--set", "intervention.extraction.k=2"]
-    refused(["train", "--preset", "smoke", "--name", "y", *given], "given.safetensors: expected", copied)
+    refused(["train", "--preset", preset(), "--name", "y", *given], "given.safetensors: expected", copied)
     refused(["directions", "compare", "given", "given"], "given.safetensors: expected", copied)
     refused(["directions", "show", "given"], "expected", copied)
 
 
-def test_directions_of_another_card(copied: Path, made: Path, refused: Callable[..., str]) -> None:
+def test_directions_of_another_card(copied: Path, small: str, quick: list[str], refused: Callable[..., str]) -> None:
     """The file is whole, and another than the one that its card describes."""
-    assert run(cli, ["extract", "--name", "other", "--k", "1", "--out", str(copied)]) == 0
+    other = ["extract", "--name", "other", "--model", small, *quick[2:4], "--k", "1", "--out", str(copied)]
+    assert run(cli, other) == 0
     path = copied / "directions" / "given.safetensors"
     shutil.copy(copied / "directions" / "other.safetensors", path)
     refused(["replay", "--name", "x", "--v-hack", "given", "--k", "1", "--dry-run"], "the file of its card", copied)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_inner_products(damage: Damage, copied: Path, refused: Callable[..., str]) -> None:
-    damage(copied / "runs" / "replayed" / "gram" / "step_001.safetensors")
+def test_damaged_inner_products(copied: Path, refused: Callable[..., str]) -> None:
+    flipped(copied / "runs" / "replayed" / "gram" / "step_001.safetensors")
     refused(["analyze", "replayed"], "step_001.safetensors: expected sha256", copied)
 
 
-def test_a_flipped_bit_in_a_cache_is_made_again(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flipped_bit_in_a_cache_is_made_again(
+    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a line, and the same numbers: pair gradients, and SVDs."""
-    out = Path(shutil.copytree(made, tmp_path / "out"))
-    entries = [*out.glob("cache/pair_gradients/*.safetensors"), *out.glob("cache/svd/*.safetensors")]
-    assert len(entries) > 2
+    command = ["replay", *quick, "--arm", "vanilla", "--steps", "2", "--out", str(tmp_path), "--name"]
+    assert run(cli, [*command, "before"]) == 0
+    entries = [*tmp_path.glob("cache/pair_gradients/*.safetensors"), *tmp_path.glob("cache/svd/*.safetensors")]
     whole = {path: path.read_bytes() for path in entries}
     for path in entries:
         flipped(path)
-    command = ["replay", "--name", "damaged-again", "--arm", "vanilla", "--steps", "2", "--out", str(out), "--k", "2"]
-    assert run(cli, command) == 0
+    assert run(cli, [*command, "after"]) == 0
     assert "damaged; made again" in capsys.readouterr().err
-    steps = [(out / "runs" / name / "steps.jsonl").read_bytes() for name in ("replayed", "damaged-again")]
+    steps = [(tmp_path / "runs" / name / "steps.jsonl").read_bytes() for name in ("before", "after")]
     assert steps[0] == steps[1]
-    used = [path for path, data in whole.items() if path.read_bytes() == data]
-    assert {path.parent.name for path in used} == {"pair_gradients", "svd"}
+    assert {path.read_bytes() == data for path, data in whole.items()} == {True}
 
 
 def test_a_damaged_checkpoint_is_not_resumed(copied: Path, refused: Callable[..., str]) -> None:
@@ -165,7 +167,6 @@ def test_a_damaged_checkpoint_is_not_resumed(copied: Path, refused: Callable[...
 TEXTS = {
     "a key twice": ('{"settings": {}, "settings": {}}', "every key once"),
     "1e999": ('{"settings": 1e999}', "strict JSON"),
-    "400 digits": ('{"settings": ' + "9" * 400 + "}", "strict JSON"),
     "deep": ("[" * 100_000, "strict JSON"),
 }
 
@@ -214,7 +215,7 @@ def test_a_gzip_bomb(copied: Path, refused: Callable[..., str], monkeypatch: pyt
 
 
 def test_a_trained_policy_is_loaded_with_the_factors_of_its_training(
-    made: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No SVD is computed where the cache has them: those of a large model take an hour."""
 
@@ -222,22 +223,21 @@ def test_a_trained_policy_is_loaded_with_the_factors_of_its_training(
         raise AssertionError("an SVD was computed")
 
     monkeypatch.setattr("extraction.adapters.svd.make_entries", computed)
-    model = ModelConfig(name="organism", adapter=str(made / "runs" / "trained" / "adapter"))
+    model = ModelConfig(name=small, adapter=str(made / "runs" / "trained" / "adapter"))
     configured_policy(model, made / "cache")
     with pytest.raises(InputError, match="an SVD was computed"):
         configured_policy(model, made / "no-cache")
 
 
-def test_a_trained_policy_is_sampled_as_it_was_trained(made: Path) -> None:
+def test_a_trained_policy_is_sampled_as_it_was_trained(made: Path, small: str) -> None:
     """Through the real command; log-probabilities of its rollouts under delta_S beside the weights, not merged."""
     adapter = made / "runs" / "trained" / "adapter"
-    command = ["pool", "generate", "--adapter", str(adapter), "--name", "of-trained", "--steps", "2", "--group", "2"]
+    command = ["pool", "generate", "--model", small, "--adapter", str(adapter), "--name", "of-trained", *SAMPLE]
     assert run(cli, [*command, "--out", str(made)]) == 0
-    rollouts = [rollout for step in open_pool(made / "pools" / "of-trained").steps for rollout in step]
-    merged = configured_policy(ModelConfig(name="organism", adapter=str(adapter)), made / "cache").model
-    beside = attach_basis(load_policy("organism"), "svd", cache_dir=made / "cache").model
+    merged = configured_policy(ModelConfig(name=small, adapter=str(adapter)), made / "cache").model
+    beside = attach_basis(load_policy(small), "svd", cache_dir=made / "cache").model
     beside.load_adapter(str(adapter), "trained")
-    for rollout in rollouts:
+    for rollout in open_pool(made / "pools" / "of-trained").steps[0]:
         beside.set_adapter("default")
         base = logprobs_under(beside, rollout)
         beside.set_adapter("trained")

@@ -1,4 +1,4 @@
-"""The main job on the embedded organism: records, linearity, one pass for all arms, the two bases, refusals."""
+"""The main job: records, linearity, one pass for all arms, the two bases, refusals."""
 
 import json
 import re
@@ -74,16 +74,16 @@ def test_vanilla_and_projected_measure_the_same_gradient(many_arms: Path) -> Non
     assert any(rows["vanilla", s].cos_in != rows["random", s].cos_in for s in range(6))
 
 
-def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Path]) -> None:
-    alone = read_run(replay("alone", "--arm", "permuted", "--steps", "6"))
+def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Path], quick: list[str]) -> None:
+    alone = read_run(replay("alone", *quick[:2], "--arm", "permuted", "--steps", "6"))
     together = read_run(many_arms)
     assert alone.steps == [row for row in together.steps if row.arm == "permuted"]
     assert alone.samples == [row for row in together.samples if row.arm == "permuted"]
 
 
-def test_records_equal_the_slow_way(many_arms: Path, out: Path) -> None:
+def test_records_equal_the_slow_way(many_arms: Path, out: Path, small: str) -> None:
     """Reference: one rollout at a time through autograd, contributions and cosines spelled out module by module."""
-    policy = load_policy("organism")
+    policy = load_policy(small)
     coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
     library = DirectionLibrary(policy, coordinates, ExtractionSettings(), cache_dir=out / "cache")
     vectors = library.v_hack.vectors
@@ -138,36 +138,36 @@ def test_config_repeats_a_run(many_arms: Path, replay: Callable[..., Path]) -> N
 
 
 def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
-    out: Path, many_arms: Path, replay: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    out: Path, many_arms: Path, replay, quick: list[str], small: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(cli, ["extract", "--name", "v_hack", "--out", str(out), "--json"]) == 0
+    assert run(cli, ["extract", "--name", "v_hack", "--model", small, "--out", str(out), "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     assert card["held_out"]["num_pairs"] >= 8
     path = Path(card["path"])
     assert load_directions(path).metadata["fingerprint"]["basis"] == "svd"
-    used = read_run(replay("given", "--arm", "vanilla", "--steps", "6", "--v-hack", str(path)))
+    used = read_run(replay("given", *quick[:2], "--arm", "vanilla", "--steps", "6", "--v-hack", str(path)))
     assert used.steps == [row for row in read_run(many_arms).steps if row.arm == "vanilla"]
     for key, value in (
         ("intervention.extraction.k", "2"),
         ("objective.loss_type", "dapo"),
     ):
-        other = ["replay", "--name", "x", "--arm", "vanilla", "--v-hack", str(path), "--out", str(out)]
+        other = ["replay", *quick[:2], "--name", "x", "--arm", "vanilla", "--v-hack", str(path), "--out", str(out)]
         assert run(cli, [*other, "--set", f"{key}={value}"]) == 2
         assert f"expected extracted with {key} = {value}," in capsys.readouterr().err
-    refused = ["replay", "--name", "x", "--arm", "projected-lora", "--v-hack", str(path), "--out", str(out)]
+    refused = ["replay", *quick[:2], "--name", "x", "--arm", "projected-lora", "--v-hack", str(path), "--out", str(out)]
     assert run(cli, refused) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert "basis=lora" in line
     assert "basis=svd" in line, "both fingerprints are in the error"
 
 
-def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(tmp_path: Path) -> None:
+def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(small: str, tmp_path: Path) -> None:
     """Where a factor lies in memory changes the last bits of matrix products; the cache must not."""
     rollouts = open_pool(BUILTIN / "teacher").steps[0]
     found = []
     for cache_dir in (None, tmp_path, tmp_path):
-        policy = load_policy("organism")
-        coordinates = attach(policy.model, basis="svd", model_id="organism", cache_dir=cache_dir)
+        policy = load_policy(small)
+        coordinates = attach(policy.model, basis="svd", model_id="small", cache_dir=cache_dir)
         batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], policy.pad_id)
         found.append(per_sample_gradients(coordinates, batch).gradients)
     for module in found[0]:

@@ -1,4 +1,4 @@
-"""`probe report` on runs of the organism and on a spec: what it writes, what it prints, what it refuses."""
+"""`probe report` on a run and on a spec: what it writes, what it prints, what it refuses."""
 
 import json
 from collections.abc import Callable
@@ -21,6 +21,7 @@ hypotheses = ["It does."]
 [settings]
 verb = "replay"
 steps = 3
+source.replay_dirs = {pools}
 intervention.extraction.pairs = "{pairs}"
 intervention.extraction.k = 2
 token_attribution = 1
@@ -61,12 +62,12 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 
 
 @pytest.fixture
-def measured(replay: Callable[..., Path], few_pairs: list[str]) -> Path:
+def measured(replay: Callable[..., Path], quick: list[str]) -> Path:
     """A run with inner products and the shares of its first step's tokens."""
-    return replay("reported", "--arm", "vanilla,projected", "--steps", "4", "--set", "token_attribution=1", *few_pairs)
+    return replay("reported", "--arm", "vanilla,projected", "--steps", "4", "--set", "token_attribution=1", *quick)
 
 
-def test_a_run_of_the_organism(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One page with the module map, the pushing strings and the rollouts; every path that is printed exists."""
     capsys.readouterr()
     found = report(capsys, str(measured), "--out", str(out))
@@ -100,10 +101,10 @@ def test_the_analysis_is_that_of_probe_analyze(measured: Path, out: Path, capsys
         assert stored[table.name] == [list(row) for row in table.rows], table.name
 
 
-def test_a_spec(tmp_path: Path, out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Decision, criteria, price, and both conditions of its one run."""
     path = tmp_path / "reported.toml"
-    path.write_text(SPEC.format(pairs=few_pairs[1]))
+    path.write_text(SPEC.format(pairs=quick[3], pools=json.dumps(quick[1].split(","))))
     place = tmp_path / "out"
     place.mkdir()
     (place / "cache").symlink_to(out / "cache")

@@ -161,11 +161,18 @@ def run_sweep(spec: Spec, out: Path, caches: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def default_runs(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An out/ with the runs of the spec as it is, made once."""
-    place = tmp_path_factory.mktemp("judged")
-    run_sweep(spec_file(place), place / "out", out / "cache")
-    return place / "out"
+def made(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """made(**lines) -> an out/ with the runs of the spec, swept once."""
+    places: dict[str, Path] = {}
+
+    def make(**lines: str) -> Path:
+        if str(lines) not in places:
+            place = tmp_path_factory.mktemp("judged")
+            run_sweep(spec_file(place, **lines), place / "out", out / "cache")
+            places[str(lines)] = place / "out"
+        return places[str(lines)]
+
+    return make
 
 
 @pytest.fixture
@@ -175,18 +182,12 @@ def write(tmp_path: Path) -> Callable[..., Spec]:
 
 
 @pytest.fixture
-def swept(
-    write: Callable[..., Spec], out: Path, default_runs: Path, tmp_path: Path
-) -> Callable[..., tuple[Spec, Path]]:
+def swept(write: Callable[..., Spec], made: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Spec, Path]]:
     """swept(**lines) -> (spec, its own out/ with finished runs)."""
 
     def make(**lines: str) -> tuple[Spec, Path]:
-        spec, own = write(**lines), tmp_path / "out"
-        if lines:
-            run_sweep(spec, own, out / "cache")
-        else:
-            shutil.copytree(default_runs, own, symlinks=True)
-        return spec, own
+        shutil.copytree(made(**lines), tmp_path / "out", symlinks=True)
+        return write(**lines), tmp_path / "out"
 
     return make
 

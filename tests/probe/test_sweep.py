@@ -12,6 +12,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from directories import contents
 from in_process import Ended, InProcess
 
 from probe.cli import cli
@@ -61,11 +62,13 @@ name = "MORE"
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Callable[..., Spec]:
-    """tiny(seeds, base, threshold) -> a spec of two conditions, two arms, one step."""
+def tiny(tmp_path: Path, quick: list[str]) -> Callable[..., Spec]:
+    """tiny(seeds, base, threshold) -> a spec of two conditions, two arms, one step, of the small model."""
+    small = "source.replay_dirs = {}\nintervention.extraction = {{ pairs = {}, k = 1 }}"
 
     def make(seeds: str = "0, 1", base: str = "", threshold: float = 0.0) -> Spec:
         path = tmp_path / "tiny.toml"
+        base = base or small.format(json.dumps(quick[1].split(",")), json.dumps(quick[3]))
         path.write_text(TINY.format(seeds=seeds, base=base, threshold=threshold))
         return load_spec(path)
 
@@ -184,14 +187,8 @@ def test_jobs_of_this_machine_run_side_by_side_and_leave_the_bytes_of_a_run_by_h
         args[args.index("--name") + 1] = "by-hand"
         assert run(cli, args) == 0
         by_hand = tmp_path / "runs" / "by-hand"
-        assert _content(one.job.directory) == _content(by_hand)
+        assert contents(one.job.directory) == contents(by_hand)
         by_hand.rename(tmp_path / one.job.name)
-
-
-def _content(run: Path) -> dict[str, bytes]:
-    """Every file of a run but the one of its times."""
-    files = [path for path in run.rglob("*") if path.is_file() and path.name != "timings.jsonl"]
-    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
 def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> None:

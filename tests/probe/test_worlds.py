@@ -144,7 +144,7 @@ def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
 
 
 def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
-    """Pairs without signal, labels that say nothing, hacks without an axis: of 36 draws at most two are GO.
+    """Pairs without signal, labels that say nothing, hacks without an axis: of 24 draws at most two are GO.
 
     60 draws of shuffled labels, the one world in which the update is hack-ward, gave one.
     """
@@ -154,13 +154,13 @@ def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
         "labels": replace(brief, shuffled_labels=True, strength=2),
         "hacks": replace(brief, hacks_point_at=None, strength=2),
     }
-    counts = sum((outcomes(world, 12, tmp_path / name) for name, world in nulls.items()), Counter())
+    counts = sum((outcomes(world, 8, tmp_path / name) for name, world in nulls.items()), Counter())
     assert counts["GO"] <= 2, counts
 
 
 def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
-    counts = outcomes(World(strength=1.5, arms=("vanilla",), num_steps=12), 20, tmp_path)
-    assert counts["GO"] >= 17, counts
+    counts = outcomes(World(strength=1.5, arms=("vanilla",), num_steps=12), 12, tmp_path)
+    assert counts["GO"] >= 10, counts
 
 
 def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_a_sound_world_holds_in_every_part(verdicts):
 
 
 def test_a_random_v_hack_is_not_believed(verdicts):
-    """Pairs without signal, four times: nothing can be read along them, and the sign holds at most once by luck."""
-    found = [verdicts(World(pairs_point_at=None), seed) for seed in range(4)]
+    """Pairs without signal, three times: nothing can be read along them, and the sign holds at most once by luck."""
+    found = [verdicts(World(pairs_point_at=None), seed) for seed in range(3)]
     assert sum(part(one, "held-out sign").says == "HOLDS" for one in found) <= 1
     assert all(says(one) == ["UNMEASURED"] * 3 for one in found)
 
