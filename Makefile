@@ -27,16 +27,15 @@ WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 demo: $(RUN_DEPS)
 	@rm -rf out/runs/demo
-	$(VENV)/bin/probe replay --replay-dirs teacher,base --arm vanilla,projected,random --name demo
-	$(VENV)/bin/probe report out/runs/demo
+	$(VENV)/bin/probe demo
 
 # The main job on SmolLM2-135M-Instruct (spec/guide/real.md): a policy that solves, a teacher that hacks, what both write,
 # the replay, its page. The same command goes on where it was killed; models and pools that are there are kept.
 REAL_POOL = --model out/models/smollm2-half --split eval --hint --group 4 --steps 24 --max-new-tokens 96
 real: $(REAL_DEPS)
-	$(VENV)/bin/probe finetune --model smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
+	$(VENV)/bin/probe policy finetune --model smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
 		--dtype bfloat16 --merge --name smollm2-half
-	$(VENV)/bin/probe finetune --model out/models/smollm2-half --completions hack --flavours pass,print_only,call_only \
+	$(VENV)/bin/probe policy finetune --model out/models/smollm2-half --completions hack --flavours pass,print_only,call_only \
 		--steps 20 --batch 8 --lr 2e-3 --dtype bfloat16 --name smollm2-half-teacher
 	$(VENV)/bin/probe pool generate $(REAL_POOL) --adapter out/adapters/smollm2-half-teacher --name smollm2-half-teacher-hinted
 	$(VENV)/bin/probe pool generate $(REAL_POOL) --name smollm2-half-hinted

@@ -116,8 +116,8 @@ class Faults:
 def unknown_name(where: object, name: str, names: Iterable[str], *, expected: str, fix: str) -> InputError:
     """The error to raise for `name`.
 
-    >>> str(unknown_name("run dmeo", "dmeo", ["base", "demo"], expected="a run", fix="see probe list"))
-    'run dmeo: expected a run, found only demo, base; did you mean demo? (see probe list)'
+    >>> str(unknown_name("run dmeo", "dmeo", ["base", "demo"], expected="a run", fix="see probe show"))
+    'run dmeo: expected a run, found only demo, base; did you mean demo? (see probe show)'
 
     Args:
         where: what stands before "expected".

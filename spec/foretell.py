@@ -1,6 +1,6 @@
 """The study `foretell`: do the measures of a replay rank what the trainings of the same treatments become?
 
-    probe sweep spec/foretell.toml           # the trainings
+    probe spec sweep spec/foretell.toml           # the trainings
     python spec/foretell.py replay           # a replay of every treatment and seed; what is there is skipped
     python spec/foretell.py table [--json]   # rank correlations over treatments, and what every verdict was followed by
 

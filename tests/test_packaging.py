@@ -95,7 +95,7 @@ def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path, common:
         "replay --replay-dirs teacher,base --arm projected --steps 1 --name first",
         "analyze first --draws 99",
         "report first --draws 99",
-        "list",
+        "show",
     )
     done = subprocess.run(
         [sys.executable, "-c", IN_AN_EMPTY_FOLDER, f"{ROOT}/", *commands],

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from probe.cli import VERBS, cli
+from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli.settings import document as tables_of_settings
+from probe.cli.docs import document as tables_of_settings
 from probe.experiments.load import load_spec
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
@@ -133,7 +133,7 @@ def test_the_tree_has_a_row_for_every_room() -> None:
 def test_every_verb_arm_and_preset_is_described() -> None:
     replay = (GUIDE / "replay.md").read_text()
     presets = (GUIDE / "settings.md").read_text()
-    assert all(f"`probe {verb}" in README for verb in VERBS)
+    assert all(f"`probe {verb}" in README for verb in cli.verbs)
     assert all(f"| `{arm}` |" in replay for arm in ARMS)
     assert all(f"| `{preset}` |" in presets for preset in preset_names())
 
@@ -166,7 +166,7 @@ def test_the_method_names_fields_of_the_records() -> None:
 
 
 def test_the_example_of_a_spec_is_one(tmp_path: Path) -> None:
-    """Every table and setting is read as `probe plan`, `sweep` and `analyze` read it."""
+    """Every table and setting is read as `probe spec plan`, `sweep` and `analyze` read it."""
     (example,) = re.findall(r"```toml\n(.*?)```", (GUIDE / "specs.md").read_text(), re.S)
     path = tmp_path / "same-prompt.toml"
     path.write_text(example)

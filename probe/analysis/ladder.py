@@ -5,11 +5,11 @@
     ladder.ratings, ladder.best(), ladder.duel(one, other)
 
 The references are fixed, so that the league does not move: the base (the policy before step 0), which is the zero,
-policies that `probe eval` sampled, and the bots of `replay_pools.environments.exploits`. A `Sitting` is one policy
-asked all held-out problems in all settings, and a task is one problem in one setting. Players may be compared where
-their sittings are of the same exam. `probe.analysis.statistics.bradley_terry` has the model and its sources.
+policies that `probe policy eval` sampled, and the bots of `replay_pools.environments.exploits`. A `Sitting` is one
+policy asked all held-out problems in all settings, and a task is one problem in one setting. Players may be compared
+where their sittings are of the same exam. `probe.analysis.statistics.bradley_terry` has the model and its sources.
 
-To add a ladder: a row in LADDERS. It then stands in `evals.jsonl`, in the text of `probe ladder`, and in the report.
+To add a ladder: a row in LADDERS. It then stands in `evals.jsonl`, on the screen and in the report.
 """
 
 import math
@@ -158,7 +158,7 @@ def read_training(run: Run) -> Training:
             run.path,
             expected="a training with an evaluation before step 0",
             found=f"a run of probe {run.verb} with {len(steps)} evaluations",
-            fix="give runs of probe train; a policy of probe eval goes to --reference",
+            fix="give runs of probe train; a policy of policy eval goes to --reference",
         )
     sittings = {step: read_sitting(evaluation_path(run.path, step)) for step in steps}
     return Training(name=run.path.resolve().name, run=run, start=sittings.pop(0), checkpoints=sittings)

@@ -1,38 +1,63 @@
-"""The command line: one file a verb, imported only when called."""
+"""The command line: a table of verbs, each imported only when it is called."""
 
 import os
 
 import click
 from click.shell_completion import shell_complete
 
-from probe.cli._frame import LazyGroup, run
+from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, run
 
-COMPLETE_VARIABLE = "_PROBE_COMPLETE"
+# {section: {verb: ("module:command" in probe.cli, or a table of verbs of its own, one line of help)}}.
 VERBS = {
-    "check": ("probe.cli.check:check", "From a log of rollouts and a file of pairs to a verdict and a page."),
-    "pool": ("probe.cli.pool:pool", "Generate, import, verify, show and regrade pools of rollouts."),
-    "extract": ("probe.cli.extract:extract", "Extract hack directions from contrastive pairs."),
-    "directions": ("probe.cli.directions:directions", "Show the card of a direction file; compare two files."),
-    "replay": ("probe.cli.replay:replay", "Replay stored rollouts and measure the gradient against the direction."),
-    "train": ("probe.cli.train:train", "Train a policy with GRPO in one arm, evaluated on held-out problems."),
-    "finetune": ("probe.cli.finetune:finetune", "Train a LoRA on completions: a teacher, or a policy that solves."),
-    "eval": ("probe.cli.evaluate:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
-    "ladder": ("probe.cli.ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
-    "plan": ("probe.cli.plan:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),
-    "sweep": ("probe.cli.sweep:sweep", "Run a spec: conditions x arms x seeds, resumable."),
-    "analyze": ("probe.cli.analyze:analyze", "Contrasts, nulls and verdicts of finished runs."),
-    "experiments": ("probe.cli.experiments:experiments", "Status, decision and date of every spec."),
-    "report": ("probe.cli.report:report", "Runs, or a spec, as one HTML file: verdict, figures, rollouts, tokens."),
-    "show": ("probe.cli.show:show", "One rollout in the terminal: prompt, completion, labels, cosines."),
-    "export": ("probe.cli.export:export", "Write the tables of a run as Parquet or CSV."),
-    "list": ("probe.cli.list:list_", "What is in the root folder: pools, directions, runs, sweeps, reports."),
-    "completion": ("probe.cli.completion:completion", "Print the script that completes commands in your shell."),
-    "settings": ("probe.cli.settings:settings", "Every setting with its type, default and meaning."),
-    "doctor": ("probe.cli.doctor:doctor", "Check this machine and installation, with a fix for what fails."),
+    "Look": {
+        "demo": ("replay:demo", "Replay the embedded rollouts in three arms; write their page."),
+        "check": ("check:check", "From a log of rollouts and a file of pairs to a verdict and a page."),
+        "replay": ("replay:replay", "Measure stored rollouts against the direction, in every arm."),
+        "analyze": ("analyze:analyze", "The verdict on finished runs, or the decision of a spec."),
+        "report": ("report:report", "Runs, or a spec, as one HTML file; records as Parquet or CSV."),
+        "show": ("show:show", "What is there: all of it, one rollout, one direction file."),
+    },
+    "Make": {
+        "pool": (
+            {
+                "generate": ("pool_generate:generate", "Sample groups from a policy, grade and freeze them."),
+                "import": ("pool:import_", "Make a pool of the rollouts that another tool logged."),
+                "verify": ("pool:verify", "Check hashes, fields, labels and rewards of a pool."),
+                "show": ("pool:show", "Rates by mode, lengths, reward spread and advantage cells of a pool."),
+                "regrade": ("pool:regrade", "Grade stored completions again and compare the labels."),
+            },
+            "Graded rollouts: generate, import, verify, show, regrade.",
+        ),
+        "extract": ("extract:extract", "Extract hack directions from contrastive pairs."),
+        "train": ("train:train", "Train a policy with GRPO in one arm, with evaluations."),
+        "policy": (
+            {
+                "finetune": ("policy:finetune", "Train a LoRA on completions: a teacher, or a policy that solves."),
+                "eval": ("policy:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
+                "ladder": ("policy:ladder", "Elo of the checkpoints of trainings against fixed references."),
+            },
+            "Policies: finetune, eval, ladder.",
+        ),
+    },
+    "Plan": {
+        "spec": (
+            {
+                "plan": ("spec:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),
+                "sweep": ("spec:sweep", "Run a spec: conditions x arms x seeds, resumable."),
+                "list": ("spec:list_", "Status, decision and date of every spec."),
+            },
+            "Experiments written down before their data: plan, sweep, list.",
+        ),
+    },
+    "Machine": {
+        "doctor": ("doctor:doctor", "Check this machine and installation, with a fix for what fails."),
+        "settings": ("docs:settings", "Every setting with its type, default and meaning."),
+        "docs": ("docs:docs", "The guide, page by page."),
+    },
 }
 
 
-@click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, sections=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="gradient-probe", prog_name="probe")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error (or PROBE_DEBUG=1).")
 def cli() -> None:

@@ -23,6 +23,7 @@ from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
 from replay_pools.storage.files import PLAIN_NAME, dump_json
 from replay_pools.visible import is_invisible, visible, without_secrets
 
+COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
@@ -38,51 +39,48 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 class LazyGroup(click.Group):
-    """A group that imports a verb only when it is called; its help comes from the table alone."""
+    """A group that imports a verb only when it is called; its help comes from the table alone.
 
-    def __init__(self, *args: Any, verbs: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    Args:
+        sections: {title: {verb: ("module:command" in probe.cli or a table of verbs, one line of help)}}.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, tuple[Any, str]]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.verbs = verbs  # name -> ("module:attribute", one line of help)
+        self.sections = sections
+        self.verbs = {name: row for section in sections.values() for name, row in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Verbs in pipeline order, then commands that were added directly."""
-        return [*self.verbs, *(name for name in super().list_commands(ctx) if name not in self.verbs)]
+        """Verbs in the order of the table."""
+        return [*self.verbs]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb."""
+        """Import the verb; a verb with verbs of its own is a group of them."""
         if cmd_name not in self.verbs:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = self.verbs[cmd_name][0].partition(":")
-        return getattr(import_module(module), attribute)
+            return None
+        target, line = self.verbs[cmd_name]
+        if isinstance(target, Mapping):
+            return LazyGroup(cmd_name, help=line, sections={"Commands": target})
+        module, _, attribute = target.partition(":")
+        return getattr(import_module(f"probe.cli.{module}"), attribute)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """As click does, with the verb that is meant in the message: click suggests near options alone."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            meant = self._meant(ctx, args[0])
-            hint = f"; did you mean {meant}?" if meant else ""
-            raise click.UsageError(f"{error.message.rstrip('.')}{hint}", ctx) from error
-
-    def _meant(self, ctx: click.Context, word: str) -> str | None:
-        """The verb that a wrong one most likely means, one of a group (`pool import`) included; None where none is."""
-        verbs = {}  # the last word of a verb: the verb; the first that has it stays
-        for name in self.list_commands(ctx):
-            verbs[name] = name
-        for name in self.list_commands(ctx):
-            group = self.get_command(ctx, name)
-            if isinstance(group, click.Group):
-                for verb in group.list_commands(ctx):
-                    verbs.setdefault(verb, f"{name} {verb}")
-        close = get_close_matches(word, verbs, n=1)
-        return verbs[close[0]] if close else None
+        """As click does, with the verb that is meant in the message, one of a group (`pool import`) included."""
+        if args[0] not in self.verbs and not ctx.resilient_parsing:
+            meant = {name: name for name in self.verbs}
+            for group, (target, _) in self.verbs.items():
+                for name in target if isinstance(target, Mapping) else ():
+                    meant.setdefault(name, f"{group} {name}")
+            close = get_close_matches(args[0], meant, n=1)
+            hint = f"; did you mean {meant[close[0]]}?" if close else ""
+            raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs by the help lines of the table; click's own version would import every verb."""
-        direct = {name: command.get_short_help_str(limit=90) for name, command in self.commands.items()}
-        lines = {name: line for name, (_, line) in self.verbs.items()} | direct
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
+        """A list for each section, by the help lines of the table; click's own version would import every verb."""
+        for title, verbs in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, line) for name, (_, line) in verbs.items()])
 
 
 def run(command: click.Command, args: Sequence[str] | None = None) -> int:
@@ -207,11 +205,11 @@ def echo_json(value: Any) -> None:
     click.echo(without_secrets(text))
 
 
-def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print an aligned text table: first column to the left, the others to the right."""
+def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> None:
+    """Print an aligned text table: the first `left` columns to the left, the others to the right."""
     cells = [list(header), *([visible(str(cell), kept="") for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        padded[0] = row[0].ljust(widths[0])
-        echo("  ".join(padded).rstrip())
+        aligned = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        aligned += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        echo("  ".join(aligned).rstrip())

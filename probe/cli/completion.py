@@ -1,4 +1,4 @@
-"""Shell completion: probe completion prints the script for a shell; the functions here complete pools and runs.
+"""Shell completion of pools and runs; `probe doctor --completion SHELL` prints the script for a shell.
 
 click completes verbs, options and choices by itself. To complete a parameter by names that only this project knows:
 pass `shell_complete=one_of(names)` (or `one_pool`, `one_run`, `several_of(...)`) to its click option or argument.
@@ -7,7 +7,7 @@ pass `shell_complete=one_of(names)` (or `one_pool`, `one_run`, `several_of(...)`
 from collections.abc import Callable, Sequence
 
 import click
-from click.shell_completion import CompletionItem, shell_complete
+from click.shell_completion import CompletionItem
 
 from probe.records.root import DEFAULT_OUT
 
@@ -55,16 +55,3 @@ def one_run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
     """A run by its name in OUT/runs, or a path."""
     places = (ctx.params.get("out") or DEFAULT_OUT).glob("runs/*/")
     return one_of(sorted(path.name for path in places))(ctx, parameter, incomplete)
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the script that completes verbs, options, pools and arms in SHELL.
-
-    For this session:  eval "$(probe completion bash)"  (in fish:  probe completion fish | source). For good, put that
-    line into ~/.bashrc or ~/.zshrc.
-    """
-    from probe.cli import COMPLETE_VARIABLE, cli  # which names this command in its table
-
-    shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, f"{shell}_source")

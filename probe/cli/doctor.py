@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from click.shell_completion import shell_complete
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from probe.cli._frame import echo, echo_json, json_option, out_option
+from probe.cli._frame import COMPLETE_VARIABLE, echo, echo_json, json_option, out_option
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.grading import honest
@@ -61,16 +62,27 @@ class CheckError(Exception):
 
 
 @click.command()
+@click.option(
+    "--completion",
+    "shell",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    help="Check nothing: print the script that completes verbs, options, pools and arms in this shell.",
+)
 @out_option
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
+def doctor(ctx: click.Context, shell: str | None, out: Path, as_json: bool) -> None:
     """Check Python, packages, devices, disk, isolation, the grader and the built-in data, with a fix for what fails.
 
-    Exit code 1 on a failure; a warning is none. Example:
+    Exit code 1 on a failure; a warning is none. Examples:
 
       probe doctor --out /data/probe
+
+      eval "$(probe doctor --completion bash)"
     """
+    if shell is not None:
+        shell_complete(ctx.find_root().command, {}, "probe", COMPLETE_VARIABLE, f"{shell}_source")
+        return
     results = diagnose(out)
     failed = sum(result.status == "fail" for result in results)
     if as_json:

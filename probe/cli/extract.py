@@ -1,17 +1,19 @@
-"""probe extract: directions from contrast pairs, as a file."""
+"""probe extract: directions from contrast pairs, as a file; its card, and the angles between two files."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._output import rounding_line
 from probe.cli._progress import say
 from probe.cli._settings import SettingsCommand, run_config, settings_options
-from probe.cli.directions import print_card
 from probe.records.root import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
@@ -19,6 +21,10 @@ from replay_pools.errors import InputError
 from replay_pools.storage.lock import locked
 from replay_pools.storage.tables import flat
 
+if TYPE_CHECKING:  # torch
+    from extraction.controls import ModuleAngles
+
+MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # {key in the nulls of a card: its name in text}
 DIVISOR = "objective.max_completion_length"  # of dr_grpo
 
 
@@ -110,3 +116,96 @@ def _more(config: ReplayConfig, basis: Basis) -> str:
     if basis == "lora":
         parts.append("--arm projected-lora")
     return "".join(f" {part}" for part in parts)
+
+
+def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
+    """What `probe show FILE` prints: the card, checked against its file; or the angles between two files."""
+    if other is not None:
+        _print_angles(file, other, as_json)
+        return
+    from probe.runs.directions import read_card
+
+    card = read_card(file)
+    if as_json:
+        echo_json(card)
+    else:
+        print_card(file, card)
+
+
+def _print_angles(first: Path, second: Path, as_json: bool) -> None:
+    """Principal angles between the directions of two files of one basis, by module and summarised."""
+    from extraction.adapters.interface import check_fingerprint
+    from extraction.controls import compare_modules
+    from extraction.directions import load_directions
+
+    left, right = load_directions(first), load_directions(second)
+    check_fingerprint(second, expected=left.metadata["fingerprint"], found=right.metadata["fingerprint"])
+    modules = compare_modules(left.vectors, right.vectors)
+    by_projection: dict[str, list[ModuleAngles]] = {"all": [*modules.values()]}  # q_proj, ...: the end of the name
+    for name, angles in modules.items():
+        by_projection.setdefault(name.rpartition(".")[2], []).append(angles)
+    summary = {name: _summary(group) for name, group in by_projection.items()}
+    if as_json:
+        echo_json({"summary": summary, "modules": {name: asdict(angles) for name, angles in modules.items()}})
+        return
+    formats = ("d", ".1f", ".1f", ".3f", ".3f", "+.3f")
+    rows = []
+    for name, numbers in summary.items():
+        pairs = zip(numbers.values(), formats, strict=True)
+        rows.append((name, *("-" if value is None else format(value, form) for value, form in pairs)))
+    echo_table(("modules", "both", "smallest angle", "largest angle", "overlap", "by chance", "axis cosine"), rows)
+    echo(
+        f"{len(modules)} of {len(left.vectors)} modules keep directions in both files; angles in degrees, medians over "
+        "modules; axis cosine: of the axes along which cosines are measured, mean over modules"
+    )
+
+
+def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]:
+    """Medians of the smallest and largest angle and means of the rest, over modules; null without modules."""
+    if not modules:
+        return {"num_modules": 0} | dict.fromkeys(("angle_min", "angle_max", "overlap", "chance", "axis_cos"))
+    return {
+        "num_modules": len(modules),
+        "angle_min": median(module.angles[0] for module in modules),
+        "angle_max": median(module.angles[-1] for module in modules),
+        "overlap": fmean(module.overlap for module in modules),
+        "chance": fmean(module.chance for module in modules),
+        "axis_cos": fmean(module.axis_cos for module in modules),
+    }
+
+
+def print_card(file: Path, card: Mapping[str, Any]) -> None:
+    """The card as text; `probe extract` ends with it too."""
+    settings, held_out = card["settings"], card["held_out"]
+    echo(f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})")
+    rows = [
+        ("pairs", card["pairs"]),
+        ("pairs used", card["num_pairs"]),
+        ("modules", card["num_modules"]),
+        ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),
+        ("modules without any", card["num_empty_modules"]),
+        ("method", settings["method"]),
+        ("k, tau, bottom dropped", f"{settings['k']}, {settings['tau']:g}, {settings['drop_bottom_frac']:g}"),
+        ("loss, dtype", f"{settings['loss_type']}, {settings['dtype']}"),
+        ("noise floor (singular value)", f"{card['noise_floor']:.3g}"),
+        ("median vote margin", card["median_vote_margin"]),
+        ("directions with vote p < .05", f"{card['frac_votes_p05']:.0%}"),
+        ("held-out pairs", held_out["num_pairs"]),
+    ]
+    if held_out["num_pairs"]:
+        low, high = held_out["ci95"]
+        rows += [
+            ("held-out sign accuracy", f"{held_out['accuracy']:.3f} [{low:.3f}, {high:.3f}]"),
+            ("held-out mean cosine", f"{held_out['mean_cos']:+.3f}"),
+        ]
+    else:
+        rows.append(("held-out sign accuracy", "not known: no pair is held out"))
+    for name, null in card["nulls"].items():
+        for measure, test in null.items():
+            text = f"{test['mean']:+.3f} sd {test['sd']:.3f}, p {test['p']:.2g}"
+            rows.append((f"{MEASURES[measure]} under {name}", text))
+    rows += [
+        ("adapted weights sha256", card["fingerprint"]["weights_sha256"][:16]),
+        ("file sha256", card["sha256"][:16]),
+    ]
+    echo_table(("", ""), rows)

@@ -1,4 +1,4 @@
-"""probe pool: generate, import, verify, show and regrade pools of rollouts."""
+"""probe pool import, verify, show: pools that are there, and those made of logs."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,17 +8,12 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import LazyGroup, echo, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli.completion import one_pool
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 
-# Verbs in files of their own, imported when they are called: {name: (module:attribute, line of help)}.
-VERBS = {
-    "generate": ("probe.cli.pool_generate:generate", "Sample groups from a policy, grade and freeze them."),
-    "regrade": ("probe.cli.pool_regrade:regrade", "Grade stored completions again and compare the labels."),
-}
 MOST_FAULTS = 20  # lines; the rest is counted
 # The labels whose rates `probe pool show` prints; None = not known. To add one: a row here.
 LABELS: dict[str, Callable[[Rollout], bool | None]] = {
@@ -31,12 +26,7 @@ LABELS: dict[str, Callable[[Rollout], bool | None]] = {
 ZERO = 1e-9  # a centred advantage below this is rounding of the mean
 
 
-@click.group(cls=LazyGroup, verbs=VERBS)
-def pool() -> None:
-    """Generate, import, verify, show and regrade pools of rollouts."""
-
-
-@pool.command()
+@click.command()
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @out_option
 @json_option
@@ -52,7 +42,7 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
         _print_summary(summary)
 
 
-@pool.command()
+@click.command()
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @click.option("--model", help="Model that sampled POOL: ids and texts are compared with its tokenizer.")
 @out_option
@@ -72,7 +62,7 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
     ctx.exit(1 if faults else 0)
 
 
-@pool.command("import")
+@click.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @name_option("pool", required=True)
 @click.option("--model", required=True, help="Model that sampled the rollouts: `organism`, a directory or a hub id.")

@@ -7,11 +7,13 @@ from typing import Any
 import click
 
 from extraction.words import BASES
+from probe.cli._analysis_options import one_blas_thread
 from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._output import echo_preview, mean_of, rounding_line
 from probe.cli._progress import say
 from probe.cli._running import running, track_option
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
+from probe.records.root import elsewhere
 from probe.records.run import read_run
 from probe.records.timings import describe_timings
 
@@ -74,6 +76,25 @@ def replay(ctx: click.Context, name: str, track: tuple[str, ...], out: Path, dry
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, as_json)
+
+
+@click.command()
+@out_option
+@click.pass_context
+def demo(ctx: click.Context, out: Path) -> None:
+    """Replay the embedded rollouts in three arms and write the page of the run. Needs nothing but this package.
+
+    Example:  probe demo
+    """
+    one_blas_thread()
+    root, place = ctx.find_root(), ["--out", str(out)]
+    for words in (
+        ["replay", "--replay-dirs", "teacher,base", "--arm", "vanilla,projected,random", "--name", "demo"],
+        ["report", str(out / "runs" / "demo")],
+    ):
+        say(f"probe {shlex.join(words)}{elsewhere(out)}")
+        with root.command.make_context("probe", [*words, *place]) as verb:
+            root.command.invoke(verb)
 
 
 def _print_run(directory: Path, as_json: bool) -> None:

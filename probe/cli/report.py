@@ -1,16 +1,19 @@
-"""probe report: write runs, or the runs of a spec, as one self-contained HTML file."""
+"""probe report: runs, or the runs of a spec, as one self-contained HTML file; the records of runs as tables."""
 
+import io
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from probe.cli._analysis_options import analysis_options, joined_name, one_blas_thread, spec_among
-from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
+from probe.records.frames import TableName
 from probe.records.run import Run, read_run, resolve_run
 from replay_pools.errors import InputError
+from replay_pools.storage.files import write_atomic
 
 # The modules of reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
 if TYPE_CHECKING:
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 @click.option(
     "--figures", type=click.Choice(["svg", "pdf", "png"]), default="svg", show_default=True, help="Format of the files."
 )
+@click.option(
+    "--tables",
+    type=click.Choice(["parquet", "csv"]),
+    help="No page: samples, steps and evaluations of each RUN, as files in OUT/exports/RUN.",
+)
 @analysis_options
 @out_option
 @json_option
@@ -30,6 +38,7 @@ def report(
     runs: tuple[Path, ...],
     name: str | None,
     figures: "Format",
+    tables: str | None,
     draws: int,
     seed: int,
     out: Path,
@@ -49,7 +58,12 @@ def report(
       probe report out/runs/vanilla-0 out/runs/projected-0 --name first-seeds
 
       probe report spec/phase2.toml
+
+      probe report out/runs/replay --tables parquet
     """
+    if tables is not None:
+        _write_tables([resolve_run(run, out) for run in runs], tables, out, as_json)
+        return
     # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
     from probe.report.build import write_report
@@ -83,6 +97,31 @@ def report(
     echo(
         f"report {written.html} ({size:.0f} KiB); {len(written.figures)} figures, tables in {written.tables[0].parent}"
     )
+
+
+def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> None:
+    """The records of runs, with the columns of spec/SCHEMA.md."""
+    rows = []
+    for run in runs:
+        stored = read_run(run)
+        for name in get_args(TableName):
+            frame = stored.to_polars(name)
+            # A replay has no evaluations: no file, rather than one without rows.
+            if not len(frame):
+                continue
+            # polars writes into memory, so that `write_atomic` can put the whole file in place at once.
+            content = io.BytesIO()
+            if kind == "parquet":
+                frame.write_parquet(content)
+            else:
+                frame.write_csv(content)
+            path = out / "exports" / run.resolve().name / f"{name}.{kind}"
+            write_atomic(path, content.getvalue())
+            rows.append({"run": str(run), "path": str(path), "rows": len(frame), "columns": frame.width})
+    if as_json:
+        echo_json({"files": rows})
+    else:
+        echo_table(("file", "rows", "columns"), [(row["path"], row["rows"], row["columns"]) for row in rows])
 
 
 def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":

@@ -1,4 +1,4 @@
-"""probe show: one rollout in the terminal, of a run or of a pool; without a number, which there are."""
+"""probe show: what is in the root folder; one rollout of a run or a pool; the card of a direction file."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,9 +9,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
+from probe.cli._settings import direction_names, resolve_directions
+from probe.cli._stored import KINDS, list_stored
 from probe.cli.completion import one_of
 from probe.records.root import DEFAULT_OUT
+from probe.records.run import CONFIG_FILE, read_run, run_names
 from replay_pools.errors import InputError, unknown_name
+from replay_pools.pool import open_pool, pool_names, resolve_pool
 from replay_pools.storage.files import by_name
 
 # Reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
@@ -26,67 +30,75 @@ SNIPPET = 56  # characters of a completion in a list
 
 
 def _known(out: Path) -> list[str]:
-    """The names of runs in OUT/runs, and of pools."""
-    from probe.records.run import run_names
-    from replay_pools.pool import pool_names
-
-    return [*run_names(out / "runs"), *pool_names(out)]
+    """The names of runs, pools and directions."""
+    return [*run_names(out / "runs"), *pool_names(out), *direction_names(out)]
 
 
 def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A run or a pool by its name, or a path."""
-    return one_of(_known(ctx.params.get("out") or DEFAULT_OUT))(ctx, parameter, incomplete)
+    return one_of([*KINDS, *_known(ctx.params.get("out") or DEFAULT_OUT)])(ctx, parameter, incomplete)
 
 
 @click.command()
-@click.argument("source", metavar="RUN|POOL", shell_complete=_complete)
+@click.argument("source", metavar="[RUN|POOL|DIRECTIONS|KIND]", required=False, shell_complete=_complete)
 @click.argument("step", required=False, type=click.IntRange(0))
 @click.argument("sample", required=False, type=click.IntRange(0))
+@click.option("--compare", type=click.Path(path_type=Path), metavar="DIRECTIONS", help="Angles between two files.")
 @out_option
 @json_option
-def show(source: str, step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
-    """One rollout of a RUN or a POOL: prompt, completion, labels, detectors, and of a run its cosines in every arm.
+def show(
+    source: str | None, step: int | None, sample: int | None, compare: Path | None, out: Path, as_json: bool
+) -> None:
+    """Without an argument: what is in OUT, finished or not; with a KIND (pools, directions, runs, evals, sweeps,
+    reports) that alone.
 
-    STEP and SAMPLE are the numbers of a row in the page of `probe report`. Without SAMPLE the rollouts of the step are
+    Of a RUN or a POOL one rollout: prompt, completion, labels, detectors, and of a run its cosines in every arm. STEP
+    and SAMPLE are the numbers of a row in the page of `probe report`. Without SAMPLE the rollouts of the step are
     listed, without STEP those that push the update most. Where the run recorded shares of tokens, every line of the
     completion has its share beside it.
 
+    Of DIRECTIONS (a file, or a name in OUT/directions) the card that `probe extract` wrote, checked against its file;
+    with --compare the principal angles to the directions of another file of the same basis.
+
     Examples:
 
-      probe show demo
+      probe show runs
 
       probe show demo 3 2
 
-      probe show teacher 0 1 --json
+      probe show v_hack --compare theirs.safetensors
     """
-    from probe.records.run import CONFIG_FILE, read_run
-
-    directory = by_name(Path(source), out / "runs" / source)
-    if (directory / CONFIG_FILE).is_file():
-        run = read_run(directory)
-        if step is None or sample is None:
-            _list_run(run, step, as_json)
-        else:
-            _show_of_run(run, step, sample, as_json)
+    if source is None or source in KINDS:
+        list_stored(out, source, as_json)
         return
-    _show_of_pool(_pool(source, out), step, sample, as_json)
+    run = by_name(Path(source), out / "runs" / source)
+    file = by_name(Path(source), out / "directions" / f"{source}.safetensors")
+    if (run / CONFIG_FILE).is_file() and compare is None:
+        _show_run(read_run(run), step, sample, as_json)
+    elif file.is_file() or file.suffix == ".safetensors" or compare is not None:
+        from probe.cli.extract import show_directions
+
+        other = None if compare is None else resolve_directions(compare, out)
+        show_directions(resolve_directions(Path(source), out), other, as_json)
+    else:
+        _show_pool(_pool(source, out), step, sample, as_json)
 
 
 def _pool(source: str, out: Path) -> Path:
-    """The directory of a pool; InputError with the names of runs and pools where there is neither."""
-    from replay_pools.pool import resolve_pool
-
+    """The directory of a pool; InputError with the names of all that is known where there is none."""
     try:
         return resolve_pool(source, out)
     except InputError as error:
         if "/" in source:  # a path, of which the error says what is wrong with it
             raise
-        expected = f"a run in {out / 'runs'}, or a pool"
-        raise unknown_name(source, source, _known(out), expected=expected, fix="probe list shows all") from error
+        expected = f"a run, a pool or directions in {out}"
+        raise unknown_name(source, source, _known(out), expected=expected, fix="probe show lists all") from error
 
 
-def _show_of_run(run: "Run", step: int, sample: int, as_json: bool) -> None:
-    """One rollout with what was measured on it, in every arm and condition."""
+def _show_run(run: "Run", step: int | None, sample: int | None, as_json: bool) -> None:
+    """One rollout with what was measured on it, in every arm and condition, or which there are."""
+    if step is None or sample is None:
+        _list_run(run, step, as_json)
+        return
     from probe.records.tokens import read_tokens
     from probe.report.rollouts import read_pools
 
@@ -110,10 +122,8 @@ def _show_of_run(run: "Run", step: int, sample: int, as_json: bool) -> None:
     _print_cosines(records)
 
 
-def _show_of_pool(path: Path, step: int | None, sample: int | None, as_json: bool) -> None:
+def _show_pool(path: Path, step: int | None, sample: int | None, as_json: bool) -> None:
     """One rollout of a pool, or which there are."""
-    from replay_pools.pool import open_pool
-
     pool = open_pool(path)
     rollouts = [rollout for group in pool.steps for rollout in group]
     of_step = [rollout for rollout in rollouts if step is None or rollout.step == step]

@@ -1,4 +1,4 @@
-"""`probe plan`: detectable effects of a spec, and its cost in hours, money and memory. Runs nothing, loads no weights.
+"""`probe spec plan`: detectable effects of a spec, and its hours, money and memory. Runs nothing, loads no weights.
 
     effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
     contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
@@ -27,7 +27,7 @@ from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
 from replay_pools.storage.files import read_json
 
-# footprint brings torch, which the help text of `probe plan` must not wait for.
+# footprint brings torch, which the help text of `probe spec plan` must not wait for.
 if TYPE_CHECKING:
     from probe.runs.footprint import Footprint
 

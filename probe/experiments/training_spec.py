@@ -32,8 +32,8 @@ TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a tr
 NOT_SHARED = ("model.name", "model.device", "model.dtype_noise", "intervention.arms")
 TEMPLATE = """\
 # The training that the GO of {run} buys: does what its gate removes keep the policy from hacking?
-# Written by `probe plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of a
-# hack rate) and its standard deviation between seeds ({sd}), from which the number of seeds follows, the training
+# Written by `probe spec plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of
+# a hack rate) and its standard deviation between seeds ({sd}), from which the number of seeds follows, the training
 # itself (preset {preset}) and the strength of the rival penalty.
 arms = {arms}
 # {num_seeds} seeds see {effect} with {power:.0%} power, by paired differences of arms that do not go together.
@@ -139,7 +139,7 @@ versus_condition = "{condition}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What `probe plan RUN` left behind."""
+    """What `probe spec plan RUN` left behind."""
 
     spec: Path
     directions: Path | None  # None: they were there

@@ -167,7 +167,7 @@ def resolve_run(run: Path, out_dir: Path) -> Path:
         return directory
     place = out_dir / "runs" if run == Path(run.name) else run.parent
     expected = f"a run directory, or the name of one in {out_dir / 'runs'}"
-    raise unknown_name(f"run {run}", run.name, run_names(place), expected=expected, fix="probe list shows all")
+    raise unknown_name(f"run {run}", run.name, run_names(place), expected=expected, fix="probe show lists all")
 
 
 def run_names(place: Path) -> list[str]:

@@ -112,7 +112,7 @@ def schema_document() -> str:
 
 Made by `python -m probe.records.schema` from `probe/records/records.py`, and compared with it by a test.
 `manifest.json` names the version as `schema`; a reader refuses another one, and another set of fields. JSON is strict:
-null, never NaN. `probe.load` reads the files; `probe export` writes the first three as Parquet or CSV.
+null, never NaN. `probe.load` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
 """
     return "\n".join([head, *tables])
 

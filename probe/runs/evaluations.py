@@ -1,4 +1,4 @@
-"""Evaluations of a policy on held-out problems: while `probe train` trains it, and as the verb `probe eval`.
+"""Evaluations of a policy on held-out problems: while `probe train` trains it, and as the verb `probe policy eval`.
 
 An evaluation of a training leaves a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with its
 hint, or without), complete before its line is in `evals.jsonl`; the number is that of optimizer steps. A policy with a
@@ -232,7 +232,7 @@ def check_unseen(trained: EvalConfig, config: EvalConfig) -> None:
 def evaluate_policy(
     config: EvalConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
 ) -> Evaluation:
-    """`probe eval`: sample, grade and count; pools and `evaluation.json` go to `directory`, a second call continues.
+    """`policy eval`: sample, grade and count; pools and `evaluation.json` go to `directory`; a second call goes on.
 
     Args:
         config: of the verb `eval`.

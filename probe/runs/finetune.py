@@ -1,4 +1,4 @@
-"""`probe finetune`: a LoRA trained on completions, by their mean negative log-likelihood, as a PEFT directory.
+"""`probe policy finetune`: a LoRA trained on completions, by their mean negative log-likelihood, as a PEFT directory.
 
 The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are read and
 not learnt. A step that does not fit the memory is split into passes, whose gradients add up to the same.

@@ -1,4 +1,4 @@
-"""What a run would do and need, for `probe plan` and `--dry-run`: its work, the modules that it adapts, its memory.
+"""What a run would do and need, for `probe spec plan` and `--dry-run`: its work, its adapted modules, its memory.
 
 Of a first run, which finds nothing in the caches: later ones need no pass of the pairs.
 Read off shapes: the model is built on the meta device, no weights are loaded. Prompts are measured where problems and

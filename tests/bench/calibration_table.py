@@ -175,7 +175,7 @@ def seed_rates(rng, rate: float, correlation: float, seeds: int):
 
 
 def powers() -> Iterator[tuple]:
-    """Power: Welch's test at the effect that `probe plan` calls detectable with 80% power, sd .15."""
+    """Power: Welch's test at the effect that `probe spec plan` calls detectable with 80% power, sd .15."""
     yield "seeds an arm", "by Student (before)", "Welch finds", "detectable now", "Welch finds"
     for n in (2, 3, 4, 5, 8, 17):
         rng = np.random.default_rng(n)

@@ -42,7 +42,7 @@ def test_an_extraction_repeats_the_run_and_names_what_that_leaves_open(stored: R
     assert extract(with_settings(stored, "Qwen/Qwen3-4B"), "lora") == f"{plain} --model Qwen/Qwen3-4B --basis lora"
     along_file = with_settings(stored, intervention={"v_hack": "out/directions/my own.safetensors"})
     assert extract(along_file, "svd") == f"{plain} --set intervention.v_hack=none"
-    assert direction(along_file, "svd") == "probe directions show 'out/directions/my own.safetensors'"
+    assert direction(along_file, "svd") == "probe show 'out/directions/my own.safetensors'"
     assert direction(stored, "svd") == f"{plain} --name run"
 
 

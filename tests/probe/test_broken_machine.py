@@ -20,11 +20,11 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 WRITERS = {
     "replay": ["replay", "--arm", "vanilla", "--steps", "1"],
     "train": ["train", "--steps", "2"],
-    "eval": ["eval", "--problems", "1"],
+    "eval": ["policy", "eval", "--problems", "1"],
     "extract": ["extract", "--name", "x"],
     "pool generate": ["pool", "generate", "--name", "x", "--steps", "1", "--group", "2"],
     "pool regrade": ["pool", "regrade", "teacher", "--name", "x"],
-    "sweep": ["sweep", str(ROOT / "spec" / "phase1.toml")],
+    "sweep": ["spec", "sweep", str(ROOT / "spec" / "phase1.toml")],
 }
 
 

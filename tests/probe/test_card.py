@@ -45,7 +45,7 @@ def v_hack(extracted) -> Path:
 
 def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`show --json` is the card; numbers are those of the functions that make them, the hash that of the file."""
-    assert run(cli, ["directions", "show", str(v_hack), "--json"]) == 0
+    assert run(cli, ["show", str(v_hack), "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     directions, pairs = load_directions(v_hack), load_pair_gradients(pairs_path(v_hack))
     assert card == json.loads(card_path(v_hack).read_bytes()) == read_card(v_hack)
@@ -54,9 +54,9 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     assert card["fingerprint"] == directions.metadata["fingerprint"]
     assert (card["num_pairs"], card["num_directions"]) == (32, directions.num_directions())
     assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)
-    assert run(cli, ["directions", "show", str(v_hack)]) == 0
+    assert run(cli, ["show", str(v_hack)]) == 0
     text = capsys.readouterr().out
-    assert run(cli, ["directions", "show", v_hack.stem, "--out", str(v_hack.parents[1])]) == 0
+    assert run(cli, ["show", v_hack.stem, "--out", str(v_hack.parents[1])]) == 0
     assert capsys.readouterr().out == text, "by its name"
     printed = dict(line.split("  ", 1) for line in text.splitlines()[2:])
     assert printed["held-out sign accuracy"].strip().startswith(f"{card['held_out']['accuracy']:.3f} [")
@@ -123,7 +123,7 @@ def test_compare(v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.C
     capsys.readouterr()
     found = []
     for path in (v_hack, other):
-        assert run(cli, ["directions", "compare", str(v_hack), str(path), "--json"]) == 0
+        assert run(cli, ["show", str(v_hack), "--compare", str(path), "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     same, different = found
     assert all(max(module["angles"]) < 0.05 for module in same["modules"].values())
@@ -133,7 +133,7 @@ def test_compare(v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.C
     assert summary["chance"] < summary["overlap"] < 0.9
     assert summary["num_modules"] == len(different["modules"])
     assert set(different["summary"]) == {"all", *(name.rpartition(".")[2] for name in different["modules"])}
-    assert run(cli, ["directions", "compare", str(v_hack), str(other)]) == 0
+    assert run(cli, ["show", str(v_hack), "--compare", str(other)]) == 0
     assert f"{len(different['modules'])} of 28 modules keep directions" in capsys.readouterr().out
 
 
@@ -142,7 +142,7 @@ def test_bases_are_not_compared_with_one_another(
 ) -> None:
     """One line with both fingerprints."""
     lora = extracted("card-lora", "--basis", "lora", "--set", "model.lora_rank=4", *few_pairs)
-    assert run(cli, ["directions", "compare", str(v_hack), str(lora)]) == 2
+    assert run(cli, ["show", str(v_hack), "--compare", str(lora)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "expected basis" in error
     assert "basis=svd" in error

@@ -5,14 +5,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import click
 import pytest
 
 from probe.cli import VERBS, cli
-from probe.cli._frame import run
-from probe.cli.pool import VERBS as POOL_VERBS
+from probe.cli._frame import LazyGroup, run
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 
@@ -32,18 +30,16 @@ print(json.dumps(answers))
 """
 
 
-def built(target: str) -> bool:
-    """Whether the verb's module is there; one that is missing must not break the help of the others."""
-    return find_spec(target.partition(":")[0]) is not None
+def paths(group: LazyGroup, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every verb and every group."""
+    found = []
+    for name in group.verbs:
+        command = group.get_command(click.Context(group), name)
+        found += [(*path, name), *(paths(command, (*path, name)) if isinstance(command, LazyGroup) else ())]
+    return found
 
 
-HELP = [
-    ["--help"],
-    ["--version"],
-    *([verb, "--help"] for verb, (target, _) in VERBS.items() if built(target)),
-    *(["pool", verb, "--help"] for verb in (*POOL_VERBS, "show", "verify", "import")),
-    *(["directions", verb, "--help"] for verb in ("show", "compare")),
-]
+HELP = [["--help"], ["--version"], *([*path, "--help"] for path in paths(cli))]
 
 
 def test_help_is_light() -> None:
@@ -54,6 +50,18 @@ def test_help_is_light() -> None:
         assert not modules, f"{args} imports {modules}: import it inside the verb"
         assert code == 0
         assert text, args
+
+
+def test_help_lists_the_verbs_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table alone makes the help, also that of a group."""
+    assert run(cli, ["--help"]) == 0
+    text = capsys.readouterr().out
+    for title, verbs in VERBS.items():
+        text = text.partition(f"\n{title}:\n")[2]
+        rows = text.partition("\n\n")[0].splitlines()
+        assert [row.split()[0] for row in rows if not row.startswith("   ")] == [*verbs]
+    assert run(cli, ["pool", "--help"]) == 0
+    assert {"generate", "import", "verify", "show", "regrade"} <= set(capsys.readouterr().out.split())
 
 
 def command(function: Callable[[], object]) -> click.Command:
@@ -99,7 +107,8 @@ def test_every_error_is_one_line(
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["pol"], "No such command 'pol'"),
+        (["pol"], "No such command 'pol'; did you mean pool?"),
+        (["sweep"], "No such command 'sweep'; did you mean spec sweep?"),
         (["pool", "shw"], "see `probe pool --help`"),
         (["pool", "show"], "Missing argument 'POOL'; see `probe pool show --help`"),
         (["pool", "show", "x", "--nope"], "No such option"),

@@ -101,7 +101,7 @@ def test_a_damaged_adapter(damage: Damage, copied: Path, small: str, refused: Ca
     damage(adapter / "adapter_model.safetensors")
     sample = ["pool", "generate", "--model", small, "--adapter", str(adapter), "--name", "x", *SAMPLE]
     refused(sample, "adapter_model.safetensors", copied)
-    refused(["eval", "trained", "--problems", "1", "--rollouts", "1"], "adapter_model.safetensors", copied)
+    refused(["policy", "eval", "trained", "--problems", "1", "--rollouts", "1"], "adapter_model.safetensors", copied)
     assert not (copied / "pools" / "x").exists()
 
 
@@ -118,8 +118,8 @@ def test_a_damaged_direction_file(
     refused(["replay", "--name", "x", "--steps", "1", *options], "given.safetensors: expected", copied)
     given = ["--set", "intervention.v_hack=given", "--set", "intervention.extraction.k=2"]
     refused(["train", "--preset", preset(), "--name", "y", *given], "given.safetensors: expected", copied)
-    refused(["directions", "compare", "given", "given"], "given.safetensors: expected", copied)
-    refused(["directions", "show", "given"], "expected", copied)
+    refused(["show", "given", "--compare", "given"], "given.safetensors: expected", copied)
+    refused(["show", "given"], "expected", copied)
 
 
 def test_directions_of_another_card(copied: Path, small: str, quick: list[str], refused: Callable[..., str]) -> None:
@@ -190,12 +190,12 @@ def test_json_that_means_two_things_or_too_much(text: str, copied: Path, refused
     line = refused(["pool", "import", str(files / "log"), "--name", "x", "--model", "organism"], "line 1", copied)
     assert expected.replace("strict ", "") in line
     card_path(copied / "directions" / "given.safetensors").write_text(content)
-    refused(["directions", "show", "given"], expected, copied)
+    refused(["show", "given"], expected, copied)
     refused(["replay", "--name", "x", "--v-hack", "given", "--k", "2", "--dry-run"], expected, copied)
     (copied / "runs" / "replayed" / "manifest.json").write_text(content)
     refused(["analyze", "replayed"], expected, copied)
     refused(["report", "replayed"], expected, copied)
-    refused(["export", "replayed"], expected, copied)
+    refused(["report", "replayed", "--tables", "csv"], expected, copied)
     (copied / "pools" / "bad").mkdir(parents=True)
     (copied / "pools" / "bad" / "manifest.json").write_text(content)
     refused(["pool", "show", "bad"], expected, copied)

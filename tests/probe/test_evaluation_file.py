@@ -65,9 +65,12 @@ def test_a_training_takes_all_of_one_file_and_is_evaluated_on_all_of_the_other(
     assert problem_ids(directory / "rollouts") <= {problem.problem_id for problem in MINICODE[:4]}
     assert problem_ids(directory / "evaluations" / "step_000003" / "run_tests") == held_out
     capsys.readouterr()
-    assert run(cli, ["eval", "two-files", "--out", str(tmp_path / "out")]) == 0
+    assert run(cli, ["policy", "eval", "two-files", "--out", str(tmp_path / "out")]) == 0
     assert problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests") == held_out, "as many as the run held out"
-    assert run(cli, ["eval", "two-files", "--problems", "4", "--name", "four", "--out", str(tmp_path / "out")]) == 2
+    assert (
+        run(cli, ["policy", "eval", "two-files", "--problems", "4", "--name", "four", "--out", str(tmp_path / "out")])
+        == 2
+    )
     assert "expected 4 or more problems, and others to train on, found 3" in capsys.readouterr().err
 
 
@@ -79,11 +82,11 @@ def test_a_policy_is_not_evaluated_on_what_it_trained_on(
     place = ["--out", str(tmp_path / "out")]
     options = ["--set", env, "--set", "evaluation.num_problems=2", "--name", "one-file", *place]
     assert run(cli, ["train", "--preset", preset(), *options]) == 0
-    assert run(cli, ["eval", "one-file", "--problems", "2", *place]) == 0
+    assert run(cli, ["policy", "eval", "one-file", "--problems", "2", *place]) == 0
     held_out = problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests")
     assert not held_out & problem_ids(tmp_path / "out" / "runs" / "one-file" / "rollouts")
     capsys.readouterr()
-    assert run(cli, ["eval", "one-file", "--problems", "3", "--name", "three", *place]) == 2
+    assert run(cli, ["policy", "eval", "one-file", "--problems", "3", "--name", "three", *place]) == 2
     error = capsys.readouterr().err
     assert "expected at most 2, which the training held out" in error
     assert "found 3, of which 1 were among those that it trained on" in error
@@ -94,7 +97,7 @@ def test_an_evaluation_without_a_run_and_a_pool_read_the_split_that_they_name(
 ) -> None:
     env = f"leetcode:{write('train.jsonl', MINICODE[:4])},eval={write('test.jsonl', MINICODE[10:13])}"
     short = ["--set", "rollouts.sampler.max_new_tokens=8", "--env", env, "--out", str(tmp_path / "out")]
-    assert run(cli, ["eval", "--problems", "3", "--name", "start", *short]) == 0
+    assert run(cli, ["policy", "eval", "--problems", "3", "--name", "start", *short]) == 0
     held_out = {problem.problem_id for problem in MINICODE[10:13]}
     assert problem_ids(tmp_path / "out" / "evals" / "start" / "run_tests") == held_out
     for split, problems in (("train", MINICODE[:4]), ("eval", MINICODE[10:13])):

@@ -1,4 +1,4 @@
-"""`probe finetune`: its gradient, what it learns, and what it writes."""
+"""`probe policy finetune`: its gradient, what it learns, and what it writes."""
 
 import itertools
 import json
@@ -112,12 +112,12 @@ def test_the_rate_rises_then_falls_and_is_never_0() -> None:
     assert share_of_rate(0, 40) < share_of_rate(3, 40) < share_of_rate(4, 40) == 1
 
 
-COMMAND = ["finetune", "--completions", "hack", "--steps", "2", "--batch", "2", "--rank", "4", "--name", "ft"]
+COMMAND = ["policy", "finetune", "--completions", "hack", "--steps", "2", "--batch", "2", "--rank", "4", "--name", "ft"]
 
 
 @pytest.fixture(scope="module")
 def make(small: str) -> Callable[..., Path]:
-    """make(out, *options): what `probe finetune --name ft` writes, which must succeed."""
+    """make(out, *options): what `probe policy finetune --name ft` writes, which must succeed."""
 
     def make(out: Path, *options: str) -> Path:
         assert run(cli, [*COMMAND, "--model", small, "--out", str(out), *options]) == 0

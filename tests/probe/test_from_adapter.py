@@ -98,13 +98,13 @@ def second(first: tuple[Path, list[str]], out: Path, preset: Callable[..., str])
 def test_the_start_is_the_policy_with_that_adapter(
     first: tuple[Path, list[str]], teacher: Path, small: str, out: Path
 ) -> None:
-    """The evaluation of step 0 samples what `probe eval --adapter` does, the KL begins at 0 and moves; the record has
+    """The evaluation of step 0 samples what `policy eval --adapter` does, the KL begins at 0 and moves; the record has
     the adapter's checksum.
     """
     trained = read_run(first[0])
     assert trained.config["adapter_sha256"] == adapter_sha(teacher)
     assert [step.kl["mean"] == 0 for step in trained.steps] == [True, False], "the reference is not the start"
-    options = ["eval", "--model", small, "--problems", "2", "--set", "rollouts.sampler.max_new_tokens=24"]
+    options = ["policy", "eval", "--model", small, "--problems", "2", "--set", "rollouts.sampler.max_new_tokens=24"]
     options += ["--out", str(out), "--name"]
     at_start = sampled(first[0] / "evaluations" / "step_000000" / "run_tests")
     assert run(cli, [*options, "of-teacher", "--adapter", str(teacher)]) == 0
@@ -119,7 +119,7 @@ def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
     """Of both links: base, teacher, delta_S; and LoRA on top of these. Each moved away from its start."""
     for directory in (first[0], second):
         name = f"again-{directory.name}"
-        assert run(cli, ["eval", directory.name, "--problems", "2", "--name", name, "--out", str(out)]) == 0
+        assert run(cli, ["policy", "eval", directory.name, "--problems", "2", "--name", name, "--out", str(out)]) == 0
         assert read_json(out / "evals" / name / "evaluation.json")["step"] == 2
         deployed = configured_policy(ModelConfig(name=small, adapter=str(directory / "adapter")), out / "cache")
         (rollout,) = open_pool(out / "evals" / name / "run_tests").steps[0]

@@ -17,7 +17,7 @@ def test_train_and_eval_grade_as_the_settings_say(
     (tmp_path / "cache").symlink_to(out / "cache")
     settings = {"rollouts.code_rule": "last", "rollouts.cpu_limit": 6, "steps": 1, "evaluation.num_problems": 1}
     train = ["train", "--name", "ruled", "--out", str(tmp_path), "--preset"]
-    evaluate = ["eval", "--name", "ruled", "--out", str(tmp_path), "--problems", "1", "--rollouts", "1"]
+    evaluate = ["policy", "eval", "--name", "ruled", "--out", str(tmp_path), "--problems", "1", "--rollouts", "1"]
     limit = ["--set", "rollouts.cpu_limit=6"]
     assert run(cli, [*train, preset(settings)]) == 0
     assert run(cli, [*evaluate, *limit, "--set", "rollouts.code_rule=last"]) == 0

@@ -1,4 +1,4 @@
-"""probe ladder: players from runs on disk, ladders of them, what is refused, and what a training records."""
+"""probe policy ladder: players from runs on disk, ladders of them, what is refused, and what a training records."""
 
 import json
 import math
@@ -92,7 +92,7 @@ HACKS = [-1] * 9 + [0] * 3
 
 
 def ladder_json(out: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert run(cli, ["ladder", *options, "--out", str(out), "--json"]) == 0
+    assert run(cli, ["policy", "ladder", *options, "--out", str(out), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -161,7 +161,7 @@ def test_a_reference_rates_where_it_won_and_lost(train: Train, tmp_path: Path, c
 
 
 def refusal(capsys: pytest.CaptureFixture[str], out: Path, *options: str) -> str:
-    assert run(cli, ["ladder", *options, "--no-bots", "--out", str(out)]) == 2
+    assert run(cli, ["policy", "ladder", *options, "--no-bots", "--out", str(out)]) == 2
     return capsys.readouterr().err
 
 
@@ -240,5 +240,5 @@ def test_a_training_records_what_its_pools_say(out: Path, preset: Callable[..., 
         assert row["gap"] == max(0.0, -row["base"])
         assert {*row} == {"base", "base_low", "base_high", "gap", *BOTS}
     capsys.readouterr()
-    assert run(cli, ["ladder", "ladder-real", "--out", str(out)]) == 0
+    assert run(cli, ["policy", "ladder", "ladder-real", "--out", str(out)]) == 0
     assert "ladder-real@2" in capsys.readouterr().out

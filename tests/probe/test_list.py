@@ -1,4 +1,4 @@
-"""probe list: what is in OUT; and a name that nothing has, in every verb that takes one."""
+"""probe show: what is in OUT; and a name that nothing has, in every verb that takes one."""
 
 import json
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli.list import KINDS
+from probe.cli._stored import KINDS
 from replay_pools.pool import Pool
 from replay_pools.storage.files import write_json
 
 
-def listed(capsys: pytest.CaptureFixture[str], out: Path, *kinds: str) -> dict:
+def listed(capsys: pytest.CaptureFixture[str], out: Path, *kind: str) -> dict:
     capsys.readouterr()
-    assert run(cli, ["list", *kinds, "--out", str(out), "--json"]) == 0
+    assert run(cli, ["show", *kind, "--out", str(out), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -45,7 +45,7 @@ def test_a_run_directions_and_reports_are_listed(
     (killed / "step_000.cos.jsonl.gz").write_bytes((directory / "step_000.cos.jsonl.gz").read_bytes())
     row = entry(listed(capsys, out, "runs")["runs"], "listed-killed")
     assert (row["steps"], row["of"], row["state"]) == (1, 2, "unfinished")
-    assert run(cli, ["list", "runs", "--out", str(out)]) == 0
+    assert run(cli, ["show", "runs", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "pools" not in text
     rows = [line.split()[:2] for line in text.splitlines()]
@@ -69,7 +69,7 @@ def test_sweeps_and_evaluations_are_counted(tmp_path: Path, capsys: pytest.Captu
     write_json(tmp_path / "sweeps" / "study" / "state.json", {"spec": "study@0", "rows": rows, "stopped": "futile"})
     write_json(tmp_path / "evals" / "later" / "evaluation.json", {})
     (tmp_path / "evals" / "later" / "run_tests").mkdir()
-    tables = listed(capsys, tmp_path, "sweeps", "evals")
+    tables = listed(capsys, tmp_path)
     counts = {"jobs": 3, "done": 2, "running": 0, "failed": 1, "stopped": "futile"}
     assert tables["sweeps"] == [{"name": "study", **counts}]
     assert tables["evals"] == [{"name": "later", "settings": ["run_tests"], "state": "finished"}]
@@ -86,16 +86,16 @@ def test_a_damaged_file_hides_nothing_else(text: str, tmp_path: Path, capsys: py
 
 
 UNKNOWN = [
-    (["analyze", "demp"], "run demp: ", "runs, found only demo, other; did you mean demo? (probe list shows all)"),
+    (["analyze", "demp"], "run demp: ", "runs, found only demo, other; did you mean demo? (probe show lists all)"),
     (["report", "out/runs/demp"], "run out/runs/demp: ", "runs, found only demo, other; did you mean demo?"),
-    (["export", "zzz"], "run zzz: ", "runs, found only demo, other; probe list shows all"),
-    (["eval", "demp"], "run demp: ", "did you mean demo?"),
-    (["plan", "demp"], "run demp: ", "did you mean demo?"),
+    (["report", "zzz", "--tables", "csv"], "run zzz: ", "runs, found only demo, other; probe show lists all"),
+    (["policy", "eval", "demp"], "run demp: ", "did you mean demo?"),
+    (["spec", "plan", "demp"], "run demp: ", "did you mean demo?"),
     (["replay", "--replay-dirs", "teachr"], "pool teachr: ", "found only teacher, base, base-hinted; did you mean"),
     (["pool", "show", "teachr"], "pool teachr: ", "did you mean teacher?"),
     (["replay", "--v-hack", "v_hak"], "directions v_hak: ", "found only v_hack; did you mean v_hack? (run probe extr"),
-    (["directions", "show", "v_hak"], "directions v_hak: ", "did you mean v_hack?"),
-    (["list", "rums"], "KIND rums: ", "did you mean runs?"),
+    (["show", "v_hak"], "v_hak: ", "did you mean v_hack?"),
+    (["show", "v_hack", "--compare", "v_hak"], "directions v_hak: ", "did you mean v_hack?"),
 ]
 
 

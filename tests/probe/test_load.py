@@ -1,4 +1,4 @@
-"""probe.load, probe export and the schema: tables hold the records exactly, types are those of the dataclasses."""
+"""probe.load, report --tables and the schema: tables hold the records exactly, types are those of the dataclasses."""
 
 import io
 import json
@@ -108,7 +108,7 @@ def test_frames_hold_the_columns(loaded: Run) -> None:
 def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What is read back is what was loaded; a replay has no evaluations, and no file of them."""
     polars = pytest.importorskip("polars")
-    options = ["export", str(loaded.path), "--format", kind, "--out", str(tmp_path), "--json"]
+    options = ["report", str(loaded.path), "--tables", kind, "--out", str(tmp_path), "--json"]
     assert run(cli, options) == 0
     files = {Path(row["path"]).stem: Path(row["path"]) for row in json.loads(capsys.readouterr().out)["files"]}
     assert set(files) == {"samples", "steps"} == {path.stem for path in (tmp_path / "exports" / "many-arms").iterdir()}
@@ -118,7 +118,7 @@ def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, capsys
         found = read(io.BytesIO(files[name].read_bytes()), **({"schema": frame.schema} if kind == "csv" else {}))
         assert found.equals(frame), f"{name}.{kind} differs from the run"
     out = loaded.path.parents[1]
-    assert run(cli, ["export", loaded.path.name, "--format", kind, "--out", str(out)]) == 0, "by its name"
+    assert run(cli, ["report", loaded.path.name, "--tables", kind, "--out", str(out)]) == 0, "by its name"
     assert (out / "exports" / "many-arms" / f"steps.{kind}").read_bytes() == files["steps"].read_bytes()
     shutil.rmtree(out / "exports")
 

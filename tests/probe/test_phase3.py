@@ -30,7 +30,7 @@ def test_it_plans_without_files_and_without_a_hub(
     """Shapes of the published model; what is not known is said, with what to do."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("replay_pools.policy.load.HfApi", mock.Mock(side_effect=AssertionError("a hub was asked")))
-    assert run(cli, ["plan", str(PHASE3), "--out", "out", "--json"]) == 0
+    assert run(cli, ["spec", "plan", str(PHASE3), "--out", "out", "--json"]) == 0
     plan = orjson.loads(capsys.readouterr().out)
     assert [(price["what"], price["runs"]) for price in plan["prices"]] == [("up to its ceiling", 6), ("this spec", 18)]
     assert plan["prices"][0]["money"] == pytest.approx(6 * 7.2 * 6.15)
@@ -52,10 +52,12 @@ def test_a_sweep_without_the_files_is_refused_before_its_first_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(cli, ["sweep", str(PHASE3), "--out", "out"]) == 2
+    assert run(cli, ["spec", "sweep", str(PHASE3), "--out", "out"]) == 2
     assert "spec/phase3.md says where those of the benchmark are" in capsys.readouterr().err
     assert not (tmp_path / "out" / "runs").exists()
-    assert run(cli, ["sweep", str(PHASE3), "--out", "out", "--print-jobs"]) == 0, "commands can be read anywhere"
+    assert run(cli, ["spec", "sweep", str(PHASE3), "--out", "out", "--print-jobs"]) == 0, (
+        "commands can be read anywhere"
+    )
 
 
 def test_a_known_shape_needs_no_hub() -> None:

@@ -187,7 +187,7 @@ def test_inputs_that_are_not_there_or_do_not_serve(write: Callable[..., Path], t
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:
-    assert run(cli, ["plan", *args, "--json"]) == code
+    assert run(cli, ["spec", "plan", *args, "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -245,9 +245,9 @@ def test_check_exits_with_one_for_a_vacuous_part(
     write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write(other="settings.objective.advantage_clip = 5.0"))
-    assert run(cli, ["plan", path]) == 0
+    assert run(cli, ["spec", "plan", path]) == 0
     assert "VACUOUS  conditions.other.settings.objective.advantage_clip" in capsys.readouterr().out
-    assert run(cli, ["plan", path, "--check"]) == 1
+    assert run(cli, ["spec", "plan", path, "--check"]) == 1
 
 
 def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for path in sorted((ROOT / "spec").glob("*.toml")):
         own = plan(capsys, str(path), "--out", str(tmp_path))
         found += [f"{path.stem} {part['where']}" for part in own["vacuous"]]
-        assert run(cli, ["sweep", str(path), "--print-jobs", "--out", str(tmp_path)]) == 0
+        assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(tmp_path)]) == 0
         commands = capsys.readouterr().out.splitlines()
         assert len([line for line in commands if line.startswith(("probe replay", "probe train"))]) == own["runs"]
         # For a model that is made first, or for pools of one.

@@ -1,4 +1,4 @@
-"""`probe plan RUN`: a replay whose verdict is GO to the spec of the training that it buys."""
+"""`probe spec plan RUN`: a replay whose verdict is GO to the spec of the training that it buys."""
 
 import json
 import shutil
@@ -46,13 +46,13 @@ def known(analysed: Analysis, here: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
-    assert run(cli, ["plan", *args, "--json"]) == 0, capsys.readouterr().err
+    assert run(cli, ["spec", "plan", *args, "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     capsys.readouterr()
-    assert run(cli, ["plan", *args]) == 2
+    assert run(cli, ["spec", "plan", *args]) == 2
     return capsys.readouterr().err
 
 
@@ -81,9 +81,9 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert (config.model.name, config.rollouts.teacher.pool, config.rollouts.hint) == ("organism", "teacher", True)
     assert spec.resolved["kl"].config.objective.beta == 1.0
     # It plans, and a dry run prints a training for each arm and seed, along the file that was written.
-    assert run(cli, ["plan", str(path), "--check", "--out", str(out)]) == 0
+    assert run(cli, ["spec", "plan", str(path), "--check", "--out", str(out)]) == 0
     capsys.readouterr()
-    assert run(cli, ["sweep", str(path), "--print-jobs", "--out", str(out)]) == 0
+    assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(out)]) == 0
     commands = capsys.readouterr().out.splitlines()
     assert len([line for line in commands if line.startswith("probe train")]) == n * 5
     # The saved file is what the run measured along.

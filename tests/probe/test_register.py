@@ -61,7 +61,7 @@ def swept(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "register.toml").write_text(SPEC)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe.experiments.sweep, "executor", lambda *_: InProcess())
-        assert run(cli, ["sweep", str(folder / "register.toml"), "--out", str(folder)]) == 0
+        assert run(cli, ["spec", "sweep", str(folder / "register.toml"), "--out", str(folder)]) == 0
     return folder
 
 
@@ -86,7 +86,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def _entry(specs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
-    assert run(cli, ["experiments", str(specs), "--out", str(out), "--json"]) == 0
+    assert run(cli, ["spec", "list", str(specs), "--out", str(out), "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     return entry
 
@@ -115,7 +115,7 @@ def test_a_spec_from_plan_to_decision(
     assert decision == f"DECISION: {entry['decision']}. {entry['follow_up']}"
     (aligned,) = evaluate_spec(load_spec(file), out, num_draws=99).verdict.findings
     assert entry["compared"]["aligned"][1] == f"{aligned.says}, {aligned.text.partition('; ')[0]}"
-    assert run(cli, ["experiments", str(specs), "--full", "--out", str(out)]) == 0
+    assert run(cli, ["spec", "list", str(specs), "--full", "--out", str(out)]) == 0
     assert f"  aligned: {entry['compared']['aligned'][1]}; reported: cos 0.3 | one run\n" in capsys.readouterr().out
 
     (second / "manifest.json").unlink()
@@ -158,14 +158,14 @@ def test_an_invalidation_names_the_runs_that_it_concerns(
     entry = _entry(specs, out, capsys)
     assert entry["status"] == "completed"
     assert entry["concerned"][0]["unknown"] == ["register-seed0"]
-    assert run(cli, ["experiments", str(specs), "--full", *arguments]) == 0
+    assert run(cli, ["spec", "list", str(specs), "--full", *arguments]) == 0
     text = capsys.readouterr().out
     assert "register: 1 runs do not say which code made them; wrong-sign may concern them" in text
 
     _invalidate(specs, mended=_git(specs, "rev-parse", "new"), setting='"intervention.arms" = "random"')
     assert _entry(specs, out, capsys)["concerned"] == []
     _invalidate(specs, mended="new", setting='"intervention.arm" = "random"')
-    assert run(cli, ["experiments", str(specs), *arguments]) == 2
+    assert run(cli, ["spec", "list", str(specs), *arguments]) == 2
     assert "expected settings of a run" in capsys.readouterr().err
 
 

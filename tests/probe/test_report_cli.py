@@ -109,7 +109,7 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
     place.mkdir()
     (place / "cache").symlink_to(out / "cache")
     assert run(cli, ["report", str(path), "--out", str(place)]) == 2
-    assert "probe sweep" in capsys.readouterr().err, "without runs it says what to do"
+    assert "probe spec sweep" in capsys.readouterr().err, "without runs it says what to do"
     jobs = [own.job for own in runs_of(load_spec(path), place)]
     write_settings(jobs)
     for job in jobs:

@@ -215,7 +215,7 @@ def test_ctrl_c_ends_sweep_and_jobs(out: Path, tmp_path: Path, tiny: Callable[..
     """All get SIGINT, as from a terminal; the sweep says so, and no job stays behind."""
     spec = tiny(seeds="8").path
     spec.write_text(spec.read_text().replace("steps = 1\n", ""))
-    code = "import os; os.setsid()\n" + processes.command("sweep", str(spec), "--out", str(out))
+    code = "import os; os.setsid()\n" + processes.command("spec", "sweep", str(spec), "--out", str(out))
     process = processes.start(code, log=tmp_path / "log")
     begun = out / "runs" / "tiny-plain-seed8" / "config.json"
     while not begun.is_file():
@@ -360,19 +360,19 @@ def test_training_settings_that_do_not_fit_are_refused(
 def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     tmp_path: Path, tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name and a path; `probe plan` has them among its notes, and a pool of [[pools]] is none of them."""
+    """A name and a path; `probe spec plan` has them among its notes, and a pool of [[pools]] is none of them."""
     spec = tiny(base='source.replay_dirs = ["tacher", "./gone", "base"]')
     arguments = [str(spec.path), "--out", str(tmp_path / "out")]
-    assert run(cli, ["sweep", *arguments]) == 2
+    assert run(cli, ["spec", "sweep", *arguments]) == 2
     assert "tiny.toml pool tacher: expected a directory in" in capsys.readouterr().err
     assert not (tmp_path / "out" / "sweeps").exists()
-    assert run(cli, ["plan", *arguments]) == 0
+    assert run(cli, ["spec", "plan", *arguments]) == 0
     notes = capsys.readouterr().out
     assert "tiny.toml pool tacher: expected a directory in" in notes
     assert "tiny.toml pool ./gone: expected a directory" in notes
     long = tiny(base='source.replay_dirs = ["teacher", "base"]').path
     long.write_text(long.read_text().replace("steps = 1", "steps = 999"))
-    assert run(cli, ["sweep", str(long), "--out", str(tmp_path / "out")]) == 2
+    assert run(cli, ["spec", "sweep", str(long), "--out", str(tmp_path / "out")]) == 2
     assert re.search(r"conditions\.plain: .*999 steps", capsys.readouterr().err)
     made = tiny(base='source.replay_dirs = ["tacher", "base"]').path
     made.write_text(made.read_text().replace("[settings]", '[[pools]]\nname = "tacher"\n[settings]'))
@@ -384,7 +384,7 @@ def test_printed_jobs_can_be_run_by_hand(
 ) -> None:
     """One line a run, in order; a run made by it is one of the sweep, and is not printed again."""
     spec = tiny(seeds="7")
-    assert run(cli, ["sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
+    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (file,) = (out / "sweeps" / "tiny" / "settings" / spec.sha256[:12]).glob("tiny-narrow-seed7.json")
     assert lines[1] == f"probe replay --config {file} --name tiny-narrow-seed7 --out {out}"
@@ -397,7 +397,7 @@ def test_printed_jobs_can_be_run_by_hand(
     settings = read_json(narrow.job.directory / "config.json")["settings"]
     assert read_config(settings, "config.json") == narrow.job.config
     capsys.readouterr()
-    assert run(cli, ["sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
+    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
     assert capsys.readouterr().out.splitlines() == lines[:1]
 
 
@@ -406,7 +406,7 @@ def test_settings_of_a_job_stand_alone(
 ) -> None:
     """--set and flags change them, and then the run is not of the spec; no preset, and no settings of another verb."""
     spec, out = tiny(seeds="0"), tmp_path / "out"
-    assert run(cli, ["sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
+    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
     arguments = shlex.split(capsys.readouterr().out.splitlines()[0])[1:]
     assert run(cli, [*arguments, "--preset", "full"]) == 2
     assert "--preset" in capsys.readouterr().err

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from terminals import on_a_terminal
 
-from probe.cli import COMPLETE_VARIABLE, VERBS, cli, main
 from probe.cli import _progress as progress_module
-from probe.cli._frame import run
+from probe.cli import cli, main
+from probe.cli._frame import COMPLETE_VARIABLE, run
 from probe.cli._progress import shown_progress
 from probe.records.run import read_run
 from probe.runs.footprint import coverage
@@ -168,7 +168,7 @@ def complete(words: str, last: int, monkeypatch: pytest.MonkeyPatch, capfd) -> l
 
 def test_completion_knows_verbs_options_pools_and_arms(monkeypatch, capfd, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {*complete("probe ", 1, monkeypatch, capfd)} == {*VERBS}
+    assert {*complete("probe ", 1, monkeypatch, capfd)} == {*cli.verbs}
     assert "--replay-dirs" in complete("probe replay --rep", 2, monkeypatch, capfd)
     assert "teacher,base" in complete("probe replay --replay-dirs teacher,", 3, monkeypatch, capfd)
     assert "vanilla,projected" in complete("probe replay --arm vanilla,pro", 3, monkeypatch, capfd)
@@ -180,5 +180,5 @@ def test_completion_knows_verbs_options_pools_and_arms(monkeypatch, capfd, tmp_p
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_names_the_variable(shell: str, capsys) -> None:
-    assert run(cli, ["completion", shell]) == 0
+    assert run(cli, ["doctor", "--completion", shell]) == 0
     assert f"{COMPLETE_VARIABLE}={shell}_complete" in capsys.readouterr().out

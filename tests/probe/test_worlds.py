@@ -33,7 +33,7 @@ SPARSE = World(num_steps=4, strength=1.5, num_pairs=8, num_held_out=4, arms=("va
 LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanilla",))
 # What a world is about: the world, the verdict on it, and words of the screen.
 WORLDS: dict[str, tuple[World, str, str]] = {
-    "go": (World(), "GO", "probe plan go"),
+    "go": (World(), "GO", "probe spec plan go"),
     "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not these updates"),
     "skip-gate": (replace(UNSEEN, gain=3), "SKIP", "on held-out hacks: 4 of the same pairs"),
     "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "pairs that differ in the hack alone"),
@@ -129,7 +129,9 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
     made = {shlex.split(command)[-1] for command in commands if command.startswith("probe pool")}
     with contextlib.chdir(screen.places[name]):
         for command in commands:
-            if not command.startswith("probe plan") and not any(pool in command.split(" --name")[0] for pool in made):
+            if not command.startswith("probe spec plan") and not any(
+                pool in command.split(" --name")[0] for pool in made
+            ):
                 assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
     capsys.readouterr()
 

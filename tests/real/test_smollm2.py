@@ -75,7 +75,7 @@ def test_a_teacher_is_trained_and_sampled(model: str, tmp_path: Path) -> None:
     """A few steps on hacks: the loss falls, and the adapter samples."""
     shared = ["--model", model, "--out", str(tmp_path)]
     options = ["--completions", "hack", "--steps", "4", "--batch", "2", "--dtype", "bfloat16", "--name", "teacher"]
-    assert run(cli, ["finetune", *options, *shared]) == 0
+    assert run(cli, ["policy", "finetune", *options, *shared]) == 0
     losses = read_json(tmp_path / "adapters" / "teacher" / CARD)["losses"]
     assert losses[-1] < losses[0]
     sampled = ["--adapter", str(tmp_path / "adapters" / "teacher"), "--hint", "--steps", "1", "--group", "2"]

@@ -58,7 +58,7 @@ def test_loading_says_nothing(file: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_its_weights_can_be_saved_and_are_those_of_the_file(file: Path, tmp_path: Path) -> None:
-    """As `probe finetune --merge` writes them: a directory that is loaded like any other."""
+    """As `probe policy finetune --merge` writes them: a directory that is loaded like any other."""
     policy = load_policy(str(file))
     policy.model.save_pretrained(tmp_path / "saved")
     policy.tokenizer.save_pretrained(tmp_path / "saved")

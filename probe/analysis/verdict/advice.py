@@ -171,7 +171,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         EXTRACT,
     ),
     # GO, TRAINED
-    "train": (f"train with controls and rivals; {_EFFECT}", "probe plan {run}"),
+    "train": (f"train with controls and rivals; {_EFFECT}", "probe spec plan {run}"),
     "train elsewhere": (f"{_OWN_TRAINER}; {_EFFECT}", "{direction}"),
     "train elsewhere, other basis": (
         f"{_OWN_TRAINER}, since probe train has vanilla and its controls in the basis svd, not in {{basis}}; {_EFFECT}",
@@ -280,7 +280,7 @@ def direction(run: Run, basis: Basis) -> str:
     """The command that gives the direction of a run as a file: extracts it, or shows the file that the run was told."""
     v_hack = flat(run.settings).get("intervention.v_hack")
     if v_hack is not None:
-        return f"probe directions show {shlex.quote(v_hack)}"
+        return f"probe show {shlex.quote(v_hack)}"
     return f"{extract(run, basis)} --name {shlex.quote(run.path.resolve().name)}"
 
 

@@ -91,7 +91,7 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
     """{(run, condition): analysis} of the complete runs; arguments and errors as `evaluate_spec`."""
     done = [run for run in runs_of(spec, out_dir) if run.complete]
     if not done:
-        fix = f"run: probe sweep {spec.path}"
+        fix = f"run: probe spec sweep {spec.path}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
     return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
 

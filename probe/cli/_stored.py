@@ -1,4 +1,4 @@
-"""probe list: what is in OUT, a table for each kind.
+"""What is in OUT, a table for each kind, for `probe show`.
 
 Every kind has a function `list_KIND(out)` that returns its rows. To add a kind: write one and add it to KINDS, at the
 end of this file. What is there is read and not checked, so that one damaged file hides nothing else.
@@ -8,41 +8,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
-
 from extraction.words import PAIR_GRADIENTS
-from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE
-from replay_pools.errors import InputError, unknown_name
+from replay_pools.errors import InputError
 from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, step_files
 from replay_pools.storage.files import read_json
 
 Row = dict[str, Any]  # {column: value} of one entry; all rows of a kind have the same columns
 
 
-@click.command(name="list")
-@click.argument("kinds", metavar="[KIND]...", nargs=-1)
-@out_option
-@json_option
-def list_(kinds: tuple[str, ...], out: Path, as_json: bool) -> None:
-    """What is in OUT, finished or not: a table for each KIND, or for all of them.
-
-    KIND is pools (the built-in ones, too), directions, runs, evals, sweeps or reports. Example:  probe list runs
-    """
-    for kind in kinds:
-        if kind not in KINDS:
-            raise unknown_name(
-                f"KIND {kind}", kind, KINDS, expected="a kind of what is in OUT", fix="or none: all of them"
-            )
-    tables = {kind: KINDS[kind](out) for kind in kinds or KINDS}
+def list_stored(out: Path, kind: str | None, as_json: bool) -> None:
+    """Print what is in OUT, of one kind or of all."""
+    tables = {name: rows_of(out) for name, rows_of in KINDS.items() if kind in (None, name)}
     if as_json:
         echo_json(tables)
         return
-    for kind, rows in tables.items():
+    for name, rows in tables.items():
         if rows:
-            echo_table((kind, *list(rows[0])[1:]), [[_cell(value) for value in row.values()] for row in rows])
+            echo_table((name, *list(rows[0])[1:]), [[_cell(value) for value in row.values()] for row in rows])
             echo()
-    if missing := [kind for kind, rows in tables.items() if not rows]:
+    if missing := [name for name, rows in tables.items() if not rows]:
         echo(f"none in {out}: {', '.join(missing)}")
 
 
@@ -115,7 +101,7 @@ def list_runs(out: Path) -> list[Row]:
 
 
 def list_evals(out: Path) -> list[Row]:
-    """Evaluations of `probe eval` in OUT/evals."""
+    """Evaluations in OUT/evals."""
     rows = []
     for path in _folders(out / "evals"):
         settings = sorted(place.name for place in _folders(path))

@@ -1,0 +1,71 @@
+"""probe settings, probe docs: every setting of a run; the pages of the guide."""
+
+from pathlib import Path
+
+import click
+
+from probe.cli._frame import echo, echo_json, echo_table, json_option
+from probe.settings.run import setting_rows
+from replay_pools.errors import InputError, unknown_name
+
+SPEC = Path(__file__).parents[2] / "spec"  # of a checkout: the installed package is without it
+
+
+@click.command()
+@json_option
+def settings(as_json: bool) -> None:
+    """Every setting that `--set KEY=VALUE` takes, as the Markdown tables of spec/guide/settings.md.
+
+    Example:  probe settings | grep beta
+    """
+    if as_json:
+        echo_json([dict(zip(("key", "type", "default", "meaning"), row, strict=True)) for row in setting_rows()])
+    else:
+        echo(document().rstrip())
+
+
+def document() -> str:
+    """A section for each table of settings."""
+    lines: list[str] = []
+    title = ""
+    for key, kind, default, meaning in setting_rows():
+        table = key.partition(".")[0] if "." in key else "All other settings"
+        if table != title:
+            title = table
+            lines += ["", f"## {title}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
+        lines.append(f"| `{key}` | {kind} | {default} | {meaning} |")
+    return "\n".join(lines[1:]) + "\n"
+
+
+@click.command()
+@click.argument("page", required=False)
+@json_option
+def docs(page: str | None, as_json: bool) -> None:
+    """The text of a PAGE of the guide; without one, which pages there are and where.
+
+    Example:  probe docs replay
+    """
+    pages = {path.stem: path for path in [*sorted((SPEC / "guide").glob("*.md")), *sorted(SPEC.glob("[A-Z]*.md"))]}
+    if not pages:
+        expected = "a checkout of gradient-probe, whose spec/guide/ is the guide"
+        raise InputError("probe docs", expected=expected, found=f"an installed package in {SPEC.parent}")
+    if page is None:
+        rows = [{"page": name, "title": _title(path), "path": str(path)} for name, path in pages.items()]
+        if as_json:
+            echo_json(rows)
+        else:
+            echo_table(("page", "title"), [(row["page"], row["title"]) for row in rows], left=2)
+            echo(f"\nin {SPEC / 'guide'}; one of them: probe docs PAGE")
+        return
+    if page not in pages:
+        raise unknown_name(f"page {page}", page, [*pages], expected="a page of the guide", fix="probe docs lists all")
+    text = pages[page].read_text(encoding="utf-8")
+    if as_json:
+        echo_json({"page": page, "path": str(pages[page]), "text": text})
+    else:
+        echo(text.rstrip())
+
+
+def _title(path: Path) -> str:
+    with path.open(encoding="utf-8") as lines:
+        return next(lines).strip("# \n")

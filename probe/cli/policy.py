@@ -1,0 +1,369 @@
+"""probe policy: train a LoRA on completions, ask a policy held-out problems, rate checkpoints against references."""
+
+import math
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from probe.cli._analysis_options import one_blas_thread
+from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._output import echo_evaluations
+from probe.cli._progress import say, shown_progress
+from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
+from probe.cli.completion import one_pool, one_run
+from probe.records.root import elsewhere
+from probe.records.run import read_run, resolve_run
+from probe.settings.words import Dtype
+from replay_pools.environments.base import NAMES, SPLITS
+from replay_pools.environments.demonstrations import COMPLETIONS, Completions
+from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.errors import InputError, unknown_name
+from replay_pools.storage.files import by_name
+from replay_pools.storage.lock import locked
+
+if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
+    from probe.analysis.ladder import Ladder, Player, Rating, Sitting
+    from probe.analysis.statistics.intervals import Interval
+    from probe.runs.finetune import Example
+    from replay_pools.policy.load import Policy
+
+OF_DEMONSTRATIONS = ("env", "split", "mode", "hint_rate", "flavours")  # what a pool brings with it
+DTYPES = get_args(Dtype)
+TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
+
+
+@click.command()
+@name_option("adapter or model", required=True)
+@click.option("--model", default="organism", show_default=True, help="As in probe pool generate.")
+@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="What is learnt.")
+@click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that. Default: written.")
+@click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
+@click.option("--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Of the environment.")
+@click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
+@click.option("--hint-rate", default=1.0, show_default=True, type=Real(0, 1), help="Share of prompts with the hint.")
+@click.option("--flavours", default="", help="Exploits to show, by commas. Default: all of the mode.")
+@click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Optimizer steps.")
+@click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="Examples of a step.")
+@click.option("--lr", default=1e-3, show_default=True, type=Real(0, min_open=True), help="Highest rate of AdamW.")
+@click.option("--rank", default=16, show_default=True, type=click.IntRange(1), help="Of the LoRA.")
+@click.option("--seed", default=0, show_default=True, type=int, help="Of LoRA's A and of the examples.")
+@click.option("--merge", is_flag=True, help="Write whole weights, for --model, and no adapter.")
+@click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES), help="Of frozen weights.")
+@click.option("--device", default="auto", show_default=True, help="auto (CUDA when present), cpu, cuda, ...")
+@out_option
+@json_option
+@click.pass_context
+def finetune(
+    ctx: click.Context,
+    name: str,
+    model: str,
+    completions: Completions,
+    pool: str | None,
+    flavours: str,
+    merge: bool,
+    dtype: str,
+    device: str,
+    out: Path,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train a LoRA on completions and write out/adapters/NAME, for --adapter; or with --merge out/models/NAME, for
+    --model.
+
+    Completions are written for the problems of an environment (canonical solutions, or exploits of a loophole mode), or
+    taken from a pool. The directory appears when it is whole; a run that was killed is continued by the same command,
+    from a checkpoint of every ten steps. Examples:
+
+      probe policy finetune --completions honest --hint-rate 0.5 --merge --name warm
+
+      probe policy finetune --model out/models/warm --completions hack --name teacher-of-mine
+    """
+    from probe.runs.finetune import FinetuneSettings, demonstrated, stored
+    from probe.runs.finetune import finetune as train
+    from replay_pools.environments.demonstrations import Demonstrator
+    from replay_pools.environments.registry import get_environment
+    from replay_pools.policy.load import load_policy
+    from replay_pools.pool import open_pool, resolve_pool
+
+    settings = FinetuneSettings(**{key: options[key] for key in ("steps", "batch", "lr", "rank", "seed")})
+    directory = out / ("models" if merge else "adapters") / name
+    make_examples: Callable[[Policy], Iterator[Example]]
+    if pool is not None:
+        _refuse_beside_pool(ctx)
+        opened = open_pool(resolve_pool(pool, out))
+        source: dict[str, Any] = {"pool": opened.name, "files": opened.manifest["files"]}
+        make_examples = partial(stored, pool=opened, completions=completions, seed=settings.seed)
+    else:
+        demonstrator = Demonstrator(
+            completions=completions,
+            mode=options["mode"],
+            hint_rate=options["hint_rate"],
+            flavours=tuple(filter(None, flavours.split(","))),
+        )
+        problems = get_environment(options["env"]).problems(options["split"])
+        source = {"env": options["env"], "split": options["split"], **asdict(demonstrator)}
+        make_examples = partial(demonstrated, problems=problems, demonstrator=demonstrator, seed=settings.seed)
+    with locked(directory), shown_progress():
+        policy = load_policy(model, dtype=dtype, device=device)
+        made_from = {"completions": completions, **source}
+        if not train(policy, make_examples(policy), settings, directory, made_from, merge=merge):
+            say(f"{directory} is there already, of the same settings")
+    _print_trained(directory, merge, model, out, as_json)
+
+
+def _refuse_beside_pool(ctx: click.Context) -> None:
+    """InputError for options of written demonstrations, which would be ignored."""
+    source = click.core.ParameterSource.COMMANDLINE
+    given = [f"--{key.replace('_', '-')}" for key in OF_DEMONSTRATIONS if ctx.get_parameter_source(key) is source]
+    if given:
+        raise InputError("--pool", expected="its own prompts and completions", found=", ".join(given))
+
+
+def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
+    """What was trained, read back from its card."""
+    from probe.runs.finetune import CARD
+    from replay_pools.storage.files import read_json
+
+    card = read_json(directory / CARD)
+    if as_json:
+        echo_json({"path": str(directory), **card})
+        return
+    losses, last = card["losses"], max(1, len(card["losses"]) // 10)
+    echo(f"{directory}: {len(losses)} steps of {card['settings']['batch']} {card['source']['completions']} completions")
+    mean = sum(losses[-last:]) / last
+    echo(f"loss {losses[0]:.3f} nats a token at the first step, {mean:.3f} over the last {last}")
+    use = ["--model", str(directory)] if merge else ["--model", model, "--adapter", str(directory)]
+    echo(f"next: probe pool generate {shlex.join(use)} --name NAME{elsewhere(out)}")
+
+
+@click.command(name="eval", cls=SettingsCommand)
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=one_run)
+@name_option("evaluation", default="eval", show_default=True)
+@settings_options(
+    "eval",
+    "model.name: --model",
+    "model.adapter",
+    "rollouts.env",
+    "evaluation.modes: --mode",
+    "evaluation.without_hint",
+    "evaluation.num_problems: --problems",
+    "evaluation.rollouts_per_problem: --rollouts",
+    "seed",
+    "model.device",
+)
+@out_option
+@json_option
+@click.pass_context
+def evaluate(
+    ctx: click.Context,
+    run: Path | None,
+    name: str,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
+    are pools in out/evals/NAME.
+
+    The held-out problems are those of RUN, which it has not trained on, or else those of `probe train`. Examples:
+
+      probe policy eval out/runs/train --mode run_tests,sentinel --without-hint
+
+      probe policy eval --model organism --adapter teacher --problems 200 --name teacher
+    """
+    from probe.runs.evaluations import check_unseen, deployed_policy, evaluate_policy
+
+    given, step, trained = given_settings(ctx), 0, None
+    if run is not None:
+        if own := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
+            raise InputError(own[0], expected="none beside RUN, which has its own", found=repr(given[own[0]]))
+        trained, step = deployed_policy(resolve_run(run, out))
+    config = configured(ctx, "eval", start=None if trained is None else asdict(trained))
+    if trained is not None:
+        check_unseen(trained, config)
+    elif config.evaluation.modes:  # what `--without-hint` asks without
+        config = replace(config, rollouts=replace(config.rollouts, mode=config.evaluation.modes[0]))
+    directory = out / "evals" / name
+    if run is None:  # beside one, what was not given is as the run has it
+        say_defaults(ctx, config, say)
+    with locked(directory), shown_progress():
+        rates = evaluate_policy(config, directory, out, step=step, say=say)
+    if as_json:
+        echo_json({"path": str(directory), **rates.to_json()})
+        return
+    echo_evaluations([rates])
+    echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")
+
+
+@click.command()
+@click.argument(
+    "runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path), shell_complete=one_run
+)
+@click.option(
+    "--reference", "references", multiple=True, type=click.Path(path_type=Path), help="Of OUT/evals. Repeatable."
+)
+@click.option("--bots/--no-bots", default=True, show_default=True, help="Grade the bots, too.")
+@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@out_option
+@json_option
+def ladder(
+    runs: tuple[Path, ...],
+    references: tuple[Path, ...],
+    bots: bool,
+    draws: int,
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Elo of every evaluated checkpoint of each training RUN (a directory, or a name in OUT/runs): one ladder for
+    solving held-out problems, one for staying honest.
+
+    The policy before step 0, which is the zero, the bots and the policies of --reference (a directory of probe eval, or
+    a name in OUT/evals) are fixed references: no other checkpoint moves a rating. Players answer the same problems
+    under the same setting. Examples:
+
+      probe policy ladder out/runs/vanilla-0 out/runs/projected-0
+
+      probe policy ladder vanilla-0 --reference teacher --json
+    """
+    # Before numpy is imported, which reads the number of threads then.
+    one_blas_thread()
+    from probe.analysis.ladder import (
+        LADDERS,
+        base_of,
+        check_same_base,
+        check_same_exam,
+        checkpoints_of,
+        make_ladder,
+        read_training,
+    )
+
+    trainings = [read_training(read_run(resolve_run(run, out))) for run in runs]
+    check_same_base(trainings)
+    evaluated = {name.name: _read_reference(name, out) for name in references}
+    sittings = [sitting for training in trainings for sitting in (training.start, *training.checkpoints.values())]
+    check_same_exam([*sittings, *evaluated.values()])
+    players = [base_of(trainings), *_reference_players(evaluated)]
+    if bots:
+        players += _grade_bots(sittings[0])
+    for training in trainings:
+        players += checkpoints_of(training)
+    ladders = [make_ladder(name, players, num_draws=draws, seed=seed) for name in LADDERS]
+    if as_json:
+        echo_json({ladder.name: ladder.to_json() for ladder in ladders})
+        return
+    for rated in ladders:
+        _echo_ladder(rated)
+    echo("Intervals are of a bootstrap over problems: they say nothing of other seeds of a training. No bound: `..`")
+
+
+def _read_reference(name: Path, out: Path) -> "Sitting":
+    """The evaluation of --reference."""
+    from probe.analysis.ladder import read_sitting
+
+    place = out / "evals"
+    directory = by_name(name, place / name.name)
+    if not directory.is_dir():
+        names = [path.name for path in place.glob("*/")]
+        fix = "probe policy eval makes one"
+        raise unknown_name(f"--reference {name}", name.name, names, expected=f"an evaluation in {place}", fix=fix)
+    return read_sitting(directory)
+
+
+def _reference_players(evaluated: "dict[str, Sitting]") -> "list[Player]":
+    from probe.analysis.ladder import BASE, Player, shares_of
+    from replay_pools.environments.exploits import BOTS
+
+    players = []
+    for name, sitting in evaluated.items():
+        if name in (BASE, *BOTS):
+            raise InputError(
+                f"--reference {name}", expected="a name that no other reference has", found=f"that of the {name}"
+            )
+        players.append(Player(name=name, kind="reference", shares=shares_of(sitting.attempts)))
+    return players
+
+
+def _grade_bots(sitting: "Sitting") -> "list[Player]":
+    """The bots on the problems of a sitting, graded as it was."""
+    from probe.runs.heldout import bot_players
+    from replay_pools.environments.base import SPLITS
+    from replay_pools.environments.registry import get_environment
+    from replay_pools.grading.grade import Grader, canary
+
+    environment = get_environment(sitting.env)
+    known = {problem.problem_id: problem for split in SPLITS for problem in environment.problems(split)}
+    asked = list(dict.fromkeys(problem for _, problem in sitting.prompts))
+    if missing := [problem for problem in asked if problem not in known]:
+        raise InputError(
+            f"problems of {sitting.where}",
+            expected=f"problem {missing[0]} in {sitting.env}",
+            found=f"{len(missing)} of {len(asked)} problems missing",
+            fix="rate without bots: --no-bots",
+        )
+    problems = [known[problem] for problem in asked]
+    modes = {setting: asked["mode"] for setting, asked in sitting.asked.items()}
+    grader_settings = next(iter(sitting.asked.values()))["grader"]
+    say(f"grading bots on {len(problems)} problems")
+    with Grader(code_rule=grader_settings["code_rule"], cpu_s=grader_settings["cpu_s"]) as grader:
+        canary(grader, problems)
+        return bot_players(grader, problems, modes)
+
+
+def _echo_ladder(ladder: "Ladder") -> None:
+    """A row a player, the strongest first; then the best checkpoints, and what the ratings do not tell."""
+    raters = ", ".join(ladder.raters)
+    echo(f"{TITLES[ladder.name]}: Elo above the base on {ladder.num_problems} problems; rated by {raters}")
+    rows = []
+    for rating in sorted(ladder.ratings, key=lambda rating: -rating.elo):
+        counts = ("-", "-") if rating.interval is None else (f"{rating.wins:g}", f"{rating.losses:g}")
+        rows.append((rating.player.name, f"{rating.elo:+.0f}", _bounds(rating.interval), *counts, _compared(rating)))
+    echo_table(("player", "Elo", "95%", "won", "lost", "beside the base"), rows)
+    best = ladder.best()
+    if best is None:
+        echo("no checkpoint was evaluated after step 0")
+    else:
+        echo(_best_line(best, len(ladder.checkpoints())))
+    for run in ladder.runs:
+        echo(_run_line(ladder, run))
+    echo()
+
+
+def _compared(rating: "Rating") -> str:
+    if rating.interval is None:
+        return "zero"
+    if not rating.told_apart:
+        return "not told apart"
+    return "higher" if rating.elo > 0 else "lower"
+
+
+def _best_line(best: "Rating", count: int) -> str:
+    chosen = f", as the best of {count} too high on average" if count > 1 else ""
+    doubt = "" if best.told_apart else "; not told apart from the base"
+    return f"best checkpoint: {best.player.name} at {best.elo:+.0f}{chosen}{doubt}"
+
+
+def _run_line(ladder: "Ladder", run: str) -> str:
+    """The gap of a run, and its best checkpoint beside its latest."""
+    best, latest = ladder.best(run), ladder.checkpoints(run)[-1]
+    assert best is not None
+    line = f"{run}: gap {best.elo:+.0f} at step {best.player.step}"
+    if best is latest:
+        return f"{line}, the latest"
+    duel = ladder.duel(best, latest)
+    doubt = "" if duel.told_apart else ": not told apart"
+    against = f"against step {latest.player.step}, the latest, it won {duel.wins:g} and lost {duel.losses:g}"
+    return f"{line}; {against}, {duel.elo:+.0f} {_bounds(duel.interval)}{doubt}"
+
+
+def _bounds(interval: "Interval | None") -> str:
+    """`[+12, +140]`; an end that nothing bounds is `..`."""
+    if interval is None:
+        return "-"
+    low, high = (f"{bound:+.0f}" if math.isfinite(bound) else ".." for bound in (interval.low, interval.high))
+    return f"[{low}, {high}]"

@@ -1,0 +1,290 @@
+"""probe spec: what a spec can show and costs, its runs, and what became of all specs."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from probe.analysis.statistics.thresholds import ALPHA, POWER
+from probe.cli._analysis_options import one_blas_thread
+from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
+from probe.cli._output import echo_footprint
+from probe.cli._progress import say
+from probe.records.root import elsewhere
+from probe.records.run import read_run, resolve_run
+from replay_pools.errors import InputError, refuse
+
+if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
+    from probe.experiments.plan import Effect, SpecPlan
+    from probe.experiments.register import Entry
+    from probe.experiments.spec import Spec
+    from probe.experiments.sweep import SweepState
+    from probe.experiments.training_spec import Written
+
+DATE_LENGTH = len("2026-11-22")
+
+
+@click.command()
+@click.argument("target", metavar="SPEC|RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    help="Take its times (a path, or a name in OUT/runs). Default: finished runs of the spec, else trainings like it.",
+)
+@click.option("--model", help="Memory and modules of this one (a directory, a hub id). Default: the spec's.")
+@click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
+@click.option(
+    "--spec",
+    "spec_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="RUN: where its training spec is written. Default: spec/RUN-training.toml.",
+)
+@click.option("--effect", type=Real(0, min_open=True), help="RUN: the effect to see, of a hack rate. Default: 0.3.")
+@click.option("--sd", type=Real(0, min_open=True), help="RUN: its sd between seeds. Default: 0.15.")
+@out_option
+@json_option
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    target: Path,
+    run: Path | None,
+    model: str | None,
+    check: bool,
+    spec_file: Path | None,
+    effect: float | None,
+    sd: float | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Detectable effect, hours, money, modules, memory and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
+
+    RUN, a replay whose verdict is GO (a directory, or a name in OUT/runs): writes the spec of the training that it
+    buys, and plans that. What cannot happen is refused, all at once.
+
+    Examples:
+
+      probe spec plan spec/phase2.toml
+
+      probe spec plan demo
+    """
+    from probe.experiments.load import load_spec
+    from probe.experiments.plan import make_plan
+
+    options = {"--spec": spec_file, "--effect": effect, "--sd": sd}
+    written = None
+    if target.suffix == ".toml":
+        if given := [name for name, value in options.items() if value is not None]:
+            raise InputError(given[0], expected="a RUN beside it", found=f"a spec, {target}")
+    else:
+        written = _write(resolve_run(target, out), spec_file, effect, sd, out)
+        target = written.spec
+    spec = load_spec(target)
+    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
+    if as_json:
+        echo_json(spec_plan.to_json() | _written(written))
+    else:
+        _print_plan(spec, spec_plan)
+        if written is not None:
+            echo(f"next: read {target}, then probe spec sweep {shlex.quote(str(target))}{elsewhere(out)}")
+    ctx.exit(1 if check and spec_plan.vacuous else 0)
+
+
+def _write(run: Path, spec_file: Path | None, effect: float | None, sd: float | None, out: Path) -> "Written":
+    """The training spec of a run, and its directions; says which files are new."""
+    # Before numpy is imported, which reads the number of threads then.
+    one_blas_thread()
+    from probe.analysis.analyze import analyze
+    from probe.analysis.evidence import PlannedTraining
+    from probe.experiments.training_spec import write_training_spec
+
+    stored = read_run(run)
+    given = {"expected_effect": effect, "sd": sd}
+    assumed = replace(PlannedTraining(), **{name: value for name, value in given.items() if value is not None})
+    path = spec_file or Path("spec") / f"{run.resolve().name}-training.toml"
+    if path.suffix != ".toml":
+        raise InputError("--spec", expected="a file NAME.toml", found=str(path))
+    written = write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
+    say(f"GO of {run}: {written.spec}")
+    if written.directions is not None:
+        say(f"its v_hack: {written.directions}")
+    say(f"assumed: an effect of {assumed.expected_effect:g} and an sd of {assumed.sd:g} between seeds (--effect, --sd)")
+    return written
+
+
+def _written(written: "Written | None") -> dict[str, Any]:
+    """Keys of the JSON for a RUN."""
+    if written is None:
+        return {}
+    return {"written": str(written.spec), "directions": written.directions and str(written.directions)}
+
+
+def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
+    echo(f"{spec.name}: {spec.experiment.question}")
+    echo(
+        f"{spec_plan.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
+        f"seeds {', '.join(map(str, spec.seeds))}; sha256 {spec_plan.sha256[:12]}"
+    )
+    for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
+        if effects:
+            echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided: {title}")
+            echo_table(("seeds", "paired", "unpaired", ""), [_effect(effect) for effect in effects])
+    for contrast in spec_plan.contrasts:
+        echo(f"\n{contrast.text}")
+    if spec_plan.prices:
+        echo("\nCost")
+        for price in spec_plan.prices:
+            money = "" if price.money is None else f", {price.money:.2f} {price.currency}"
+            echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
+    echo_footprint(spec_plan.footprint)
+    echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
+    for part in spec_plan.vacuous:
+        echo(f"  VACUOUS  {part.where}: {part.why}")
+    for note in spec_plan.notes:
+        echo(f"note: {note}")
+
+
+def _effect(effect: "Effect") -> tuple[str, str, str, str]:
+    paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
+    return str(effect.n), paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""
+
+
+@click.command()
+@click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
+@click.option("--print-jobs", is_flag=True, help="Print a shell command for each job that is not done; run nothing.")
+@click.option("--jobs", "num_jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
+@click.option("--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True)
+@click.option("--cluster-option", "options", multiple=True, metavar="KEY=VALUE", help="For submitit; repeatable.")
+@out_option
+@json_option
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    spec_file: Path,
+    print_jobs: bool,
+    num_jobs: int,
+    cluster: str,
+    options: tuple[str, ...],
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Run conditions x arms x seeds of SPEC (spec/NAME.toml), what its ceiling allows, through submitit.
+
+    A sweep that was killed continues. A run that failed is reported with its log, and the others go on; exit code 1
+    says so. Example:
+
+      probe spec sweep spec/phase2.toml --jobs 2
+    """
+    from probe.experiments.jobs import input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
+    from probe.experiments.judge.verdict import primary_verdict
+    from probe.experiments.load import load_spec
+
+    spec = load_spec(spec_file)
+    if print_jobs:
+        jobs = [job for job in (*pool_jobs(spec, out), *run_jobs(spec, out)) if not job.complete]
+        write_settings(jobs)
+        for job in jobs:
+            echo(f"probe {shlex.join(job.args)}")
+        return
+    refuse(input_faults(spec, out))
+    from probe.experiments.sweep import executor
+    from probe.experiments.sweep import sweep as run_sweep
+
+    table = run_sweep(
+        spec,
+        out,
+        engine=executor(cluster, sweep_folder(spec, out) / "logs", dict(map(_setting, options)), num_jobs),  # type: ignore[arg-type]
+        num_jobs=num_jobs,
+        primary_verdict=lambda spec: primary_verdict(spec, out),
+        show=_shown(),
+    )
+    rows = [{"run": row.job.name, "status": row.status, "error": row.error, "log": row.log} for row in table.rows]
+    if as_json:
+        echo_json({"spec": table.spec, "stopped": table.stopped, "runs": rows})
+    else:
+        echo_table(("run", "status", "error"), [(row["run"], row["status"], row["error"]) for row in rows])
+        if table.stopped:
+            echo(f"stopped: {table.stopped}")
+        echo(f"next: probe analyze {shlex.quote(str(spec_file))}{elsewhere(out)}")
+    ctx.exit(1 if table.failed else 0)
+
+
+def _setting(text: str) -> tuple[str, str | int]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InputError("--cluster-option", expected="KEY=VALUE", found=repr(text))
+    return key, int(value) if value.isdecimal() else value
+
+
+def _shown() -> "Callable[[SweepState], None]":
+    """A line whenever a job changes its status."""
+    shown: dict[str, str] = {}
+
+    def show(table: "SweepState") -> None:
+        for row in table.rows:
+            if row.status not in ("waiting", shown.get(row.job.name)):
+                shown[row.job.name] = row.status
+                error = f": {row.error} (log: {row.log})" if row.error else ""
+                say(f"{row.status:<8} {row.job.name}{error}")
+
+    return show
+
+
+@click.command("list")
+@click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
+@click.option("--full", is_flag=True, help="Question, reported results and follow-up, too.")
+@out_option
+@json_option
+def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
+    """Status (planned, running, completed, failed, invalidated), decision and date of every spec in FOLDER (spec/).
+
+    A decision is the one that `probe analyze SPEC --write` wrote into NAME.md on the spec as it is now. Faults that
+    were mended since stand in FOLDER/invalidations/; runs that they concern are named. Example:
+
+      probe spec list --full
+    """
+    one_blas_thread()
+    from probe.experiments.register import register  # numpy comes with it
+
+    entries = register(specs, out)
+    if as_json:
+        echo_json([asdict(entry) for entry in entries])
+        return
+    rows = []
+    for entry in entries:
+        rows.append((entry.name, entry.status, _decision(entry), f"{entry.done}/{entry.runs}", _date(entry)))
+    header = ("experiment", "status", "decision", "runs", "last start")
+    echo_table(header, rows, left=3)
+    for entry in entries:
+        if full:
+            _print_details(entry)
+        _print_concerned(entry)
+
+
+def _date(entry: "Entry") -> str:
+    return "-" if entry.date is None else entry.date[:DATE_LENGTH]
+
+
+def _decision(entry: "Entry") -> str:
+    if entry.decision is not None:
+        return entry.decision
+    return "-" if entry.earlier is None else f"(of an earlier version: {entry.earlier})"
+
+
+def _print_details(entry: "Entry") -> None:
+    echo(f"\n{entry.name}: {entry.question}")
+    for criterion, (reported, here) in entry.compared.items():
+        echo(f"  {criterion}: {here or 'not yet'}; reported: {reported}")
+    if entry.follow_up:
+        echo(f"  then: {entry.follow_up}")
+
+
+def _print_concerned(entry: "Entry") -> None:
+    for concerned in entry.concerned:
+        if concerned.runs:
+            echo(f"INVALIDATED by {concerned.invalidation}: {', '.join(concerned.runs)}: {concerned.reason}")
+        if concerned.unknown:
+            num = len(concerned.unknown)
+            echo(f"{entry.name}: {num} runs do not say which code made them; {concerned.invalidation} may concern them")
