@@ -1,5 +1,6 @@
 """README, guide and spec/*.md are the manual: commands and snippets run, the tree is the tree, what is named exists."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_the_make_targets_exist() -> None:
 def test_the_readme_is_short_and_links_every_page() -> None:
     assert len(README.splitlines()) <= 300
     assert all(f"(spec/guide/{path.name})" in README for path in GUIDE.glob("*.md"))
+
+
+def test_the_guide_is_printed_page_by_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, ["docs", "--json"]) == 0
+    pages = {row["page"] for row in json.loads(capsys.readouterr().out)}
+    assert pages >= {path.stem for path in GUIDE.glob("*.md")}
+    assert run(cli, ["docs", "replay"]) == 0
+    assert capsys.readouterr().out.rstrip() == (GUIDE / "replay.md").read_text().rstrip()
+    assert run(cli, ["docs", "reply"]) == 2
+    assert "did you mean replay?" in capsys.readouterr().err
 
 
 def test_the_links_lead_somewhere() -> None:

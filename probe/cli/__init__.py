@@ -20,11 +20,11 @@ VERBS = {
     "Make": {
         "pool": (
             {
-                "generate": ("pool_generate:generate", "Sample groups from a policy, grade and freeze them."),
+                "generate": ("pool_make:generate", "Sample groups from a policy, grade and freeze them."),
                 "import": ("pool:import_", "Make a pool of the rollouts that another tool logged."),
                 "verify": ("pool:verify", "Check hashes, fields, labels and rewards of a pool."),
                 "show": ("pool:show", "Rates by mode, lengths, reward spread and advantage cells of a pool."),
-                "regrade": ("pool:regrade", "Grade stored completions again and compare the labels."),
+                "regrade": ("pool_make:regrade", "Grade stored completions again and compare the labels."),
             },
             "Graded rollouts: generate, import, verify, show, regrade.",
         ),
