@@ -90,7 +90,7 @@ def test_a_full_disk_loses_nothing(out: Path, replay, quick: list[str], tmp_path
         shutil.copytree(out / "cache", cache, ignore=shutil.ignore_patterns("*.tmp"))
     else:
         cache.mkdir()
-    size = pages(cache) + (pages(whole) // 2 if warm else 500)
+    size = pages(cache) + (pages(whole) // 2 if warm else 60)
     arguments = [str(disk), f"{4 * size}k", str(cache), str(copy), *options]
     code = processes.finish(processes.start(IN_A_SMALL_DISK, *arguments, log=log))
     if code == 77:
