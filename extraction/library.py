@@ -32,7 +32,8 @@ from extraction.directions import (
 )
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
-from extraction.pairs import Pair, load_pairs, pair_notes, pairs_sha, selected_pairs
+from extraction.pairs import Pair, pairs_sha
+from extraction.selection import load_pairs, pair_notes, selected_pairs
 from extraction.words import PAIR_GRADIENTS, Basis, ExtractionSettings, Normaliser, Storage
 from replay_pools.errors import InputError, refuse
 from replay_pools.policy.chat import Chat

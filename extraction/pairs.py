@@ -1,4 +1,4 @@
-"""Contrast pairs: the same prompt with a hacking and a clean completion; built in, or read from a file.
+"""Contrast pairs: the same prompt with a hacking and a clean completion; the built-in sets.
 
 The built-in pairs come from minicode's `pairs` split (no problem of any pool) in several flavours: every exploit of the
 mode, with a right and with a wrong body, against clean completions with and without honest tests. Two sets contrast
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from extraction.words import ExtractionSettings, kind_of
 from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import MinicodeProblem, example_texts, minicode_problems
@@ -38,72 +37,6 @@ class Pair:
     clean: str
     flavour: str  # what kind of hack against what kind of clean completion
     held_out: bool  # never used to extract; measures whether the sign transfers
-
-
-def load_pairs(source: str, columns: str | None = None, split_seed: int | None = None) -> list[Pair]:
-    """The pairs of `source`: `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file.
-
-    Args:
-        columns: `FIELD=COLUMN,...` of a file (`--pairs-map`).
-        split_seed: of the part of a file that is held out where no column says it; None: 0.
-
-    Raises:
-        InputError: no such built-in set or file, no pair to extract from; all faults of the file.
-    """
-    if is_builtin(source):
-        if columns is not None:
-            raise InputError("--pairs-map", expected="a file of pairs beside it (--pairs FILE)", found=source)
-        pairs = builtin_pairs(source.partition(":")[2] or "run_tests")
-    else:
-        from extraction.pair_files import read_pair_file  # with all formats, for those alone who have a file
-
-        pairs = read_pair_file(source, columns, split_seed or 0).pairs
-    if all(pair.held_out for pair in pairs):
-        raise InputError(f"pairs {source}", expected="at least one pair that is not held out", found="none")
-    return pairs
-
-
-def is_builtin(source: str) -> bool:
-    """Whether pairs come with the package."""
-    return source.partition(":")[0] == "builtin"
-
-
-def pair_notes(settings: ExtractionSettings) -> list[str]:
-    """What was decided in reading the pairs of a run, a sentence each; none of built-in ones."""
-    if is_builtin(settings.pairs):
-        return []
-    from extraction.pair_files import read_pair_file
-
-    return read_pair_file(settings.pairs, settings.pairs_map, settings.split_seed or 0).notes
-
-
-def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
-    """The pairs of a run: of `settings.pairs`, without what `leave_out` and `half` drop, and with `held_out`'s.
-
-    Held-out pairs are never dropped, so that selections are measured on the same ones.
-
-    Raises:
-        InputError: as `load_pairs`; a flavour that no pair has, or nothing left to extract from.
-    """
-    pairs = load_pairs(settings.pairs, settings.pairs_map, settings.split_seed)
-    used = [pair for pair in pairs if not pair.held_out]
-    flavours = sorted({kind_of(pair.flavour) for pair in used})
-    for flavour in settings.leave_out:
-        if flavour not in flavours:
-            expected = f"flavours of {settings.pairs}: {', '.join(flavours)}"
-            raise InputError("intervention.extraction.leave_out", expected=expected, found=repr(flavour))
-    used = [pair for pair in used if kind_of(pair.flavour) not in settings.leave_out]
-    middle = len(used) // 2
-    if settings.half is not None:
-        used = used[:middle] if settings.half == "first" else used[middle:]
-    if not used:
-        found = f"none of {settings.pairs} is left"
-        raise InputError("intervention.extraction", expected="pairs to extract from", found=found)
-    measured = pairs
-    if settings.held_out is not None:
-        columns = None if is_builtin(settings.held_out) else settings.pairs_map
-        measured = load_pairs(settings.held_out, columns, settings.split_seed)
-    return [*used, *(pair for pair in measured if pair.held_out)]
 
 
 def builtin_pairs(name: str) -> list[Pair]:

@@ -170,7 +170,7 @@ def _gathered(errors: list[InputError], make: Callable[[], Any]) -> Any:
 def _checked_pairs(config: ReplayConfig) -> list[str]:
     """What was decided of the pairs, once they are sound for the tokenizer of the model; no weights are loaded."""
     from extraction.library import check_pairs
-    from extraction.pairs import pair_notes, selected_pairs
+    from extraction.selection import pair_notes, selected_pairs
     from replay_pools.vocabulary import load_vocabulary
 
     extraction = config.intervention.extraction
@@ -203,7 +203,8 @@ def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
 
 def _default_name(rollouts: Path, log: "CheckedLog", config: ReplayConfig) -> str:
     """The name of the file, with a hash of all that shapes the result: no two results share a name."""
-    from extraction.pairs import pairs_sha, selected_pairs
+    from extraction.pairs import pairs_sha
+    from extraction.selection import selected_pairs
 
     pairs = pairs_sha(selected_pairs(config.intervention.extraction))
     shape = dump_json([log.groups, log.mapping, log.format, asdict(config), pairs])

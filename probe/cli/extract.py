@@ -58,7 +58,7 @@ def extract(
     """
     from extraction.directions import load_directions, save_directions, save_pair_gradients
     from extraction.library import DirectionLibrary, attach_basis, check_pairs, pairs_path
-    from extraction.pairs import selected_pairs
+    from extraction.selection import selected_pairs
     from probe.runs.assemble import configured_policy
     from probe.runs.direction_files import write_card
     from replay_pools.vocabulary import load_vocabulary

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.logprobs import CHUNK_SIZE
-from extraction.pairs import selected_pairs
 from extraction.passes import activation_bytes, tokens_that_fit
+from extraction.selection import selected_pairs
 from extraction.words import Basis, ExtractionSettings
 from probe.runs.heldout import eval_settings
 from probe.runs.replay import ReplayInputs

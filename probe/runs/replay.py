@@ -20,7 +20,7 @@ import torch
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.library import check_pairs
-from extraction.pairs import selected_pairs
+from extraction.selection import selected_pairs
 from probe.records.timings import Timings
 from probe.runs.assemble import assemble, configured_adapter, configured_policy, steps_apart
 from probe.runs.directions import directions_source

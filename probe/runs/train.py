@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.adapters.interface import Coordinates
-from extraction.pairs import selected_pairs
+from extraction.selection import selected_pairs
 from probe.records.run import ADAPTER_DIR, OWN_POOLS, PAST_SELF_DIR, ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.activations import ActivationRemedy

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from extraction.pairs import load_pairs, write_pairs
+from extraction.pairs import write_pairs
+from extraction.selection import load_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 

@@ -9,7 +9,7 @@ import torch
 from interrupts import interrupted_at
 
 from extraction.library import attach_basis
-from extraction.pairs import selected_pairs
+from extraction.selection import selected_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run

@@ -16,7 +16,7 @@ import pytest
 from gallery import check_command, check_gallery
 from trainings import Rates, plant
 
-from extraction.pairs import selected_pairs
+from extraction.selection import selected_pairs
 from probe.analysis.formatting import WIDTH
 from probe.analysis.training_runs import TrainingOutcome
 from probe.analysis.verdict.trained import TrainedArm, TrainedRun, Trainings, next_step, of_runs, questions

@@ -11,7 +11,7 @@ from torch import Tensor
 from extraction.adapters.interface import Coordinates
 from extraction.directions import Directions, load_directions
 from extraction.library import attach_basis
-from extraction.pairs import load_pairs
+from extraction.selection import load_pairs
 from extraction.words import ExtractionSettings
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm

@@ -467,7 +467,7 @@ def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, fa
 
 def _most(key: str, arm: TrainedArm) -> int:
     """How large a count can be with the pairs of a training; 0 where they are not there any more."""
-    from extraction.pairs import selected_pairs  # with the problems that pairs are made of, for this advice alone
+    from extraction.selection import selected_pairs  # with the problems that pairs are made of, for this advice alone
 
     extraction = decode(ExtractionSettings, arm.runs[0].settings["intervention"]["extraction"], "settings")
     if key == K and extraction.method == "mean":
