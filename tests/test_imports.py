@@ -42,6 +42,7 @@ MATHEMATICS = (
     "probe/objective/ratio.py",
     "probe/step/projection.py",
     "probe/analysis/statistics/intervals.py",
+    "probe/analysis/statistics/geometry.py",
     "probe/analysis/statistics/significance.py",
     "probe/analysis/statistics/nulls.py",
     "probe/analysis/statistics/power.py",
